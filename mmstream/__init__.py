@@ -1,0 +1,1 @@
+"""Multimodal training data on plain WebDataset tars."""

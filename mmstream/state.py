@@ -1,0 +1,73 @@
+"""The state of a run: ``{epoch, step}`` and the identity of the order that gives them meaning.
+
+Resume is a start at `step`: nothing is replayed, whatever the ranks and workers are now. A state
+holds nothing about where shards lie or who reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmstream.errors import StateError
+from mmstream.order import Order
+
+__all__ = ["load_state", "make_state"]
+
+STATE_VERSION = 1
+
+
+def make_state(order: Order, epoch: int, step: int) -> dict[str, Any]:
+    """Return the state of a run that has delivered all steps before (epoch, step).
+
+    Plain JSON types. The step after an epoch's last is step 0 of the next epoch.
+    """
+    if step >= order.steps_per_epoch:
+        epoch, step = epoch + 1, 0
+    return {"version": STATE_VERSION, "epoch": epoch, "step": step, "order": order.identity()}
+
+
+def load_state(order: Order, state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the (epoch, step) at which a run continues.
+
+    At step 0 everything but corpus and seed may have changed: no epoch is cut in two orders.
+
+    Raises:
+        StateError: malformed, of another version, or of an order that this run does not follow;
+            names what differs, with the saved and the current value.
+    """
+    try:
+        version, epoch, step = state["version"], state["epoch"], state["step"]
+        saved = dict(state["order"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"not a state of a Loader: {type(error).__name__}: {error}") from None
+    if version != STATE_VERSION:
+        raise StateError(
+            f"state version {version}, this mmstream reads {STATE_VERSION}: "
+            "resume with the version that saved it"
+        )
+    if not (type(epoch) is int and type(step) is int and epoch >= 0 and step >= 0):
+        raise StateError(f"epoch {epoch!r}, step {step!r}: must be integers from 0")
+    current = order.identity()
+    binding = current.keys() | saved.keys() if step else {"corpus", "seed"}
+    differing = [
+        f"{name} was {saved.get(name)!r} and is {current.get(name)!r}"
+        for name in sorted(binding)
+        if saved.get(name) != current.get(name)
+    ]
+    if differing:
+        raise StateError(
+            f"the state of epoch {epoch} step {step} does not fit this run: "
+            f"{'; '.join(differing)}. {_advice(differing, step)}"
+        )
+    if step >= order.steps_per_epoch:
+        raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
+    return epoch, step
+
+
+def _advice(differing: list[str], step: int) -> str:
+    if any(item.startswith("corpus") for item in differing):
+        return "Shards were added, removed or changed: resume on the old ones, or start anew."
+    if step:
+        return "Resume with the saved values; they may change where an epoch begins."
+    return "Resume with the saved values, or start anew."

@@ -1,0 +1,305 @@
+"""Ground floor: bytes in and out of a local folder or an object store, and the only retries.
+
+A store is a root (a folder, or a prefix such as ``s3://bucket/corpus``) and everything else names
+objects relative to it. Stores are plain values: they pickle, compare, and hold no connection.
+Remote clients come from fsspec, which keeps one per process and rebuilds it after a fork, so a
+store that was made in the main process is safe in a DataLoader worker.
+
+Credentials and endpoints are the environment's business (``AWS_ACCESS_KEY_ID``,
+``AWS_ENDPOINT_URL``, ``~/.aws``), as for every other S3 tool.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
+
+from mmstream.errors import ConfigError, StorageError
+
+__all__ = ["LocalStore", "RemoteStore", "Store", "is_remote", "join_url", "open_store", "split_url"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 5
+"""Tries of one remote call, with 0.2, 0.4, 0.8, 1.6 s (+-50 %) between them."""
+
+Range: TypeAlias = tuple[str, int, int]
+"""(name, start, stop): bytes [start, stop) of one object."""
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """A local folder. Missing folders are made by the first write."""
+
+    url: str
+
+    def url_of(self, name: str) -> str:
+        """Return the path of an object, whether it exists or not."""
+        return str(Path(self.url, name)) if name else self.url
+
+    def read(self, name: str) -> bytes:
+        """Return a whole object. Raises FileNotFoundError when there is none."""
+        return Path(self.url, name).read_bytes()
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+        """Return the bytes of every range, or in its place the error that it met."""
+        return [_attempt(self.read_range, *item) for item in ranges]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return exactly bytes [start, stop) of an object.
+
+        Raises:
+            FileNotFoundError: no such object.
+            StorageError: the object is shorter than `stop`.
+        """
+        fd = os.open(Path(self.url, name), os.O_RDONLY)
+        try:
+            parts: list[bytes] = []
+            while start < stop and (part := os.pread(fd, stop - start, start)):
+                parts.append(part)
+                start += len(part)
+        finally:
+            os.close(fd)
+        if start < stop:
+            raise StorageError(f"{self.url_of(name)}: ends {stop - start} bytes before {stop}")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def size(self, name: str) -> int:
+        """Return an object's size in bytes. Raises FileNotFoundError when there is none."""
+        return Path(self.url, name).stat().st_size
+
+    def exists(self, name: str) -> bool:
+        """Tell whether an object of this name exists."""
+        return Path(self.url, name).is_file()
+
+    def list(self) -> dict[str, int]:
+        """Return {name: size in bytes} of the objects directly under the root, sorted by name."""
+        try:
+            entries = [e for e in os.scandir(self.url) if e.is_file() and e.name[0] != "."]
+        except FileNotFoundError:
+            return {}
+        return {e.name: e.stat().st_size for e in sorted(entries, key=lambda e: e.name)}
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new object for writing; it appears whole when the block ends, or not at all."""
+        path = Path(self.url, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one object, whole or not at all."""
+        with self.create(name) as file:
+            file.write(data)
+
+    def remove(self, name: str) -> None:
+        """Remove an object; one that is absent is fine."""
+        Path(self.url, name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class RemoteStore:
+    """A prefix of an object store that fsspec reaches (``s3://`` is the tested one)."""
+
+    url: str
+
+    def url_of(self, name: str) -> str:
+        """Return the URL of an object, whether it exists or not."""
+        return join_url(self.url, name)
+
+    def read(self, name: str) -> bytes:
+        """Return a whole object.
+
+        Raises:
+            FileNotFoundError: no such object.
+            StorageError: the storage failed after retries.
+        """
+        url = self.url_of(name)
+        return cast(bytes, _retry(url, lambda: _client(self.url).cat_file(url)))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return exactly bytes [start, stop) of an object; errors as `read`."""
+        return _value(self.read_ranges([(name, start, stop)])[0])
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+        """Return the bytes of every range, read in parallel, or the error in its place.
+
+        Ranges that fail or come back short are asked for again alone.
+        """
+        urls = [self.url_of(name) for name, _, _ in ranges]
+        starts, stops = [r[1] for r in ranges], [r[2] for r in ranges]
+        found = _retry(
+            self.url,
+            lambda: _client(self.url).cat_ranges(urls, starts, stops, on_error="return"),
+        )
+        return [
+            data
+            if isinstance(data, bytes) and len(data) == stop - start
+            else _attempt(self._read_one, url, start, stop)
+            for data, url, start, stop in zip(found, urls, starts, stops, strict=True)
+        ]
+
+    def _read_one(self, url: str, start: int, stop: int) -> bytes:
+        def call() -> bytes:
+            data = cast(bytes, _client(self.url).cat_file(url, start=start, end=stop))
+            if len(data) != stop - start:  # a connection that ends early ends silently
+                raise StorageError(f"{url}: {len(data)} of {stop - start} bytes at {start}")
+            return data
+
+        return _retry(url, call) if stop > start else b""
+
+    def size(self, name: str) -> int:
+        """Return an object's size in bytes; errors as `read`."""
+        url = self.url_of(name)
+        return int(_retry(url, lambda: _client(self.url).info(url, refresh=True))["size"])
+
+    def exists(self, name: str) -> bool:
+        """Tell whether an object of this name exists."""
+        try:
+            self.size(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list(self) -> dict[str, int]:
+        """Return {name: size in bytes} of the objects directly under the root, sorted by name."""
+        try:
+            found = _retry(self.url, lambda: _client(self.url).ls(self.url, detail=True))
+        except FileNotFoundError:
+            return {}
+        files = {e["name"].rsplit("/", 1)[-1]: int(e["size"]) for e in found if e["type"] == "file"}
+        return dict(sorted(item for item in files.items() if item[0]))
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new object for writing; it appears whole when the block ends, or not at all.
+
+        The bytes go to a local temporary file first, then up in one (multipart) upload.
+        """
+        url = self.url_of(name)
+        with tempfile.TemporaryDirectory(prefix="mmstream-") as folder:
+            local = Path(folder, "object")
+            with local.open("wb") as file:
+                yield file
+            _retry(url, lambda: _client(self.url).put_file(str(local), url))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one object, whole or not at all."""
+        url = self.url_of(name)
+        _retry(url, lambda: _client(self.url).pipe_file(url, data))
+
+    def remove(self, name: str) -> None:
+        """Remove an object; one that is absent is fine."""
+        url = self.url_of(name)
+        try:
+            _retry(url, lambda: _client(self.url).rm_file(url))
+        except FileNotFoundError:
+            return
+
+
+Store: TypeAlias = LocalStore | RemoteStore
+"""Where shards, indexes, manifests and checkpoints lie."""
+
+
+def open_store(url: str | os.PathLike[str]) -> Store:
+    """Return the store of a folder or a prefix; nothing is read and nothing must exist yet.
+
+    Raises:
+        ConfigError: an empty name, or a URL without a host or bucket.
+    """
+    name = os.fspath(url)
+    if name.startswith("file://"):
+        name = name.removeprefix("file://")
+    if not name:
+        raise ConfigError("storage: the folder's name is empty")
+    if not is_remote(name):
+        return LocalStore(str(Path(name).expanduser().absolute()))
+    scheme, _, rest = name.partition("://")
+    if not rest.strip("/"):
+        raise ConfigError(f"{name}: names no bucket; write {scheme}://bucket/prefix")
+    return RemoteStore(name.rstrip("/"))
+
+
+def is_remote(url: str) -> bool:
+    """Tell whether a name is a URL of an object store rather than a local path."""
+    return "://" in url and not url.startswith("file://")
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Return (folder, name) of one object's path or URL."""
+    folder, _, name = url.rpartition("/")
+    return folder or ("/" if url.startswith("/") else "."), name
+
+
+def join_url(root: str, name: str) -> str:
+    """Return the URL of `name` under `root`."""
+    return f"{root.rstrip('/')}/{name}" if name else root
+
+
+def _client(url: str) -> Any:
+    """Return this process's fsspec file system for a URL (fsspec caches it, per process)."""
+    import fsspec
+
+    options: dict[str, Any] = {}
+    if url.startswith("s3://"):
+        options = {
+            "use_listings_cache": False,  # another process may have written since
+            "config_kwargs": {"max_pool_connections": 32, "connect_timeout": 10},
+        }
+    return fsspec.filesystem(url.partition("://")[0], **options)
+
+
+def _retry(url: str, call: Callable[[], T]) -> T:
+    """Run a remote call until it answers: the one place that retries.
+
+    An absent object, missing rights and a caller's mistake are answers; anything else is taken for
+    a passing fault and tried MAX_ATTEMPTS times.
+    """
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        try:
+            return call()
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{url}: no such object") from None
+        except PermissionError as error:
+            raise StorageError(f"{url}: {error}; check the credentials") from error
+        except (TypeError, ValueError, ImportError, AttributeError):
+            raise
+        except Exception as error:
+            if attempt == MAX_ATTEMPTS:
+                reason = f"{type(error).__name__}: {error}"
+                raise StorageError(f"{url}: failed {attempt} times, last {reason}") from error
+            pause = 0.2 * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+            logger.info("%s: %s; again in %.1f s", url, error, pause)
+            time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
+def _attempt(call: Callable[[str, int, int], bytes], *item: Any) -> bytes | OSError:
+    try:
+        return call(*item)
+    except OSError as error:
+        return error
+
+
+def _value(found: bytes | OSError) -> bytes:
+    if isinstance(found, OSError):
+        raise found
+    return found

@@ -1,0 +1,46 @@
+"""Rows of ranks: every row has one rank, and impossible cuts say what to do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmstream.errors import ConfigError
+from mmstream.world import World, resolve_world, rows_of_rank
+
+
+@given(st.integers(1, 40), st.integers(1, 200))
+def test_balanced_rows_cover_each_row_once_and_differ_by_one(size, rows):
+    if rows < size:
+        with pytest.raises(ConfigError):
+            rows_of_rank(rows, World(0, size), "balanced")
+        return
+    cuts = [rows_of_rank(rows, World(rank, size), "balanced") for rank in range(size)]
+    assert [i for a, b in cuts for i in range(a, b)] == list(range(rows))
+    assert max(b - a for a, b in cuts) - min(b - a for a, b in cuts) <= 1
+
+
+def test_a_list_gives_each_rank_its_rows():
+    assert [rows_of_rank(8, World(r, 3), [4, 3, 1]) for r in range(3)] == [(0, 4), (4, 7), (7, 8)]
+
+
+@pytest.mark.parametrize("rows", [None, [4, 3], [4, 3, 2], [8, 0, 0], "fair"])
+def test_an_impossible_cut_is_refused(rows):
+    with pytest.raises(ConfigError):
+        rows_of_rank(8, World(0, 3), rows)
+
+
+def test_a_rank_outside_its_world_is_refused():
+    with pytest.raises(ConfigError):
+        World(2, 2)
+
+
+def test_the_environment_counts_only_whole(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert resolve_world(None) == World(0, 1)
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ConfigError, match="WORLD_SIZE"):
+        resolve_world(None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert resolve_world(None) == World(1, 2)
+    assert resolve_world(World(0, 4)) == World(0, 4)
