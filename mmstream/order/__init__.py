@@ -150,6 +150,9 @@ class Order:
         table = ChunkTable.cut(array, chunk)
         return cls(table, lanes, corpus=_corpus_id(array, names), seed=seed, drop_last=drop_last)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_epochs": {}, "_windows": {}}
+
     @property
     def grid(self) -> tuple[int, int]:
         """(P, Q): a worker reads whole lanes where W divides Q and num_workers divides P."""

@@ -1,0 +1,165 @@
+"""The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
+
+In: the samples of a step. Out: a dict of tensors and lists, with the lineage of every row. A field
+that differs in shape from row to row becomes a list, so one odd sample never breaks a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from mmstream.decoding.stage import DecodedStep
+from mmstream.errors import ConfigError
+from mmstream.reading import Ref
+from mmstream.sample import Sample
+from mmstream.skip import BadSample
+
+__all__ = ["Batch", "BatchLineage", "Collate", "batch", "collate"]
+
+Batch: TypeAlias = dict[str, Any]
+Collate = Callable[[list[Sample]], Batch]
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class BatchLineage:
+    """Where a batch comes from: travels as ``batch["__lineage__"]``."""
+
+    epoch: int
+    step: int
+    start: int
+    """Its first row in the global batch."""
+    planned: list[Ref]
+    """(shard, index) of each row, as the order says."""
+    shown: list[Ref]
+    """(shard, index) of each row, as delivered: a substitute's where the planned one was bad."""
+    bad: tuple[BadSample, ...]
+    num_bytes: int
+    num_requests: int
+
+
+def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
+    """Yield a batch a step: what `collate` returns, and the lineage.
+
+    Adds ``__key__`` and ``__url__`` (lists of B), ``__valid__`` (bool [B], False for padding and
+    for rows that nothing could fill) and ``__lineage__`` (`BatchLineage`).
+
+    Raises:
+        ConfigError: `collate` returned no dict.
+    """
+    for step in steps:
+        made = collate(step.samples)
+        if not isinstance(made, dict):
+            raise ConfigError(f"collate returned {type(made).__name__}: it must return a dict")
+        made["__key__"] = [sample["__key__"] for sample in step.samples]
+        made["__url__"] = [sample["__url__"] for sample in step.samples]
+        made["__valid__"] = torch.tensor(step.valid)
+        made["__lineage__"] = BatchLineage(
+            step.job.epoch,
+            step.job.step,
+            step.job.start,
+            step.planned,
+            step.shown,
+            step.bad,
+            step.num_bytes,
+            step.num_requests,
+        )
+        yield made
+
+
+def collate(
+    samples: list[Sample],
+    *,
+    pad_token_id: int = 0,
+    pad_to: int | None = None,
+    padding_side: str = "right",
+) -> Batch:
+    """Make a batch of samples.
+
+    Args:
+        samples: decoded; rows of the batch.
+        pad_token_id: fills ``input_ids`` (a `Pipeline` passes its tokenizer's).
+        pad_to: length of token fields; None: the longest of the batch.
+        padding_side: "right" or "left".
+
+    Returns:
+        ``image``: uint8 [B, 3, H, W] (channels_last) when each sample has exactly one and all have
+        one shape; else all images of the batch, [num_images, 3, H, W] or a list where shapes
+        differ, with ``image_row`` int64 [num_images], the row of each.
+        ``input_ids``, ``attention_mask``, ``labels``: int64 [B, T], padded with `pad_token_id`, 0
+        and -100.
+        Other fields: numbers and arrays of one shape are stacked; everything else, and any field
+        that some sample lacks, is a list of B (None where it lacks).
+    """
+    made: Batch = {}
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
+    for name in names:
+        if name.startswith("__"):
+            continue
+        values = [sample.get(name) for sample in samples]
+        if name == "image":
+            made |= _images(values)
+        elif name in fills and all(value is not None for value in values):
+            made[name] = _pad(values, fills[name], pad_to, padding_side)
+        else:
+            made[name] = _stack(values)
+    return made
+
+
+def _images(values: Sequence[torch.Tensor | list[torch.Tensor] | None]) -> Batch:
+    counts = [1 if isinstance(v, torch.Tensor) else len(v or ()) for v in values]
+    images: list[torch.Tensor] = []
+    for value in values:
+        images += [value] if isinstance(value, torch.Tensor) else value or ()
+    whole = _together(images)
+    if all(count == 1 for count in counts) and isinstance(whole, torch.Tensor):
+        return {"image": whole}
+    rows = torch.repeat_interleave(torch.arange(len(values)), torch.tensor(counts))
+    return {"image": whole, "image_row": rows}
+
+
+def _together(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    """Return images as one tensor without a copy where they are rows of one buffer."""
+    if not images or len({(image.shape, image.dtype) for image in images}) > 1:
+        return images
+    first = images[0]
+    size = first.numel() * first.element_size()
+    memory = first.untyped_storage().data_ptr()
+    if len(images) > 1 and all(
+        image.untyped_storage().data_ptr() == memory
+        and image.data_ptr() == first.data_ptr() + size * row
+        and image.stride() == first.stride()
+        for row, image in enumerate(images)
+    ):
+        shape, strides = (len(images), *first.shape), (first.numel(), *first.stride())
+        return first.as_strided(shape, strides, first.storage_offset())
+    whole = torch.stack(images)
+    return whole.contiguous(memory_format=torch.channels_last) if whole.dim() == 4 else whole
+
+
+def _pad(values: Sequence[Any], fill: int, pad_to: int | None, side: str) -> torch.Tensor:
+    rows = [torch.as_tensor(value, dtype=torch.int64) for value in values]
+    width = pad_to or max(row.numel() for row in rows)
+    padded = torch.full((len(rows), width), fill, dtype=torch.int64)
+    for row, line in zip(rows, padded, strict=True):
+        kept = row[:width]
+        line[width - kept.numel() if side == "left" else 0 :][: kept.numel()] = kept
+    return padded
+
+
+def _stack(values: list[Any]) -> Any:
+    if all(type(value) in (int, float, bool) for value in values):
+        return torch.tensor(values)
+    arrays = [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
+    if all(isinstance(v, torch.Tensor) for v in arrays) and (
+        len({(v.shape, v.dtype) for v in arrays}) == 1
+    ):
+        return torch.stack(arrays)
+    return values

@@ -1,0 +1,136 @@
+"""The decode stage: bytes of a sample become tensors, or a DecodeError with the address.
+
+Between read and batch. `decode_sample` parses ``json``, and runs the decoders that a `Decode`
+names:
+
+    jpg, 0.jpg, 1.png ...  -> "image"                                  ImageDecoder (image)
+    json messages, or txt  -> "input_ids", "attention_mask", "labels"  TextDecoder (text, chat)
+
+Fields without a decoder stay bytes, compressed ones too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmstream.decoding.image import ImageDecoder
+from mmstream.decoding.text import TextDecoder, decode_text
+from mmstream.errors import DecodeError, where
+
+__all__ = ["Decode", "ImageDecoder", "TextDecoder", "decode_sample", "image_fields"]
+
+IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif"})
+
+Sample = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Which decoders a pipeline runs.
+
+    Attributes:
+        image: For all image fields of a sample; None leaves them bytes.
+        text: For the messages or the text of a sample; None leaves them as they are.
+    """
+
+    image: ImageDecoder | None = None
+    text: TextDecoder | None = None
+
+
+def decode_sample(
+    sample: Sample, decode: Decode | None, image_out: NDArray[np.uint8] | None = None
+) -> Sample:
+    """Decode one sample.
+
+    Args:
+        sample: As read from a shard: fields are bytes. It is not changed.
+        decode: The decoders; None only parses ``json``.
+        image_out: uint8 [H, W, 3], C-contiguous: the batch's row for the picture of a sample that
+            has exactly one. Only with a decoder of fixed size.
+
+    Returns:
+        A new sample. ``json`` is parsed. With ``decode.image`` the image fields are replaced by
+        ``image``: uint8 [3, H, W], a view of H, W, 3 memory (of ``image_out`` where it was used),
+        or a list of such tensors, possibly empty, unless there is exactly one. With ``decode.text``
+        there are ``input_ids``, ``attention_mask`` and ``labels``, int64 [T] arrays, and ``txt`` is
+        a string.
+
+    Raises:
+        DecodeError: ``shard[index] key.field: reason``.
+    """
+    decoded = dict(sample)
+    if isinstance(sample.get("json"), bytes):
+        decoded["json"] = _at(sample, "json", partial(_parse_json, sample["json"]))
+    if decode is None:
+        return decoded
+    if decode.text is not None:
+        name = decode.text.source(decoded)
+        decoded.update(_at(sample, name, partial(decode.text, decoded)))
+        if "txt" in sample:
+            decoded["txt"] = _at(sample, "txt", partial(decode_text, sample["txt"]))
+    if decode.image is not None:
+        decoded.update(image=_decode_images(sample, decode.image, image_out))
+        for name in image_fields(sample):
+            del decoded[name]
+    return decoded
+
+
+def image_fields(sample: Sample) -> list[str]:
+    """List the fields that hold images, in the order the messages count them.
+
+    Returns:
+        Names whose last extension is that of an image: first those without a number (``jpg``), then
+        by the number in front (``2.png`` before ``10.jpg``), then others (``mask.png``) by name.
+    """
+    names = [n for n in sample if n.rpartition(".")[2] in IMAGE_EXTENSIONS and n[:2] != "__"]
+    return sorted(names, key=_image_rank)
+
+
+def _image_rank(name: str) -> tuple[int, int, str]:
+    number = name.rpartition(".")[0]
+    if not number:
+        return (0, 0, name)
+    return (1, int(number), name) if number.isdecimal() else (2, 0, name)
+
+
+def _decode_images(
+    sample: Sample, decoder: ImageDecoder, out: NDArray[np.uint8] | None
+) -> torch.Tensor | list[torch.Tensor]:
+    names = image_fields(sample)
+    single = len(names) == 1
+    images = []
+    for name in names:
+        run = partial(decoder, sample[name], out if single else None)
+        images.append(torch.from_numpy(_at(sample, name, run)).permute(2, 0, 1))
+    return images[0] if single else images
+
+
+def _parse_json(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:  # msgspec's errors and UnicodeDecodeError
+        raise DecodeError(f"JSON: {error}") from None
+
+
+def _at(sample: Sample, name: str, decode: Callable[[], T]) -> T:
+    """Run one decoder, putting the field's address before its reason."""
+    try:
+        return decode()
+    except DecodeError as error:
+        key = str(sample.get("__key__", ""))
+        lineage = sample.get("__lineage__")
+        if lineage is None:
+            address = ".".join(part for part in (key, name) if part)
+        else:
+            shard = str(sample.get("__url__", "")).rpartition("/")[2]
+            address = where(shard, lineage.index, key, name)
+        raise DecodeError(f"{address}: {error}") from None

@@ -1,0 +1,228 @@
+"""The third stage: order -> read -> DECODE -> batch -> loader -> device.
+
+In: raw samples of a step. Out: as many decoded, transformed samples, whatever the data is like: a
+bad sample's place is taken by a deterministic substitute, so steps and ranks stay in balance. This
+is the one place that catches errors of samples and the one that drops samples.
+
+"Bad" means bad twice: the second time from bytes that were read anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mmstream.decoding import Decode, decode_sample
+from mmstream.errors import (
+    ConfigError,
+    MMStreamError,
+    SampleError,
+    ShardError,
+    SkipLimitError,
+    SkipSample,
+    where,
+)
+from mmstream.order import MAX_ATTEMPTS
+from mmstream.reading import Job, Outcome, RawStep, Reader, Ref
+from mmstream.sample import Lineage, Sample
+from mmstream.skip import BadSample
+
+__all__ = ["DecodedStep", "Transform", "decode"]
+
+Transform = Callable[[Sample], Sample]
+
+BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
+"""What a user's transform raises because of its code, not its data: these stop the run."""
+
+
+class DecodedStep(NamedTuple):
+    """The samples of a job, a row each, ready to be collated."""
+
+    job: Job
+    samples: list[Sample]
+    valid: list[bool]
+    planned: list[Ref]
+    shown: list[Ref]
+    bad: tuple[BadSample, ...]
+    num_bytes: int
+    num_requests: int
+
+
+def decode(
+    steps: Iterable[RawStep],
+    reader: Reader,
+    decoders: Decode | None = None,
+    transforms: Sequence[Transform] = (),
+    *,
+    skip_shards: bool = False,
+    num_threads: int = 1,
+) -> Iterator[DecodedStep]:
+    """Yield each step with its samples decoded and transformed, in the order of rows.
+
+    Args:
+        steps: raw samples.
+        reader: for second reads and substitutes.
+        decoders: of images and text; None only parses ``json``.
+        transforms: functions from sample to sample, run in this order after decoding.
+        skip_shards: whether an unreadable shard makes bad samples or ends the stream.
+        num_threads: rows decoded side by side; decoders release the GIL.
+
+    Raises:
+        ShardError: an unreadable shard, unless `skip_shards`.
+        SkipLimitError: a step of which no row can be filled.
+        StorageError: storage failed after retries.
+        NameError, AttributeError, ...: a transform has a bug.
+    """
+    shape = decoders.image.output_shape if decoders and decoders.image else None
+    filler = _Filler(reader, decoders, tuple(transforms), skip_shards)
+    with ThreadPoolExecutor(num_threads) if num_threads > 1 else nullcontext() as pool:
+        for step in steps:
+            pictures = _picture_buffer(len(step.refs), shape)
+            places = range(len(step.refs))
+            fill = _bind(filler, step, pictures)
+            rows = list(pool.map(fill, places) if pool else map(fill, places))
+            yield _assemble(step, rows)
+
+
+class _Row(NamedTuple):
+    sample: Sample | None
+    shown: Ref
+    bad: BadSample | None
+
+
+@dataclass(frozen=True)
+class _Filler:
+    """Fills one row of a step: with the planned sample, or else with a substitute."""
+
+    reader: Reader
+    decoders: Decode | None
+    transforms: tuple[Transform, ...]
+    skip_shards: bool
+
+    def __call__(self, step: RawStep, place: int, out: npt.NDArray[np.uint8] | None) -> _Row:
+        planned = step.refs[place]
+        try:
+            return _Row(self._usable(step.job, planned, step.samples[place], out), planned, None)
+        except SampleError as error:
+            cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
+            kind, reason = type(cause).__name__, str(error)
+        row = step.job.start + place
+        sample, shown = self._substitute(step.job, row, out)
+        if not step.valid[place]:
+            return _Row(sample, shown, None)  # padding: its sample is counted where it is valid
+        name = self.reader.dataset.name_of
+        bad = BadSample(
+            step.job.epoch,
+            step.job.step,
+            row,
+            name(planned[0]),
+            planned[1],
+            kind,
+            reason,
+            (name(shown[0]), shown[1]) if sample is not None else None,
+        )
+        return _Row(sample, shown, bad)
+
+    def _substitute(
+        self, job: Job, row: int, out: npt.NDArray[np.uint8] | None
+    ) -> tuple[Sample | None, Ref]:
+        ref = (-1, -1)
+        for attempt in range(MAX_ATTEMPTS):
+            ref = self.reader.order.substitute(job.epoch, job.step, row, attempt)
+            try:
+                return self._usable(job, ref, self.reader.one(ref), out), ref
+            except SampleError:
+                continue
+        return None, ref
+
+    def _usable(
+        self, job: Job, ref: Ref, found: Outcome, out: npt.NDArray[np.uint8] | None
+    ) -> Sample:
+        """Return a sample ready to be collated; look twice before calling it bad."""
+        try:
+            return self._prepare(job, ref, found, out)
+        except SkipSample:
+            raise
+        except SampleError:
+            return self._prepare(job, ref, self.reader.one(ref), out)
+
+    def _prepare(
+        self, job: Job, ref: Ref, found: Outcome, out: npt.NDArray[np.uint8] | None
+    ) -> Sample:
+        if isinstance(found, ShardError):
+            if self.skip_shards:
+                raise SampleError(str(found)) from found
+            raise found
+        if isinstance(found, SampleError):
+            raise found
+        lineage = Lineage(*ref, job.epoch, job.step, self.reader.order.seed)
+        sample = decode_sample(found | {"__lineage__": lineage}, self.decoders, out)
+        for transform in self.transforms:
+            sample = self._transform(transform, sample, ref)
+        return sample
+
+    def _transform(self, transform: Transform, sample: Sample, ref: Ref) -> Sample:
+        name = getattr(transform, "__name__", type(transform).__name__)
+        try:
+            result = transform(sample)
+        except (MMStreamError, *BUGS) as error:
+            if isinstance(error, SampleError):
+                raise type(error)(f"{self._at(ref, sample)}: {name}: {error}") from error
+            raise
+        except Exception as error:
+            reason = f"{name}: {type(error).__name__}: {error}"
+            raise SampleError(f"{self._at(ref, sample)}: {reason}") from error
+        if not isinstance(result, dict):
+            raise ConfigError(
+                f"transform {name} returned {type(result).__name__}: it must return the sample "
+                '(to leave one out, raise mm.SkipSample("why"))'
+            )
+        return {**result, "__lineage__": sample["__lineage__"]}
+
+    def _at(self, ref: Ref, sample: Sample) -> str:
+        return where(self.reader.dataset.name_of(ref[0]), ref[1], str(sample.get("__key__", "")))
+
+
+def _bind(filler: _Filler, step: RawStep, pictures: torch.Tensor | None) -> Callable[[int], _Row]:
+    return lambda place: filler(step, place, None if pictures is None else pictures[place].numpy())
+
+
+def _assemble(step: RawStep, rows: list[_Row]) -> DecodedStep:
+    """Put a step together; a row that nothing could fill shows another one and is invalid."""
+    spare = next((row.sample for row in rows if row.sample is not None), None)
+    if spare is None:
+        reason = next((row.bad.reason for row in rows if row.bad), "padding only")
+        raise SkipLimitError(
+            f"epoch {step.job.epoch} step {step.job.step}: no row could be filled, nor by "
+            f"{MAX_ATTEMPTS} substitutes each; the first: {reason}"
+        )
+    return DecodedStep(
+        step.job,
+        [spare if row.sample is None else row.sample for row in rows],
+        [ok and row.sample is not None for ok, row in zip(step.valid, rows, strict=True)],
+        step.refs,
+        [row.shown for row in rows],
+        tuple(row.bad for row in rows if row.bad),
+        step.num_bytes,
+        step.num_requests,
+    )
+
+
+def _picture_buffer(num_rows: int, shape: tuple[int, int] | None) -> torch.Tensor | None:
+    """Return uint8 [B, H, W, 3] for the pictures of a batch: decoders write, nobody copies.
+
+    In a worker it lies in shared memory, so that crossing to the main process copies nothing.
+    """
+    if shape is None:
+        return None
+    buffer = torch.empty((num_rows, *shape, 3), dtype=torch.uint8)
+    if torch.utils.data.get_worker_info() is not None:
+        buffer.share_memory_()  # type: ignore[no-untyped-call]
+    return buffer

@@ -1,0 +1,226 @@
+"""Stage 6 of 7: batches from the host to the device, one ahead of the user's code.
+
+    loader -> device -> train
+
+`to_device` wraps a loader. While the user's code works on one batch, the next one is already copied
+from pinned memory and normalised on a CUDA stream of its own. Looking ahead must not count: the
+batches come from the loader's uncounted iterator, and `loader.count(batch)` is called as a batch is
+handed over, so a state taken at any moment says what the user's code has really received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from mmstream.errors import ConfigError
+
+__all__ = ["CountedLoader", "DeviceLoader", "Normalize", "to_device"]
+
+Batch = dict[str, Any]
+T = TypeVar("T")
+
+
+class CountedLoader(Protocol):
+    """What `to_device` asks of a loader: torch's Stateful protocol, with the counting apart.
+
+    `uncounted` iterates over the rest of the epoch and leaves the state where it is; `count` moves
+    the state past one batch, and may raise SkipLimitError.
+    """
+
+    @property
+    def stats(self) -> Any: ...  # noqa: D102
+    def __len__(self) -> int: ...
+    def uncounted(self) -> Iterator[Batch]: ...  # noqa: D102
+    def count(self, batch: Batch) -> None: ...  # noqa: D102
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Normalisation of uint8 images: (x / 255 - mean) / std, one mean and std (> 0) a channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
+        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ConfigError("Normalize: give one mean and one std a channel")
+        if min(self.std) <= 0:
+            raise ConfigError(f"Normalize: std must be above 0, not {min(self.std)}")
+
+
+def to_device(
+    loader: CountedLoader,
+    device: str | torch.device,
+    *,
+    normalize: Normalize | None = None,
+    dtype: torch.dtype | None = None,
+) -> DeviceLoader:
+    """Return the loader's batches on a device, one batch ahead.
+
+    A batch stays a dict. Its tensors are moved, also those in lists, tuples and dicts, and so is
+    ``__valid__``, which a loss needs; the other ``__names__`` stay on the host, as do strings.
+    4-dimensional images are channels_last. Nothing is moved or started before the first batch is
+    asked for. One more batch than without this stage is held in memory, on both sides.
+
+    Args:
+        loader: an `mmstream.Loader`, or anything with the methods of `CountedLoader`.
+        device: "cuda", "cuda:1", "cpu"; "cuda" is the current CUDA device at the first batch.
+        normalize: applied to ``batch["image"]`` on the device, in float32, before `dtype`. None
+            with a `dtype` only scales to 0..1.
+        dtype: floating type of the images; None means float32 with `normalize`, and uint8 as they
+            come without it.
+
+    Raises:
+        ConfigError: `dtype` is not floating.
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        raise ConfigError(f"to_device: images become floating numbers, not {dtype}")
+    return DeviceLoader(loader, torch.device(device), normalize, dtype)
+
+
+@dataclass(frozen=True)
+class DeviceLoader:
+    """Iterates like the loader it wraps, with the same length, state and stats (see `to_device`).
+
+    Each ``for`` is one epoch from where the state stands. Leaving it early loses nothing: what was
+    fetched ahead was never counted and comes again. An error met while looking ahead is raised in
+    its turn, after the batch before it has been handed over.
+    """
+
+    loader: CountedLoader
+    device: torch.device
+    normalize: Normalize | None = None
+    dtype: torch.dtype | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def stats(self) -> Any:
+        """The loader's counts."""
+        return self.loader.stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state: what was handed over here, not what was fetched ahead."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put the loader where a saved state says; the next ``for`` starts there."""
+        self.loader.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = self.loader.uncounted()
+        move = _Mover(self.device, self.normalize, self.dtype)
+        try:
+            for host, moved, copied in _one_ahead(map(move, batches)):
+                if copied is not None:
+                    _hand_over(moved, copied, torch.cuda.current_stream(self.device))
+                self.loader.count(host)
+                yield moved
+        finally:
+            if hasattr(batches, "close"):
+                batches.close()  # a break here ends the loader's iterator too, not some time later
+
+
+class _Mover:
+    """Starts a batch's way to the device: copy, channels_last, normalise, on a side stream."""
+
+    def __init__(
+        self, device: torch.device, normalize: Normalize | None, dtype: torch.dtype | None
+    ) -> None:
+        self._device = device
+        self._dtype = dtype if normalize is None else dtype or torch.float32
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._mean = self._std = None
+        with self._side():
+            # Dividing by a tensor, not by a Python number, keeps CUDA from multiplying by the
+            # rounded 1/255: the pixels are the same bits as on the CPU.
+            self._scale = torch.tensor(255.0, device=device)
+            if normalize is not None:
+                self._mean = torch.tensor(normalize.mean, device=device).view(-1, 1, 1)
+                self._std = torch.tensor(normalize.std, device=device).view(-1, 1, 1)
+
+    def __call__(self, host: Batch) -> tuple[Batch, Batch, torch.cuda.Event | None]:
+        """Return (the host's batch, the device's, the event after its copy)."""
+        with self._side():
+            moved = {
+                name: _map(value, self._image if name == "image" else self._copy)
+                if name == "__valid__" or not name.startswith("__")
+                else value
+                for name, value in host.items()
+            }
+            return host, moved, self._stream.record_event() if self._stream else None
+
+    def _side(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._stream is not None and not tensor.is_cuda:
+            # A no-op where the loader has pinned the batch. The allocator keeps the pinned block
+            # until the copy on this stream is done, also when the tensor is dropped before.
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+    def _image(self, tensor: torch.Tensor) -> torch.Tensor:
+        image = self._copy(tensor)
+        if image.ndim == 4:
+            image = image.contiguous(memory_format=torch.channels_last)
+        if self._mean is not None and image.dtype != torch.uint8:
+            raise ConfigError(f"to_device: normalises uint8 images, these are {image.dtype}")
+        if self._dtype is None or image.is_floating_point():
+            return image if self._dtype is None else image.to(self._dtype)
+        image = image.to(torch.float32).div_(self._scale)
+        if self._mean is not None and self._std is not None:
+            image.sub_(self._mean).div_(self._std)
+        return image.to(self._dtype)
+
+
+def _one_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items, each when the next is already there; an error waits for its turn."""
+    error: Exception | None = None
+    ahead = next(items, None)
+    while ahead is not None:
+        item, ahead = ahead, None
+        try:
+            ahead = next(items, None)
+        except Exception as raised:
+            error = raised
+        yield item
+    if error is not None:
+        raise error
+
+
+def _hand_over(moved: Batch, copied: torch.cuda.Event, consumer: torch.cuda.Stream) -> None:
+    """Let the user's stream wait for this batch (the next may still be on its way) and own it."""
+    consumer.wait_event(copied)
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_cuda:  # else the side stream would reuse the memory while it is still read
+            tensor.record_stream(consumer)
+        return tensor
+
+    _map(moved, own)
+
+
+def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply a function to every tensor in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {name: _map(item, function) for name, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(item, function) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_map(item, function) for item in value)
+    return value

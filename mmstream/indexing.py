@@ -1,0 +1,249 @@
+"""Around the flow: make tars that others wrote quick to open, and prove that shards are whole.
+
+`index_tars` writes ``NAME.tar.idx`` beside each tar (or elsewhere) by hopping headers, and a
+manifest that names them. `verify` reads everything: checksums, indexes, every sample.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from mmstream.dataset import Dataset
+from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError
+from mmstream.index import build_index, decode_index, encode_index, index_name
+from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.storage import Store, open_store
+
+__all__ = ["IndexReport", "Problem", "index_tars", "verify"]
+
+GZIPPED = (".tar.gz", ".tgz")
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What `index_tars` did."""
+
+    num_shards: int
+    num_samples: int
+    num_built: int
+    """Indexes built now; the others were there."""
+    num_repacked: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that `verify` found wrong."""
+
+    shard: str
+    reason: str
+
+
+def index_tars(
+    url: str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] | None = None,
+    repack: bool = False,
+    overwrite: bool = False,
+    num_threads: int = 8,
+    progress: bool = True,
+) -> IndexReport:
+    """Index the tars of a folder or prefix, and write a manifest.
+
+    Args:
+        url: where the tars lie.
+        output: where indexes and manifest go; None: beside the tars.
+        repack: unpack gzipped tars (``.tar.gz``, ``.tgz``, or ``.tar`` that is gzipped) to plain
+            ones, into `output` or beside them; a gzipped tar has no byte index.
+        overwrite: build indexes anew that are there already.
+        num_threads: tars indexed side by side; header hopping waits for storage.
+        progress: show a progress bar (on a terminal only).
+
+    Raises:
+        ConfigError: no tars there, or a conversion that has not finished.
+        ShardError: a tar cannot be indexed; names it. Indexes built before stay.
+        StorageError, FileNotFoundError: as the storage.
+    """
+    store = open_store(url)
+    target = store if output is None else open_store(output)
+    found = store.list()
+    if MARKER_NAME in found:
+        raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
+    repacked = _repack(store, target, found) if repack else []
+    if repacked and output is not None:
+        _keep_together(store, target, found)
+        store = target
+    if repacked:
+        found = store.list()
+    names = [name for name in found if name.endswith(".tar")]
+    if not names:
+        raise ConfigError(f"{store.url}: no tars to index" + _hint(found))
+    there = target.list()
+
+    def one(name: str) -> tuple[ShardInfo, bool]:
+        fresh = overwrite or index_name(name) not in there
+        offsets = (
+            build_index(store, name)
+            if fresh
+            else decode_index(target.read(index_name(name)), index_name(name))
+        )
+        if fresh:
+            target.write(index_name(name), encode_index(offsets))
+        return ShardInfo(name, len(offsets) - 1, found[name]), fresh
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        bar = tqdm(pool.map(one, names), total=len(names), unit="tar", disable=_off(progress))
+        done = list(bar)
+    shards = tuple(info for info, _ in done)
+    _write_manifest(store, target, shards, overwrite or any(fresh for _, fresh in done))
+    return IndexReport(
+        len(shards),
+        sum(shard.num_samples for shard in shards),
+        sum(fresh for _, fresh in done),
+        len(repacked),
+    )
+
+
+def verify(
+    dataset: Dataset,
+    *,
+    decode: Callable[[dict[str, object]], object] | None = None,
+    progress: bool = True,
+) -> Iterator[Problem]:
+    """Read a whole dataset and yield what is wrong with it; nothing when all is well.
+
+    Checks each shard's size and sha256 (where the manifest has one), its index against the tar's
+    headers, that every sample parses, and that no key comes twice in a shard. Holds one shard's
+    index and one sample in memory; reads each shard twice where there is a checksum.
+
+    Args:
+        dataset: what to check.
+        decode: also run this on every sample; what it raises as SampleError is a problem.
+        progress: show a progress bar (on a terminal only).
+
+    Raises:
+        StorageError: storage failed after retries.
+    """
+    shards = range(dataset.num_shards)
+    for shard in tqdm(shards, unit="shard", disable=_off(progress)):
+        name = dataset.name_of(shard)
+        try:
+            yield from _check_shard(dataset, shard)
+            yield from _check_samples(dataset, shard, decode)
+        except FileNotFoundError:
+            yield Problem(name, f"{name}: no such shard in {dataset.store.url}")
+        except ShardError as error:
+            yield Problem(name, str(error))
+
+
+def _check_shard(dataset: Dataset, shard: int) -> Iterator[Problem]:
+    info, store = dataset.manifest.shards[shard], dataset.store
+    size = store.size(info.name)
+    if size != info.num_bytes:
+        yield Problem(info.name, f"{info.name}: {size} bytes, the manifest says {info.num_bytes}")
+    if info.sha256 is not None:
+        digest = hashlib.sha256()
+        for start in range(0, size, 8 << 20):
+            digest.update(store.read_range(info.name, start, min(size, start + (8 << 20))))
+        if digest.hexdigest() != info.sha256:
+            yield Problem(info.name, f"{info.name}: checksum differs; convert or fetch it again")
+    if not np.array_equal(build_index(store, info.name), dataset.offsets(shard)):
+        reason = "the index is not this tar's; run `mmstream index --overwrite`"
+        yield Problem(info.name, f"{index_name(info.name)}: {reason}")
+
+
+def _check_samples(
+    dataset: Dataset, shard: int, decode: Callable[[dict[str, object]], object] | None
+) -> Iterator[Problem]:
+    name, keys = dataset.name_of(shard), Counter[str]()
+    for index in range(len(dataset.offsets(shard)) - 1):
+        try:
+            sample = dataset.read(shard, index)
+            keys[sample["__key__"]] += 1
+            if decode is not None:
+                decode(sample)
+        except SampleError as error:
+            yield Problem(name, str(error))
+    for key, count in keys.items():
+        if count > 1:
+            yield Problem(name, f"{name}: key {key!r} comes {count} times, not in one piece")
+
+
+def _write_manifest(
+    store: Store, target: Store, shards: Sequence[ShardInfo], changed: bool
+) -> None:
+    """Write the manifest unless one that says the same, or more, is there."""
+    if target.exists(MANIFEST_NAME) and not changed:
+        return
+    try:
+        old = Manifest.from_bytes(target.read(MANIFEST_NAME)) if not changed else None
+    except (FileNotFoundError, ManifestError):
+        old = None
+    if old is None:
+        data_url = None if target == store else store.url
+        manifest = Manifest(tuple(shards), source={"by": "mmstream index"}, data_url=data_url)
+        target.write(MANIFEST_NAME, manifest.to_bytes())
+
+
+def _repack(store: Store, target: Store, found: dict[str, int]) -> list[str]:
+    """Unpack the gzipped tars of a store into another; return the plain ones' names."""
+    repacked = []
+    for name in found:
+        if not name.endswith((".tar", *GZIPPED)) or found[name] < 2:
+            continue
+        if store.read_range(name, 0, 2) != b"\x1f\x8b":
+            continue
+        plain = name.removesuffix(".gz").removesuffix(".tgz")
+        plain = plain if plain.endswith(".tar") else f"{plain}.tar"
+        if plain == name and target == store:
+            raise ConfigError(f"{name}: is gzipped under a plain name; give --output FOLDER")
+        try:
+            with (
+                gzip.open(_Ranges(store, name, found[name])) as source,  # type: ignore[call-overload]
+                target.create(plain) as file,
+            ):
+                shutil.copyfileobj(source, file, 1 << 20)
+        except (EOFError, gzip.BadGzipFile) as error:
+            raise ShardError(f"{name}: cannot be unpacked: {error}") from error
+        repacked.append(plain)
+    return repacked
+
+
+def _keep_together(store: Store, target: Store, found: dict[str, int]) -> None:
+    """Copy the tars that were plain already beside the repacked ones: a corpus has one place."""
+    there = target.list()
+    for name in found:
+        if name.endswith(".tar") and name not in there:
+            with target.create(name) as file:
+                shutil.copyfileobj(_Ranges(store, name, found[name]), file, 1 << 20)
+
+
+class _Ranges:
+    """An object of a store as a readable file: for gzip, which reads from front to back."""
+
+    def __init__(self, store: Store, name: str, size: int) -> None:
+        self._store, self._name, self._size, self._at = store, name, size, 0
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._size, self._at + size)
+        data = self._store.read_range(self._name, self._at, stop) if stop > self._at else b""
+        self._at = stop
+        return data
+
+
+def _hint(found: dict[str, int]) -> str:
+    packed = sum(name.endswith(GZIPPED) for name in found)
+    return f" ({packed} gzipped ones: pass --repack)" if packed else ""
+
+
+def _off(progress: bool) -> bool | None:
+    return None if progress else True  # None: off where standard error is no terminal

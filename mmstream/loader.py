@@ -1,0 +1,260 @@
+"""The fifth stage: order -> read -> decode -> batch -> LOADER -> device.
+
+Runs a pipeline in this rank's worker processes and counts what it hands over. The transport is a
+torch DataLoader over a map-style "dataset of steps": its sampler yields jobs, so torch's own
+round-robin is "worker k takes every w-th step", batches come back in step order, and persistent
+workers, the next epoch and a resume need no messages.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from mmstream.batching import Batch, BatchLineage
+from mmstream.errors import ConfigError
+from mmstream.pipeline import Pipeline
+from mmstream.reading import Job
+from mmstream.skip import Stats, count_bad
+from mmstream.state import load_state, make_state
+from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
+
+__all__ = ["Loader"]
+
+StartMethod = Literal["forkserver", "spawn", "fork"]
+
+
+class Loader:
+    """Batches of this rank, in step order, with a state that is one number.
+
+    Iterating yields the rest of the epoch from where the state stands; the next ``for`` is the next
+    epoch. A step counts as delivered when it is handed over, never when it is prefetched. Follows
+    torch's Stateful protocol. Memory: `prefetch` finished batches a worker, and the windows.
+
+    Args:
+        pipeline: what to run.
+        num_workers: processes of this rank; 0 decodes in threads of this process.
+        rows_per_rank: None: equal rows on every rank; "balanced"; or a list of rows.
+        world: this rank; None: torch.distributed's or the environment's, asked at each ``iter()``.
+        num_threads: decode threads of each process; None: 1 in workers, else up to 4.
+        prefetch: batches that each worker makes ahead.
+        start_method: of the workers. "fork" is the one for functions defined in a notebook.
+
+    Attributes:
+        stats: what was delivered so far.
+
+    Raises:
+        ConfigError: impossible settings, or a pipeline that cannot be sent to workers.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        num_workers: int = 0,
+        rows_per_rank: RowsPerRank = None,
+        world: World | None = None,
+        num_threads: int | None = None,
+        prefetch: int = 2,
+        start_method: StartMethod = "forkserver",
+    ) -> None:
+        if num_workers < 0 or prefetch < 1 or (num_threads is not None and num_threads < 1):
+            raise ConfigError("num_workers counts from 0, prefetch and num_threads from 1")
+        if world is not None:
+            rows_of_rank(pipeline.global_batch_size, world, rows_per_rank)
+        self.pipeline, self.num_workers = pipeline, num_workers
+        self.stats = Stats()
+        self._world, self._rows_per_rank = world, rows_per_rank
+        self._num_threads = num_threads or (1 if num_workers else min(4, os.cpu_count() or 1))
+        self._prefetch, self._start_method = prefetch, start_method
+        self._position = (0, 0)
+        self._jobs = _Jobs()
+        self._transport: DataLoader[Batch] | None = None
+        self._iteration = 0
+
+    def __len__(self) -> int:
+        """Steps of an epoch: the same on every rank, known before the first read."""
+        return self.pipeline.order.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch; each batch counts as delivered when it is handed over.
+
+        Raises:
+            SkipLimitError: too many bad samples.
+            ShardError, StorageError: data or storage that stops a run.
+        """
+        for made in self.uncounted():
+            self.count(made)
+            yield made
+
+    def uncounted(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch without counting: for a stage that looks ahead.
+
+        Such a stage calls `count` with each batch as it hands it over.
+        """
+        world = resolve_world(self._world)
+        rows = rows_of_rank(self.pipeline.global_batch_size, world, self._rows_per_rank)
+        epoch, step = self._position
+        self._iteration += 1
+        iteration = self._iteration
+        stride = max(1, self.num_workers)
+        self._jobs.items = [Job(epoch, s, *rows, stride) for s in range(step, len(self))]
+        batches = self._run()
+        while True:
+            started = time.perf_counter()
+            try:
+                made = next(batches, None)
+            except BaseException:
+                self.close()  # workers may hold half a step: the next iteration starts new ones
+                raise
+            self.stats.wait_s += time.perf_counter() - started
+            if made is None:
+                return
+            yield made
+            if iteration != self._iteration:
+                raise ConfigError("this loader was iterated or loaded anew: drop the old loop")
+
+    def count(self, made: Batch) -> None:
+        """Count a batch as delivered: the state moves past it, and limits are applied.
+
+        Raises:
+            SkipLimitError: too many bad samples.
+            ConfigError: not the next batch of this loader.
+        """
+        lineage: BatchLineage = made["__lineage__"]
+        if (lineage.epoch, lineage.step) != self._position:
+            raise ConfigError(
+                f"batch of epoch {lineage.epoch} step {lineage.step}, but the state stands at "
+                f"epoch {self._position[0]} step {self._position[1]}"
+            )
+        following = make_state(self.pipeline.order, lineage.epoch, lineage.step + 1)
+        self._position = following["epoch"], following["step"]
+        self.stats.num_steps += 1
+        self.stats.num_bytes += lineage.num_bytes
+        self.stats.num_requests += lineage.num_requests
+        rank = resolve_world(self._world).rank
+        valid = made["__valid__"].tolist()
+        count_bad(self.stats, self.pipeline.on_bad, lineage.bad, valid, rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last delivered batch: plain JSON types, under 1 KB."""
+        return make_state(self.pipeline.order, *self._position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a state was saved, on whatever ranks and workers there are now.
+
+        Raises:
+            StateError: the state cannot be applied exactly.
+        """
+        self._position = load_state(self.pipeline.order, state)
+        self._iteration += 1
+
+    def close(self) -> None:
+        """End the workers. Idempotent; iterating again starts new ones."""
+        transport, self._transport = self._transport, None
+        iterator = getattr(transport, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+    def __repr__(self) -> str:
+        epoch, step = self._position
+        return f"<Loader: epoch {epoch} step {step} of {len(self)}, {self.num_workers} workers>"
+
+    def _run(self) -> Iterator[Batch]:
+        if self.num_workers == 0:
+            return self.pipeline.batches(self._jobs, self._num_threads)
+        if self._transport is None:
+            self._transport = self._start()
+        return iter(self._transport)
+
+    def _start(self) -> DataLoader[Batch]:
+        if self._start_method != "fork":
+            _check_picklable(self.pipeline)
+        context = multiprocessing.get_context(self._start_method)
+        if self._start_method == "forkserver":
+            context.set_forkserver_preload(
+                ["mmstream.loader"]
+            )  # torch is imported once, not w times
+        return DataLoader(
+            _Steps(self.pipeline, self._num_threads),
+            sampler=self._jobs,
+            batch_size=None,
+            num_workers=self.num_workers,
+            multiprocessing_context=context,
+            persistent_workers=True,
+            prefetch_factor=self._prefetch,
+            worker_init_fn=_end_with_parent,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+
+class _Jobs(Sampler[Job]):
+    """The jobs of the iteration that starts now."""
+
+    def __init__(self) -> None:
+        self.items: list[Job] = []
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class _Steps(Dataset[Batch]):
+    """Step -> batch, in a worker. The pipeline's generators live on from one job to the next."""
+
+    def __init__(self, pipeline: Pipeline, num_threads: int) -> None:
+        self._pipeline, self._num_threads = pipeline, num_threads
+        self._waiting: deque[Job] = deque()
+        self._batches: Iterator[Batch] | None = None
+
+    def __getitem__(self, job: Job) -> Batch:
+        self._waiting.append(job)
+        if self._batches is None:
+            self._batches = self._pipeline.batches(_drain(self._waiting), self._num_threads)
+        try:
+            return next(self._batches)
+        except BaseException:
+            self._batches = None  # an error ends a generator for good
+            raise
+
+
+def _end_with_parent(_worker: int) -> None:
+    """End this worker when the main process is gone, however it went.
+
+    torch's own watch is for the parent pid, which is the fork server's here; that one waits for its
+    workers, so after a kill -9 both would stay for ever (Python 3.11, torch 2.13).
+    """
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="mmstream-watch", daemon=True).start()
+
+
+def _drain(waiting: deque[Job]) -> Iterator[Job]:
+    while True:
+        yield waiting.popleft()
+
+
+def _check_picklable(pipeline: Pipeline) -> None:
+    try:
+        pickle.dumps(pipeline)
+    except Exception as error:
+        raise ConfigError(
+            f"the pipeline cannot be sent to worker processes ({error}): define transforms and "
+            'collate at the top of a module, or pass start_method="fork" or num_workers=0'
+        ) from error

@@ -1,0 +1,114 @@
+"""The whole path on one page: order -> read -> decode -> batch, bound by one frozen value.
+
+A `Pipeline` says what a batch is. It pickles, knows nothing of ranks, workers or positions, and
+does no IO of its own; a `Loader` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property, partial
+from itertools import islice
+
+from mmstream.batching import Batch, Collate, batch, collate
+from mmstream.dataset import Dataset
+from mmstream.decoding import Decode
+from mmstream.decoding.stage import DecodedStep, Transform, decode
+from mmstream.errors import ConfigError
+from mmstream.order import Order
+from mmstream.reading import Job, Reader, read
+from mmstream.sample import Sample
+from mmstream.skip import SkipPolicy
+
+__all__ = ["Pipeline"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """What a training run sees, step by step; the same on every topology.
+
+    Raises:
+        ConfigError: impossible settings, before any shard is opened.
+    """
+
+    dataset: Dataset
+    _: KW_ONLY
+    global_batch_size: int
+    """G, samples of a step over all ranks."""
+    seed: int = 0
+    grid: tuple[int, int] | None = None
+    """(P, Q) lanes; None: by the corpus and G. More than 8 ranks or workers fix a larger one."""
+    window: int | None = None
+    """M, samples of a lane that are permuted together; None: about 2 GiB over all lanes."""
+    decode: Decode | None = None
+    """Decoders of images and text; None: fields stay bytes, ``json`` is parsed."""
+    transforms: tuple[Transform, ...] = ()
+    """Functions from sample to sample, run after decoding; randomness from `mm.sample_rng`."""
+    collate: Collate = collate
+    shuffle: bool = True
+    drop_last: bool = True
+    on_bad: SkipPolicy = field(default_factory=SkipPolicy)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+        for transform in self.transforms:
+            if not callable(transform):
+                raise ConfigError(f"transforms: {transform!r} is not a function")
+        _ = self.order  # refuses impossible settings here, not in a worker
+
+    @cached_property
+    def order(self) -> Order:
+        """The order of all epochs."""
+        return Order.from_counts(
+            self.dataset.counts,
+            names=[shard.name for shard in self.dataset.manifest.shards],
+            num_bytes=self.dataset.manifest.num_bytes,
+            global_batch_size=self.global_batch_size,
+            seed=self.seed,
+            grid=self.grid,
+            window=self.window,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+        )
+
+    def batches(self, jobs: Iterable[Job], num_threads: int = 1) -> Iterator[Batch]:
+        """Yield the batch of each job; errors as the stages `read`, `decode` and `batch`."""
+        with closing(Reader(self.dataset, self.order)) as reader:
+            yield from batch(self._decoded(jobs, reader, num_threads), self._collate())
+
+    def take(self, num_samples: int) -> list[Sample]:
+        """Return the first samples of epoch 0 as they would enter a batch, without a Loader."""
+
+        def samples() -> Iterator[Sample]:
+            rows = min(num_samples, self.global_batch_size)
+            jobs = (Job(0, step, 0, rows) for step in range(self.order.steps_per_epoch))
+            with closing(Reader(self.dataset, self.order)) as reader:
+                for step in self._decoded(jobs, reader, 1):
+                    yield from step.samples
+
+        return list(islice(samples(), num_samples))
+
+    def _decoded(
+        self, jobs: Iterable[Job], reader: Reader, num_threads: int
+    ) -> Iterator[DecodedStep]:
+        return decode(
+            read(jobs, reader),
+            reader,
+            self.decode,
+            self.transforms,
+            skip_shards=self.on_bad.shards,
+            num_threads=num_threads,
+        )
+
+    def _collate(self) -> Collate:
+        text = self.decode.text if self.decode else None
+        if self.collate is not collate or text is None:
+            return self.collate
+        return partial(
+            collate,
+            pad_token_id=text.pad_token_id,
+            pad_to=text.pad_to,
+            padding_side=text.padding_side,
+        )

@@ -1,0 +1,115 @@
+"""Checkpoints: whole or not at all, checked when read, in a local folder or an object store.
+
+A checkpoint is one object, ``step-00000012.pt``: torch's zip of tensors and plain values, so that
+``torch.load(path, weights_only=True)`` opens it anywhere and no code in it can run.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import re
+import zipfile
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmstream.errors import StateError
+from mmstream.storage import Store
+
+__all__ = ["Checkpoint", "checkpoint_name", "list_checkpoints", "load_checkpoint", "load_newest",
+           "save_checkpoint"]  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step-(\d{8,})\.pt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is saved after an optimizer step.
+
+    Attributes:
+        num_steps: optimizer steps done.
+        content: tensors and plain values in dicts and lists.
+    """
+
+    num_steps: int
+    content: dict[str, Any]
+
+
+def checkpoint_name(num_steps: int) -> str:
+    """Return the name of the checkpoint after this many steps; names sort as steps do."""
+    return f"step-{num_steps:08d}.pt"
+
+
+def list_checkpoints(store: Store) -> list[int]:
+    """Return the steps of all checkpoints in a store, good or damaged, in rising order."""
+    return sorted(int(found[1]) for name in store.list() if (found := _NAME.fullmatch(name)))
+
+
+def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
+    """Write a checkpoint, then remove all but the newest `keep` (1 or more).
+
+    Those of later steps are removed too: a run that goes past them has found them damaged.
+
+    Raises:
+        StorageError: the storage failed after retries; nothing was removed then.
+    """
+    buffer = io.BytesIO()
+    torch.save(checkpoint.content, buffer)
+    store.write(checkpoint_name(checkpoint.num_steps), buffer.getvalue())
+    older = [step for step in list_checkpoints(store) if step < checkpoint.num_steps]
+    later = [step for step in list_checkpoints(store) if step > checkpoint.num_steps]
+    for step in [*older[: max(0, len(older) - keep + 1)], *later]:
+        store.remove(checkpoint_name(step))
+
+
+def load_checkpoint(store: Store, num_steps: int) -> Checkpoint:
+    """Return one checkpoint, its tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: there is none of this step.
+        StateError: it is damaged.
+        StorageError: the storage failed after retries.
+    """
+    name = checkpoint_name(num_steps)
+    data = store.read(name)
+    try:
+        # torch does not look at the zip's checksums, so one flipped bit would go into the weights.
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")  # noqa: TRY301
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (
+        zipfile.BadZipFile,
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+    ) as error:
+        raise StateError(f"{store.url_of(name)}: damaged checkpoint: {error}") from error
+    return Checkpoint(num_steps, content)
+
+
+def load_newest(store: Store) -> Checkpoint | None:
+    """Return the newest good checkpoint, or None in a store without any.
+
+    Damaged ones are passed over with a warning.
+
+    Raises:
+        StateError: there are checkpoints and all are damaged: starting anew would remove them.
+        StorageError: the storage failed after retries.
+    """
+    steps = list_checkpoints(store)
+    for step in reversed(steps):
+        try:
+            return load_checkpoint(store, step)
+        except StateError as error:
+            logger.warning("%s; trying the one before", error)
+    if steps:
+        raise StateError(f"{store.url}: all {len(steps)} checkpoints are damaged; move them away")
+    return None

@@ -1,0 +1,151 @@
+"""Checkpoints: whole or not at all, checked when read, the newest good one wins."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmstream.errors import StateError
+from mmstream.storage import open_store
+from mmstream.train.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+)
+
+
+def content(value: float) -> dict[str, object]:
+    return {"model": {"w": torch.full((50, 50), value)}, "loader": '{"epoch": 0}', "count": 3}
+
+
+def save(folder: Path, *steps: int, keep: int = 10) -> None:
+    for step in steps:
+        save_checkpoint(open_store(folder), Checkpoint(step, content(float(step))), keep=keep)
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.pt"
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_one_bit_of_a_weight(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    weights = bytes(torch.full((50, 50), 30.0).numpy().tobytes())
+    data[data.index(weights) + 500] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def replace_by_text(path: Path) -> None:
+    path.write_text("<html>503 Slow Down</html>")
+
+
+def replace_by_a_zip_of_something_else(path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("hello.txt", "not a checkpoint")
+
+
+damages = pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        flip_one_bit_of_a_weight,
+        empty,
+        replace_by_text,
+        replace_by_a_zip_of_something_else,
+    ],
+)
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20, 30)
+    found = load_newest(open_store(tmp_path))
+    assert found is not None
+    assert found.num_steps == 30
+    assert torch.equal(found.content["model"]["w"], torch.full((50, 50), 30.0))
+    assert found.content["loader"] == '{"epoch": 0}'
+
+
+def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
+    assert load_newest(open_store(tmp_path / "absent")) is None
+    (tmp_path / "step-1.pt").write_bytes(b"another program's")
+    (tmp_path / "notes.txt").write_text("hello")
+    assert load_newest(open_store(tmp_path)) is None
+
+
+@damages
+def test_a_damaged_newest_is_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object
+) -> None:
+    save(tmp_path, 10, 20, 30)
+    damage(path_of(tmp_path, 30))  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING):
+        found = load_newest(open_store(tmp_path))
+    assert found is not None
+    assert found.num_steps == 20
+    assert "step-00000030.pt: damaged checkpoint" in caplog.text
+
+
+def test_when_all_are_damaged_the_run_does_not_start_anew(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20)
+    cut(path_of(tmp_path, 10))
+    cut(path_of(tmp_path, 20))
+    with pytest.raises(StateError, match="all 2 checkpoints are damaged"):
+        load_newest(open_store(tmp_path))
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "owned",)
+
+    buffer = io.BytesIO()
+    torch.save({"model": Evil()}, buffer)
+    path_of(tmp_path, 5).write_bytes(buffer.getvalue())
+    with pytest.raises(StateError, match="damaged checkpoint"):
+        load_checkpoint(open_store(tmp_path), 5)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20, 30, 40, keep=2)
+    assert list_checkpoints(open_store(tmp_path)) == [30, 40]
+    save(tmp_path, 50, keep=1)
+    assert list_checkpoints(open_store(tmp_path)) == [50]
+
+
+def test_a_good_one_is_never_removed_for_a_damaged_later_one(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20, keep=2)
+    cut(path_of(tmp_path, 20))
+    save(tmp_path, 15, keep=1)
+    assert list_checkpoints(open_store(tmp_path)) == [15]
+    assert load_newest(open_store(tmp_path)) is not None
+
+
+def test_a_write_that_fails_leaves_the_old_ones_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 10, 20, keep=2)
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def full_disk(source: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 30, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

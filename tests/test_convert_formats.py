@@ -1,0 +1,331 @@
+"""One row of every format, by value: a change here changes every converted corpus."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from mmstream.convert.draft import MediaRef, RowError, samples_of
+from mmstream.convert.formats import FORMATS, draft_of, recognise
+
+JPG = ("jpg", b"\xff\xd8\xff")
+
+
+def text(value):
+    return {"type": "text", "text": value}
+
+
+def medium(kind, place):
+    return {"type": kind, "field": place}
+
+
+def messages_of(row, format=None):
+    return [(m["role"], m["content"]) for m in draft_of(row, format).content["messages"]]
+
+
+def paths_of(row):
+    return [ref.path for ref in draft_of(row).media]
+
+
+@pytest.mark.parametrize("key", ["image", "image_path", "file_name", "images"])
+@pytest.mark.parametrize("text_key", ["text", "caption", "captions"])
+def test_a_captioned_image_is_recognised_by_any_of_its_keys(key, text_key):
+    row = {key: ["a.jpg"] if key == "images" else "a.jpg", text_key: "a cat", "width": 3}
+    draft = draft_of(row)
+    assert draft.media == (MediaRef("image", "a.jpg"),)
+    assert draft.texts == ("a cat",)
+    assert draft.content == {
+        "id": None,
+        "captions": ["a cat"],
+        "media_paths": ["a.jpg"],
+        "width": 3,
+    }
+
+
+def test_a_captioned_image_becomes_jpg_txt_json_in_this_order():
+    draft = draft_of(
+        {"id": 7, "image": "a.jpg", "captions": ["one", "zwei"], "z": {"b": [1, None]}}
+    )
+    [(key, fields)] = samples_of("000000001", draft, [JPG], each=False)
+    assert key == "000000001"
+    assert list(fields) == ["jpg", "txt", "json"]
+    assert fields["txt"] == b"one"
+    assert fields["json"] == (
+        b'{"id":7,"captions":["one","zwei"],"media_paths":["a.jpg"],"z":{"b":[1,null]}}'
+    )
+
+
+def test_captions_each_makes_one_sample_of_each():
+    draft = draft_of({"image": "a.jpg", "captions": ["one", "two"]})
+    samples = dict(samples_of("000000009", draft, [JPG], each=True))
+    assert list(samples) == ["000000009-0", "000000009-1"]
+    assert samples["000000009-1"]["txt"] == b"two"
+    assert json.loads(samples["000000009-1"]["json"])["captions"] == ["two"]
+    assert samples["000000009-0"]["jpg"] == samples["000000009-1"]["jpg"] == JPG[1]
+
+
+def test_several_images_of_a_caption_are_numbered():
+    draft = draft_of({"images": ["a.jpg", "b.png"], "text": "two"})
+    [(_, fields)] = samples_of("k", draft, [JPG, ("png", b"p")], each=False)
+    assert list(fields) == ["0.jpg", "1.png", "txt", "json"]
+
+
+def test_a_text_row_has_its_text_in_txt_alone():
+    [(_, fields)] = samples_of("k", draft_of({"text": " Zürich\n", "url": "u"}), [], each=True)
+    assert fields == {"txt": " Zürich\n".encode(), "json": b'{"id":null,"url":"u"}'}
+
+
+def test_qwen_vl_with_one_picture_loses_its_label():
+    row = {"input": "Picture 1:<img>a b.jpg</img>\nWhat is it?", "output": "A cat.", "source": "s"}
+    draft = draft_of(row)
+    assert recognise(row) == "qwen-vl"
+    assert draft.media == (MediaRef("image", "a b.jpg"),)
+    assert draft.content == {
+        "id": None,
+        "messages": [
+            {"role": "user", "content": [medium("image", 0), text("What is it?")]},
+            {"role": "assistant", "content": [text("A cat.")]},
+        ],
+        "media_paths": ["a b.jpg"],
+        "source": "s",
+    }
+
+
+def test_qwen_vl_with_several_pictures_keeps_the_labels_that_the_question_names():
+    row = {
+        "input": "Picture 1:<img>a.jpg</img>\nPicture 2: <img>b.jpg</img>\nIs Picture 2 larger?",
+        "output": "Yes.",
+    }
+    assert messages_of(row)[0][1] == [
+        text("Picture 1:"),
+        medium("image", 0),
+        text("Picture 2:"),
+        medium("image", 1),
+        text("Is Picture 2 larger?"),
+    ]
+    assert paths_of(row) == ["a.jpg", "b.jpg"]
+
+
+def test_llava_tokens_take_the_images_in_order():
+    row = {
+        "id": "x",
+        "image": ["a.jpg", "b.jpg"],
+        "conversations": [
+            {"from": "human", "value": "<image>\nWhat?"},
+            {"from": "gpt", "value": "A cat.\n"},
+            {"from": "human", "value": "And this?\n<image>"},
+            {"from": "gpt", "value": "A dog."},
+        ],
+    }
+    assert messages_of(row) == [
+        ("user", [medium("image", 0), text("What?")]),
+        ("assistant", [text("A cat.\n")]),
+        ("user", [text("And this?"), medium("image", 1)]),
+        ("assistant", [text("A dog.")]),
+    ]
+    assert paths_of(row) == ["a.jpg", "b.jpg"]
+    assert draft_of(row).content["id"] == "x"
+
+
+def test_llava_without_an_image_is_a_conversation_of_text():
+    row = {"image": None, "conversations": [{"from": "human", "value": "hi"}]}
+    assert messages_of(row) == [("user", [text("hi")])]
+
+
+def test_llamafactory_messages_mix_images_videos_and_audios_in_order_of_appearance():
+    row = {
+        "messages": [
+            {"role": "user", "content": "<video><audio>What? <image>"},
+            {"role": "assistant", "content": "Noise."},
+        ],
+        "images": ["i.jpg"],
+        "audios": ["a.mp3"],
+        "videos": ["v.mp4"],
+        "system": "Be brief.",
+        "tools": "[]",
+    }
+    assert messages_of(row) == [
+        ("system", [text("Be brief.")]),
+        ("user", [medium("video", 0), medium("audio", 1), text("What?"), medium("image", 2)]),
+        ("assistant", [text("Noise.")]),
+    ]
+    assert paths_of(row) == ["v.mp4", "a.mp3", "i.jpg"]
+    assert draft_of(row).content["tools"] == "[]"
+
+
+def test_content_parts_of_every_dialect_become_one():
+    row = {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "value": "a.jpg"},
+                    {"type": "image_url", "image_url": {"url": "b.jpg", "detail": "low"}},
+                    {"type": "image", "image": "c.jpg", "max_pixels": 99},
+                    {"type": "image"},
+                    {"type": "text", "value": "What?"},
+                    {"type": "text", "text": "Now."},
+                ],
+            },
+            {"role": "assistant", "content": "Four.", "weight": 0},
+        ],
+        "images": ["d.jpg"],
+    }
+    user, assistant = draft_of(row).content["messages"]
+    assert user["content"] == [
+        medium("image", 0),
+        medium("image", 1),
+        {**medium("image", 2), "max_pixels": 99},
+        medium("image", 3),
+        text("What?"),
+        text("Now."),
+    ]
+    assert paths_of(row) == ["a.jpg", "b.jpg", "c.jpg", "d.jpg"]
+    assert assistant == {"role": "assistant", "content": [text("Four.")], "weight": 0}
+
+
+def test_tool_turns_keep_what_they_carry():
+    row = {
+        "conversations": [
+            {"from": "human", "value": "weather?"},
+            {"from": "function_call", "value": "{}"},
+            {"from": "observation", "value": "rain"},
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]},
+        ]
+    }
+    assert [role for role, _ in messages_of(row)] == ["user", "assistant", "tool", "assistant"]
+    last = draft_of(row).content["messages"][-1]
+    assert last == {"role": "assistant", "content": [], "tool_calls": [{"name": "f"}]}
+
+
+def test_images_that_no_token_asks_for_come_first_in_the_first_users_turn():
+    row = {
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "What?"},
+            {"role": "assistant", "content": "This."},
+        ],
+        "images": ["a.jpg", "b.jpg"],
+    }
+    assert messages_of(row)[1] == ("user", [medium("image", 0), medium("image", 1), text("What?")])
+
+
+def test_instruction_rows_join_their_question_and_unroll_their_history():
+    row = {
+        "image": "a.jpg",
+        "instruction": "Describe.",
+        "input": "In English.",
+        "output": "A cat.",
+        "history": [["hi", "hello"]],
+    }
+    assert messages_of(row) == [
+        ("user", [medium("image", 0), text("hi")]),
+        ("assistant", [text("hello")]),
+        ("user", [text("Describe.\nIn English.")]),
+        ("assistant", [text("A cat.")]),
+    ]
+
+
+def test_the_fields_of_media_parts_are_named_by_what_the_files_are():
+    row = {"input": "<img>a.jpg</img><img>b.jpg</img>?", "output": "x"}
+    [(_, fields)] = samples_of("k", draft_of(row), [("png", b"p"), ("webp", b"w")], each=True)
+    content = json.loads(fields["json"])["messages"][0]["content"]
+    assert [part.get("field") for part in content] == ["0.png", "1.webp", None]
+    assert list(fields) == ["0.png", "1.webp", "json"]
+
+
+def test_a_row_of_thirty_images_is_fine_and_a_thousand_and_one_are_not():
+    row = {"images": [f"{i}.jpg" for i in range(30)], "text": "many"}
+    assert len(draft_of(row).media) == 30
+    with pytest.raises(RowError, match="1001 media files in one row, the limit is 1000"):
+        draft_of({"images": ["a.jpg"] * 1001, "text": "too many"})
+
+
+def test_a_row_key_that_would_hide_a_canonical_one_is_renamed_and_kept():
+    row = {"image": "a.jpg", "text": "t", "media_paths": "mine"}
+    assert draft_of(row).content["row_media_paths"] == "mine"
+
+
+def test_the_id_is_the_rows_own_or_its_image_id():
+    assert draft_of({"image_id": 5, "image": "a.jpg", "caption": "c"}).content["id"] == 5
+    both = draft_of({"id": "a", "image_id": 5, "text": "c"}).content
+    assert (both["id"], both["image_id"]) == ("a", 5)
+
+
+def test_a_named_format_overrules_what_the_keys_say():
+    row = {"text": "t", "image": "a.jpg"}
+    assert draft_of(row, "text").media == ()
+    with pytest.raises(RowError, match="no messages in the row"):
+        draft_of(row, "messages")
+
+
+def turn(content, role="user"):
+    return {"messages": [{"role": role, "content": content}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ([1], "row: expected an object, found a list"),
+        (None, "row: expected an object, found null"),
+        ({}, "empty row"),
+        ({"a": 1, "b": 2}, "no known format has the keys a, b"),
+        ({"text": ""}, "text is empty"),
+        ({"text": 5}, "text: expected a string, found a number"),
+        ({"image": "a.jpg"}, "no text: expected text, caption or captions"),
+        ({"caption": "c"}, "no media: expected a path in image"),
+        ({"image": 5, "text": "t"}, "image: expected a path or a list of paths, found a number"),
+        ({"images": ["a", None], "text": "t"}, r"images\[1\]: expected a string, found null"),
+        ({"image": "a", "captions": []}, "captions is empty"),
+        ({"image": "a", "captions": ["x", " "]}, r"captions\[1\] is empty"),
+        ({"image": "a", "caption": True}, "caption: expected a string, found a boolean"),
+        ({"messages": {}}, "messages: expected a list, found an object"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": ["hi"]}, "turn 1: expected an object, found a string"),
+        ({"conversations": [{"value": "x"}]}, "turn 1: from: expected a string, found null"),
+        (turn("hi", role="narrator"), "turn 1: unknown role 'narrator'"),
+        (turn(5), "turn 1: content: expected a string, found a number"),
+        (turn(""), "every turn is empty"),
+        (turn([{"text": "no type"}]), "turn 1, part 1: type: expected a string, found null"),
+        (turn([{"type": "text"}]), "turn 1, part 1: value: expected a string, found null"),
+        (turn([{"type": "pdf"}]), "parts of type 'pdf' are not supported"),
+        (turn([{"type": "image", "image": 3}]), "part 1: image: expected a string, found a number"),
+        ({**turn("<image><image><image>"), "images": ["a", "b"]}, "3 <image> tokens but 2 image"),
+        (turn("<video>"), "1 <video> tokens but 0 video files"),
+        ({**turn("<image>"), "images": ["a", "b"]}, "1 <image> tokens but 2 image files"),
+        ({"input": "q", "output": ""}, "output is empty"),
+        ({"input": "q", "output": ["a"]}, "output: expected a string, found a list"),
+        ({"input": "q", "output": "a", "history": [["q"]]}, r"history\[0\]: expected \[question"),
+    ],
+)
+def test_a_row_that_cannot_become_a_sample_says_why(row, reason):
+    with pytest.raises(RowError, match=reason):
+        draft_of(row)
+
+
+VALUES = [None, True, 5, 1.5, "", "x", "<image>", "<img>", [], [None], ["a"], [[]], {}, {"a": 1}]
+KEYS = ["messages", "conversations", "instruction", "output", "input", "history", "image", "text"]
+
+
+def test_no_value_of_any_key_raises_anything_but_a_row_error():
+    parts = [{"type": kind, "text": v} for kind in ("text", "image", "tool_call") for v in VALUES]
+    deep = [[{"role": "user", "content": v}] for v in [*VALUES, *([part] for part in parts)]]
+    good = bad = 0
+    for first in KEYS:
+        for second in KEYS:
+            for value in [*VALUES, *deep]:
+                row = {"text": "t", second: "x", first: value}
+                for format in (None, *FORMATS):
+                    try:
+                        draft = draft_of(row, format)
+                    except RowError:
+                        bad += 1
+                        continue
+                    media = [JPG] * len(draft.media)
+                    for _, fields in samples_of("k", draft, media, each=False):
+                        msgspec.json.decode(fields["json"])
+                    good += 1
+    assert good > 1000
+    assert bad > 1000

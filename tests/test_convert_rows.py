@@ -1,0 +1,144 @@
+"""Where rows come from, and what becomes of every row that is not what it should be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import fsspec
+import numpy as np
+import pytest
+from conftest import jpeg
+from convert_corpus import keys, make_corpus, rejects, run, shards, tree, write_rows
+
+from mmstream.convert import rows as rows_module
+from mmstream.convert import shard
+from mmstream.dataset import open_dataset
+from mmstream.errors import ConfigError
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return make_corpus(tmp_path)
+
+
+def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path, monkeypatch):
+    for module in (rows_module, shard):
+        monkeypatch.setattr(module, "MAX_ROW_BYTES", 5000)
+    (tmp_path / "a.jpg").write_bytes(jpeg(1))
+    (tmp_path / "page.jpg").write_bytes(b"<html>404</html>")
+    (tmp_path / "really.jpg").write_bytes(b"\x89PNG\r\n\x1a\n rest")
+    lines = {
+        b'{"image": "a.jpg", "text": "good", "id": 1}': None,
+        b"": "empty row",
+        b"   ": "empty row",
+        b'{"image": "a.jpg", "text": ': "not JSON: Input data was truncated",
+        b'{"text": "a"} {}': "not JSON: JSON is malformed: trailing characters (byte 15)",
+        b'{"text": "\xff"}': "not UTF-8: invalid start byte (byte 10)",
+        b"[1, 2]": "row: expected an object, found a list",
+        b'"words"': "row: expected an object, found a string",
+        b"[" * 4000: "not JSON: nested too deeply",
+        b'{"text": "' + b"x" * 6000 + b'"}': "a line of more than 5000 bytes",
+        b'{"text": NaN}': "not JSON: JSON is malformed: invalid character (byte 9)",
+        b'{"image": "none.jpg", "text": "t"}': "none.jpg: no such file",
+        b'{"image": "page.jpg", "text": "t"}': (
+            "page.jpg: not an image (starts with b'<html>404</h')"
+        ),
+        b'{"image": "really.jpg", "text": "a png by another name"}': None,
+        b'{"image": "a.jpg", "text": "the same id again", "id": 1}': None,
+        json.dumps({"images": ["a.jpg"] * 30, "text": "thirty"}).encode(): None,
+    }
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(lines))  # the last one has no line end
+    report = run(path, tmp_path / "out", samples_per_shard=3)
+    expected = {i: why for i, why in enumerate(lines.values(), 1) if why}
+    assert rejects(tmp_path / "out") == expected
+    assert report.num_samples + report.num_rejects == report.num_rows == len(lines)
+    dataset = open_dataset(tmp_path / "out")
+    by_key = {dataset[i]["__key__"]: dataset[i] for i in range(len(dataset))}
+    assert sorted(by_key) == ["000000001", "000000014", "000000015", "000000016"]
+    assert by_key["000000014"]["png"] == b"\x89PNG\r\n\x1a\n rest"
+    assert by_key["000000016"]["29.jpg"] == jpeg(1)
+
+
+def test_a_dataset_whose_every_row_is_rejected_is_empty_but_finished(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [{"image": "none.jpg", "text": "t"}] * 9)
+    report = run(path, tmp_path / "out", samples_per_shard=4)
+    assert (report.num_samples, report.num_rejects, report.num_shards) == (0, 9, 0)
+    assert len(open_dataset(tmp_path / "out")) == 0
+    assert shards(tmp_path / "out") == {}
+
+
+def test_gzip_json_array_bom_and_crlf_give_the_same_shards_as_plain_jsonl(corpus, tmp_path):
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+    plain = corpus.read_bytes()
+    variants = {
+        "rows.jsonl.gz": gzip.compress(plain),
+        "unnamed": gzip.compress(plain),
+        "rows.json": json.dumps(rows, indent=2).encode(),
+        "dense.json": b" \n[" + b",".join(json.dumps(row).encode() for row in rows) + b"]",
+        "rows.json.gz": gzip.compress(json.dumps(rows).encode()),
+        "bom.jsonl": b"\xef\xbb\xbf" + plain,
+        "bom.json": b"\xef\xbb\xbf" + json.dumps(rows).encode(),
+        "crlf.jsonl": plain.replace(b"\n", b"\r\n"),
+        "short.jsonl": plain.rstrip(b"\n"),
+    }
+    splits = {"a": 0.5, "b": 0.5}
+    run(corpus, tmp_path / "plain", splits=splits)
+    assert len(shards(tmp_path / "plain")) >= 8
+    for name, data in variants.items():
+        (tmp_path / name).write_bytes(data)
+        run(tmp_path / name, tmp_path / f"out-{name}", splits=splits)
+        assert shards(tmp_path / f"out-{name}") == shards(tmp_path / "plain"), name
+
+
+def test_a_jsonl_that_begins_with_a_list_is_still_jsonl(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(b'[1]\n{"text": "a"}\n')
+    run(tmp_path / "rows.jsonl", tmp_path / "out")
+    assert rejects(tmp_path / "out") == {1: "row: expected an object, found a list"}
+    assert keys(tmp_path / "out") == ["000000002"]
+
+
+def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
+    lines = [b'{"text": "%s"}' % (b"x" * n) for n in range(20)]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    for block in (1, 7, 16, 1000):
+        monkeypatch.setattr(rows_module, "_BLOCK", block)
+        with rows_module.open_rows(str(tmp_path / "rows.jsonl")) as found:
+            everything = found.select(np.arange(found.num_rows))
+            assert [line for _, line in rows_module.read_rows(everything)] == lines
+
+
+@pytest.fixture
+def memory():
+    """fsspec's object store in memory, which answers as a remote one."""
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/bucket", recursive=True)
+
+
+def test_rows_behind_a_url_have_no_media_root_of_their_own(corpus, tmp_path, memory):
+    memory.pipe_file("/bucket/rows.jsonl", corpus.read_bytes())
+    url = "memory://bucket/rows.jsonl"
+    run(url, tmp_path / "out", media_root=tmp_path)
+    run(corpus, tmp_path / "local")
+    assert tree(tmp_path / "out") == tree(tmp_path / "local")
+    report = run(url, tmp_path / "alone")
+    assert report.num_rejects == 40
+    assert "no media root" in rejects(tmp_path / "alone")[1]
+
+
+def test_rows_that_cannot_be_read_at_all_are_a_clear_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl: no such file of rows"):
+        run(tmp_path / "none.jsonl", tmp_path / "out")
+    bad = {
+        "empty.jsonl": (b"", "holds no rows"),
+        "empty.json": (b"[]", "holds no rows"),
+        "bad.json": (b'[{"text": "a"},\n {"text" "b"}]', "not a JSON array .* line 2"),
+        "cut.jsonl.gz": (gzip.compress(bytes(range(256)) * 50)[:-20], "damaged gzip"),
+    }
+    for name, (data, reason) in bad.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ConfigError, match=reason):
+            run(tmp_path / name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

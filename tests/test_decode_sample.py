@@ -1,0 +1,165 @@
+"""A sample of bytes becomes a sample of tensors, or an error that says where it was."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from mmstream.decoding import Decode, ImageDecoder, TextDecoder, decode_sample, image_fields
+from mmstream.errors import ConfigError, DecodeError
+
+
+class Lineage(NamedTuple):
+    shard: int = 3
+    index: int = 17
+    epoch: int = 0
+    step: int = 0
+    seed: int = 0
+
+
+def picture(value: int, height: int = 4, width: int = 6) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (value, value, value)).save(file, "png")
+    return file.getvalue()
+
+
+def sample(**fields: Any) -> dict[str, Any]:
+    return {"__key__": "000123", "__url__": "s3://b/corpus/shard-000003.tar", **fields}
+
+
+def named(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**sample(), "__lineage__": Lineage(), **fields}
+
+
+@pytest.fixture(scope="module")
+def text() -> TextDecoder:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        ["a cat"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    )
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    return TextDecoder(PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template))
+
+
+IMAGES = Decode(image=ImageDecoder())
+
+
+def test_json_is_parsed_and_the_rest_stays_bytes_without_decoders() -> None:
+    packed = gzip.compress(b"hello")
+    before = sample(**{"json": b'{"id": 7}', "jpg": b"?", "txt": b"\xff", "txt.gz": packed})
+    for decode in (None, Decode()):
+        after = decode_sample(before, decode)
+        assert after == {**before, "json": {"id": 7}}
+    assert before["json"] == b'{"id": 7}'
+
+
+def test_parsed_json_is_left_alone() -> None:
+    assert decode_sample(sample(json={"id": 7}), None)["json"] == {"id": 7}
+
+
+def test_one_image_becomes_a_channels_last_view() -> None:
+    decoded = decode_sample(sample(jpg=picture(9)), IMAGES)
+    image = decoded["image"]
+    assert "jpg" not in decoded
+    assert image.shape == (3, 4, 6)
+    assert image.dtype == torch.uint8
+    assert image[None].is_contiguous(memory_format=torch.channels_last)
+    assert (image == 9).all()
+
+
+def test_one_image_is_written_into_the_row_of_the_batch() -> None:
+    row = np.zeros((4, 4, 3), dtype=np.uint8)
+    decode = Decode(image=ImageDecoder(size=4))
+    image = decode_sample(sample(png=picture(9)), decode, row)["image"]
+    assert (row == 9).all()
+    row[:] = 5
+    assert (image == 5).all()
+
+
+def test_several_images_become_a_list_and_leave_the_row_alone() -> None:
+    row = np.zeros((4, 4, 3), dtype=np.uint8)
+    decode = Decode(image=ImageDecoder(size=4))
+    images = decode_sample(named({"0.png": picture(1), "1.png": picture(2)}), decode, row)["image"]
+    assert [int(image[0, 0, 0]) for image in images] == [1, 2]
+    assert not row.any()
+
+
+def test_no_image_is_an_empty_list() -> None:
+    assert decode_sample(sample(json=b"{}"), IMAGES)["image"] == []
+
+
+def test_images_are_ordered_by_number_and_not_by_name() -> None:
+    names = ["10.jpg", "2.png", "0.jpg", "mask.png", "jpg", "1.webp", "left.bmp", "2.gif"]
+    fields = dict.fromkeys([*names, "json", "txt", "jpg.gz", "0.mp4", "__x.png"], b"")
+    expected = ["jpg", "0.jpg", "1.webp", "2.gif", "2.png", "10.jpg", "left.bmp", "mask.png"]
+    assert image_fields(fields) == expected
+    assert image_fields({"jpeg": b"", "gif": b"", "bmp": b""}) == ["bmp", "gif", "jpeg"]
+
+
+def test_text_adds_ids_and_txt_becomes_a_string(text: TextDecoder) -> None:
+    decoded = decode_sample(sample(txt="café".encode()), Decode(text=text))
+    assert decoded["txt"] == "café"
+    assert {"input_ids", "attention_mask", "labels"} < decoded.keys()
+    assert decoded["input_ids"].tolist() == text({"txt": "café"})["input_ids"].tolist()
+
+
+def test_messages_are_taken_from_the_parsed_json(text: TextDecoder) -> None:
+    json = (
+        b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    )
+    decoded = decode_sample(sample(json=json, txt=b"unused"), Decode(text=text))
+    assert text.tokenizer.decode(decoded["input_ids"]) == "user: a\nassistant: b\n"
+    assert decoded["txt"] == "unused"
+
+
+ADDRESS = r"^shard-000003\.tar\[17\] 000123\."
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"json": b"{"}, r"json: JSON: "),
+        ({"json": b'{"a": "\xff"}'}, r"json: JSON: "),
+        ({"json": b""}, r"json: JSON: "),
+        ({"json": b"[" * 100_000}, r"json: JSON: "),
+        ({"jpg": b"<html>", "txt": b"a"}, r"jpg: not an image"),
+        ({"0.jpg": picture(1), "1.png": b"", "txt": b"a"}, r"1\.png: empty, not an image"),
+        ({"jpg": picture(1), "json": b"{}", "txt": b"\xff"}, r"txt: not UTF-8"),
+        ({"jpg": picture(1)}, r"txt: no text"),
+        ({"json": b'{"messages": [1]}'}, r"json: messages\[0\]"),
+    ],
+)
+def test_a_bad_field_is_named_with_shard_index_and_key(
+    fields: dict[str, bytes], message: str, text: TextDecoder
+) -> None:
+    with pytest.raises(DecodeError, match=ADDRESS + message):
+        decode_sample(named(fields), Decode(image=ImageDecoder(), text=text))
+
+
+def test_without_lineage_the_key_is_the_address() -> None:
+    with pytest.raises(DecodeError, match=r"^000123\.jpg: empty"):
+        decode_sample(sample(jpg=b""), IMAGES)
+
+
+def test_a_wrong_row_is_the_callers_mistake_and_not_a_bad_sample() -> None:
+    with pytest.raises(ConfigError):
+        decode_sample(sample(png=picture(1)), IMAGES, np.zeros((4, 4, 3), np.uint8))
+
+
+def test_a_decode_can_be_pickled(text: TextDecoder) -> None:
+    decode = pickle.loads(pickle.dumps(Decode(image=ImageDecoder(size=4), text=text)))
+    decoded = decode_sample(sample(jpg=picture(3), txt=b"a cat"), decode)
+    assert decoded["image"].shape == (3, 4, 4)
+    assert decoded["labels"].tolist() == text({"txt": "a cat"})["labels"].tolist()

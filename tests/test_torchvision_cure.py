@@ -1,0 +1,73 @@
+"""torchvision loads: by itself where it can, and with the missing operators declared elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def stub(folder: Path, source: str) -> Path:
+    (folder / "torchvision").mkdir()
+    (folder / "torchvision" / "__init__.py").write_text(source)
+    return folder
+
+
+USE = """
+import gc, sys
+from mmstream import _torchvision
+assert "torch" not in sys.modules and "torchvision" not in sys.modules
+torchvision = _torchvision.import_torchvision()
+gc.collect()
+assert _torchvision.import_torchvision() is torchvision
+import torch
+from torchvision.transforms import v2
+from torchvision.utils import make_grid
+images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+assert make_grid(images).shape == (3, 12, 22)
+assert v2.Compose([v2.Resize(4), v2.CenterCrop(4)])(images).shape == (2, 3, 4, 4)
+print(len(_torchvision._declared))
+"""
+
+
+@pytest.mark.slow
+def test_transforms_and_grids_work_and_the_cure_is_used_only_where_it_is_needed() -> None:
+    alone = python("import torchvision")
+    cured = python(USE)
+    assert cured.returncode == 0, cured.stderr
+    loads_by_itself = alone.returncode == 0
+    assert cured.stdout.strip() == ("0" if loads_by_itself else "1")
+    if not loads_by_itself:
+        assert "operator torchvision::nms does not exist" in alone.stderr
+
+
+def test_nothing_is_declared_where_torchvision_loads_by_itself(tmp_path: Path) -> None:
+    done = python(
+        "import sys; from mmstream import _torchvision as t; m = t.import_torchvision();"
+        "print(m.answer, t._declared, 'torch' in sys.modules)",
+        stub(tmp_path, "answer = 42"),
+    )
+    assert done.stdout.strip() == "42 [] False", done.stderr
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('CUDA versions differ')", "ImportError('broken')"])
+def test_other_failures_of_torchvision_are_passed_on(tmp_path: Path, error: str) -> None:
+    done = python(
+        "from mmstream import _torchvision as t; t.import_torchvision()",
+        stub(tmp_path, f"raise {error}"),
+    )
+    assert done.returncode == 1
+    assert error.split("'")[1] in done.stderr
