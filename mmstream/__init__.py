@@ -47,7 +47,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "batching": ("batch", "collate"),
-    "convert": ("ConvertReport", "convert"),
+    "converting": ("ConvertReport", "convert"),
     "dataset": ("Dataset", "open_dataset"),
     "decoding": ("Decode", "ImageDecoder", "TextDecoder"),
     "decoding.stage": ("decode",),

@@ -167,7 +167,8 @@ def _train(
         "--epochs", str(EPOCHS), "--global-batch-size", str(GLOBAL_BATCH_SIZE),
         "--checkpoint-every", str(CHECKPOINT_EVERY), "--num-workers", "1", "--device", "cpu",
     ]  # fmt: skip
-    ranks = [_start(command, logs, rank, world_size, _free_port()) for rank in range(world_size)]
+    port = _free_port()
+    ranks = [_start(command, logs, rank, world_size, port) for rank in range(world_size)]
     try:
         if kill_at is not None:
             _wait_for_step(logs / "metrics-rank1.jsonl", kill_at, ranks)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import jpeg
 
-from mmstream.convert import convert, shard
+from mmstream.converting import convert, shard
 from mmstream.dataset import open_dataset
 
 

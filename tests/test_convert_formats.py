@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 
-from mmstream.convert.draft import MediaRef, RowError, samples_of
-from mmstream.convert.formats import FORMATS, draft_of, recognise
+from mmstream.converting.draft import MediaRef, RowError, samples_of
+from mmstream.converting.formats import FORMATS, draft_of, recognise
 
 JPG = ("jpg", b"\xff\xd8\xff")
 

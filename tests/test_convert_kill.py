@@ -17,7 +17,7 @@ from conftest import jpeg
 from convert_corpus import tree
 
 import mmstream
-from mmstream.convert import convert
+from mmstream.converting import convert
 from mmstream.dataset import open_dataset
 from mmstream.errors import ManifestError
 from mmstream.manifest import MARKER_NAME
@@ -115,7 +115,7 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
 
 SCRIPT = """
 import sys
-from mmstream.convert import convert
+from mmstream.converting import convert
 
 if __name__ == "__main__":
     convert(sys.argv[1], sys.argv[2], samples_per_shard=2, num_workers=2, progress=False)

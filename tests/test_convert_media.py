@@ -9,9 +9,9 @@ import struct
 import pytest
 from PIL import Image
 
-from mmstream.convert import media
-from mmstream.convert.draft import MediaRef, RowError
-from mmstream.convert.media import load_media, sniff
+from mmstream.converting import media
+from mmstream.converting.draft import MediaRef, RowError
+from mmstream.converting.media import load_media, sniff
 
 
 def encoded(format):

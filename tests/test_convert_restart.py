@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from convert_corpus import interrupted, make_corpus, run, tree
 
-from mmstream.convert import ConvertReport
+from mmstream.converting import ConvertReport
 from mmstream.dataset import open_dataset
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.manifest import MARKER_NAME

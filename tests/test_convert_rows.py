@@ -11,8 +11,8 @@ import pytest
 from conftest import jpeg
 from convert_corpus import keys, make_corpus, rejects, run, shards, tree, write_rows
 
-from mmstream.convert import rows as rows_module
-from mmstream.convert import shard
+from mmstream.converting import rows as rows_module
+from mmstream.converting import shard
 from mmstream.dataset import open_dataset
 from mmstream.errors import ConfigError
 

@@ -1,6 +1,6 @@
 """Conversations to text, and which characters of it the assistant wrote.
 
-Part of the decode stage, called by `mmstream.decoding.text`. A chat template is an arbitrary program
+Part of the decode stage, called by `mmstream.decoding.text`. A chat template is any program
 from list of messages to string, and few mark what the model should learn. So the assistant's spans
 are found from outside: the rendering of the messages before a turn (with the prompt to generate it)
 ends where the turn starts, and the rendering up to and with the turn ends where it ends. Where a

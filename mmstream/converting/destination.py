@@ -1,0 +1,140 @@
+"""Convert's frame: what stands in a destination before the first shard and after the last one.
+
+    mmstream.unfinished.json   from the first moment to the last: the plan, the finishing command
+    shard-000000.tar, .idx     the shards; reports/shard-000000.json commits each
+    rejects.jsonl              one line a rejected row: file, 1-based row, reason
+    mmstream.json              the manifest; then the marker goes
+
+A killed run leaves the marker, so `open_dataset` refuses the folder and names the command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from mmstream.converting.shard import REPORTS, ShardReport
+from mmstream.errors import ConfigError, ManifestError
+from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.storage import LocalStore, Store, open_store
+
+__all__ = ["REJECTS_NAME", "State", "begin", "finish", "inspect"]
+
+REJECTS_NAME = "rejects.jsonl"
+
+State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
+"""Of a destination; "clear": something stands there that the caller gave up."""
+
+_SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx)?")
+
+
+def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
+    """Tell what a run of this plan finds, without writing anything.
+
+    Raises:
+        ConfigError: another conversion, or tars of unknown origin, stand there.
+    """
+    names = store.list()
+    if MARKER_NAME in names:
+        marker = _read_json(store, MARKER_NAME)
+        if overwrite or marker.get("clearing"):
+            return "clear"
+        _compare(store, "an unfinished conversion", marker.get("plan"), plan)
+        if marker.get("media_root") != media_root:
+            raise ConfigError(
+                f"{store.url}: began with media_root={marker.get('media_root')!r}, "
+                f"this run has {media_root!r}; pass overwrite to start anew"
+            )
+        return "unfinished"
+    if MANIFEST_NAME in names:
+        if overwrite:
+            return "clear"
+        source = Manifest.from_bytes(store.read(MANIFEST_NAME)).source
+        _compare(store, "a dataset", {k: source.get(k) for k in plan}, plan)
+        return "finished"
+    tars = [name for name in names if name.endswith(".tar")]
+    if tars and not overwrite:
+        raise ConfigError(
+            f"{store.url}: holds {tars[0]}, which no conversion accounts for; "
+            "name another destination, or pass overwrite"
+        )
+    return "clear" if tars else "fresh"
+
+
+def begin(
+    store: Store, state: State, plan: dict[str, Any], media_root: str | None, command: str
+) -> None:
+    """Put the marker, after removing what an overwritten conversion left."""
+    marker: dict[str, Any] = {"command": command, "media_root": media_root, "plan": plan}
+    if state == "clear":
+        # Until all is gone the marker says so: a run killed here must not take old shards for its.
+        store.write(MARKER_NAME, _json({**marker, "clearing": True}))
+        _clear(store)
+    if state != "unfinished":
+        store.write(MARKER_NAME, _json(marker))
+
+
+def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
+    """Write ``rejects.jsonl`` and the manifest, then remove the marker."""
+    with store.create(REJECTS_NAME) as file:
+        for report in reports:
+            for reject in report.rejects:
+                line = {"file": plan["rows"], "row": reject.row, "reason": reject.reason}
+                file.write(msgspec.json.encode(line) + b"\n")
+    fields: Counter[str] = Counter()
+    for report in reports:
+        fields.update(report.fields)
+    shards = tuple(
+        ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
+        for report in reports
+        if report.num_samples
+    )
+    source = {**plan, "num_rejects": sum(len(report.rejects) for report in reports)}
+    store.write(MANIFEST_NAME, Manifest(shards, dict(fields), source).to_bytes())
+    store.remove(MARKER_NAME)
+
+
+def _clear(store: Store) -> None:
+    """Remove what a conversion writes, and nothing else."""
+    store.remove(MANIFEST_NAME)
+    store.remove(REJECTS_NAME)
+    reports = open_store(store.url_of(REPORTS))
+    for name in reports.list():
+        reports.remove(name)
+    for name in store.list():
+        if _SHARD_FILE.fullmatch(name):
+            store.remove(name)
+    if isinstance(store, LocalStore):
+        for path in Path(store.url).glob(".shard-*.tmp"):  # half written when a run was killed
+            path.unlink(missing_ok=True)
+
+
+def _compare(store: Store, what: str, there: Any, plan: dict[str, Any]) -> None:
+    """Raise a ConfigError that says in what two plans differ."""
+    there = there if isinstance(there, dict) else {}
+    differing = [
+        f"{key} is {there.get(key)!r} there and {plan[key]!r} here"
+        for key in plan
+        if there.get(key) != plan[key]
+    ]
+    if differing:
+        raise ConfigError(
+            f"{store.url}: holds {what} of another plan: {'; '.join(differing)}. "
+            "Name another destination, or pass overwrite to replace it"
+        )
+
+
+def _read_json(store: Store, name: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(store.read(name), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"{store.url_of(name)}: {error}") from None
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

@@ -1,0 +1,133 @@
+"""Convert's second step: one parsed row -> one `Draft`, by a pure function for each format.
+
+    captions     {"image": "a.jpg", "text": "..."}; keys and several captions: see `captions`
+    llava        {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>..."}]}
+    messages     {"images": ["a.jpg"], "messages": [{"role": "user", "content": "<image>..."}]}
+    qwen-vl      {"input": "Picture 1:<img>a.jpg</img>question", "output": "answer"}
+    instruction  {"image": "a.jpg", "instruction": "question", "input": "", "output": "answer"}
+    text         {"text": "..."}
+
+A row is recognised by its keys. Keys that a format does not use are kept in the sample's json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmstream.converting.dialogue import parse_dialogue
+from mmstream.converting.draft import Draft, RowError
+from mmstream.converting.fields import content_of, expect, media_of, texts_of
+
+__all__ = ["FORMATS", "draft_of"]
+
+FORMATS = ("captions", "llava", "messages", "qwen-vl", "instruction", "text")
+
+CAPTION_KEYS = ("captions", "caption", "text")
+QUESTION_KEYS = ("instruction", "input", "query", "prompt")
+ANSWER_KEYS = ("output", "response")
+MAX_NAMED_KEYS = 8  # of an unknown row, in its reject's reason
+
+
+def draft_of(row: Any, format: str | None = None) -> Draft:
+    """Return the draft of one parsed row.
+
+    Args:
+        row: any JSON value.
+        format: one of `FORMATS`, or None to recognise each row by its keys.
+
+    Raises:
+        RowError: why the row cannot become a sample.
+    """
+    expect(row, dict, "row")
+    if not row:
+        raise RowError("empty row")
+    match format or recognise(row):
+        case "captions":
+            return captions(row)
+        case "llava":
+            return parse_dialogue(row, *_turns(row, "conversations", "conversation"))
+        case "messages":
+            return parse_dialogue(row, *_turns(row, "messages"))
+        case "qwen-vl" | "instruction":
+            return instruction(row)
+        case _:
+            return text(row)
+
+
+def recognise(row: dict[str, Any]) -> str:
+    """Return the name of a row's format, judged by its keys.
+
+    Raises:
+        RowError: no format has these keys.
+    """
+    if "messages" in row:
+        return "messages"
+    if "conversations" in row or "conversation" in row:
+        return "llava"
+    if any(k in row for k in ANSWER_KEYS) and any(k in row for k in QUESTION_KEYS):
+        return "instruction" if "instruction" in row else "qwen-vl"
+    if media_of(row)[0] or "captions" in row or "caption" in row:
+        return "captions"
+    if "text" in row:
+        return "text"
+    names = ", ".join(list(row)[:MAX_NAMED_KEYS])
+    raise RowError(f"no known format has the keys {names[:200]}")
+
+
+def captions(row: dict[str, Any]) -> Draft:
+    """A captioned image (or video, or audio file, or several): ``{"image", "text"}``.
+
+    The text is the first present of `CAPTION_KEYS`, one string or a list of them.
+    """
+    media, used = media_of(row)
+    if not media:
+        raise RowError("no media: expected a path in image, image_path, file_name or images")
+    key = next((k for k in CAPTION_KEYS if row.get(k) is not None), None)
+    if key is None:
+        raise RowError("no text: expected text, caption or captions")
+    texts = texts_of(row[key], key)
+    refs = tuple(ref for refs in media.values() for ref in refs)
+    content = content_of(row, {"captions": list(texts)}, refs, {*used, key})
+    return Draft(content, refs, texts)
+
+
+def text(row: dict[str, Any]) -> Draft:
+    """Plain text: ``{"text": "..."}``. The text goes to ``KEY.txt`` alone, other keys to json."""
+    value = expect(row.get("text"), str, "text")
+    if not value.strip():
+        raise RowError("text is empty")
+    return Draft(content_of(row, {}, (), {"text"}), texts=(value,))
+
+
+def instruction(row: dict[str, Any]) -> Draft:
+    """One question and answer: Qwen-VL's input/output, Alpaca's instruction, query/response.
+
+    The question is every present one of `QUESTION_KEYS`, a line each; ``history`` holds earlier
+    pairs of question and answer.
+    """
+    asked = [k for k in QUESTION_KEYS if row.get(k) is not None]
+    answer = next((k for k in ANSWER_KEYS if row.get(k) is not None), None)
+    if not asked or answer is None:
+        raise RowError("expected a question in instruction or input, and an answer in output")
+    question = "\n".join(filter(None, (expect(row[k], str, k) for k in asked)))
+    reply = expect(row[answer], str, answer)
+    if not reply.strip():
+        raise RowError(f"{answer} is empty")
+    turns: list[dict[str, Any]] = []
+    for i, pair in enumerate(expect(row.get("history") or [], list, "history")):
+        if len(expect(pair, list, f"history[{i}]")) != 2:
+            raise RowError(f"history[{i}]: expected [question, answer], found {len(pair)} items")
+        turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    turns += [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+    return parse_dialogue(row, turns, {*asked, answer, "history"})
+
+
+def _turns(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:
+    """Return the row's list of turns and the key that holds it."""
+    key = next((k for k in keys if k in row), None)
+    if key is None:
+        raise RowError(f"no {keys[0]} in the row")
+    turns = expect(row[key], list, key)
+    if not turns:
+        raise RowError(f"{key} is empty")
+    return turns, {key}

@@ -1,0 +1,179 @@
+"""Convert's last step: one shard, from its rows to its commit. One call is one task of a process.
+
+Tar, index, report appear in this order, each whole or not at all, and the report commits the
+shard. A run that finds a report (and a tar and an index of its size) has nothing to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from mmstream.converting.draft import RowError, samples_of
+from mmstream.converting.formats import draft_of
+from mmstream.converting.media import load_media
+from mmstream.converting.rows import MAX_ROW_BYTES, RowRange, read_rows
+from mmstream.errors import ManifestError
+from mmstream.index import encode_index, index_name
+from mmstream.storage import Store
+from mmstream.tar import TarWriter
+
+__all__ = ["REPORTS", "Reject", "ShardJob", "ShardReport", "report_name", "write_shard"]
+
+REPORTS = "reports"
+
+KEY_DIGITS = 9
+"""Keys of one length sort as the rows do, up to a billion rows; longer ones stay unique."""
+
+Samples = Iterator[tuple[str, dict[str, bytes]]]
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A row that became no sample."""
+
+    row: int
+    """1-based: the line of the file, or the place in the JSON array."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """What became of the rows of one shard."""
+
+    name: str
+    num_rows: int
+    num_samples: int
+    num_bytes: int
+    """Of the tar; 0 when every row was rejected, for then there is none."""
+    sha256: str | None
+    fields: dict[str, int]
+    """How many samples have each field."""
+    rejects: tuple[Reject, ...]
+    reused: bool = False
+    """Whether an earlier run wrote it; never stored."""
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """All that a process needs to write one shard."""
+
+    store: Store
+    name: str
+    rows: RowRange
+    media_root: str | None
+    format: str | None
+    captions: str
+
+
+def write_shard(job: ShardJob) -> ShardReport:
+    """Write one shard, or find it written.
+
+    Raises:
+        ConfigError: the file of rows changed since the run began.
+        StorageError, OSError: storage failed. Nothing that a row holds raises.
+    """
+    done = _committed(job)
+    if done:
+        return done
+    rejects: list[Reject] = []
+    samples = _samples(job, rejects)
+    first = next(samples, None)
+    report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, ())
+    if first is not None:
+        report = _write_tar(job, chain([first], samples), report)
+    report = replace(report, rejects=tuple(rejects))
+    stored = {k: v for k, v in msgspec.to_builtins(report).items() if k != "reused"}
+    job.store.write(report_name(job.name), msgspec.json.encode(stored) + b"\n")
+    return report
+
+
+def report_name(shard: str) -> str:
+    """Return the name of a shard's report: ``shard-000000.tar`` -> ``reports/...json``."""
+    return f"{REPORTS}/{shard.removesuffix('.tar')}.json"
+
+
+def _committed(job: ShardJob) -> ShardReport | None:
+    """Return the report of a shard that an earlier run finished."""
+    try:
+        data = job.store.read(report_name(job.name))
+        report = msgspec.json.decode(data, type=ShardReport)
+        if report.num_samples:
+            index_bytes = 8 * (report.num_samples + 1)
+            sizes = (job.store.size(job.name), job.store.size(index_name(job.name)))
+            if sizes != (report.num_bytes, index_bytes):
+                return None
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        name = job.store.url_of(report_name(job.name))
+        raise ManifestError(f"{name}: not a shard's report: {error}; remove it") from None
+    return replace(report, reused=True)
+
+
+def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardReport:
+    fields: Counter[str] = Counter()
+    with job.store.create(job.name) as file:
+        hashed = _HashedFile(file)
+        writer = TarWriter(cast(BinaryIO, hashed))
+        for key, sample in samples:
+            writer.add(key, sample)
+            fields.update(sample.keys())
+        writer.close()
+    job.store.write(index_name(job.name), encode_index(writer.offsets))
+    return replace(
+        report,
+        num_samples=len(writer.offsets) - 1,
+        num_bytes=writer.num_bytes,
+        sha256=hashed.digest.hexdigest(),
+        fields=dict(sorted(fields.items())),
+    )
+
+
+def _samples(job: ShardJob, rejects: list[Reject]) -> Samples:
+    """Yield (key, fields) of every sample; rows that become none are added to `rejects`."""
+    each = job.captions == "each"
+    for number, line in read_rows(job.rows):
+        try:
+            draft = draft_of(_parse(line), job.format)
+            media = load_media(draft.media, job.media_root)
+            samples = list(samples_of(f"{number:0{KEY_DIGITS}d}", draft, media, each))
+        except RowError as error:
+            rejects.append(Reject(number, str(error)))
+        else:
+            yield from samples
+
+
+def _parse(line: bytes | None) -> Any:
+    """Return the JSON value of a line."""
+    if line is None:
+        raise RowError(f"a line of more than {MAX_ROW_BYTES} bytes")
+    if not line:
+        raise RowError("empty row")
+    try:
+        return msgspec.json.decode(line)
+    except UnicodeDecodeError as error:
+        position = max(0, line.find(error.object)) + error.start
+        raise RowError(f"not UTF-8: {error.reason} (byte {position})") from None
+    except msgspec.MsgspecError as error:
+        raise RowError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise RowError("not JSON: nested too deeply") from None
+
+
+class _HashedFile:
+    """Computes the checksum of what passes through."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
