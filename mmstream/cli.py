@@ -28,7 +28,7 @@ PROBLEM, USAGE, INTERRUPTED = 1, 2, 130
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     logging.basicConfig(
-        level=logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING,
+        level=logging.WARNING,
         format=f"%(levelname).1s [rank {os.environ.get('RANK', '0')}] %(message)s",
     )
     try:
@@ -194,6 +194,9 @@ def train(url: str, out: str, **options: Any) -> None:
     """Train a small CLIP on URL; alone, or in each process of torchrun. Resumes by itself."""
     from mmstream.train import TrainConfig
     from mmstream.train import train as run
+
+    if os.environ.get("RANK", "0") == "0":
+        logging.getLogger("mmstream").setLevel(logging.INFO)  # a line a step, of one rank
 
     given = {name: value for name, value in options.items() if value is not None}
     result = run(TrainConfig(url=url, out=out, **given))

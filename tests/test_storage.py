@@ -1,0 +1,390 @@
+"""Both stores keep one contract: the same suite runs on a folder and on a real S3 server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from types import SimpleNamespace
+
+import pytest
+
+from mmstream import storage
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import LocalStore, RemoteStore, join_url, open_store, split_url
+
+DATA = bytes(range(256)) * 4
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def store(request, tmp_path):
+    if request.param == "local":
+        return open_store(tmp_path / "root")
+    return open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The pauses between tries, which take no time here."""
+    taken = []
+    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=taken.append))
+    return taken
+
+
+def test_what_was_written_is_read(store):
+    store.write("a.bin", DATA)
+    assert store.read("a.bin") == DATA
+    assert store.size("a.bin") == len(DATA)
+    assert store.exists("a.bin")
+    assert store.list() == {"a.bin": len(DATA)}
+
+
+def test_a_second_write_replaces_the_first(store):
+    store.write("a.bin", DATA)
+    store.write("a.bin", b"short")
+    assert store.read("a.bin") == b"short"
+    assert store.list() == {"a.bin": 5}
+
+
+def test_an_empty_object_is_an_object(store):
+    store.write("empty", b"")
+    assert store.exists("empty")
+    assert store.read("empty") == b""
+    assert store.read_range("empty", 0, 0) == b""
+    assert store.list() == {"empty": 0}
+
+
+@pytest.mark.parametrize("name", ["sp ace", "per%20cent", "q?x=1", "h#sh", "ümlaut", "a+b", "[x]"])
+def test_odd_names_are_names(store, name):
+    store.write(name, DATA)
+    assert store.read_range(name, 3, 5) == DATA[3:5]
+    assert store.read(name) == DATA
+    assert store.list() == {name: len(DATA)}
+
+
+def test_names_may_lie_in_folders_which_are_not_listed(store):
+    store.write("reports/deep/a.json", b"{}")
+    store.write("top", b"1")
+    assert store.read("reports/deep/a.json") == b"{}"
+    assert store.list() == {"top": 1}
+    assert open_store(store.url_of("reports/deep")).list() == {"a.json": 2}
+    assert not store.exists("reports")
+    assert not store.exists("reports/deep")
+
+
+def test_a_list_is_sorted_and_leaves_dotted_names_out(store):
+    for name in ("b", "a", "c.tar", ".hidden"):
+        store.write(name, b"x")
+    assert list(store.list()) == ["a", "b", "c.tar"]
+
+
+def test_the_list_of_nothing_and_of_a_file_is_empty(store):
+    assert store.list() == {}
+    store.write("file", b"x")
+    assert open_store(store.url_of("file")).list() == {}
+
+
+def test_a_list_sees_what_was_written_and_removed_since(store):
+    store.write("a", b"x")
+    assert store.list() == {"a": 1}
+    store.write("b", b"xy")
+    store.remove("a")
+    assert store.list() == {"b": 2}
+    assert not store.exists("a")
+
+
+def test_removing_what_is_absent_is_fine(store):
+    store.remove("never there")
+
+
+@pytest.mark.parametrize("call", ["read", "size", "read_range"])
+def test_what_is_absent_is_a_file_not_found_that_names_it(store, call):
+    arguments = (0, 4) if call == "read_range" else ()
+    store.write("near.bin", DATA)
+    with pytest.raises(FileNotFoundError, match=r"absent\.bin"):
+        getattr(store, call)("absent.bin", *arguments)
+    assert not store.exists("absent.bin")
+
+
+def test_a_range_is_exact_and_may_be_empty(store):
+    store.write("a", DATA)
+    assert store.read_range("a", 0, 1) == DATA[:1]
+    assert store.read_range("a", 7, 300) == DATA[7:300]
+    assert store.read_range("a", 1000, 1024) == DATA[1000:]
+    assert store.read_range("a", 5, 5) == b""
+
+
+@pytest.mark.parametrize(("start", "stop"), [(1000, 1025), (1024, 1030), (5000, 5001)])
+def test_a_range_past_the_end_is_an_error_and_not_short_data(store, pauses, start, stop):
+    store.write("a", DATA)
+    with pytest.raises(StorageError, match=f"ends {stop - 1024} bytes before {stop}"):
+        store.read_range("a", start, stop)
+    assert pauses == []  # an answer, not a fault
+
+
+def test_ranges_come_in_order_with_errors_in_their_places(store):
+    store.write("a", DATA)
+    store.write("b", b"0123456789")
+    wanted = [("b", 2, 4), ("absent", 0, 1), ("a", 0, 3), ("b", 8, 12), ("a", 4, 4), ("a", 1, 9)]
+    found = store.read_ranges(wanted)
+    assert [data for data in found if isinstance(data, bytes)] == [b"23", DATA[:3], b"", DATA[1:9]]
+    assert isinstance(found[1], FileNotFoundError)
+    assert isinstance(found[3], StorageError)
+    assert store.read_ranges([]) == []
+
+
+def test_many_ranges_at_once_are_all_right(store):
+    store.write("a", DATA)
+    wanted = [("a", i, i + 1 + i % 13) for i in range(600)]
+    assert store.read_ranges(wanted) == [DATA[start:stop] for _, start, stop in wanted]
+
+
+def test_a_created_object_appears_whole_at_the_end_of_the_block(store):
+    with store.create("deep/a.tar") as file:
+        file.write(DATA)
+        file.flush()
+        assert file.tell() == len(DATA)
+        assert not store.exists("deep/a.tar")
+        assert open_store(store.url_of("deep")).list() == {}
+    assert store.read("deep/a.tar") == DATA
+
+
+def break_off(store):
+    with store.create("a.tar") as file:
+        file.write(DATA)
+        raise KeyError("in the middle")
+
+
+def test_an_error_in_the_block_leaves_nothing(store):
+    with pytest.raises(KeyError):
+        break_off(store)
+    assert store.list() == {}
+    assert not store.exists("a.tar")
+    if isinstance(store, LocalStore):
+        assert os.listdir(store.url) == []  # noqa: PTH208
+
+
+def test_an_error_in_the_block_leaves_the_old_object(store):
+    store.write("a.tar", b"old")
+    with pytest.raises(KeyError):
+        break_off(store)
+    assert store.read("a.tar") == b"old"
+
+
+def test_a_store_is_a_value(store):
+    store.write("a", DATA)  # a client is there now
+    other = pickle.loads(pickle.dumps(store))
+    assert other == store
+    assert hash(other) == hash(store)
+    assert other.read("a") == DATA
+
+
+def read_in_child(store, environment, out):
+    os.environ.update(environment)  # a fork server may have started before the S3 server
+    out.put((store.read("a"), store.read_ranges([("a", 1, 3)]), store.list()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
+def test_a_child_process_reads_after_its_parent_has_read(store, method):
+    store.write("a", DATA)
+    assert store.read_range("a", 0, 2) == DATA[:2]
+    context = multiprocessing.get_context(method)
+    out = context.Queue()
+    child = context.Process(target=read_in_child, args=(store, dict(os.environ), out))
+    child.start()
+    try:
+        assert out.get(timeout=60) == (DATA, [DATA[1:3]], {"a": len(DATA)})
+        child.join(60)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+        child.join()
+    assert store.read("a") == DATA
+
+
+CALLS = [
+    pytest.param(lambda store: store.read("a"), id="read"),
+    pytest.param(lambda store: store.read_range("a", 0, 1), id="read_range"),
+    pytest.param(lambda store: store.size("a"), id="size"),
+    pytest.param(lambda store: store.exists("a"), id="exists"),
+    pytest.param(lambda store: store.list(), id="list"),
+    pytest.param(lambda store: store.write("a", DATA), id="write"),
+    pytest.param(lambda store: store.remove("a"), id="remove"),
+]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("variable", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
+@pytest.mark.parametrize("call", CALLS)
+def test_wrong_credentials_fail_at_once_with_a_hint(s3, monkeypatch, pauses, call, variable):
+    store = open_store(f"{s3}/wrong")
+    assert store.list() == {}  # the right ones work, and are not remembered
+    monkeypatch.setenv(variable, "wrong")
+    with pytest.raises(StorageError, match="check the credentials"):
+        call(store)
+    assert pauses == []
+
+
+@pytest.fixture
+def nowhere(monkeypatch, pauses):
+    """A store on a port where nobody listens."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "user")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    return open_store("s3://bucket/prefix")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_unreachable_endpoint_fails_after_growing_pauses(nowhere, pauses, call):
+    with pytest.raises(StorageError, match=r"failed 5 times.*127\.0\.0\.1:1"):
+        call(nowhere)
+    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+    assert all(0.1 * 2**i <= pause <= 0.3 * 2**i for i, pause in enumerate(pauses))
+
+
+def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
+    found = nowhere.read_ranges([("a", i, i + 1) for i in range(50)])
+    assert len(found) == 50
+    assert all(isinstance(error, StorageError) for error in found)
+    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+
+
+def test_no_credentials_at_all_fail_at_once_with_a_hint(nowhere, pauses, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StorageError, match="check the credentials"):
+        nowhere.list()
+    assert pauses == []
+
+
+def test_a_name_that_s3_refuses_is_the_callers_mistake(nowhere, pauses):
+    with pytest.raises(ConfigError, match="bucket name"):
+        open_store("s3://no$bucket/x").read("a")
+    assert pauses == []
+
+
+@pytest.mark.s3
+def test_a_bucket_that_is_not_there_is_named(s3):
+    store = open_store("s3://no-such-bucket/x")
+    with pytest.raises(FileNotFoundError, match="s3://no-such-bucket/x/a: no such bucket"):
+        store.write("a", DATA)
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        store.read("a")
+
+
+class Flaky:
+    """A client whose first calls fail, as connections do."""
+
+    def __init__(self, client, num_failures):
+        self.client, self.left, self.calls = client, num_failures, []
+
+    def __getattr__(self, name):
+        def call(*arguments, **settings):
+            self.calls.append(name)
+            if self.left:
+                self.left -= 1
+                raise ConnectionResetError(104, "Connection reset by peer")
+            return getattr(self.client, name)(*arguments, **settings)
+
+        return call
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("num_failures", [1, 4])
+def test_passing_faults_are_tried_again(s3, monkeypatch, pauses, call, num_failures):
+    store = open_store(f"{s3}/flaky")
+    store.write("a", DATA)
+    expected = call(store)
+    store.write("a", DATA)
+    client = Flaky(storage._client(store.url), num_failures)
+    monkeypatch.setattr(storage, "_client", lambda url: client)
+    assert call(store) == expected
+    assert len(client.calls) == num_failures + 1
+    assert len(pauses) == num_failures
+
+
+@pytest.mark.s3
+def test_a_fault_that_stays_is_a_storage_error_after_the_last_try(s3, monkeypatch, pauses):
+    store = open_store(f"{s3}/flaky")
+    client = Flaky(storage._client(store.url), 99)
+    monkeypatch.setattr(storage, "_client", lambda url: client)
+    with pytest.raises(StorageError, match="failed 5 times, last ConnectionResetError"):
+        store.write("a", DATA)
+    assert client.calls == ["pipe_file"] * storage.MAX_ATTEMPTS
+
+
+@pytest.mark.s3
+def test_a_failed_upload_is_tried_again_whole(s3, monkeypatch, pauses):
+    store = open_store(f"{s3}/flaky-upload")
+    client = Flaky(storage._client(store.url), 2)
+    monkeypatch.setattr(storage, "_client", lambda url: client)
+    with store.create("a") as file:
+        file.write(DATA)
+    assert client.calls == ["put_file"] * 3
+    assert store.read("a") == DATA
+
+
+@pytest.mark.s3
+def test_only_the_ranges_that_failed_or_came_short_are_asked_for_again(s3, monkeypatch, pauses):
+    store = open_store(f"{s3}/ranges")
+    store.write("a", DATA)
+    client, asked = storage._client(store.url), []
+
+    def cat_ranges(urls, starts, stops):
+        found = client.cat_ranges(urls, starts, stops)
+        asked.append(starts)
+        if len(asked) == 1:
+            found[1], found[2] = ConnectionResetError("reset"), found[2][:3]
+        if len(asked) == 2:
+            found[0] = TimeoutError("slow")
+        return found
+
+    fake = SimpleNamespace(cat_ranges=cat_ranges, info=client.info)
+    monkeypatch.setattr(storage, "_client", lambda url: fake)
+    wanted = [("a", start, start + 9) for start in (0, 10, 20, 30)]
+    assert store.read_ranges(wanted) == [DATA[start:stop] for _, start, stop in wanted]
+    assert asked == [[0, 10, 20, 30], [10, 20], [10]]
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize("error", [TypeError, ImportError, AttributeError, MemoryError])
+def test_a_bug_is_not_tried_again(monkeypatch, pauses, error):
+    def call(url):
+        raise error("a bug")
+
+    monkeypatch.setattr(storage, "_client", call)
+    with pytest.raises(error):
+        open_store("s3://bucket/x").read("a")
+    assert pauses == []
+
+
+def test_open_store_knows_folders_files_and_prefixes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_store("some/folder") == LocalStore(str(tmp_path / "some/folder"))
+    assert open_store(tmp_path) == open_store(f"file://{tmp_path}") == LocalStore(str(tmp_path))
+    assert open_store("s3://bucket/corpus/") == RemoteStore("s3://bucket/corpus")
+    assert open_store("s3://bucket") == RemoteStore("s3://bucket")
+
+
+@pytest.mark.parametrize("url", ["", "file://", "s3://", "s3:///"])
+def test_open_store_refuses_a_name_without_a_place(url):
+    with pytest.raises(ConfigError):
+        open_store(url)
+
+
+def test_a_scheme_that_nobody_knows_is_the_callers_mistake():
+    with pytest.raises(ConfigError, match="nonsense"):
+        open_store("nonsense://bucket/x").read("a")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/deep/x.tar", "/folder/deep/x.tar", "/x.tar"])
+def test_split_and_join_are_inverse(url):
+    assert join_url(*split_url(url)) == url

