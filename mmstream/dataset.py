@@ -115,7 +115,7 @@ class Dataset(Sequence[Sample]):
         if found is None:
             found = self._load_index(shard)
             if len(self._indexes) >= MAX_INDEXES:
-                self._indexes.pop(next(iter(self._indexes)), None)
+                self._indexes.pop(list(self._indexes)[0], None)  # reader threads share it
             self._indexes[shard] = found
         return found
 

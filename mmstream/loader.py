@@ -8,6 +8,7 @@ workers, the next epoch and a resume need no messages.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mmstream.batching import Batch, BatchLineage
 from mmstream.errors import ConfigError
+from mmstream.order.defaults import better_grid
 from mmstream.pipeline import Pipeline
 from mmstream.reading import Job
 from mmstream.skip import Stats, count_bad
@@ -29,6 +32,8 @@ from mmstream.state import load_state, make_state
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 
 __all__ = ["Loader"]
+
+logger = logging.getLogger(__name__)
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
 
@@ -103,6 +108,7 @@ class Loader:
         """
         world = resolve_world(self._world)
         rows = rows_of_rank(self.pipeline.global_batch_size, world, self._rows_per_rank)
+        self._advise(world)
         epoch, step = self._position
         self._iteration += 1
         iteration = self._iteration
@@ -169,6 +175,20 @@ class Loader:
         epoch, step = self._position
         return f"<Loader: epoch {epoch} step {step} of {len(self)}, {self.num_workers} workers>"
 
+    def _advise(self, world: World) -> None:
+        """Say once when another grid would let each worker read whole lanes."""
+        order = self.pipeline.order
+        better = better_grid(
+            order.num_samples, order.global_batch_size, order.grid,
+            world.world_size, self.num_workers,
+        )  # fmt: skip
+        if better and self._iteration == 0 and world.rank == 0:
+            logger.info(
+                "%d ranks with %d workers share lanes of grid %s: grid=%s would give each its own, "
+                "and longer reads (another grid is another order)",
+                world.world_size, self.num_workers, order.grid, better,
+            )  # fmt: skip
+
     def _run(self) -> Iterator[Batch]:
         if self.num_workers == 0:
             return self.pipeline.batches(self._jobs, self._num_threads)
@@ -192,7 +212,7 @@ class Loader:
             multiprocessing_context=context,
             persistent_workers=True,
             prefetch_factor=self._prefetch,
-            worker_init_fn=_end_with_parent,
+            worker_init_fn=partial(_start_worker, dict(os.environ)),
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -229,12 +249,15 @@ class _Steps(Dataset[Batch]):
             raise
 
 
-def _end_with_parent(_worker: int) -> None:
-    """End this worker when the main process is gone, however it went.
+def _start_worker(environment: dict[str, str], _worker: int) -> None:
+    """Take over the main process' environment, and end when it is gone, however it went.
 
+    A fork server has the environment of its own start: credentials set since would be missing.
     torch's own watch is for the parent pid, which is the fork server's here; that one waits for its
     workers, so after a kill -9 both would stay for ever (Python 3.11, torch 2.13).
     """
+    os.environ.clear()
+    os.environ.update(environment)
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from itertools import islice
+from typing import Any
 
 from mmstream.batching import Batch, Collate, batch, collate
 from mmstream.dataset import Dataset
@@ -21,6 +22,7 @@ from mmstream.order import Order
 from mmstream.reading import Job, Reader, read
 from mmstream.sample import Sample
 from mmstream.skip import SkipPolicy
+from mmstream.world import World
 
 __all__ = ["Pipeline"]
 
@@ -89,6 +91,19 @@ class Pipeline:
                     yield from step.samples
 
         return list(islice(samples(), num_samples))
+
+    def as_webdataset(self, epoch: int = 0, world: World | None = None) -> Any:
+        """Return one epoch's raw samples as a stock `wds.DataPipeline`, for existing stages.
+
+        Compose with ``.append(wds.decode("pil"))`` and the like; runs in any DataLoader with
+        ``batch_size=None``. Decoders and transforms of this pipeline are not applied, bad samples
+        not substituted, and there is no state.
+        """
+        from webdataset import DataPipeline
+
+        from mmstream.wds import RawStream
+
+        return DataPipeline(RawStream(self.dataset, self.order, epoch, world))
 
     def _decoded(
         self, jobs: Iterable[Job], reader: Reader, num_threads: int

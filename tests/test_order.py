@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
-from mmstream.order import Order, default_grid
+from mmstream.order import Order
+from mmstream.order.defaults import better_grid, default_grid
 from mmstream.order.permute import permutation, random_words
 
 counts_lists = st.lists(st.integers(0, 90), min_size=1, max_size=8).filter(lambda c: sum(c) > 0)
@@ -160,6 +161,14 @@ def test_windows_of_different_lanes_end_one_after_another():
 )
 def test_the_default_grid_grows_with_the_corpus(samples, rows, grid):
     assert default_grid(samples, rows) == grid
+
+
+def test_a_better_grid_is_named_only_where_it_pays():
+    assert better_grid(10**6, 256, (8, 8), 8, 4) is None  # whole lanes already
+    assert better_grid(10**6, 256, (8, 8), 16, 4) == (8, 16)
+    assert better_grid(10**6, 240, (8, 8), 6, 3) == (24, 24)
+    assert better_grid(10**6, 256, (8, 8), 3, 1) is None  # 24 does not divide 256
+    assert better_grid(5_000, 256, (1, 4), 8, 4) is None  # too small to matter
 
 
 @pytest.mark.parametrize(

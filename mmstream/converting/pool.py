@@ -35,7 +35,7 @@ def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, 
         return
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("forkserver")
-    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker)
+    pool = ProcessPoolExecutor(num_workers, context, _start_worker, (dict(os.environ),))
     try:
         yield from _drain(pool, iter(jobs), num_workers)
     except BrokenProcessPool:
@@ -67,8 +67,13 @@ def _drain(
             yield running.pop(future), future.result()
 
 
-def _start_worker() -> None:
-    """Leave Ctrl-C to the main process, and end when it is gone, even by kill -9."""
+def _start_worker(environment: dict[str, str]) -> None:
+    """Leave Ctrl-C to the main process, and end when it is gone, even by kill -9.
+
+    A fork server has the environment of its own start: credentials set since would be missing.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, daemon=True).start()
 

@@ -7,6 +7,7 @@ crash) is no argument of it, so every topology sees the same global batches.
     chunks.py    N slots of an epoch: chunks of each shard, permuted, end to end, rotated
     lanes.py     steps of G rows: slots cut into lanes, drawn from window by window
     permute.py   the keyed permutations behind both
+    defaults.py  grid, window and chunk of a corpus
 
 A reader that owns whole lanes reads each from front to back. `shuffle=False` is one lane without
 permutations: slot = step*G + row. Set-up costs O(chunks) an epoch, a step O(rows + its windows).
@@ -23,10 +24,11 @@ import numpy.typing as npt
 
 from mmstream.errors import ConfigError
 from mmstream.order.chunks import ChunkTable, EpochChunks
+from mmstream.order.defaults import default_chunk, default_grid, default_window
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
 
-__all__ = ["Order", "Refs", "Window", "default_chunk", "default_grid", "default_window"]
+__all__ = ["MAX_ATTEMPTS", "Order", "Refs", "Window"]
 
 ORDER_VERSION = 1
 """Part of every saved state; a change of any rule of the order must raise it."""
@@ -39,9 +41,6 @@ MAX_ATTEMPTS = 16
 
 TAIL_WINDOW = -1
 """The window of the last, partial step (`drop_last=False`)."""
-
-WINDOW_BYTES = 2 << 30
-"""What all windows of a dataset together hold by default, in raw bytes, over all ranks."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -255,36 +254,6 @@ class Order:
         return found
 
 
-def default_grid(num_samples: int, global_batch_size: int) -> tuple[int, int]:
-    """Return (P, Q): Q the largest divisor of G up to 8, P a power of two up to 8.
-
-    Lanes are kept above 1,024 samples, so that a small corpus has few lanes or one and its windows
-    stay wide: small data fits in memory, and mixing matters more than contiguous reads.
-    """
-    room = max(1, num_samples // 1024)
-    lanes = max(q for q in range(1, 9) if global_batch_size % q == 0 and q <= room)
-    return max(p for p in (1, 2, 4, 8) if p * lanes <= room), lanes
-
-
-def default_window(num_samples: int, num_bytes: int | None, grid: tuple[int, int]) -> int:
-    """Return M such that all P*Q windows hold about 2 GiB of mean-size samples, 16 to 8,192.
-
-    Without sizes: 1,024.
-    """
-    if not num_bytes:
-        return 1024
-    fitting = WINDOW_BYTES * num_samples // (grid[0] * grid[1] * num_bytes)
-    return min(8192, max(16, fitting))
-
-
-def default_chunk(num_samples: int) -> int:
-    """Return C: 64, doubled while the table would have more than 4 M chunks (64 MB an epoch)."""
-    chunk = 64
-    while num_samples // chunk > 1 << 22:
-        chunk *= 2
-    return chunk
-
-
 def _corpus_id(counts: Ints, names: Sequence[str] | None) -> str:
     _require(names is None or len(names) == counts.size, "as many names as counts, please")
     digest = hashlib.sha256(counts.astype("<i8").tobytes())
@@ -294,9 +263,9 @@ def _corpus_id(counts: Ints, names: Sequence[str] | None) -> str:
 
 
 def _keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Put a value in a cache that holds the latest few."""
-    if len(cache) >= most:
-        del cache[next(iter(cache))]
+    """Put a value in a cache that holds the latest few. Decode threads share the cache."""
+    for oldest in list(cache)[: len(cache) - most + 1]:  # list() is one step under the GIL
+        cache.pop(oldest, None)
     cache[key] = value
 
 
