@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mmstream.decoding.stage import decode as decode
     from mmstream.device import Normalize as Normalize
     from mmstream.device import to_device as to_device
+    from mmstream.display import show as show
     from mmstream.errors import ConfigError as ConfigError
     from mmstream.errors import DecodeError as DecodeError
     from mmstream.errors import ManifestError as ManifestError
@@ -52,6 +53,7 @@ _HOMES = {
     "decoding": ("Decode", "ImageDecoder", "TextDecoder"),
     "decoding.stage": ("decode",),
     "device": ("Normalize", "to_device"),
+    "display": ("show",),
     "errors": (
         "ConfigError",
         "DecodeError",

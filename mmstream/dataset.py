@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from typing import Any, overload
 
 import braceexpand
@@ -87,6 +88,9 @@ class Dataset(Sequence[Sample]):
             f"<Dataset {self.store.url}: {len(self):,} samples, {self.num_shards} shards, {size}>"
         )
 
+    def _repr_html_(self) -> str:
+        return import_module("mmstream.display").dataset_html(self)  # type: ignore[no-any-return]
+
     @cached_property
     def counts(self) -> Ints:
         """Samples of each shard, int64 [num_shards]."""
@@ -115,7 +119,7 @@ class Dataset(Sequence[Sample]):
         if found is None:
             found = self._load_index(shard)
             if len(self._indexes) >= MAX_INDEXES:
-                self._indexes.pop(list(self._indexes)[0], None)  # reader threads share it
+                self._indexes.pop(list(self._indexes)[0], None)  # noqa: RUF015 - threads share it
             self._indexes[shard] = found
         return found
 
@@ -176,7 +180,7 @@ class DatasetView(Sequence[Sample]):
     """A slice of a dataset: reads a sample when it is asked for."""
 
     def __init__(self, dataset: Dataset, rows: range) -> None:
-        self._dataset, self._rows = dataset, rows
+        self.dataset, self._rows = dataset, rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -187,14 +191,17 @@ class DatasetView(Sequence[Sample]):
     def __getitem__(self, item: slice) -> DatasetView: ...
     def __getitem__(self, item: int | slice) -> Sample | DatasetView:
         if isinstance(item, slice):
-            return DatasetView(self._dataset, self._rows[item])
-        return self._dataset[self._rows[item]]
+            return DatasetView(self.dataset, self._rows[item])
+        return self.dataset[self._rows[item]]
 
     def __iter__(self) -> Iterator[Sample]:
-        return (self._dataset[row] for row in self._rows)
+        return (self.dataset[row] for row in self._rows)
 
     def __repr__(self) -> str:
-        return f"<{len(self):,} samples of {self._dataset!r}>"
+        return f"<{len(self):,} samples of {self.dataset!r}>"
+
+    def _repr_html_(self) -> str:
+        return import_module("mmstream.display").view_html(self)  # type: ignore[no-any-return]
 
 
 def open_dataset(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dataset:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -174,6 +175,9 @@ class Loader:
     def __repr__(self) -> str:
         epoch, step = self._position
         return f"<Loader: epoch {epoch} step {step} of {len(self)}, {self.num_workers} workers>"
+
+    def _repr_html_(self) -> str:
+        return import_module("mmstream.display").loader_html(self)  # type: ignore[no-any-return]
 
     def _advise(self, world: World) -> None:
         """Say once when another grid would let each worker read whole lanes."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -74,6 +75,13 @@ class Pipeline:
             shuffle=self.shuffle,
             drop_last=self.drop_last,
         )
+
+    def __repr__(self) -> str:
+        steps = f"{self.order.steps_per_epoch:,} steps of {self.global_batch_size} an epoch"
+        return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
+
+    def _repr_html_(self) -> str:
+        return import_module("mmstream.display").pipeline_html(self)  # type: ignore[no-any-return]
 
     def batches(self, jobs: Iterable[Job], num_threads: int = 1) -> Iterator[Batch]:
         """Yield the batch of each job; errors as the stages `read`, `decode` and `batch`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -253,6 +255,38 @@ def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
     found = nowhere.read_ranges([("a", i, i + 1) for i in range(50)])
     assert len(found) == 50
     assert all(isinstance(error, StorageError) for error in found)
+    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+
+
+@pytest.fixture(params=["slow down", "cut off"])
+def troubled(request, nowhere, monkeypatch):
+    """A store on a server that never answers well, and the requests that it got."""
+    requests = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            self.send_response(503 if request.param == "slow down" else 206)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"<Error><Code>SlowDown</Code></Error>".ljust(1000 - len(requests)))
+            self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield nowhere, requests
+        server.shutdown()
+
+
+def test_a_server_in_trouble_is_asked_five_times_and_not_more(troubled, pauses):
+    store, requests = troubled
+    with pytest.raises(StorageError, match="failed 5 times"):
+        store.read_range("a", 0, 1000)
+    assert requests == ["/bucket/prefix/a"] * storage.MAX_ATTEMPTS
     assert len(pauses) == storage.MAX_ATTEMPTS - 1
 
 
