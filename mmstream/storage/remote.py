@@ -1,12 +1,7 @@
-"""Ground floor: bytes in and out of a local folder or an object store, and the only retries.
+"""Storage: a prefix of an object store, through fsspec; and the only retries of the package.
 
-A store is a root (a folder, or a prefix such as ``s3://bucket/corpus``) and everything else names
-objects relative to it. Stores are plain values: they pickle, compare, and hold no connection.
-Remote clients come from fsspec, one per process, made at the first call: they do not survive a
-fork, so a store that was used in the main process makes its own in a DataLoader worker.
-
-Credentials and endpoints are the environment's business (``AWS_ACCESS_KEY_ID``,
-``AWS_ENDPOINT_URL``, ``~/.aws``), as for every other S3 tool; a client follows its changes.
+Clients are made at the first call, one per process and set of ``AWS_*`` variables: they do not
+survive a fork, so a store that was used in the main process makes its own in a worker.
 """
 
 from __future__ import annotations
@@ -22,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from mmstream.errors import ConfigError, StorageError
+from mmstream.storage.urls import Range, join_url
 
-__all__ = ["LocalStore", "RemoteStore", "Store", "is_remote", "join_url", "open_store", "split_url"]
+__all__ = ["RemoteStore"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,91 +33,6 @@ MAX_ATTEMPTS = 5
 
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
 """botocore's, by name: it is imported only where S3 is used."""
-
-Range: TypeAlias = tuple[str, int, int]
-"""(name, start, stop): bytes [start, stop) of one object."""
-
-
-@dataclass(frozen=True)
-class LocalStore:
-    """A local folder. Missing folders are made by the first write."""
-
-    url: str
-
-    def url_of(self, name: str) -> str:
-        """Return the path of an object, whether it exists or not."""
-        return str(Path(self.url, name)) if name else self.url
-
-    def read(self, name: str) -> bytes:
-        """Return a whole object. Raises FileNotFoundError when there is none."""
-        return Path(self.url, name).read_bytes()
-
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
-        """Return the bytes of every range, or in its place the error that it met."""
-        return [_attempt(self.read_range, *item) for item in ranges]
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return exactly bytes [start, stop) of an object.
-
-        Raises:
-            FileNotFoundError: no such object.
-            StorageError: the object is shorter than `stop`.
-        """
-        fd = os.open(Path(self.url, name), os.O_RDONLY)
-        try:
-            parts: list[bytes] = []
-            while start < stop and (part := os.pread(fd, stop - start, start)):
-                parts.append(part)
-                start += len(part)
-            if start < stop:
-                short = stop - os.fstat(fd).st_size
-                raise StorageError(f"{self.url_of(name)}: ends {short} bytes before {stop}")
-        finally:
-            os.close(fd)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def size(self, name: str) -> int:
-        """Return an object's size in bytes. Raises FileNotFoundError when there is none."""
-        return Path(self.url, name).stat().st_size
-
-    def exists(self, name: str) -> bool:
-        """Tell whether an object of this name exists."""
-        return Path(self.url, name).is_file()
-
-    def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of what lies directly under the root, sorted by name.
-
-        Names that start with a dot are left out.
-        """
-        try:
-            entries = [e for e in os.scandir(self.url) if e.is_file() and e.name[0] != "."]
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        return {e.name: e.stat().st_size for e in sorted(entries, key=lambda e: e.name)}
-
-    @contextmanager
-    def create(self, name: str) -> Iterator[BinaryIO]:
-        """Open a new object for writing; it appears whole when the block ends, or not at all."""
-        path = Path(self.url, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write one object, whole or not at all."""
-        with self.create(name) as file:
-            file.write(data)
-
-    def remove(self, name: str) -> None:
-        """Remove an object; one that is absent is fine."""
-        Path(self.url, name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -257,45 +168,6 @@ class RemoteStore:
             return
 
 
-Store: TypeAlias = LocalStore | RemoteStore
-"""Where shards, indexes, manifests and checkpoints lie."""
-
-
-def open_store(url: str | os.PathLike[str]) -> Store:
-    """Return the store of a folder or a prefix; nothing is read and nothing must exist yet.
-
-    Raises:
-        ConfigError: an empty name, or a URL without a host or bucket.
-    """
-    name = os.fspath(url)
-    if name.startswith("file://"):
-        name = name.removeprefix("file://")
-    if not name:
-        raise ConfigError("storage: the folder's name is empty")
-    if not is_remote(name):
-        return LocalStore(str(Path(name).expanduser().absolute()))
-    scheme, _, rest = name.partition("://")
-    if not rest.strip("/"):
-        raise ConfigError(f"{name}: names no bucket; write {scheme}://bucket/prefix")
-    return RemoteStore(name.rstrip("/"))
-
-
-def is_remote(url: str) -> bool:
-    """Tell whether a name is a URL of an object store rather than a local path."""
-    return "://" in url and not url.startswith("file://")
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Return (folder, name) of one object's path or URL."""
-    folder, _, name = url.rpartition("/")
-    return folder or ("/" if url.startswith("/") else "."), name
-
-
-def join_url(root: str, name: str) -> str:
-    """Return the URL of `name` under `root`."""
-    return f"{root.rstrip('/')}/{name}" if name else root
-
-
 def _client(url: str) -> Any:
     """Return this process's fsspec file system for a URL, as the environment is now."""
     settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
@@ -351,13 +223,6 @@ def _retry(url: str, call: Callable[[], T]) -> T:
             logger.info("%s: %s; again in %.1f s", url, error, pause)
             time.sleep(pause)
     raise AssertionError("unreachable")
-
-
-def _attempt(call: Callable[[str, int, int], bytes], *item: Any) -> bytes | OSError:
-    try:
-        return call(*item)
-    except OSError as error:
-        return error
 
 
 def _value(found: bytes | OSError) -> bytes:

@@ -1,0 +1,104 @@
+"""Storage: a local folder. The disk is asked once; only remote calls are retried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mmstream.errors import StorageError
+from mmstream.storage.urls import Range
+
+__all__ = ["LocalStore"]
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """A local folder. Missing folders are made by the first write."""
+
+    url: str
+
+    def url_of(self, name: str) -> str:
+        """Return the path of an object, whether it exists or not."""
+        return str(Path(self.url, name)) if name else self.url
+
+    def read(self, name: str) -> bytes:
+        """Return a whole object. Raises FileNotFoundError when there is none."""
+        return Path(self.url, name).read_bytes()
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+        """Return the bytes of every range, or in its place the error that it met."""
+        return [_attempt(self.read_range, *item) for item in ranges]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return exactly bytes [start, stop) of an object.
+
+        Raises:
+            FileNotFoundError: no such object.
+            StorageError: the object is shorter than `stop`.
+        """
+        fd = os.open(Path(self.url, name), os.O_RDONLY)
+        try:
+            parts: list[bytes] = []
+            while start < stop and (part := os.pread(fd, stop - start, start)):
+                parts.append(part)
+                start += len(part)
+            if start < stop:
+                short = stop - os.fstat(fd).st_size
+                raise StorageError(f"{self.url_of(name)}: ends {short} bytes before {stop}")
+        finally:
+            os.close(fd)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def size(self, name: str) -> int:
+        """Return an object's size in bytes. Raises FileNotFoundError when there is none."""
+        return Path(self.url, name).stat().st_size
+
+    def exists(self, name: str) -> bool:
+        """Tell whether an object of this name exists."""
+        return Path(self.url, name).is_file()
+
+    def list(self) -> dict[str, int]:
+        """Return {name: size in bytes} of what lies directly under the root, sorted by name.
+
+        Names that start with a dot are left out.
+        """
+        try:
+            entries = [e for e in os.scandir(self.url) if e.is_file() and e.name[0] != "."]
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return {e.name: e.stat().st_size for e in sorted(entries, key=lambda e: e.name)}
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new object for writing; it appears whole when the block ends, or not at all."""
+        path = Path(self.url, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one object, whole or not at all."""
+        with self.create(name) as file:
+            file.write(data)
+
+    def remove(self, name: str) -> None:
+        """Remove an object; one that is absent is fine."""
+        Path(self.url, name).unlink(missing_ok=True)
+
+
+def _attempt(call: Callable[[str, int, int], bytes], *item: Any) -> bytes | OSError:
+    try:
+        return call(*item)
+    except OSError as error:
+        return error

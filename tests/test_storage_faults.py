@@ -1,0 +1,221 @@
+"""Storage that fails: what is tried again, how often, and what is said at once."""
+
+from __future__ import annotations
+
+import os
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import open_store
+from mmstream.storage import remote as storage
+
+DATA = bytes(range(256)) * 4
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The pauses between tries, which take no time here."""
+    taken = []
+    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=taken.append))
+    return taken
+
+
+CALLS = [
+    pytest.param(lambda store: store.read("a"), id="read"),
+    pytest.param(lambda store: store.read_range("a", 0, 1), id="read_range"),
+    pytest.param(lambda store: store.size("a"), id="size"),
+    pytest.param(lambda store: store.exists("a"), id="exists"),
+    pytest.param(lambda store: store.list(), id="list"),
+    pytest.param(lambda store: store.write("a", DATA), id="write"),
+    pytest.param(lambda store: store.remove("a"), id="remove"),
+]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("variable", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
+@pytest.mark.parametrize("call", CALLS)
+def test_wrong_credentials_fail_at_once_with_a_hint(s3, monkeypatch, pauses, call, variable):
+    store = open_store(f"{s3}/wrong")
+    assert store.list() == {}  # the right ones work, and are not remembered
+    monkeypatch.setenv(variable, "wrong")
+    with pytest.raises(StorageError, match="check the credentials"):
+        call(store)
+    assert pauses == []
+
+
+@pytest.fixture
+def nowhere(monkeypatch, pauses):
+    """A store on a port where nobody listens."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "user")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    return open_store("s3://bucket/prefix")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_unreachable_endpoint_fails_after_growing_pauses(nowhere, pauses, call):
+    with pytest.raises(StorageError, match=r"failed 5 times.*127\.0\.0\.1:1"):
+        call(nowhere)
+    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+    assert all(0.1 * 2**i <= pause <= 0.3 * 2**i for i, pause in enumerate(pauses))
+
+
+def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
+    found = nowhere.read_ranges([("a", i, i + 1) for i in range(50)])
+    assert len(found) == 50
+    assert all(isinstance(error, StorageError) for error in found)
+    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+
+
+@pytest.fixture(params=["slow down", "cut off"])
+def troubled(request, nowhere, monkeypatch):
+    """A store on a server that never answers well, and the requests that it got."""
+    requests = []
+    slow_down = (503, b"<Error><Code>SlowDown</Code></Error>", 36)
+    answer = slow_down if request.param == "slow down" else (206, bytes(1000), 900)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            status, body, num_sent = answer
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[:num_sent])
+            self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield nowhere, requests
+        server.shutdown()
+
+
+def test_a_server_in_trouble_is_asked_five_times_and_not_more(troubled, pauses):
+    store, requests = troubled
+    with pytest.raises(StorageError, match="failed 5 times"):
+        store.read_range("a", 0, 1000)
+    assert requests == ["/bucket/prefix/a"] * storage.MAX_ATTEMPTS
+    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+
+
+def test_no_credentials_at_all_fail_at_once_with_a_hint(nowhere, pauses, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StorageError, match="check the credentials"):
+        nowhere.list()
+    assert pauses == []
+
+
+def test_a_name_that_s3_refuses_is_the_callers_mistake(nowhere, pauses):
+    with pytest.raises(ConfigError, match="bucket name"):
+        open_store("s3://no$bucket/x").read("a")
+    assert pauses == []
+
+
+@pytest.mark.s3
+def test_a_bucket_that_is_not_there_is_named(s3):
+    store = open_store("s3://no-such-bucket/x")
+    with pytest.raises(FileNotFoundError, match="s3://no-such-bucket/x/a: no such bucket"):
+        store.write("a", DATA)
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        store.read("a")
+
+
+class Flaky:
+    """A client whose first calls fail, as connections do."""
+
+    def __init__(self, client, num_failures):
+        self.client, self.left, self.calls = client, num_failures, []
+
+    def __getattr__(self, name):
+        def call(*arguments, **settings):
+            self.calls.append(name)
+            if self.left:
+                self.left -= 1
+                raise ConnectionResetError(104, "Connection reset by peer")
+            return getattr(self.client, name)(*arguments, **settings)
+
+        return call
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("num_failures", [1, 4])
+def test_passing_faults_are_tried_again(s3, monkeypatch, pauses, call, num_failures):
+    store = open_store(f"{s3}/flaky")
+    store.write("a", DATA)
+    expected = call(store)
+    store.write("a", DATA)
+    client = Flaky(storage._client(store.url), num_failures)
+    monkeypatch.setattr(storage, "_client", lambda url: client)
+    assert call(store) == expected
+    assert len(client.calls) == num_failures + 1
+    assert len(pauses) == num_failures
+
+
+@pytest.mark.s3
+def test_a_fault_that_stays_is_a_storage_error_after_the_last_try(s3, monkeypatch, pauses):
+    store = open_store(f"{s3}/flaky")
+    client = Flaky(storage._client(store.url), 99)
+    monkeypatch.setattr(storage, "_client", lambda url: client)
+    with pytest.raises(StorageError, match="failed 5 times, last ConnectionResetError"):
+        store.write("a", DATA)
+    assert client.calls == ["pipe_file"] * storage.MAX_ATTEMPTS
+
+
+@pytest.mark.s3
+def test_a_failed_upload_is_tried_again_whole(s3, monkeypatch, pauses):
+    store = open_store(f"{s3}/flaky-upload")
+    client = Flaky(storage._client(store.url), 2)
+    monkeypatch.setattr(storage, "_client", lambda url: client)
+    with store.create("a") as file:
+        file.write(DATA)
+    assert client.calls == ["put_file"] * 3
+    assert store.read("a") == DATA
+
+
+@pytest.mark.s3
+def test_only_the_ranges_that_failed_or_came_short_are_asked_for_again(s3, monkeypatch, pauses):
+    store = open_store(f"{s3}/ranges")
+    store.write("a", DATA)
+    client, asked = storage._client(store.url), []
+
+    def cat_ranges(urls, starts, stops):
+        found = client.cat_ranges(urls, starts, stops)
+        asked.append(starts)
+        if len(asked) == 1:
+            found[1], found[2] = ConnectionResetError("reset"), found[2][:3]
+        if len(asked) == 2:
+            found[0] = TimeoutError("slow")
+        return found
+
+    fake = SimpleNamespace(cat_ranges=cat_ranges, info=client.info)
+    monkeypatch.setattr(storage, "_client", lambda url: fake)
+    wanted = [("a", start, start + 9) for start in (0, 10, 20, 30)]
+    assert store.read_ranges(wanted) == [DATA[start:stop] for _, start, stop in wanted]
+    assert asked == [[0, 10, 20, 30], [10, 20], [10]]
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize("error", [TypeError, ImportError, AttributeError, MemoryError])
+def test_a_bug_is_not_tried_again(monkeypatch, pauses, error):
+    def call(url):
+        raise error("a bug")
+
+    monkeypatch.setattr(storage, "_client", call)
+    with pytest.raises(error):
+        open_store("s3://bucket/x").read("a")
+    assert pauses == []
