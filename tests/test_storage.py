@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmstream import storage
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage import LocalStore, RemoteStore, join_url, open_store, split_url
+from mmstream.storage import LocalStore, RemoteStore, join_url, open_store, remote, split_url
 
 DATA = bytes(range(256)) * 4
 
@@ -27,7 +26,7 @@ def store(request, tmp_path):
 def pauses(monkeypatch):
     """The pauses between tries, which take no time here."""
     taken = []
-    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=taken.append))
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=taken.append))
     return taken
 
 
