@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mmstream.reading import read as read
     from mmstream.sample import sample_rng as sample_rng
     from mmstream.skip import SkipPolicy as SkipPolicy
+    from mmstream.splitting import split_rows as split_rows
     from mmstream.world import World as World
 
 __version__ = "0.1.0"
@@ -72,6 +73,7 @@ _HOMES = {
     "reading": ("read",),
     "sample": ("sample_rng",),
     "skip": ("SkipPolicy",),
+    "splitting": ("split_rows",),
     "world": ("World",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

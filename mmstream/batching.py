@@ -6,7 +6,7 @@ that differs in shape from row to row becomes a list, so one odd sample never br
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -54,9 +54,10 @@ def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
         ConfigError: `collate` returned no dict.
     """
     for step in steps:
-        made = collate(step.samples)
-        if not isinstance(made, dict):
-            raise ConfigError(f"collate returned {type(made).__name__}: it must return a dict")
+        collated = collate(step.samples)
+        if not isinstance(collated, Mapping):  # transformers' BatchEncoding is one, and no dict
+            raise ConfigError(f"collate returned {type(collated).__name__}: it must return a dict")
+        made = dict(collated)
         made["__key__"] = [sample["__key__"] for sample in step.samples]
         made["__url__"] = [sample["__url__"] for sample in step.samples]
         made["__valid__"] = torch.tensor(step.valid)
@@ -94,8 +95,9 @@ def collate(
         differ, with ``image_row`` int64 [num_images], the row of each.
         ``input_ids``, ``attention_mask``, ``labels``: int64 [B, T], padded with `pad_token_id`, 0
         and -100.
-        Other fields: numbers and arrays of one shape are stacked; everything else, and any field
-        that some sample lacks, is a list of B (None where it lacks).
+        Other fields: numbers, and arrays of one shape and type, are stacked; everything else, and
+        any field that some sample lacks, is a list of B (None where it lacks). So are fields of the
+        names above that hold something else, such as a class number in ``labels``.
     """
     made: Batch = {}
     names = dict.fromkeys(name for sample in samples for name in sample)
@@ -103,45 +105,66 @@ def collate(
     for name in names:
         if name.startswith("__"):
             continue
-        values = [sample.get(name) for sample in samples]
-        if name == "image":
+        values = [_as_tensor(sample.get(name)) for sample in samples]
+        if name == "image" and all(map(_is_images, values)):
             made |= _images(values)
-        elif name in fills and all(value is not None for value in values):
+        elif name in fills and all(map(_is_tokens, values)):
             made[name] = _pad(values, fills[name], pad_to, padding_side)
         else:
             made[name] = _stack(values)
     return made
 
 
-def _images(values: Sequence[torch.Tensor | list[torch.Tensor] | None]) -> Batch:
-    counts = [1 if isinstance(v, torch.Tensor) else len(v or ()) for v in values]
-    images: list[torch.Tensor] = []
-    for value in values:
-        images += [value] if isinstance(value, torch.Tensor) else value or ()
-    whole = _together(images)
-    if all(count == 1 for count in counts) and isinstance(whole, torch.Tensor):
+def _as_tensor(value: Any) -> Any:
+    """Return an array as a tensor where torch knows its type, and numpy's scalars as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, np.ndarray):
+        return value
+    try:  # a plain copy: torch refuses views that run backwards and warns of read-only ones
+        return torch.from_numpy(np.array(value, order="C"))
+    except (TypeError, ValueError):
+        return value
+
+
+def _is_images(value: Any) -> bool:
+    images = value if isinstance(value, list | tuple) else () if value is None else (value,)
+    return all(isinstance(image, torch.Tensor) for image in images)
+
+
+def _is_tokens(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 1 and not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _images(values: Sequence[torch.Tensor | Sequence[torch.Tensor] | None]) -> Batch:
+    rows = [[value] if isinstance(value, torch.Tensor) else list(value or ()) for value in values]
+    whole = _together([image for row in rows for image in row])
+    if all(len(row) == 1 for row in rows) and isinstance(whole, torch.Tensor):
         return {"image": whole}
-    rows = torch.repeat_interleave(torch.arange(len(values)), torch.tensor(counts))
-    return {"image": whole, "image_row": rows}
+    counts = torch.tensor([len(row) for row in rows])
+    return {"image": whole, "image_row": torch.repeat_interleave(counts)}
 
 
 def _together(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    """Return images as one tensor without a copy where they are rows of one buffer."""
-    if not images or len({(image.shape, image.dtype) for image in images}) > 1:
+    """Return images as one tensor, without a copy where they are rows of one buffer."""
+    if not images or len({(image.shape, image.dtype, image.device) for image in images}) > 1:
         return images
     first = images[0]
     size = first.numel() * first.element_size()
     memory = first.untyped_storage().data_ptr()
-    if len(images) > 1 and all(
+    if all(
         image.untyped_storage().data_ptr() == memory
         and image.data_ptr() == first.data_ptr() + size * row
         and image.stride() == first.stride()
         for row, image in enumerate(images)
     ):
         shape, strides = (len(images), *first.shape), (first.numel(), *first.stride())
-        return first.as_strided(shape, strides, first.storage_offset())
-    whole = torch.stack(images)
-    return whole.contiguous(memory_format=torch.channels_last) if whole.dim() == 4 else whole
+        whole = first.as_strided(shape, strides, first.storage_offset())
+    else:
+        whole = torch.stack(images)
+    return whole.contiguous(memory_format=torch.channels_last) if whole.ndim == 4 else whole
 
 
 def _pad(values: Sequence[Any], fill: int, pad_to: int | None, side: str) -> torch.Tensor:
@@ -156,10 +179,12 @@ def _pad(values: Sequence[Any], fill: int, pad_to: int | None, side: str) -> tor
 
 def _stack(values: list[Any]) -> Any:
     if all(type(value) in (int, float, bool) for value in values):
-        return torch.tensor(values)
-    arrays = [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
-    if all(isinstance(v, torch.Tensor) for v in arrays) and (
-        len({(v.shape, v.dtype) for v in arrays}) == 1
+        try:
+            return torch.tensor(values)
+        except (RuntimeError, OverflowError, ValueError):  # an integer beyond 64 bits
+            return values
+    if all(isinstance(value, torch.Tensor) for value in values) and (
+        len({(value.shape, value.dtype, value.device) for value in values}) == 1
     ):
-        return torch.stack(arrays)
+        return torch.stack(values)
     return values

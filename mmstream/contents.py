@@ -26,6 +26,7 @@ def describe(fields: Mapping[str, Any]) -> str:
 
 
 def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the turns of a conversation, from ``json`` parsed or not; empty without any."""
     row = sample.get("json")
     if isinstance(row, bytes):
         import msgspec
@@ -72,7 +73,7 @@ def batch_pictures(batch: Mapping[str, Any]) -> list[list[Any]]:
     found: list[list[Any]] = [[] for _ in batch["__key__"]]
     images = batch.get("image")
     if images is None:
-        for name in pictures_of({n: b"" for n in batch}):
+        for name in pictures_of(dict.fromkeys(batch, b"")):
             for row, data in enumerate(batch[name]):
                 found[row] += [data] if isinstance(data, bytes) else []
         return found
@@ -83,13 +84,17 @@ def batch_pictures(batch: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def row_of(value: Any, row: int) -> Any:
+    """Return a row of a batch's field that is a list; None where it lacks."""
     return value[row] if isinstance(value, list) and row < len(value) else None
 
 
 def field_table(fields: Mapping[str, Any]) -> str:
+    """Return a table of fields: what each is, and the range or start of its values."""
     public = islice(((n, v) for n, v in fields.items() if n[:2] != "__"), MAX_FIELDS)
     rows = [(html_text(n, 60), html_text(kind_of(v), 120), _values(n, v)) for n, v in public]
-    return table(rows, ("field", "kind", "values")) if rows else ""
+    if not any(values for _, _, values in rows):
+        return table([row[:2] for row in rows])
+    return table(rows, ("field", "kind", "values"))
 
 
 def kind_of(value: Any) -> str:

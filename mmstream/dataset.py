@@ -7,10 +7,10 @@ fetched whole, once, when its shard is first used.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from typing import Any, overload
 
 import braceexpand
@@ -75,7 +75,8 @@ class Dataset(Sequence[Sample]):
         """
         if isinstance(item, slice):
             return DatasetView(self, range(*item.indices(len(self))))
-        number = item + len(self) if item < 0 else item
+        number = operator.index(item)
+        number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
             raise IndexError(f"sample {item} of {len(self)}")
         shard = int(np.searchsorted(self._ends, number, side="right"))
@@ -89,7 +90,9 @@ class Dataset(Sequence[Sample]):
         )
 
     def _repr_html_(self) -> str:
-        return import_module("mmstream.display").dataset_html(self)  # type: ignore[no-any-return]
+        from mmstream.display import dataset_html
+
+        return dataset_html(self)
 
     @cached_property
     def counts(self) -> Ints:
@@ -173,6 +176,11 @@ class Dataset(Sequence[Sample]):
                 f"{name}: {offsets.size - 1} samples, the manifest says {info.num_samples}; "
                 "run `mmstream index --overwrite`"
             )
+        if offsets[-1] > info.num_bytes:
+            raise ShardError(
+                f"{info.name}: {info.num_bytes} bytes, its index goes to {offsets[-1]}: truncated, "
+                "or the index is not this tar's"
+            )
         return offsets
 
 
@@ -201,7 +209,9 @@ class DatasetView(Sequence[Sample]):
         return f"<{len(self):,} samples of {self.dataset!r}>"
 
     def _repr_html_(self) -> str:
-        return import_module("mmstream.display").view_html(self)  # type: ignore[no-any-return]
+        from mmstream.display import view_html
+
+        return view_html(self)
 
 
 def open_dataset(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dataset:
@@ -253,13 +263,15 @@ def _finisher(store: Store) -> str:
     try:
         marker = msgspec.json.decode(store.read(MARKER_NAME))
         return f"finish it with: {marker['command']}"
-    except (OSError, KeyError, TypeError, msgspec.MsgspecError):
+    except (OSError, KeyError, TypeError, RecursionError, UnicodeError, msgspec.MsgspecError):
         return "run the same `mmstream convert` again to finish it"
 
 
 def _open_tars(urls: Sequence[str]) -> Dataset:
     """Open tars by name; their root is the folder that they share."""
     paths = [url if is_remote(url) else open_store(url).url for url in urls]
+    if len({is_remote(path) for path in paths}) > 1:
+        raise ConfigError("open_dataset: local tars and remote ones in one list")
     folders = [split_url(path)[0] for path in paths]
     root = os.path.commonpath(folders) if not is_remote(paths[0]) else _common_prefix(folders)
     store = open_store(root)

@@ -33,7 +33,7 @@ from mmstream.markup import (
     table,
 )
 
-__all__ = ["Shown", "batch_html", "dataset_html", "loader_html", "pipeline_html",
+__all__ = ["Shown", "batch_html", "batch_sheet", "dataset_html", "loader_html", "pipeline_html",
            "sample_html", "samples_html", "show", "view_html"]  # fmt: skip
 
 MAX_TILES = 16
@@ -145,6 +145,19 @@ def sample_html(sample: Mapping[str, Any]) -> str:
 
 def batch_html(batch: Mapping[str, Any]) -> str:
     """Return a batch: a contact sheet of its rows with their texts, and its fields."""
+    num_rows, lineage = len(batch["__key__"]), batch.get("__lineage__")
+    head = f"<b>Batch of {num_rows}</b>"
+    if lineage:
+        rows = f"rows {lineage.start} to {lineage.start + num_rows - 1} of the global batch"
+        where = f"epoch {lineage.epoch}, step {lineage.step}, {rows}"
+        head += f' <span style="{QUIET}">{where}</span>'
+    left = num_rows - MAX_TILES
+    more = f'<div style="{QUIET}">... {left} more rows</div>' if left > 0 else ""
+    return page(head, batch_sheet(batch), more, field_table(batch))
+
+
+def batch_sheet(batch: Mapping[str, Any]) -> str:
+    """Return the contact sheet of a batch; substitutes and padding are marked."""
     keys, lineage = batch["__key__"], batch.get("__lineage__")
     valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * len(keys)
     start = lineage.start if lineage else 0
@@ -152,20 +165,14 @@ def batch_html(batch: Mapping[str, Any]) -> str:
     pictures = batch_pictures(batch)
     tiles = []
     for row in range(min(len(keys), MAX_TILES)):
-        shown = [picture(v, 144 if len(pictures[row]) == 1 else 68, keys[row])
-                 for v in pictures[row][:4]]  # fmt: skip
+        side = 144 if len(pictures[row]) == 1 else 68
+        shown = " ".join(picture(value, side, keys[row]) for value in pictures[row][:4])
         note = "" if valid[row] else "not valid: padding"
         note = f"substitute for {bad[row]}" if row in bad and valid[row] else note
-        warning = f'<div style="color:#b06000">{html_text(note, 150)}</div>' if note else ""
-        text = html_text(text_of({n: row_of(v, row) for n, v in batch.items()}), 110)
-        tiles.append(_tile(*shown, warning, text, key=keys[row]))
-    head = f"<b>Batch of {len(keys)}</b>"
-    if lineage:
-        head += (f' <span style="{QUIET}">epoch {lineage.epoch}, step {lineage.step}, rows '
-                 f"{start} to {start + len(keys) - 1} of the global batch</span>")  # fmt: skip
-    left = len(keys) - len(tiles)
-    more = f'<div style="{QUIET}">... {left} more rows</div>' if left else ""
-    return page(head, _sheet(tiles), more, field_table(batch))
+        warning = f'<span style="color:#b06000">{html_text(note, 150)}</span>' if note else ""
+        text = html_text(text_of({name: row_of(value, row) for name, value in batch.items()}), 110)
+        tiles.append(_tile(shown, warning, text, key=keys[row]))
+    return _sheet(tiles)
 
 
 def pipeline_html(pipeline: Any) -> str:
@@ -203,8 +210,9 @@ def loader_html(loader: Any) -> str:
     """Return where a loader stands and what it has delivered."""
     state, stats = loader.state_dict(), loader.stats
     bad = ", ".join(f"{count} {kind}" for kind, count in stats.bad.items()) or "none"
+    place = f"epoch {state['epoch']}, step {state['step']:,} of {len(loader):,}"
     bar = f'<progress max="{len(loader)}" value="{state["step"]}" style="width:18em"></progress>'
-    rows = [("stands at", f"epoch {state['epoch']}, step {state['step']:,} of {len(loader):,} {bar}"),
+    rows = [("stands at", f"{place} {bar}"),
             ("workers", str(loader.num_workers)),
             ("delivered", f"{stats.num_steps:,} steps, {stats.num_samples:,} samples of this rank"),
             ("read", f"{size_text(stats.num_bytes)} in {stats.num_requests:,} ranges"),
@@ -229,7 +237,11 @@ def _preview(samples: Sequence[Any], dataset: Any, most: int) -> str:
 def _tile(*parts: str, key: str = "") -> str:
     name = f'<div style="{QUIET};font-size:11px">{html_text(key, 40)}</div>' if key else ""
     style = "width:144px;overflow-wrap:anywhere;font-size:12px;line-height:1.35"
-    return f'<div style="{style}">{"".join(parts)}{name}</div>'
+    return f'<div style="{style}">{"".join(map(_line, parts))}{name}</div>'
+
+
+def _line(part: str) -> str:
+    return f"<div>{part}</div>" if part else ""
 
 
 def _sheet(tiles: Sequence[str]) -> str:
@@ -253,8 +265,9 @@ def _turn(turn: Mapping[str, Any], sample: Mapping[str, Any], pictures: Mapping[
             text = part.get("text", part) if isinstance(part, Mapping) else part
             shown.append(html_text(text, 1500))
     tint = "rgba(70,130,220,.14)" if role == "assistant" else "rgba(128,128,128,.12)"
-    style = (f"background:{tint};border-radius:8px;padding:6px 10px;margin:6px 0;max-width:48em;"
-             f"white-space:pre-wrap;margin-left:{'3em' if role == 'assistant' else '0'}")  # fmt: skip
+    indent = "3em" if role == "assistant" else "0"
+    style = (f"background:{tint};border-radius:8px;padding:6px 10px;margin:6px 0 6px {indent};"
+             "max-width:48em;white-space:pre-wrap")  # fmt: skip
     return (f'<div style="{style}"><div style="{QUIET};font-size:11px">{html_text(role, 30)}</div>'
             f'{"".join(shown)}</div>')  # fmt: skip
 

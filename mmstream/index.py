@@ -1,10 +1,10 @@
 """Ground floor: the byte index of a shard, ``NAME.tar.idx``.
 
 Little-endian u64 byte offsets: one a sample, where its first header starts, and the end of the
-last sample. So sample i is bytes [offsets[i], offsets[i + 1]) of the tar. This is the layout that
+last member. So sample i is bytes [offsets[i], offsets[i + 1]) of the tar. This is the layout that
 Megatron-Energon writes; a shard of 500 samples has an index of 501 entries, 4,008 bytes.
 
-An index is built by hopping from header to header: of a tar with 1 MB images, 0.1 % is read.
+An index is built by hopping from header to header: of a local tar with 1 MB images, 2 % is read.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from mmstream.errors import ShardError
 from mmstream.storage import LocalStore, Store
-from mmstream.tar import BLOCK, iter_members, iter_samples
+from mmstream.tar import BLOCK, iter_members, sample_offsets
 
 __all__ = ["build_index", "decode_index", "encode_index", "index_name", "num_indexed"]
 
 Offsets = npt.NDArray[np.int64]
+
+_CURE = "run `mmstream index --overwrite`"
 
 _LOCAL_READ = 16 * 1024
 """Bytes read at a header of a local tar: several small members come with one system call."""
@@ -44,10 +46,10 @@ def decode_index(data: bytes, name: str) -> Offsets:
         ShardError: the bytes are not an index.
     """
     if len(data) % 8 or not data:
-        raise ShardError(f"{name}: {len(data)} bytes are no index; run `mmstream index`")
+        raise ShardError(f"{name}: {len(data)} bytes are no index; {_CURE}")
     offsets = np.frombuffer(data, dtype="<u8").astype(np.int64)
-    if offsets[0] < 0 or np.any(np.diff(offsets) <= 0) or np.any(offsets % BLOCK):
-        raise ShardError(f"{name}: offsets are not ascending blocks; run `mmstream index`")
+    if offsets.min() < 0 or np.any(np.diff(offsets) <= 0) or np.any(offsets % BLOCK):
+        raise ShardError(f"{name}: offsets are not ascending blocks; {_CURE}")
     return offsets
 
 
@@ -79,12 +81,8 @@ def build_index(store: Store, name: str) -> Offsets:
             f"{name}: gzipped, so samples cannot be found by byte; "
             "unpack it with `mmstream index --repack`"
         )
-    offsets: list[int] = []
-    end = 0
     try:
-        for _, start, stop in iter_samples(iter_members(read, size)):
-            offsets.append(start)
-            end = stop
+        offsets = sample_offsets(iter_members(read, size))
     except ShardError as error:
         raise ShardError(f"{name}: {error}") from error
-    return np.asarray([*offsets, end], dtype=np.int64)
+    return np.asarray(offsets, dtype=np.int64)

@@ -10,10 +10,11 @@ import gzip
 import hashlib
 import os
 import shutil
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tqdm import tqdm
@@ -78,11 +79,11 @@ def index_tars(
     found = store.list()
     if MARKER_NAME in found:
         raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
-    repacked = _repack(store, target, found) if repack else []
-    if repacked and output is not None:
+    plain, num_repacked = _repack(store, target, found, overwrite) if repack else ([], 0)
+    if plain and output is not None:
         _keep_together(store, target, found)
         store = target
-    if repacked:
+    if plain:
         found = store.list()
     names = [name for name in found if name.endswith(".tar")]
     if not names:
@@ -104,12 +105,12 @@ def index_tars(
         bar = tqdm(pool.map(one, names), total=len(names), unit="tar", disable=_off(progress))
         done = list(bar)
     shards = tuple(info for info, _ in done)
-    _write_manifest(store, target, shards, overwrite or any(fresh for _, fresh in done))
+    _write_manifest(target, shards, None if target == store else store.url)
     return IndexReport(
         len(shards),
         sum(shard.num_samples for shard in shards),
         sum(fresh for _, fresh in done),
-        len(repacked),
+        num_repacked,
     )
 
 
@@ -178,25 +179,27 @@ def _check_samples(
             yield Problem(name, f"{name}: key {key!r} comes {count} times, not in one piece")
 
 
-def _write_manifest(
-    store: Store, target: Store, shards: Sequence[ShardInfo], changed: bool
-) -> None:
-    """Write the manifest unless one that says the same, or more, is there."""
-    if target.exists(MANIFEST_NAME) and not changed:
-        return
+def _write_manifest(target: Store, shards: Sequence[ShardInfo], data_url: str | None) -> None:
+    """Write the manifest, unless one is there that says the same of these shards, and more."""
     try:
-        old = Manifest.from_bytes(target.read(MANIFEST_NAME)) if not changed else None
+        old = Manifest.from_bytes(target.read(MANIFEST_NAME))
     except (FileNotFoundError, ManifestError):
         old = None
-    if old is None:
-        data_url = None if target == store else store.url
+    bare = [replace(shard, sha256=None) for shard in old.shards] if old else None
+    if old is None or bare != list(shards) or old.data_url != data_url:
         manifest = Manifest(tuple(shards), source={"by": "mmstream index"}, data_url=data_url)
         target.write(MANIFEST_NAME, manifest.to_bytes())
 
 
-def _repack(store: Store, target: Store, found: dict[str, int]) -> list[str]:
-    """Unpack the gzipped tars of a store into another; return the plain ones' names."""
-    repacked = []
+def _repack(
+    store: Store, target: Store, found: dict[str, int], overwrite: bool
+) -> tuple[list[str], int]:
+    """Unpack the gzipped tars of a store into another.
+
+    Returns:
+        The plain ones' names, and how many were unpacked now: a plain tar that is there stays.
+    """
+    plain_names, num_unpacked, there = [], 0, target.list()
     for name in found:
         if not name.endswith((".tar", *GZIPPED)) or found[name] < 2:
             continue
@@ -206,16 +209,20 @@ def _repack(store: Store, target: Store, found: dict[str, int]) -> list[str]:
         plain = plain if plain.endswith(".tar") else f"{plain}.tar"
         if plain == name and target == store:
             raise ConfigError(f"{name}: is gzipped under a plain name; give --output FOLDER")
+        plain_names.append(plain)
+        if plain in there and not overwrite:
+            continue
+        target.remove(index_name(plain))  # of another tar, if there is one
         try:
             with (
                 gzip.open(_Ranges(store, name, found[name])) as source,  # type: ignore[call-overload]
                 target.create(plain) as file,
             ):
                 shutil.copyfileobj(source, file, 1 << 20)
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ShardError(f"{name}: cannot be unpacked: {error}") from error
-        repacked.append(plain)
-    return repacked
+        num_unpacked += 1
+    return plain_names, num_unpacked
 
 
 def _keep_together(store: Store, target: Store, found: dict[str, int]) -> None:

@@ -12,12 +12,12 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -131,10 +131,11 @@ class Loader:
                 raise ConfigError("this loader was iterated or loaded anew: drop the old loop")
 
     def count(self, made: Batch) -> None:
-        """Count a batch as delivered: the state moves past it, and limits are applied.
+        """Count a batch as delivered: limits are applied, and the state moves past it.
 
         Raises:
-            SkipLimitError: too many bad samples.
+            SkipLimitError: too many bad samples. The state stays before this batch, which is not
+                to be handed over: a run with other limits goes on with it.
             ConfigError: not the next batch of this loader.
         """
         lineage: BatchLineage = made["__lineage__"]
@@ -143,14 +144,19 @@ class Loader:
                 f"batch of epoch {lineage.epoch} step {lineage.step}, but the state stands at "
                 f"epoch {self._position[0]} step {self._position[1]}"
             )
+        self.stats.num_bytes += lineage.num_bytes
+        self.stats.num_requests += lineage.num_requests
+        count_bad(
+            self.stats,
+            self.pipeline.on_bad,
+            lineage.bad,
+            made["__valid__"].tolist(),
+            start=lineage.start,
+            rank=resolve_world(self._world).rank,
+        )
         following = make_state(self.pipeline.order, lineage.epoch, lineage.step + 1)
         self._position = following["epoch"], following["step"]
         self.stats.num_steps += 1
-        self.stats.num_bytes += lineage.num_bytes
-        self.stats.num_requests += lineage.num_requests
-        rank = resolve_world(self._world).rank
-        valid = made["__valid__"].tolist()
-        count_bad(self.stats, self.pipeline.on_bad, lineage.bad, valid, rank)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch: plain JSON types, under 1 KB."""
@@ -177,7 +183,9 @@ class Loader:
         return f"<Loader: epoch {epoch} step {step} of {len(self)}, {self.num_workers} workers>"
 
     def _repr_html_(self) -> str:
-        return import_module("mmstream.display").loader_html(self)  # type: ignore[no-any-return]
+        from mmstream.display import loader_html
+
+        return loader_html(self)
 
     def _advise(self, world: World) -> None:
         """Say once when another grid would let each worker read whole lanes."""
@@ -262,6 +270,10 @@ def _start_worker(environment: dict[str, str], _worker: int) -> None:
     """
     os.environ.clear()
     os.environ.update(environment)
+    # Ctrl-C and a scheduler's SIGTERM go to all processes at once. The main process decides; a
+    # worker that left by itself would fail the last step of a run that is about to be saved.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

@@ -20,6 +20,7 @@ __all__ = ["MANIFEST_NAME", "MARKER_NAME", "Manifest", "ShardInfo"]
 MANIFEST_NAME = "mmstream.json"
 MARKER_NAME = "mmstream.unfinished.json"
 FORMAT_VERSION = 1
+_MAX = 1 << 50  # bytes or samples of one shard: a petabyte; sums stay within int64
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,13 @@ class ShardInfo:
     num_bytes: int
     sha256: str | None = None
     """Of the tar's bytes; None when nobody computed it."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What manifests of all versions have."""
+
+    version: int
 
 
 @dataclass(frozen=True)
@@ -79,21 +87,23 @@ class Manifest:
             ManifestError: malformed, of a newer version, or with impossible shards.
         """
         try:
+            version = msgspec.json.decode(data, type=_Head).version
+            if version != FORMAT_VERSION:
+                raise ManifestError(
+                    f"{name}: format version {version}, this mmstream reads "
+                    f"{FORMAT_VERSION}; install a newer mmstream"
+                )
             manifest = msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ManifestError(
                 f"{name}: {error}; run `mmstream index` to make a new one"
             ) from None
-        if manifest.version != FORMAT_VERSION:
-            raise ManifestError(
-                f"{name}: format version {manifest.version}, this mmstream reads "
-                f"{FORMAT_VERSION}; install a newer mmstream"
-            )
         names = [shard.name for shard in manifest.shards]
         if len(set(names)) != len(names):
             raise ManifestError(f"{name}: a shard is named twice")
         for shard in manifest.shards:
-            if shard.num_samples < 0 or shard.num_bytes < 0 or not shard.name:
+            fits = 0 <= shard.num_samples < _MAX and 0 <= shard.num_bytes < _MAX
+            if not fits or not shard.name or "\0" in shard.name:
                 raise ManifestError(f"{name}: impossible shard {shard}")
             if shard.name.startswith("/") or ".." in shard.name.split("/"):
                 raise ManifestError(f"{name}: shard {shard.name!r} lies outside the dataset")

@@ -17,8 +17,17 @@ import numpy.typing as npt
 
 from mmstream.errors import DecodeError
 
-__all__ = ["AUDIO_TYPES", "Pixels", "html_text", "page", "picture", "player", "pixels_of",
-           "size_text", "table"]  # fmt: skip
+__all__ = [
+    "AUDIO_TYPES",
+    "Pixels",
+    "html_text",
+    "page",
+    "picture",
+    "pixels_of",
+    "player",
+    "size_text",
+    "table",
+]  # fmt: skip
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -61,7 +70,7 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     if head:
         names = "".join(f'<th style="{cell};{QUIET};font-weight:normal">{n}</th>' for n in head)
         lines.insert(0, f"<tr>{names}</tr>")
-    return f'<table style="border-collapse:collapse">{"".join(lines)}</table>'
+    return f'<table style="border-collapse:collapse;font-size:inherit">{"".join(lines)}</table>'
 
 
 def page(*parts: str) -> str:
@@ -115,7 +124,7 @@ def picture(value: Any, side: int, label: str = "") -> str:
     name = html.escape(label, quote=True)
     return (
         f'<img alt="{name}" title="{name}" width="{image.width}" height="{image.height}" '
-        f'style="border-radius:4px;margin:0" src="{_data_url("image/jpeg", buffer.getvalue())}">'
+        f'style="border-radius:4px;margin:0;vertical-align:top" src="{_data_url("image/jpeg", buffer.getvalue())}">'
     )
 
 

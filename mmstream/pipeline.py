@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
-from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -81,7 +80,9 @@ class Pipeline:
         return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
 
     def _repr_html_(self) -> str:
-        return import_module("mmstream.display").pipeline_html(self)  # type: ignore[no-any-return]
+        from mmstream.display import pipeline_html
+
+        return pipeline_html(self)
 
     def batches(self, jobs: Iterable[Job], num_threads: int = 1) -> Iterator[Batch]:
         """Yield the batch of each job; errors as the stages `read`, `decode` and `batch`."""

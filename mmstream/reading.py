@@ -87,13 +87,14 @@ class Reader:
         self.dataset, self.order = dataset, order
         self._held: dict[tuple[int, int], list[Future[dict[tuple[int, int], Outcome]]]] = {}
         self._whole: set[tuple[int, int]] = set()
+        self._following: Job | None = None
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mmstream-read")
         self._num_bytes = self._num_requests = 0
         self._counting = threading.Lock()
 
     def step(self, job: Job) -> RawStep:
         """Return the raw samples of one job; errors as `read`."""
-        self._drop_delivered(job)
+        self._forget(job)
         numbers = self._numbers(job)
         for number in numbers:  # unforeseen windows: this step's samples first
             if (job.epoch, number) not in self._held:
@@ -164,11 +165,12 @@ class Reader:
                 return found
         return self.one(ref)  # a step asked for twice
 
-    def _drop_delivered(self, job: Job) -> None:
-        """Forget windows that deliver nothing more to this process."""
+    def _forget(self, job: Job) -> None:
+        """Forget windows that deliver nothing more here: after a jump, what was held for others."""
+        jumped = job != self._following
+        self._following = job._replace(step=job.step + job.stride)
         for key in list(self._held):
-            epoch, number = key
-            if epoch != job.epoch or self.order.window(epoch, number).step[-1] < job.step:
+            if jumped or self.order.window(*key).step[-1] < job.step:
                 for future in self._held.pop(key):
                     future.cancel()
                 self._whole.discard(key)

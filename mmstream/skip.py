@@ -6,18 +6,21 @@ the rank's main process, as batches are delivered, so counts come in the order o
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import msgspec
 
 from mmstream.errors import ConfigError, SkipLimitError
 
 __all__ = ["BadSample", "SkipPolicy", "Stats", "count_bad"]
 
 logger = logging.getLogger(__name__)
+
+FILTERED = "SkipSample"
+"""The kind of what a user's filter left out."""
 
 MAX_WARNINGS = 10
 """Bad samples logged one by one; later ones only go to the quarantine file."""
@@ -27,7 +30,8 @@ MAX_WARNINGS = 10
 class SkipPolicy:
     """How many bad samples a run bears; each is replaced by a substitute and written down.
 
-    A user's filter (`SkipSample`) is counted apart and outside these limits.
+    A user's filter (`SkipSample`) is counted apart and outside these limits. Counters start anew
+    with each Loader, also after a resume.
     """
 
     max_fraction: float = 0.01
@@ -35,7 +39,7 @@ class SkipPolicy:
     min_samples: int = 1000
     """The fraction is judged once so many samples were delivered."""
     max_consecutive: int = 100
-    """Bad samples in a row: a whole bad shard, a wrong decoder."""
+    """Bad samples in a row: a whole bad shard, a wrong decoder. 0 switches this limit off."""
     shards: bool = False
     """True: the samples of an unreadable shard are bad samples; False: it stops the run."""
     quarantine: str | None = "."
@@ -67,11 +71,11 @@ class BadSample:
 
 @dataclass
 class Stats:
-    """What a loader has delivered since it was made."""
+    """What a loader has delivered since it was made, and a batch that a limit held back."""
 
     num_steps: int = 0
     num_samples: int = 0
-    """Rows of this rank, padding left out."""
+    """Planned samples of this rank: bad and filtered ones included, padding left out."""
     num_bad: int = 0
     num_skipped: int = 0
     """Left out by a user's filter."""
@@ -88,70 +92,80 @@ class Stats:
 
 
 def count_bad(
-    stats: Stats, policy: SkipPolicy, records: tuple[BadSample, ...], valid: list[bool], rank: int
+    stats: Stats,
+    policy: SkipPolicy,
+    records: Sequence[BadSample],
+    valid: Sequence[bool],
+    *,
+    start: int,
+    rank: int,
 ) -> None:
-    """Count the rows of a delivered batch and apply the limits. The one place that judges.
+    """Count the rows of a batch and apply the limits. The one place that judges.
 
     Args:
         stats: changed in place.
         policy: the limits.
         records: what was bad, in the order of rows.
         valid: of each row of this rank.
+        start: this rank's first row in the global batch.
         rank: names the quarantine file.
 
     Raises:
-        SkipLimitError: a limit is passed; the records are written first.
+        SkipLimitError: a limit is passed; the rows are counted and the records written first.
     """
     stats.num_samples += sum(valid) + sum(record.substitute is None for record in records)
-    for record in records:
-        if record.kind == "SkipSample":
-            stats.num_skipped += 1
-        else:
-            stats.num_bad += 1
-        stats.bad[record.kind] += 1
-        level = logging.WARNING if stats.bad.total() <= MAX_WARNINGS else logging.DEBUG
+    bad = [record for record in records if record.kind != FILTERED]
+    stats.num_bad += len(bad)
+    stats.num_skipped += len(records) - len(bad)
+    stats.bad.update(record.kind for record in records)
+    for number, record in enumerate(bad, start=stats.num_bad - len(bad)):
+        level = logging.WARNING if number < MAX_WARNINGS else logging.DEBUG
         logger.log(level, "%s: %s (epoch %d step %d row %d)", record.kind, record.reason,
                    record.epoch, record.step, record.row)  # fmt: skip
     if records and policy.quarantine is not None:
         _write(Path(policy.quarantine), rank, records)
-    run = _longest_run(stats, records, len(valid))
+    run = _longest_run(stats, records, valid, start)
     if policy.max_consecutive and run > policy.max_consecutive:
         raise SkipLimitError(
             f"{run} bad samples in a row (max_consecutive={policy.max_consecutive}), "
-            f"the last: {records[-1].reason}"
+            f"the last: {bad[-1].reason}"
         )
     if stats.num_samples >= policy.min_samples:
         allowed = policy.max_fraction * stats.num_samples
         if stats.num_bad > allowed:
+            seen = f"see quarantine-rank{rank}.jsonl" if policy.quarantine else "see the log"
             raise SkipLimitError(
                 f"{stats.num_bad} of {stats.num_samples} samples are bad "
-                f"(max_fraction={policy.max_fraction}), by kind: {dict(stats.bad)}; see "
-                f"quarantine-rank{rank}.jsonl"
+                f"(max_fraction={policy.max_fraction}), by kind: {dict(stats.bad)}; {seen}"
             )
 
 
-def _longest_run(stats: Stats, records: tuple[BadSample, ...], num_rows: int) -> int:
-    """Return the longest run of bad rows that ends in this batch, and carry the last one on."""
-    bad = {record.row for record in records if record.kind != "SkipSample"}
-    first = min((record.row for record in records), default=0)
-    longest = stats.num_consecutive
-    if not bad:
-        stats.num_consecutive = 0
-        return 0
-    start = stats.num_consecutive if first in bad else 0
-    run = start
-    for row in range(first, first + num_rows):
-        run = run + 1 if row in bad else 0
-        longest = max(longest, run)
+def _longest_run(
+    stats: Stats, records: Sequence[BadSample], valid: Sequence[bool], start: int
+) -> int:
+    """Return the longest run of bad rows that reaches into this batch, and carry the last one on.
+
+    Padding is passed over. What a filter left out was readable, so it ends a run.
+    """
+    kinds = {record.row - start: record.kind for record in records}
+    longest, run = 0, stats.num_consecutive
+    for row, shown in enumerate(valid):
+        if row in kinds and kinds[row] != FILTERED:
+            run += 1
+            longest = max(longest, run)
+        elif row in kinds or shown:
+            run = 0
     stats.num_consecutive = run
     return longest
 
 
-def _write(folder: Path, rank: int, records: tuple[BadSample, ...]) -> None:
+def _write(folder: Path, rank: int, records: Sequence[BadSample]) -> None:
     path = folder / f"quarantine-rank{rank}.jsonl"
+    # In ASCII: keys of strangers' tars may hold bytes that are no text and cannot be UTF-8.
+    lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.write(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        with path.open("a", encoding="ascii") as file:
+            file.write(lines)
     except OSError as error:  # a full disk must not end a run that can go on
         logger.error("%s: %s; bad samples are in the log only", path, error)

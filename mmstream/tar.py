@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from mmstream.errors import SampleError, ShardError
 
-__all__ = ["Member", "TarWriter", "iter_members", "iter_samples", "parse_sample", "split_name"]
+__all__ = ["Member", "TarWriter", "iter_members", "parse_sample", "sample_offsets", "split_name"]
 
 BLOCK = 512
 MAX_EXTENSION_BYTES = 1 << 20  # a long name or pax record beyond this is an attack, not a name
 MAX_EXTENSIONS = 16  # extension headers in front of one member
 
-_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)
+_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 _REGULAR = frozenset(b"0\x007")  # regular, old regular, contiguous: what tarfile calls a file
 
@@ -73,25 +73,20 @@ def iter_members(
         raise ShardError(f"not a tar: only {size} bytes")
 
 
-def iter_samples(members: Iterator[Member]) -> Iterator[tuple[str, int, int]]:
-    """Yield (key, start, stop) of every sample: the byte range of its members.
+def sample_offsets(members: Iterable[Member]) -> list[int]:
+    """Return where each sample's first header starts, and the end of the last member.
 
-    A range runs from the sample's first header to the end of its last file; folders and skipped
-    files between two samples belong to none.
+    Folders and skipped files behind a sample lie in its range, as in Energon's indexes.
     """
-    key, begin, end = "", -1, -1
+    offsets: list[int] = []
+    key, end = None, 0
     for member in members:
+        end = member.end
         name = split_name(member.name) if member.is_file else None
-        if name is None:
-            continue
-        if begin >= 0 and name[0] == key:
-            end = member.end
-            continue
-        if begin >= 0:
-            yield key, begin, end
-        key, begin, end = name[0], member.offset, member.end
-    if begin >= 0:
-        yield key, begin, end
+        if name is not None and name[0] != key:
+            key = name[0]
+            offsets.append(member.offset)
+    return [*offsets, end]
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -180,37 +175,49 @@ def _read_member(
 ) -> Member | None:
     """Return the member whose (first) header is at `offset`, or None at a zero block."""
     start, long_name, pax_size = offset, "", -1
-    for _ in range(MAX_EXTENSIONS):
+    for _ in range(MAX_EXTENSIONS + 1):
         if offset + BLOCK > size:
             raise ShardError(f"truncated: no header at byte {offset}")
         header = bytes(read(offset, offset + BLOCK))
-        if not any(header):
+        if offset == start and not any(header):
             return None
         kind, length = header[156], _number(header[124:136], offset)
         _check(header, offset)
-        if kind in b"xgXLK":
-            if length > MAX_EXTENSION_BYTES:
-                raise ShardError(f"extension header of {length} bytes at byte {offset}")
-            if offset + BLOCK + length > size:
-                raise ShardError(f"truncated: extension header at byte {offset}")
-            payload = bytes(read(offset + BLOCK, offset + BLOCK + length))
-            offset += BLOCK + _padded(length)
-            if kind in b"xX":
-                name, pax_size = _pax(payload, start)
-                long_name = name or long_name
-            elif kind == ord("L"):
-                long_name = _text(payload)
-            continue
-        name = long_name or _ustar_name(header)
-        is_file = kind in _REGULAR and not name.endswith("/")
-        return Member(
-            name.rstrip("/"),
-            start,
-            offset + BLOCK,
-            _payload_size(kind, length, pax_size),
-            is_file,
-        )
+        if kind not in b"xgXLK":
+            return _member(header, start, offset, long_name, pax_size)
+        payload = _extension(read, offset, length, size)
+        offset += BLOCK + _padded(length)
+        # Where two headers say the same thing the first one holds, as in tarfile.
+        if kind in b"xX":
+            name, stated = _pax(payload, start)
+            long_name = long_name or name
+            pax_size = pax_size if pax_size >= 0 else stated
+        elif kind == ord("L"):
+            long_name = long_name or _text(payload)
+        elif kind == ord("g") and not long_name and pax_size < 0:
+            start = offset  # it describes the whole tar and is no part of the member behind it
     raise ShardError(f"more than {MAX_EXTENSIONS} extension headers at byte {start}")
+
+
+def _extension(
+    read: Callable[[int, int], bytes | memoryview], offset: int, length: int, size: int
+) -> bytes:
+    if length > MAX_EXTENSION_BYTES:
+        raise ShardError(f"extension header of {length} bytes at byte {offset}")
+    if offset + BLOCK + length > size:
+        raise ShardError(f"truncated: extension header at byte {offset}")
+    return bytes(read(offset + BLOCK, offset + BLOCK + length))
+
+
+def _member(header: bytes, start: int, offset: int, long_name: str, pax_size: int) -> Member:
+    kind, length = header[156], _number(header[124:136], offset)
+    if kind == ord("S"):
+        raise _sparse(start)
+    if kind == 0 and _text(header[:100]).endswith("/"):
+        kind = ord("5")  # how tars older than POSIX mark a folder
+    name = long_name or _ustar_name(header)
+    size = _payload_size(kind, length, pax_size)
+    return Member(name, start, offset + BLOCK, size, kind in _REGULAR)
 
 
 def _payload_size(kind: int, length: int, pax_size: int) -> int:
@@ -233,10 +240,10 @@ def _number(field: bytes, offset: int) -> int:
     """Return a header's number: octal text, or base 256 when the first bit is set (GNU)."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-    try:
-        return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
-    except ValueError:
-        raise ShardError(f"not a tar header at byte {offset}: bad number {field!r}") from None
+    digits = field.split(b"\0", 1)[0].strip() or b"0"
+    if digits.strip(b"01234567"):
+        raise ShardError(f"not a tar header at byte {offset}: bad number {field!r}")
+    return int(digits, 8)
 
 
 def _ustar_name(header: bytes) -> str:
@@ -254,19 +261,23 @@ def _pax(payload: bytes, offset: int) -> tuple[str, int]:
         record = payload[position + len(digits) + 1 : position + int(digits) - 1]
         key, _, value = record.partition(b"=")
         if key == b"path":
-            name = _text(value)
+            name = value.decode("utf-8", "surrogateescape").rstrip("/")
         elif key == b"size":
             size = _pax_size(value, offset)
         elif key.startswith(b"GNU.sparse"):
-            raise ShardError(f"sparse file at byte {offset}: pack this tar without --sparse")
+            raise _sparse(offset)
         position += int(digits)
     return name, size
 
 
 def _pax_size(value: bytes, offset: int) -> int:
-    if not value.isdigit():
+    if not value.isdigit() or len(value) > 20:
         raise ShardError(f"bad pax size at byte {offset}")
     return int(value)
+
+
+def _sparse(offset: int) -> ShardError:
+    return ShardError(f"sparse file at byte {offset}: pack this tar without --sparse")
 
 
 def _text(field: bytes) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from mmstream.train.tokenizer import byte_tokenizer
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -94,3 +96,46 @@ def assistant(content: Any) -> dict[str, Any]:
 
 
 TWO_TURNS = [user("what is this?"), assistant("a cat"), user("where?"), assistant("on a mat 😀")]
+
+# Renders what Qwen2-VL's and Qwen2.5-VL's templates render: a system turn of their own if there is
+# none, an image between two marks, where it stands.
+QWEN_VL = (
+    "{% if messages[0].role != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in p %}{{ p.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Renders what Llava 1.5's template of `transformers` renders: a turn's images come first, the
+# answer is marked and has no end mark but a space.
+LLAVA = (
+    "{% for m in messages %}{% if m.role != 'system' %}{{ m.role | upper }}: {% endif %}"
+    "{% for p in m.content if p.type == 'image' %}<image>\n{% endfor %}"
+    "{% for p in m.content if p.type == 'text' %}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ p.text }} {% endgeneration %}"
+    "{% else %}{{ p.text }} {% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+# Renders what Llava 1.5 was trained on (Vicuna's form): an answer ends in </s>.
+VICUNA = (
+    "{% for m in messages %}{% if m.role == 'user' %}USER: "
+    "{% for p in m.content if p.type == 'image' %}<image>\n{% endfor %}"
+    "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %} "
+    "{% elif m.role == 'assistant' %}ASSISTANT: "
+    "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}</s>"
+    "{% else %}{{ m.content[0].text }} {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+           "<image>", "</s>"]  # fmt: skip
+
+
+def byte_chat(template: str, special: list[str] = SPECIAL) -> Any:
+    """A tokenizer of bytes, so that a text's tokens can be told without it, and special tokens."""
+    made = byte_tokenizer()
+    made.add_special_tokens({"additional_special_tokens": special})
+    made.chat_template = template
+    return made

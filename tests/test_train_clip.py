@@ -42,12 +42,14 @@ def global_batch(num_rows: int, invalid: list[int]) -> dict[str, Any]:
 
 
 def loss_and_gradients(model: Any, batch: dict[str, Any], rows: slice) -> dict[str, Any]:
-    loss = model(
-        batch["image"][rows].float() / 255,
-        batch["input_ids"][rows],
-        batch["attention_mask"][rows],
-        batch["__valid__"][rows],
-    )
+    """As `mmstream.train.step.train_step` does it: scaled by W / weight of all ranks."""
+    names = ("image", "input_ids", "attention_mask", "__valid__")
+    mine = {name: batch[name][rows] for name in names}
+    mine["image"] = mine["image"].float() / 255
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    loss_sum, weight = model(mine)
+    loss = loss_sum * (world_size / batch["__valid__"].sum())
+    assert weight * world_size == batch["__valid__"].sum()
     loss.backward()
     gradients = {
         name.removeprefix("module."): parameter.grad.clone()
@@ -66,7 +68,8 @@ def fit_on(place: Place, config: TrainConfig) -> Any:
     loader = FakeLoader(
         num_steps=5, num_rows=6, start=place.rank * share, stop=(place.rank + 1) * share
     )
-    return fit(config, clip(), to_device(loader, "cpu", normalize=NORMALIZE), place)
+    model = ContrastiveClip(clip(), share)
+    return fit(config, model, to_device(loader, "cpu", normalize=NORMALIZE), place)
 
 
 def two_ranks(rank: int, folder: str) -> None:

@@ -17,7 +17,7 @@ from fake_loader import FakeLoader
 from mmstream.device import Normalize, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.train import TrainConfig, TrainResult
-from mmstream.train.clip import small_clip
+from mmstream.train.clip import ContrastiveClip, small_clip
 from mmstream.train.distributed import Place, leave_on_sigterm, process_group, share_threads
 from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog, cut_history
@@ -35,7 +35,9 @@ def config(out: Path, **changes: Any) -> TrainConfig:
 def fit_here(config: TrainConfig, hidden_vocab: int = 64) -> tuple[TrainResult, FakeLoader]:
     loader = FakeLoader(num_steps=4, num_rows=4)
     clip = small_clip(image_size=32, vocab_size=hidden_vocab, max_length=8, seed=0)
-    return fit(config, clip, to_device(loader, "cpu", normalize=HALF), HERE), loader
+    return fit(
+        config, ContrastiveClip(clip, 4), to_device(loader, "cpu", normalize=HALF), HERE
+    ), loader
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -116,7 +118,12 @@ def test_rows_without_exactly_one_image_are_refused_in_words(tmp_path: Path) -> 
 
     clip = small_clip(image_size=32, vocab_size=64, max_length=8, seed=0)
     with pytest.raises(ConfigError, match="exactly one image a sample"):
-        fit(config(tmp_path), clip, to_device(Several(), "cpu", normalize=HALF), HERE)
+        fit(
+            config(tmp_path),
+            ContrastiveClip(clip, 4),
+            to_device(Several(), "cpu", normalize=HALF),
+            HERE,
+        )
 
 
 @pytest.mark.parametrize(

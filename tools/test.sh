@@ -6,6 +6,11 @@
 set -euo pipefail
 source "$(dirname "$0")/env.sh" dev
 cd "$root"
+# A real browser for the tests of the HTML report; without one those tests are skipped.
+if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } \
+        > /dev/null 2>&1 || echo "no chromium: the tests in a browser are skipped"
+fi
 ruff format --check mmstream tools tests
 ruff check mmstream tools tests
 mypy

@@ -21,13 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mmstream.decoding.fields import image_fields
 from mmstream.decoding.image import ImageDecoder
 from mmstream.decoding.text import TextDecoder, decode_text
 from mmstream.errors import DecodeError, where
 
 __all__ = ["Decode", "ImageDecoder", "TextDecoder", "decode_sample", "image_fields"]
-
-IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif"})
 
 Sample = dict[str, Any]
 T = TypeVar("T")
@@ -82,24 +81,6 @@ def decode_sample(
         for name in image_fields(sample):
             del decoded[name]
     return decoded
-
-
-def image_fields(sample: Sample) -> list[str]:
-    """List the fields that hold images, in the order the messages count them.
-
-    Returns:
-        Names whose last extension is that of an image: first those without a number (``jpg``), then
-        by the number in front (``2.png`` before ``10.jpg``), then others (``mask.png``) by name.
-    """
-    names = [n for n in sample if n.rpartition(".")[2] in IMAGE_EXTENSIONS and n[:2] != "__"]
-    return sorted(names, key=_image_rank)
-
-
-def _image_rank(name: str) -> tuple[int, int, str]:
-    number = name.rpartition(".")[0]
-    if not number:
-        return (0, 0, name)
-    return (1, int(number), name) if number.isdecimal() else (2, 0, name)
 
 
 def _decode_images(

@@ -22,6 +22,7 @@ import torch
 from mmstream.decoding import Decode, decode_sample
 from mmstream.errors import (
     ConfigError,
+    DecodeError,
     MMStreamError,
     SampleError,
     ShardError,
@@ -40,6 +41,10 @@ Transform = Callable[[Sample], Sample]
 
 BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
 """What a user's transform raises because of its code, not its data: these stop the run."""
+
+
+ORIGIN = ("__key__", "__url__", "__lineage__")
+"""Where a sample comes from: kept, whatever a transform returns."""
 
 
 class DecodedStep(NamedTuple):
@@ -170,24 +175,24 @@ class _Filler:
 
     def _transform(self, transform: Transform, sample: Sample, ref: Ref) -> Sample:
         name = getattr(transform, "__name__", type(transform).__name__)
+        origin = {field: sample[field] for field in ORIGIN}
+        address = where(self.reader.dataset.name_of(ref[0]), ref[1], str(origin["__key__"]))
         try:
             result = transform(sample)
-        except (MMStreamError, *BUGS) as error:
-            if isinstance(error, SampleError):
-                raise type(error)(f"{self._at(ref, sample)}: {name}: {error}") from error
+        except SampleError as error:
+            # A user's own subclass becomes ours: it may not take one string, and is judged alike.
+            kind = next(k for k in (SkipSample, DecodeError, SampleError) if isinstance(error, k))
+            raise kind(f"{address}: {name}: {error}") from error
+        except (MMStreamError, *BUGS):
             raise
         except Exception as error:
-            reason = f"{name}: {type(error).__name__}: {error}"
-            raise SampleError(f"{self._at(ref, sample)}: {reason}") from error
+            raise SampleError(f"{address}: {name}: {type(error).__name__}: {error}") from error
         if not isinstance(result, dict):
             raise ConfigError(
                 f"transform {name} returned {type(result).__name__}: it must return the sample "
                 '(to leave one out, raise mm.SkipSample("why"))'
             )
-        return {**result, "__lineage__": sample["__lineage__"]}
-
-    def _at(self, ref: Ref, sample: Sample) -> str:
-        return where(self.reader.dataset.name_of(ref[0]), ref[1], str(sample.get("__key__", "")))
+        return result | origin
 
 
 def _bind(filler: _Filler, step: RawStep, pictures: torch.Tensor | None) -> Callable[[int], _Row]:
@@ -196,19 +201,20 @@ def _bind(filler: _Filler, step: RawStep, pictures: torch.Tensor | None) -> Call
 
 def _assemble(step: RawStep, rows: list[_Row]) -> DecodedStep:
     """Put a step together; a row that nothing could fill shows another one and is invalid."""
-    spare = next((row.sample for row in rows if row.sample is not None), None)
+    spare = next((row for row in rows if row.sample is not None), None)
     if spare is None:
         reason = next((row.bad.reason for row in rows if row.bad), "padding only")
         raise SkipLimitError(
             f"epoch {step.job.epoch} step {step.job.step}: no row could be filled, nor by "
             f"{MAX_ATTEMPTS} substitutes each; the first: {reason}"
         )
+    filled = [spare if row.sample is None else row for row in rows]
     return DecodedStep(
         step.job,
-        [spare if row.sample is None else row.sample for row in rows],
+        [row.sample for row in filled if row.sample is not None],
         [ok and row.sample is not None for ok, row in zip(step.valid, rows, strict=True)],
         step.refs,
-        [row.shown for row in rows],
+        [row.shown for row in filled],
         tuple(row.bad for row in rows if row.bad),
         step.num_bytes,
         step.num_requests,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.chat import Chat, check_messages, probe_chat
+from mmstream.decoding.fields import image_fields
+from mmstream.decoding.placeholders import Ids, check_fields, expand_images, placeholder_id
 from mmstream.errors import ConfigError, DecodeError
 
 IGNORED_LABEL = -100  # what torch's cross entropy leaves out
@@ -34,11 +37,14 @@ class TextDecoder:
         padding: What the collate pads to: the batch's longest, or always ``max_length``.
         field: The field to take instead: "json" insists on messages, any other name on text.
         image_token: Stands for an image in the text where the chat template cannot take images.
+        image_length: For vision-language models: tokens that an image takes, such as the patches of
+            the vision tower. Each ``image_token`` in the text becomes so many; the text must hold
+            one for each image of the sample. None: images are no concern of the text.
 
     Raises:
         ConfigError: A slow tokenizer (it cannot say which characters a token came from, so turns
-            cannot be told apart), a bad number or padding, or ``field="json"`` without a chat
-            template.
+            cannot be told apart), a bad number or padding, ``field="json"`` without a chat
+            template, or ``image_length`` with an ``image_token`` that the tokenizer would split.
     """
 
     tokenizer: Any
@@ -46,8 +52,10 @@ class TextDecoder:
     padding: Literal["longest", "max_length"] = "longest"
     field: str | None = None
     image_token: str = "<image>"
+    image_length: int | None = None
     _chat: Chat | None = dataclasses.field(init=False, repr=False)
     _core: Any = dataclasses.field(init=False, repr=False)
+    _image_id: int = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not getattr(self.tokenizer, "is_fast", False):
@@ -65,9 +73,13 @@ class TextDecoder:
         )
         core.no_padding()
         core.enable_truncation(self.max_length)
+        if self.image_length is not None and self.image_length < 1:
+            raise ConfigError(f"image_length={self.image_length!r}: give a number from 1 up")
+        image_id = -1 if self.image_length is None else placeholder_id(core, self.image_token)
         chat = probe_chat(self.tokenizer, self.image_token) if has_template else None
         object.__setattr__(self, "_chat", chat)
         object.__setattr__(self, "_core", core)
+        object.__setattr__(self, "_image_id", image_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
@@ -108,15 +120,27 @@ class TextDecoder:
             ``input_ids``, ``attention_mask`` (ones) and ``labels``, each int64 [T] with
             1 <= T <= max_length. Labels of plain text are the ids. Labels of messages are -100
             outside the assistant's turns; a turn is its content and its end-of-turn mark. All may
-            be -100, when the turns are cut off or there is none.
+            be -100, when the turns are cut off or there is none. With ``image_length`` labels of
+            image tokens are -100, and only what follows the last image is ever cut off.
 
         Raises:
             DecodeError: There is no text, it is not UTF-8, or the template refuses the messages.
+                With ``image_length`` also: the text does not show the sample's images, each once
+                and in order, or ``max_length`` ends before an image does.
         """
         if self.source(sample) == "json":
-            return self._encode_messages(sample.get("json"))
-        encoding = self._core.encode(self._plain_text(sample))
-        return _arrays(encoding.ids, np.asarray(encoding.ids, dtype=np.int64))
+            text, ids, labels = self._encode_messages(sample)
+            num_last = 0
+        else:
+            text = self._plain_text(sample)
+            encoding = self._core.encode(text)
+            ids = labels = np.asarray(encoding.ids, dtype=np.int64)
+            num_last = sum(1 for _ in takewhile(bool, reversed(encoding.special_tokens_mask)))
+        if self.image_length is not None:
+            ids, labels = self._expand_images(sample, text, ids, labels, num_last)
+        if not len(ids):
+            raise DecodeError("empty text: no tokens")
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
 
     def _plain_text(self, sample: dict[str, Any]) -> str:
         name = self.source(sample)
@@ -125,19 +149,42 @@ class TextDecoder:
             raise DecodeError("no text: neither messages with a chat template nor this field")
         return decode_text(value)
 
-    def _encode_messages(self, row: object) -> dict[str, NDArray[np.int64]]:
+    def _encode_messages(self, sample: dict[str, Any]) -> tuple[str, Ids, Ids]:
+        row = sample.get("json")
         if self._chat is None or not isinstance(row, dict):
             raise DecodeError("no messages: not a JSON object")
-        text, spans = self._chat.render(check_messages(row.get("messages")))
+        messages = check_messages(row.get("messages"))
+        if self.image_length is not None:
+            check_fields(messages, image_fields(sample))
+        text, spans = self._chat.render(messages)
         encoding = self._core.encode(text, add_special_tokens=False)
-        labels = np.full(len(encoding.ids), IGNORED_LABEL, dtype=np.int64)
+        ids = np.asarray(encoding.ids, dtype=np.int64)
+        labels = np.full_like(ids, IGNORED_LABEL)
         if len(labels):
-            ids = np.asarray(encoding.ids, dtype=np.int64)
             starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
             for start, stop in spans:
                 inside = (starts < stop) & (stops > start)
                 labels[inside] = ids[inside]
-        return _arrays(encoding.ids, labels)
+        return text, ids, labels
+
+    def _expand_images(
+        self, sample: dict[str, Any], text: str, ids: Ids, labels: Ids, num_last: int
+    ) -> tuple[Ids, Ids]:
+        """Expand the placeholders; the last `num_last` tokens are kept when the text is cut."""
+        num_images, num_placeholders = len(image_fields(sample)), text.count(self.image_token)
+        if num_placeholders != num_images:
+            raise DecodeError(
+                f"{num_placeholders} {self.image_token} in the text, {num_images} images"
+            )
+        return expand_images(
+            ids,
+            labels,
+            token_id=self._image_id,
+            length=self.image_length or 1,
+            num_images=num_images,
+            max_length=self.max_length,
+            keep=num_last,
+        )
 
 
 def decode_text(value: object) -> str:
@@ -154,10 +201,3 @@ def decode_text(value: object) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DecodeError(f"not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def _arrays(ids: list[int], labels: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    if not ids:
-        raise DecodeError("empty text: no tokens")
-    input_ids = np.asarray(ids, dtype=np.int64)
-    return {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids), "labels": labels}

@@ -42,13 +42,15 @@ class LocalStore:
         """
         fd = os.open(Path(self.url, name), os.O_RDONLY)
         try:
+            size = os.fstat(fd).st_size
+            if size < stop:  # asked first: a damaged index may name more bytes than there is memory
+                raise StorageError(f"{self.url_of(name)}: ends {stop - size} bytes before {stop}")
             parts: list[bytes] = []
             while start < stop and (part := os.pread(fd, stop - start, start)):
                 parts.append(part)
                 start += len(part)
             if start < stop:
-                short = stop - os.fstat(fd).st_size
-                raise StorageError(f"{self.url_of(name)}: ends {short} bytes before {stop}")
+                raise StorageError(f"{self.url_of(name)}: cut while it was read")
         finally:
             os.close(fd)
         return parts[0] if len(parts) == 1 else b"".join(parts)

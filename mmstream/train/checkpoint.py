@@ -7,6 +7,7 @@ A checkpoint is one object, ``step-00000012.pt``: torch's zip of tensors and pla
 from __future__ import annotations
 
 import io
+import json
 import logging
 import pickle
 import re
@@ -15,12 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from mmstream.device import DeviceLoader
 from mmstream.errors import StateError
 from mmstream.storage import Store
+from mmstream.train.config import TrainConfig
+from mmstream.train.distributed import Place
+from mmstream.train.step import Trained
 
 __all__ = ["Checkpoint", "checkpoint_name", "list_checkpoints", "load_checkpoint", "load_newest",
-           "save_checkpoint"]  # fmt: skip
+           "resume_training", "save_checkpoint", "save_training"]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -113,3 +119,45 @@ def load_newest(store: Store) -> Checkpoint | None:
     if steps:
         raise StateError(f"{store.url}: all {len(steps)} checkpoints are damaged; move them away")
     return None
+
+
+def save_training(
+    store: Store,
+    trained: Trained,
+    num_steps: int,
+    loader_state: dict[str, Any],
+    config: TrainConfig,
+    place: Place,
+) -> None:
+    """Save a run after an optimizer step, on rank 0."""
+    if place.rank == 0:
+        content = {**trained.state_dict(), "loader": json.dumps(loader_state)}
+        save_checkpoint(store, Checkpoint(num_steps, content), keep=config.keep_checkpoints)
+
+
+def resume_training(store: Store, trained: Trained, batches: DeviceLoader, place: Place) -> int:
+    """Load the newest good checkpoint into model and loader; return its steps, 0 without one.
+
+    Rank 0 chooses and the others follow, so that no two ranks go on from different steps.
+
+    Raises:
+        StateError: all checkpoints are damaged, or the newest good one is of another run.
+    """
+    found = load_newest(store) if place.rank == 0 else None
+    if place.world_size > 1:
+        choice = torch.tensor(-1 if found is None else found.num_steps, device=place.device)
+        dist.broadcast(choice, src=0)
+        if place.rank != 0 and choice.item() >= 0:
+            found = load_checkpoint(store, int(choice.item()))
+    if found is None:
+        return 0
+    try:
+        trained.load_state_dict(found.content)
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise StateError(
+            f"{store.url}: step {found.num_steps} is of another model: {error}"
+        ) from error
+    batches.load_state_dict(json.loads(found.content["loader"]))
+    if place.rank == 0:
+        logger.info("going on from %s, step %d", store.url, found.num_steps)
+    return found.num_steps

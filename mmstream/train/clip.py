@@ -10,7 +10,8 @@ e = (e_1 ... e_W) and compute the same loss L(e, s), s being the temperature.
   is W * dL/de_r, known without asking the other ranks. Rank r has then W * dL/de_r * de_r/dw.
 - DDP averages over the ranks: 1/W * sum_r W * dL/de_r * de_r/dw = dL/dw.
 - s enters L directly: each rank has dL/ds, and so has their mean.
-No factor is left over for the learning rate or the loss.
+No factor is left over for the learning rate or the loss. (The loop multiplies each rank's loss_sum
+by W / weight of all ranks: with loss_sum = L * V / W over V valid rows that is L again.)
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
+from mmstream.batching import Batch
+from mmstream.errors import ConfigError
 
-__all__ = ["ContrastiveClip", "contrastive_loss", "gather_rows", "small_clip"]
+__all__ = ["ContrastiveClip", "contrastive_loss", "gather_rows", "load_clip", "small_clip"]
 
 
 class ContrastiveClip(nn.Module):
@@ -35,41 +38,67 @@ class ContrastiveClip(nn.Module):
         clip: a `transformers` CLIPModel without dropout.
         num_rows: rows of the largest rank, ceil(global_batch_size / world_size): a rank with
             fewer is filled up with rows that do not count, since a gather wants equal parts.
+
+    Attributes:
+        image_size: side of the images in pixels.
+        separable: False: each row's loss depends on all other rows, so the loss of a batch is not
+            the mean over its parts and the loop neither accumulates nor cuts it.
     """
+
+    separable = False
 
     def __init__(self, clip: Any, num_rows: int) -> None:
         super().__init__()
         self.clip = clip
         self.num_rows = num_rows
+        self.image_size: int = clip.config.vision_config.image_size
 
-    def forward(
-        self, image: Tensor, input_ids: Tensor, attention_mask: Tensor, valid: Tensor
-    ) -> Tensor:
-        """Return the loss, a float32 scalar, the same on every rank.
+    def weight_of(self, batch: Batch) -> Tensor:
+        """Return the number of this rank's valid rows, a scalar."""
+        valid: Tensor = batch["__valid__"]
+        return valid.sum()
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (loss_sum, weight): the loss times this rank's share of all valid rows, the share.
+
+        The same on every rank, float32 scalars. Summed over the ranks loss_sum / weight is the
+        loss, and weight the number of valid rows of the global batch.
 
         Args:
-            image: normalised, floating [B, 3, S, S].
-            input_ids: int64 [B, T].
-            attention_mask: int64 [B, T], 1 for text and 0 for padding, on either side.
-            valid: bool [B]; rows with False are left out of the loss on all ranks.
+            batch: ``image``, normalised, floating [B, 3, S, S]; ``input_ids`` int64 [B, T];
+                ``attention_mask`` int64 [B, T], 1 for text and 0 for padding, on either side;
+                ``__valid__`` bool [B], where False leaves a row out of the loss on all ranks.
+
+        Raises:
+            ConfigError: samples with several images or none, or without text.
         """
+        if not isinstance(batch.get("image"), Tensor) or "image_row" in batch:
+            raise ConfigError(
+                "train: CLIP takes exactly one image a sample; these have more or none"
+            )
+        if "input_ids" not in batch:
+            raise ConfigError("train: CLIP takes a text for each image; there is none")
+        image, mask = batch["image"], batch["attention_mask"]
         pooled = self.clip.vision_model(pixel_values=image).pooler_output
         hidden = self.clip.text_model(
-            input_ids=input_ids, attention_mask=attention_mask
+            input_ids=batch["input_ids"], attention_mask=mask
         ).last_hidden_state
         # The last token that is text has seen all the others, whatever the tokenizer ends with.
         positions = torch.arange(hidden.shape[1], device=hidden.device)
-        last = (attention_mask * positions).argmax(dim=1)
+        last = (mask * positions).argmax(dim=1)
         text = hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
         images = self.clip.visual_projection(pooled)
         texts = self.clip.text_projection(text)
         with torch.autocast(image.device.type, enabled=False):
-            return contrastive_loss(
+            valid = gather_rows(batch["__valid__"], self.num_rows)
+            loss = contrastive_loss(
                 gather_rows(F.normalize(images.float(), dim=1), self.num_rows),
                 gather_rows(F.normalize(texts.float(), dim=1), self.num_rows),
-                gather_rows(valid, self.num_rows),
+                valid,
                 self.clip.logit_scale.clamp(max=math.log(100.0)).exp(),
             )
+        weight = valid.sum() / (dist.get_world_size() if dist.is_initialized() else 1)
+        return loss * weight, weight
 
 
 def contrastive_loss(images: Tensor, texts: Tensor, valid: Tensor, scale: Tensor) -> Tensor:
@@ -150,3 +179,11 @@ def small_clip(*, image_size: int, vocab_size: int, max_length: int, seed: int) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return CLIPModel(config)
+
+
+def load_clip(folder: str) -> Any:
+    """Return the CLIPModel saved in a local folder, in float32; no code in it is run."""
+    import_torchvision()
+    from transformers import CLIPModel
+
+    return CLIPModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)

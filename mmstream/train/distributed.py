@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-__all__ = ["Place", "leave_on_sigterm", "process_group", "share_threads"]
+__all__ = ["Place", "StopRequest", "leave_on_sigterm", "note_signals", "process_group",
+           "share_threads"]  # fmt: skip
+
+ECHO_S = 1.0
+"""torchrun passes on what the terminal has sent to all: a signal again so soon is the same one."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,15 @@ class Place:
     device: torch.device
     rank: int = 0
     world_size: int = 1
+
+    def sum(self, *values: Tensor | float) -> Tensor:
+        """Return the sums of scalars over the ranks, float64 [len(values)], the same on all."""
+        sums = torch.stack(
+            [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values]
+        )
+        if self.world_size > 1:
+            dist.all_reduce(sums)
+        return sums
 
 
 @contextmanager
@@ -74,6 +89,12 @@ def share_threads(num_workers: int) -> None:
     torch.set_num_threads(max(1, num_cores // num_ranks - num_workers))
 
 
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
+
+
 @contextmanager
 def leave_on_sigterm() -> Iterator[None]:
     """Turn SIGTERM into SystemExit(143), so that workers and process group are ended in order.
@@ -81,16 +102,51 @@ def leave_on_sigterm() -> Iterator[None]:
     Left alone outside the main thread, where Python allows no handlers, and where the caller has
     a handler of their own.
     """
-
-    def leave(number: int, _frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, _leave)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@dataclass
+class StopRequest:
+    """The signals that have asked this process to stop."""
+
+    times: dict[int, float] = field(default_factory=dict)
+    """Signal -> when it came first, by the monotonic clock."""
+
+    def flags(self) -> tuple[float, float]:
+        """Return 1.0 or 0.0 for SIGTERM and for SIGINT, to be summed over the ranks."""
+        return float(signal.SIGTERM in self.times), float(signal.SIGINT in self.times)
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Note the first signal; a second one, Ctrl-C again, leaves at once."""
+        now = time.monotonic()
+        if now - self.times.setdefault(number, now) > ECHO_S:
+            _leave(number, frame)
+
+
+@contextmanager
+def note_signals() -> Iterator[StopRequest]:
+    """Note SIGTERM and Ctrl-C instead of leaving, so that a step can end and be saved.
+
+    Handlers that the caller has set are left alone, as are those outside the main thread.
+    """
+    request = StopRequest()
+    replaced = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.getsignal(number)
+            if before in (signal.SIG_DFL, signal.default_int_handler, _leave):
+                replaced[number] = before
+                signal.signal(number, request.note)
+    try:
+        yield request
+    finally:
+        for number, before in replaced.items():
+            signal.signal(number, before)

@@ -1,4 +1,4 @@
-"""The training loop: read it from `run` down.
+"""The training loop: read it from `run` down; the optimizer step itself is `step.train_step`.
 
 Every rank does the same steps on its rows of the same global batches. What is saved after an
 optimizer step (weights, optimizer, the loader's state) is all that a run on another number of
@@ -7,196 +7,209 @@ ranks or workers needs to go on as if nothing had happened.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
-from mmstream.device import DeviceLoader, Normalize, to_device
-from mmstream.errors import ConfigError, StateError
-from mmstream.storage import Store, join_url, open_store
-from mmstream.train.checkpoint import Checkpoint, load_checkpoint, load_newest, save_checkpoint
-from mmstream.train.clip import ContrastiveClip, small_clip
-from mmstream.train.config import TrainConfig, TrainResult
-from mmstream.train.distributed import Place, leave_on_sigterm, process_group, share_threads
+from mmstream.device import DeviceLoader, to_device
+from mmstream.errors import MMStreamError
+from mmstream.storage import join_url, open_store
+from mmstream.train.checkpoint import resume_training, save_training
+from mmstream.train.config import Precision, TrainConfig, TrainResult
+from mmstream.train.distributed import (
+    Place,
+    leave_on_sigterm,
+    note_signals,
+    process_group,
+    share_threads,
+)
+from mmstream.train.meter import Meter
 from mmstream.train.metrics import StepLog
-from mmstream.train.tokenizer import open_tokenizer
+from mmstream.train.models import build_model, decode_for, normalize_for, open_model_tokenizer
+from mmstream.train.schedule import learning_rate_of
+from mmstream.train.step import prepare, seed_step, train_step
+from mmstream.train.tracing import deterministic, traced
+from mmstream.train.validation import Validation
 
-__all__ = ["CLIP_NORMALIZE", "fit", "run"]
+__all__ = ["fit", "run"]
 
 logger = logging.getLogger(__name__)
 
-CLIP_NORMALIZE = Normalize(
-    mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)
-)
-"""OpenAI CLIP's pixel statistics."""
+Batch = dict[str, Any]
 
 
 def run(config: TrainConfig) -> TrainResult:
     """Open the data, join the other ranks and train: what `mmstream.train.train` calls."""
-    with leave_on_sigterm(), process_group(config.device) as place:
+    with leave_on_sigterm(), process_group(config.device) as place, ExitStack() as loaders:
         share_threads(config.num_workers)
-        tokenizer = open_tokenizer(config.tokenizer)
-        clip = small_clip(
-            image_size=config.image_size,
-            vocab_size=len(tokenizer),
-            max_length=config.max_length,
-            seed=config.seed,
-        )
-        with closing(_open_loader(config, tokenizer)) as loader:  # ends its workers
-            batches = to_device(loader, place.device, normalize=CLIP_NORMALIZE)
-            return fit(config, clip, batches, place)
+        tokenizer = open_model_tokenizer(config)
+        model = build_model(config, tokenizer, place.world_size)
+        decode, normalize = decode_for(config, tokenizer, model), normalize_for(config)
+
+        def open_batches(url: str, **settings: Any) -> DeviceLoader:
+            loader = _open_loader(config, url, decode, **settings)
+            loaders.enter_context(closing(loader))  # ends its workers
+            return to_device(loader, place.device, normalize=normalize)
+
+        validation = None
+        if config.validation is not None:
+            validation = Validation(
+                open_batches(config.validation, shuffle=False, drop_last=False, log="validation")
+            )
+        result = fit(config, model, open_batches(config.url), place, validation)
+    if result.stopped_by == "SIGINT":
+        raise KeyboardInterrupt
+    return result
 
 
-def _open_loader(config: TrainConfig, tokenizer: Any) -> Any:
+def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", **order: Any) -> Any:
     import mmstream as mm
 
+    folder = config.log_folder
     pipeline = mm.Pipeline(
-        mm.open_dataset(config.url),
+        mm.open_dataset(url),
         global_batch_size=config.global_batch_size,
         seed=config.seed,
-        decode=mm.Decode(
-            image=mm.ImageDecoder(size=config.image_size),
-            text=mm.TextDecoder(tokenizer, max_length=config.max_length, padding="longest"),
-        ),
-        on_bad=mm.SkipPolicy(quarantine=config.log_folder),
+        decode=decode,
+        on_bad=mm.SkipPolicy(quarantine=None if folder is None else str(Path(folder, log))),
+        **order,
     )
-    return mm.Loader(pipeline, num_workers=config.num_workers, rows_per_rank="balanced")
+    return mm.Loader(
+        pipeline,
+        num_workers=config.num_workers,
+        rows_per_rank=config.rows_per_rank or "balanced",
+    )
 
 
-def fit(config: TrainConfig, clip: Any, batches: DeviceLoader, place: Place) -> TrainResult:
+def fit(
+    config: TrainConfig,
+    model: nn.Module,
+    batches: DeviceLoader,
+    place: Place,
+    validation: Validation | None = None,
+) -> TrainResult:
     """Train from the newest good checkpoint, or from the start, to the end of `config`.
 
     Args:
         config: settings; its `url` is not looked at.
-        clip: a CLIPModel, the same on every rank.
+        model: as `mmstream.train.models.Trainable`, the same on every rank.
         batches: this rank's rows, on its device.
         place: this process among the ranks.
+        validation: what to do every ``config.validate_every`` steps.
+
+    Returns:
+        What was done, also when SIGTERM or Ctrl-C ended it: saved as of the last optimizer step.
+
+    Raises:
+        ConfigError: this model cannot be trained with these settings.
+        StateError: a checkpoint is there that these settings cannot go on from.
+        MMStreamError: the loss is not finite; the checkpoints stay as they are.
     """
-    num_rows = -(-config.global_batch_size // place.world_size)
-    model = ContrastiveClip(clip, num_rows).to(place.device)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
-    )
-    store = open_store(join_url(config.out, "checkpoints"))
-    num_steps = resumed_from = _resume(config, store, model, optimizer, batches, place)
-    loss = None
-    with StepLog(
-        config.log_folder, rank=place.rank, world_size=place.world_size, num_steps=num_steps
-    ) as log:
-        parallel = _parallel(model, place)
-        began = time.perf_counter()
-        for batch in _all_epochs(batches, config, num_steps):
-            arrived = time.perf_counter()
-            loss = _step(parallel, optimizer, batch, place.device)
-            num_steps += 1
-            took = time.perf_counter() - began
-            line = {
-                "epoch": batch["__lineage__"].epoch,
-                "step": batch["__lineage__"].step,
-                "num_steps": num_steps,
-                "loss": loss,
-                "samples_per_s": round(config.global_batch_size / took, 1),
-                "wait_fraction": round((arrived - began) / took, 3),
-            }
-            log.write(line | _samples(batch) if config.log_keys else line)
-            state = batches.state_dict()
+    with ExitStack() as around:
+        around.enter_context(deterministic(config.deterministic))
+        trained = prepare(config, model, place)
+        store = open_store(join_url(config.out, "checkpoints"))
+        num_steps = resumed_from = resume_training(store, trained, batches, place)
+        planned = config.epochs * math.ceil(len(batches) / config.accumulate)
+        log = StepLog(
+            config.log_folder,
+            rank=place.rank,
+            world_size=place.world_size,
+            num_steps=num_steps,
+            last_step=(config.max_steps or planned) if config.progress else None,
+        )
+        around.enter_context(log)
+        trace = around.enter_context(traced(config.profile, config.log_folder, place.rank))
+        stop = around.enter_context(note_signals())
+        groups = around.enter_context(closing(_groups(batches, config, num_steps)))
+        meter = Meter(batches.stats, place)
+        state, saved = batches.state_dict(), num_steps
+        loss = validation_loss = stopped_by = None
+        for group in groups:
+            meter.arrived(group)
+            total, *flags = place.sum(sum(trained.model.weight_of(b) for b in group), *stop.flags())
+            if num_steps == resumed_from or num_steps % config.log_every == 0:
+                stopped_by = _signal_of(flags)
+                if stopped_by is not None:
+                    break
+            seed_step(config.seed, num_steps, place.rank)
+            lr = learning_rate_of(config, num_steps, planned)
+            part, norm = train_step(trained, group, total, lr, config, place)
+            num_steps, state = num_steps + 1, batches.state_dict()
             last = state["epoch"] >= config.epochs or num_steps == config.max_steps
-            if place.rank == 0 and (last or num_steps % config.checkpoint_every == 0):
-                content = {
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "loader": json.dumps(state),
-                }
-                save_checkpoint(store, Checkpoint(num_steps, content), keep=config.keep_checkpoints)
-            began = time.perf_counter()
-    return TrainResult(num_steps, resumed_from, loss, batches.state_dict())
+            saves = last or num_steps % config.checkpoint_every == 0
+            if saves or num_steps % config.log_every == 0:
+                line = meter.read(part, norm, num_steps=num_steps, lr=lr)
+                log.write(line | _samples(group) if config.log_keys else line)
+                loss = _finite(line["loss"], trained.precision, num_steps)
+            else:
+                meter.stepped()
+            trace()
+            if saves:
+                save_training(store, trained, num_steps, state, config, place)
+                saved = num_steps
+            validates = last or num_steps % config.validate_every == 0
+            if validation is not None and validates:
+                found = validation.run(trained, place, stop, config.micro_batches)
+                if found is not None:
+                    validation_loss = found["loss"]
+                    log.write_validation({"num_steps": num_steps, **found})
+            meter.start(paused=saves or validates)
+        if num_steps > saved:
+            save_training(store, trained, num_steps, state, config, place)
+        summary = meter.summary() if num_steps > resumed_from else None
+    if place.rank == 0 and summary is not None:
+        logger.info("%s", summary)
+    return TrainResult(num_steps, resumed_from, loss, state, validation_loss, stopped_by, summary)
 
 
-def _all_epochs(
+def _groups(
     batches: DeviceLoader, config: TrainConfig, num_steps: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the batches that are left; the one after the last step is not even asked for."""
+) -> Generator[list[Batch], None, None]:
+    """Yield the batches of each step that is left; those after the last are not even asked for.
+
+    A group ends with its epoch, so that an epoch is a whole number of steps.
+    """
     limit = math.inf if config.max_steps is None else config.max_steps
     while batches.state_dict()["epoch"] < config.epochs and num_steps < limit:
+        group: list[Batch] = []
         for batch in batches:
-            yield batch
-            num_steps += 1
+            group.append(batch)
+            epoch_is_done = batches.state_dict()["step"] == 0
+            if len(group) < config.accumulate and not epoch_is_done:
+                continue
+            yield group
+            group, num_steps = [], num_steps + 1
             if num_steps == limit:
                 return
 
 
-def _samples(batch: dict[str, Any]) -> dict[str, Any]:
+def _samples(group: list[Batch]) -> dict[str, Any]:
     """Return what `log_keys` adds to a line: keys as shown and, where they differ, as planned."""
-    keys, lineage = list(batch["__key__"]), batch["__lineage__"]
-    if lineage.planned == lineage.shown:
+    keys = [key for batch in group for key in batch["__key__"]]
+    planned = [ref for batch in group for ref in batch["__lineage__"].planned]
+    shown = [ref for batch in group for ref in batch["__lineage__"].shown]
+    if planned == shown:
         return {"keys": keys}
-    return {"keys": keys, "planned": lineage.planned, "shown": lineage.shown}
+    return {"keys": keys, "planned": planned, "shown": shown}
 
 
-def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any], device: torch.device
-) -> float:
-    """Do one optimizer step; return the loss of the global batch, the same on every rank."""
-    if "image" not in batch or "image_row" in batch:
-        raise ConfigError("train: CLIP takes exactly one image a sample; these have more or none")
-    # bfloat16 where it is fast; it has float32's range, so no loss scaling is needed.
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-        loss = model(
-            batch["image"], batch["input_ids"], batch["attention_mask"], batch["__valid__"]
+def _signal_of(flags: list[Tensor]) -> str | None:
+    """Return the signal that some rank has noted; Ctrl-C before SIGTERM, which may follow it."""
+    terminated, interrupted = (flag.item() > 0 for flag in flags)
+    return "SIGINT" if interrupted else "SIGTERM" if terminated else None
+
+
+def _finite(loss: float, precision: Precision, num_steps: int) -> float:
+    """Return the loss; what fp16 overflows is not applied, everything else would spoil the run."""
+    if not math.isfinite(loss) and precision != "fp16":
+        raise MMStreamError(
+            f"the loss of step {num_steps} is {loss}; go on from the last checkpoint with a "
+            "smaller lr or max_grad_norm, or a longer warm-up"
         )
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
-    return float(loss.item())
-
-
-def _parallel(model: nn.Module, place: Place) -> nn.Module:
-    """Wrap the model so that gradients are averaged over the ranks; alone it stays as it is."""
-    if place.world_size == 1:
-        return model
-    device_ids = [place.device] if place.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)
-
-
-def _resume(
-    config: TrainConfig,
-    store: Store,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: DeviceLoader,
-    place: Place,
-) -> int:
-    """Load the newest good checkpoint into all three; return its steps, 0 without one.
-
-    Rank 0 chooses and the others follow, so that no two ranks go on from different steps.
-    """
-    found = load_newest(store) if place.rank == 0 else None
-    if place.world_size > 1:
-        choice = torch.tensor(-1 if found is None else found.num_steps, device=place.device)
-        dist.broadcast(choice, src=0)
-        if place.rank != 0 and choice.item() >= 0:
-            found = load_checkpoint(store, int(choice.item()))
-    if found is None:
-        return 0
-    try:
-        model.load_state_dict(found.content["model"])
-        optimizer.load_state_dict(found.content["optimizer"])
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise StateError(
-            f"{store.url}: step {found.num_steps} is of another model: {error}"
-        ) from error
-    for group in optimizer.param_groups:
-        group["lr"], group["weight_decay"] = config.lr, config.weight_decay
-    batches.load_state_dict(json.loads(found.content["loader"]))
-    if place.rank == 0:
-        logger.info("going on from %s, step %d", store.url, found.num_steps)
-    return found.num_steps
+    return loss

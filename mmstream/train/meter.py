@@ -1,0 +1,116 @@
+"""What each step is measured by: the numbers of a line of metrics, over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmstream.batching import Batch
+from mmstream.train.distributed import Place
+from mmstream.train.summary import Clock, Times, slowest, summarize
+
+__all__ = ["Meter"]
+
+
+class Meter:
+    """Clock and counters of one rank.
+
+    Args:
+        stats: the loader's, for its waiting time and its bad samples.
+        place: this process among the ranks.
+    """
+
+    def __init__(self, stats: Any, place: Place) -> None:
+        self._stats, self._place = stats, place
+        self._clock = Clock(place.device, stats)
+        self._seen = self._nothing = torch.zeros(3, dtype=torch.float64, device=place.device)
+        self._last: dict[str, Any] = {}
+        self._num_unread = 0
+        self._first = self._rest = (Times(), 0, 0.0)
+
+    def start(self, *, paused: bool) -> None:
+        """Begin to wait for a step's data; `paused` after saving or validating."""
+        self._clock.start(paused=paused)
+
+    def arrived(self, group: list[Batch]) -> None:
+        """Count the batches of a step, which are here."""
+        self._clock.arrived()
+        for batch in group:
+            self._seen = self._seen + _count(batch)
+        lineage = group[-1]["__lineage__"]
+        self._last = {"epoch": lineage.epoch, "step": lineage.step}
+
+    def stepped(self) -> None:
+        """The step is given to the device, and has no line of its own."""
+        self._clock.done()
+        self._num_unread += 1
+
+    def read(self, loss: Tensor, norm: Tensor, *, num_steps: int, lr: float) -> dict[str, Any]:
+        """Return the line of this step, rates being since the line before; see `StepLog.write`.
+
+        All ranks together; makes the host wait for the device.
+
+        Args:
+            loss: this rank's part of the step's.
+            norm: of the gradient, the same on every rank.
+            num_steps: optimizer steps, with this one.
+            lr: learning rate of the step.
+        """
+        num_bad = getattr(self._stats, "num_bad", 0)
+        sums = self._place.sum(loss, *self._seen, num_bad).tolist()
+        whole, tokens, cells, rows, num_bad = sums
+        self._seen = self._nothing
+        self.stepped()
+        lap = self._clock.lap()
+        self._sum_up(lap, rows)
+        seconds = max(lap.total_s, 1e-9)
+        line = {
+            **self._last,
+            "num_steps": num_steps,
+            "loss": whole,
+            "lr": lr,
+            "grad_norm": norm.item(),
+            "samples_per_s": round(rows / seconds, 1),
+            "tokens_per_s": round(tokens / seconds, 1) if cells else None,
+            "padding_fraction": round(1 - tokens / cells, 4) if cells else None,
+            "wait_fraction": round(lap.wait_s / seconds, 3),
+            "num_bad": int(num_bad),
+        }
+        if self._place.device.type == "cuda":
+            line["idle_fraction"] = round(lap.idle_s / seconds, 3)
+            line["memory_bytes"] = torch.cuda.max_memory_allocated(self._place.device)
+        return line
+
+    def summary(self) -> str:
+        """Return the run in words, after the last step's line; all ranks together.
+
+        The steps to the first line are left out, when there are others: they start workers and
+        compile kernels.
+        """
+        first, rest = self._first, self._rest
+        times, num_steps, num_samples = rest if rest[1] else first
+        cuda = self._place.device.type == "cuda"
+        return summarize(slowest(times, self._place), num_steps, num_samples, cuda=cuda)
+
+    def _sum_up(self, lap: Times, num_samples: float) -> None:
+        if not self._first[1]:
+            self._first = lap, self._num_unread, num_samples
+        else:
+            times, steps, samples = self._rest
+            self._rest = times + lap, steps + self._num_unread, samples + num_samples
+        self._num_unread = 0
+
+
+def _count(batch: Batch) -> Tensor:
+    """Return tokens, places for tokens (0 without text) and valid rows, float64 [3]."""
+    valid = batch["__valid__"]
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor):
+        counts = [torch.zeros_like(valid.sum()), 0, valid.sum()]
+    else:
+        counts = [(mask * valid[:, None]).sum(), mask.numel(), valid.sum()]
+    return torch.stack(
+        [torch.as_tensor(count, dtype=torch.float64, device=valid.device) for count in counts]
+    )

@@ -1,0 +1,327 @@
+"""The command line: what each command prints, its exit code, and no traceback for a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import write_corpus
+from convert_corpus import make_corpus, write_rows
+from foreign import FOREIGN, make_tar
+
+from mmstream import cli as module
+from mmstream.cli import cli, main
+from mmstream.manifest import MANIFEST_NAME, MARKER_NAME
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def mmstream(monkeypatch, capsys):
+    """Run a command line in this process; return (exit code, stdout, stderr)."""
+
+    def run(*words) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return exit.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Forty rows, two of them rejects."""
+    return make_corpus(tmp_path)
+
+
+# -- the surface, frozen ------------------------------------------------------------------------
+
+OPTIONS = {
+    "convert": "rows dest --media-root --samples-per-shard --num-workers --format --captions "
+    "--shuffle-seed --split --overwrite",
+    "index": "url --output --repack --overwrite --num-threads",
+    "info": "url --keys --json",
+    "verify": "url --decode",
+}
+
+
+def test_the_names_of_options_are_fixed():
+    # Scripts depend on them: an option may be added here, none may go or change its name.
+    for name, expected in OPTIONS.items():
+        params = cli.commands[name].params
+        assert " ".join(param.opts[0] for param in params) == expected
+
+
+def test_every_command_is_there():
+    assert {"convert", "index", "info", "verify", "train", "demo"} <= set(cli.commands)
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_help_starts_with_a_command_to_copy(mmstream, name):
+    code, out, err = mmstream(name, "--help")
+    usage, blank, example, after, *_ = out.splitlines()
+    assert (code, err) == (0, "")
+    assert usage.startswith(f"Usage: mmstream {name} ")
+    assert (blank, after) == ("", "")
+    words = example.split()
+    assert f"mmstream {name} " in example
+    given = {word for word in words[words.index(name) :] if word.startswith("--")}
+    assert given <= {option for param in cli.commands[name].params for option in param.opts}
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_option_says_what_it_does(name):
+    for param in cli.commands[name].params:
+        if param.param_type_name == "option" and not param.is_flag:
+            assert param.help or param.show_default or param.required or param.type.name != "text"
+
+
+def test_help_of_all_lists_every_command_with_a_line(mmstream):
+    code, out, _ = mmstream("--help")
+    assert code == 0
+    for name, command in cli.commands.items():
+        assert f"  {name} " in out
+        assert command.short_help.rstrip(".") or None
+
+
+def test_the_version(mmstream):
+    code, out, _ = mmstream("--version")
+    assert code == 0
+    assert out.startswith("mmstream, version ")
+
+
+# -- happy paths --------------------------------------------------------------------------------
+
+
+def test_convert_info_verify(mmstream, rows, tmp_path):
+    dest = tmp_path / "out"
+    code, out, _ = mmstream(
+        "convert",
+        rows,
+        dest,
+        "--samples-per-shard",
+        8,
+        "--num-workers",
+        1,
+        "--media-root",
+        tmp_path,
+    )
+    assert code == 0
+    assert out.startswith("40 rows -> 38 samples in 5 shards, 2 rejected; ")
+    assert f"reasons: {dest}/rejects.jsonl" in out
+
+    code, out, _ = mmstream("info", dest)
+    assert code == 0
+    assert "38 samples, 5 shards" in out
+    assert "\n  samples a shard: 7 to 8\n" in out
+    assert "\n  .jpg: 38\n" in out
+    assert "\n  first keys: " in out
+
+    code, out, _ = mmstream("verify", dest)
+    assert (code, out) == (0, "ok: 38 samples in 5 shards\n")
+    assert mmstream("verify", dest, "--decode")[:2] == (0, "ok: 38 samples in 5 shards\n")
+
+
+def test_info_as_json(mmstream, corpus):
+    code, out, _ = mmstream("info", corpus, "--json", "--keys", 2)
+    about = json.loads(out)
+    assert code == 0
+    assert about["num_samples"] == 97
+    assert about["num_shards"] == 5
+    assert about["keys"] == ["000000", "000001"]
+    assert about["url"] == corpus
+    assert set(about["fields"]) == {"jpg", "txt", "json"}
+    assert about["num_bytes"] == sum(path.stat().st_size for path in Path(corpus).glob("*.tar"))
+    assert json.loads(mmstream("info", corpus, "--json", "--keys", 0)[1])["keys"] == []
+
+
+def test_index_and_repack(mmstream, tmp_path):
+    code, out, _ = mmstream("index", FOREIGN, "--output", tmp_path / "out", "--repack")
+    assert (code, out) == (0, "4 tars, 1,193 samples; 4 indexes built, 1 tars repacked\n")
+    assert mmstream("verify", tmp_path / "out")[1] == "ok: 1,193 samples in 4 shards\n"
+
+
+def test_splits(mmstream, rows, tmp_path):
+    code, _, _ = mmstream("convert", rows, tmp_path / "out", "--split", "train=0.5,val=0.5")
+    counts = [
+        json.loads(mmstream("info", tmp_path / "out" / name, "--json")[1])["num_samples"]
+        for name in ("train", "val")
+    ]
+    assert code == 0
+    assert sum(counts) == 38
+    assert all(counts)
+
+
+def test_a_corpus_without_samples_can_be_looked_at(mmstream, tmp_path):
+    write_corpus(tmp_path, [0])
+    code, out, _ = mmstream("info", tmp_path)
+    assert code == 0
+    assert "0 samples, 1 shards" in out
+
+
+def test_names_that_are_no_text_can_be_shown(mmstream, tmp_path):
+    (tmp_path / "a.tar").write_bytes(make_tar([("caf\udce9.txt", b"1"), ("caf\udce9.TXT", b"2")]))
+    (tmp_path / "b.tar").write_bytes(make_tar([("caf\udce9.txt", b"1")]))
+    assert "caf" in mmstream("info", tmp_path / "b.tar")[1]
+    code, out, _ = mmstream("verify", tmp_path)
+    assert code == 1
+    assert "bad: a.tar[0] caf" in out
+
+
+# -- mistakes and damage ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "no-such-command",
+        "convert",
+        "convert {rows}",
+        "convert {rows} {out} --no-such-option",
+        "convert {rows} {out} --samples-per-shard 0",
+        "convert {rows} {out} --samples-per-shard many",
+        "convert {rows} {out} --num-workers -1",
+        "convert {rows} {out} --captions some",
+        "convert {rows} {out} --format no-such-format",
+        "convert {rows} {out} --split train",
+        "convert {rows} {out} --split train=x",
+        "convert {rows} {out} --split train=nan",
+        "convert {rows} {out} --split train=0.5",
+        "convert {rows} {out} --split train=2,val=-1",
+        "convert {rows} {out} --split a/../b=1",
+        "convert {empty} {out}",
+        "index",
+        "index {empty}",
+        "index {absent}",
+        "index {tars} --num-threads 0",
+        "info {tars} --keys -1",
+        "info s3://",
+        "train {tars}",
+        "train {tars} --out {out} --epochs -1",
+    ],
+)
+def test_a_users_mistake_has_exit_code_2(mmstream, rows, tmp_path, line):
+    (tmp_path / "empty").mkdir()
+    write_rows(tmp_path / "empty.jsonl", [])
+    places = {
+        "rows": rows,
+        "out": tmp_path / "out",
+        "tars": FOREIGN,
+        "absent": tmp_path / "absent",
+        "empty": tmp_path / ("empty.jsonl" if line.startswith("convert") else "empty"),
+    }
+    code, out, err = mmstream(*line.format(**places).split())
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: ") or err.startswith("usage: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("convert {tmp}/absent.jsonl {tmp}/out", "absent.jsonl"),
+        ("info {tmp}/absent", "no such folder"),
+        ("info {tmp}/absent.tar", "no such tar"),
+        ("verify {tmp}/absent", "no such folder"),
+        ("info {tmp}/unfinished", "mmstream convert again"),
+        ("verify {tmp}/unfinished", "mmstream convert again"),
+        ("info {tmp}/broken", "mmstream.json"),
+        ("info {tmp}/page.tar", "not a tar"),
+        ("index {tmp}/pages", "not a tar"),
+        ("info {foreign}/sample.tgz", "mmstream index --repack"),
+    ],
+)
+def test_a_problem_of_the_data_has_exit_code_1_and_a_line(mmstream, tmp_path, line, reason):
+    for name, file, text in [
+        ("unfinished", MARKER_NAME, "{}"),
+        ("broken", MANIFEST_NAME, "{"),
+        ("pages", "a.tar", "<html>" * 100),
+        (".", "page.tar", "<html>" * 100),
+    ]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / file).write_text(text)
+    code, out, err = mmstream(*line.format(tmp=tmp_path, foreign=FOREIGN).split())
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert reason in err
+    assert err.count("\n") == 1
+
+
+def test_verify_lists_the_problems_and_fails(mmstream, tmp_path):
+    write_corpus(tmp_path, [3, 3])
+    path = tmp_path / "shard-000001.tar"
+    path.write_bytes(path.read_bytes()[:2000])
+    code, out, err = mmstream("verify", tmp_path)
+    assert code == 1
+    assert all(line.startswith("bad: shard-000001.tar: ") for line in out.splitlines())
+    assert err.splitlines()[-1].startswith(f"{len(out.splitlines())} problems in <Dataset ")
+
+
+def test_verify_decode_finds_an_image_that_is_none(mmstream, tmp_path):
+    write_corpus(tmp_path, [3], lambda n: {"jpg": b"\xff\xd8 no jpeg", "txt": b"x"})
+    assert mmstream("verify", tmp_path)[0] == 0
+    code, out, _ = mmstream("verify", tmp_path, "--decode")
+    assert code == 1
+    assert out.count("bad: shard-000000.tar[") == 3
+
+
+def test_info_shows_what_it_can_of_a_corpus_with_a_bad_sample(mmstream, tmp_path):
+    (tmp_path / "a.tar").write_bytes(make_tar([("a.txt", b"1"), ("b.txt", b""), ("b.txt", b"")]))
+    code, out, err = mmstream("info", tmp_path)
+    assert code == 0
+    assert "first keys: a\n" in out
+    assert err == "bad: a.tar[1] b.txt: this field comes twice in the sample\n"
+
+
+def test_an_interrupt_has_exit_code_130(mmstream, monkeypatch, corpus):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_first_samples", interrupted)
+    assert mmstream("info", corpus) == (130, "", "\ninterrupted\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_real_process_has_exit_code_130(tmp_path):
+    os.mkfifo(tmp_path / "rows.jsonl")  # nobody writes: the command waits
+    command = [
+        sys.executable,
+        "-m",
+        "mmstream",
+        "convert",
+        tmp_path / "rows.jsonl",
+        tmp_path / "out",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        with (tmp_path / "rows.jsonl").open("w"):  # returns when the command has opened it
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_the_module_and_the_script_run_without_torch(corpus):
+    script = Path(sys.executable).with_name("mmstream")
+    probe = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "import runpy; sys.argv = ['mmstream', *sys.argv[1:]]\n"
+        "runpy.run_module('mmstream', run_name='__main__')"
+    )
+    commands = [[sys.executable, "-m", "mmstream"], [sys.executable, "-c", probe]]
+    commands += [[str(script)]] if script.exists() else []
+    for command in commands:
+        done = subprocess.run(
+            [*command, "verify", corpus], capture_output=True, text=True, cwd=ROOT
+        )
+        assert (done.returncode, done.stdout) == (0, "ok: 97 samples in 5 shards\n"), done.stderr

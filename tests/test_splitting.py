@@ -1,0 +1,126 @@
+"""Cutting a batch by rows: the parts, joined, are the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mmstream as mm
+from mmstream.batching import BatchLineage
+from mmstream.skip import BadSample
+
+
+def made_batch(images_of_rows: list[int], start: int, *, whole: bool) -> dict[str, Any]:
+    """A batch as `collate` and the batch stage make it; `whole`: images are one tensor."""
+    rows = range(len(images_of_rows))
+    images = [
+        torch.full((3, 2, 2), 10 * row + n) for row in rows for n in range(images_of_rows[row])
+    ]
+    bad = [BadSample(0, 4, start + row, "a", row, "DecodeError", "x", None) for row in rows[::2]]
+    return {
+        "image": torch.stack(images) if whole and images else images,
+        "image_row": torch.repeat_interleave(torch.tensor(images_of_rows)),
+        "input_ids": torch.arange(3 * len(rows)).view(-1, 3),
+        "score": torch.arange(len(rows)) / 2,
+        "txt": [f"row {row}" for row in rows],
+        "more": {"ids": torch.arange(len(rows)), "name": "the same for all"},
+        "temperature": torch.tensor(0.5),
+        "nothing": None,
+        "__key__": [str(row) for row in rows],
+        "__valid__": torch.arange(len(rows)) % 3 > 0,
+        "__lineage__": BatchLineage(
+            0, 4, start, [(0, r) for r in rows], [(1, r) for r in rows], tuple(bad), 1000, 7
+        ),
+    }
+
+
+def join(parts: list[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, BatchLineage):
+        return BatchLineage(
+            first.epoch,
+            first.step,
+            first.start,
+            [ref for part in parts for ref in part.planned],
+            [ref for part in parts for ref in part.shown],
+            tuple(record for part in parts for record in part.bad),
+            sum(part.num_bytes for part in parts),
+            sum(part.num_requests for part in parts),
+        )
+    if isinstance(first, dict):
+        joined = {name: join([part[name] for part in parts]) for name in first}
+        if "image_row" in first:
+            sizes = [0, *(len(part["__valid__"]) for part in parts)]
+            starts = torch.tensor(sizes).cumsum(0).tolist()
+            joined["image_row"] = torch.cat(
+                [part["image_row"] + start for part, start in zip(parts, starts)]
+            )
+        return joined
+    if isinstance(first, list):
+        return [item for part in parts for item in part]
+    if isinstance(first, torch.Tensor) and first.ndim:
+        return torch.cat(parts)
+    assert all(part is first for part in parts)
+    return first
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@given(
+    images_of_rows=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    num_parts=st.integers(1, 12),
+    start=st.integers(0, 100),
+    whole=st.booleans(),
+)
+def test_the_parts_joined_are_the_batch(
+    images_of_rows: list[int], num_parts: int, start: int, whole: bool
+) -> None:
+    batch = made_batch(images_of_rows, start, whole=whole)
+    parts = mm.split_rows(batch, num_parts)
+    assert same(join(parts), batch)
+    sizes = [len(part["__key__"]) for part in parts]
+    assert len(parts) == min(num_parts, len(images_of_rows))
+    assert max(sizes) - min(sizes) <= 1
+    for part in parts:
+        lineage, rows = part["__lineage__"], part["image_row"].tolist()
+        assert [row for _, row in lineage.planned] == [int(key) for key in part["__key__"]]
+        assert len(rows) == len(part["image"])
+        assert rows == sorted(rows)
+        assert all(0 <= row < len(part["__key__"]) for row in rows)
+
+
+def test_parts_are_views() -> None:
+    batch = made_batch([1, 1, 1, 1], 0, whole=True)
+    batch["image"] = batch["image"].contiguous(memory_format=torch.channels_last)
+    for part in mm.split_rows(batch, 2):
+        for name in ("image", "input_ids"):
+            assert part[name].untyped_storage().data_ptr() == batch[name].untyped_storage().data_ptr()
+        assert part["image"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_field_without_an_entry_a_row_is_refused() -> None:
+    batch = {"boxes": torch.zeros(5, 4), "__valid__": torch.ones(2, dtype=torch.bool)}
+    with pytest.raises(mm.ConfigError, match="boxes has 5 entries for 2 rows"):
+        mm.split_rows(batch, 2)
+    batch["boxes_row"] = torch.tensor([0, 0, 0, 1, 1])
+    assert [len(part["boxes"]) for part in mm.split_rows(batch, 2)] == [3, 2]
+    batch["boxes_row"] = torch.tensor([1, 0, 0, 1, 1])
+    with pytest.raises(mm.ConfigError, match="boxes_row does not rise"):
+        mm.split_rows(batch, 2)
+
+
+def test_less_than_one_part_is_refused() -> None:
+    with pytest.raises(mm.ConfigError, match="num_parts is 0"):
+        mm.split_rows(made_batch([1], 0, whole=True), 0)
