@@ -36,7 +36,7 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names in a tar may be any bytes
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="mmstream", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

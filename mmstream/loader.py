@@ -30,6 +30,7 @@ from mmstream.pipeline import Pipeline
 from mmstream.reading import Job
 from mmstream.skip import Stats, count_bad
 from mmstream.state import load_state, make_state
+from mmstream.transport import pack_lists
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 
 __all__ = ["Loader"]
@@ -220,6 +221,7 @@ class Loader:
             _Steps(self.pipeline, self._num_threads),
             sampler=self._jobs,
             batch_size=None,
+            collate_fn=pack_lists,  # torch's own would turn tuples into lists, arrays into tensors
             num_workers=self.num_workers,
             multiprocessing_context=context,
             persistent_workers=True,
@@ -273,15 +275,21 @@ def _start_worker(environment: dict[str, str], _worker: int) -> None:
     # Ctrl-C and a scheduler's SIGTERM go to all processes at once. The main process decides; a
     # worker that left by itself would fail the last step of a run that is about to be saved.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     parent = multiprocessing.parent_process()
 
-    def watch() -> None:
+    def follow() -> None:
         if parent is not None:
             parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, name="mmstream-watch", daemon=True).start()
+    def obey() -> None:
+        while parent is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+            logger.info("a worker leaves SIGTERM to the main process")
+        os._exit(128 + signal.SIGTERM)
+
+    for target in (follow, obey):
+        threading.Thread(target=target, name=f"mmstream-{target.__name__}", daemon=True).start()
 
 
 def _drain(waiting: deque[Job]) -> Iterator[Job]:

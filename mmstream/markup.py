@@ -121,10 +121,10 @@ def picture(value: Any, side: int, label: str = "") -> str:
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
-    name = html.escape(label, quote=True)
+    name, source = html.escape(label, quote=True), _data_url("image/jpeg", buffer.getvalue())
     return (
         f'<img alt="{name}" title="{name}" width="{image.width}" height="{image.height}" '
-        f'style="border-radius:4px;margin:0;vertical-align:top" src="{_data_url("image/jpeg", buffer.getvalue())}">'
+        f'style="border-radius:4px;margin:0;vertical-align:top" src="{source}">'
     )
 
 

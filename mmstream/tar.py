@@ -71,6 +71,8 @@ def iter_members(
         offset = member.end
     if start == 0 and offset == 0:
         raise ShardError(f"not a tar: only {size} bytes")
+    if offset < size:
+        raise ShardError(f"truncated: ends within the header at byte {offset}")
 
 
 def sample_offsets(members: Iterable[Member]) -> list[int]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import tempfile
 from contextlib import closing
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from bad_corpus import bad_json, pipeline, policy, truncated_jpeg, write_faulty, write_tiny
 from conftest import write_corpus
 from hypothesis import assume, given, settings
@@ -25,6 +28,7 @@ from mmstream.errors import (
 )
 from mmstream.reading import STEPS_AHEAD, Job, Reader
 from mmstream.storage import LocalStore
+from mmstream.transport import pack_lists
 
 BAD = {0, 5, 30, 31, 70}
 
@@ -91,7 +95,7 @@ def test_an_error_in_the_users_loop_loses_and_repeats_nothing(corpus, error, ahe
     loader = mm.to_device(mm.Loader(made), "cpu") if ahead else mm.Loader(made)
     seen = []
     for stop in (2, 1, 3):
-        with pytest.raises(error):
+        with pytest.raises(error):  # noqa: PT012 - the loop is the user's code
             for count, batch in enumerate(loader, start=1):
                 seen.append(described(batch))
                 if count == stop:
@@ -119,8 +123,10 @@ def test_one_process_resumes_exactly_at_every_step(tmp_path, ahead, drop_last, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ahead", "drop_last", "shuffle"),
-                         [(False, False, True), (True, True, True), (True, False, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ahead", "drop_last", "shuffle"),
+    [(False, False, True), (True, True, True), (True, False, False)],
+)
 def test_workers_resume_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
     corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, bad_json)
     made = pipeline(corpus, drop_last=drop_last, shuffle=shuffle)
@@ -254,7 +260,7 @@ def test_a_loop_inside_a_loop_over_the_same_loader_takes_over(corpus):
     made = pipeline(corpus)
     loader = mm.Loader(made)
     seen = []
-    with pytest.raises(ConfigError, match="drop the old loop"):
+    with pytest.raises(ConfigError, match="drop the old loop"):  # noqa: PT012
         for outer in loader:
             seen.append(described(outer))
             seen += [described(inner) for inner in loader]
@@ -274,3 +280,44 @@ def test_three_epochs_are_three_orders_of_all_samples(corpus, num_workers):
     assert len({tuple(keys) for keys in epochs}) == 3
     assert loader.state_dict()["epoch"] == 3
     assert loader.stats.num_samples == 3 * 97
+
+
+def mixed(samples):
+    """A user's batch of odd types, and pictures of as many sizes as there are rows."""
+    sizes = [3 + int(sample["__key__"]) % 9 for sample in samples]
+    return {
+        "pictures": [torch.arange(n * 15).view(n, 5, 3).permute(2, 0, 1) for n in sizes],
+        "scalars": [torch.tensor(n) for n in sizes],
+        "kinds": [torch.ones(2), torch.ones(2, dtype=torch.int8)],
+        "none": [],
+        "tuple": (1, "a"),
+        "array": np.arange(3),
+        "arrays": [np.array([None]), np.zeros(2)],
+    }
+
+
+@pytest.mark.slow
+def test_a_batch_of_any_types_crosses_from_a_worker_as_it_is(corpus):
+    made = pipeline(corpus, collate=mixed)
+    loader = mm.Loader(made, num_workers=1)
+    for here, there in zip(mm.Loader(made), loader, strict=True):
+        for name in ("pictures", "scalars", "kinds"):
+            assert type(there[name]) is list
+            for a, b in zip(here[name], there[name], strict=True):
+                assert torch.equal(a, b)
+                assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+        assert (there["none"], there["tuple"]) == ([], (1, "a"))
+        assert type(there["array"]) is np.ndarray
+        assert there["array"].tolist() == [0, 1, 2]
+        assert there["arrays"][0].tolist() == [None]
+    loader.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")
+def test_a_list_of_pictures_crosses_as_one_open_file_not_one_each():
+    pictures = [torch.full((4 + n, 5, 3), n).permute(2, 0, 1) for n in range(100)]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    data = bytes(ForkingPickler.dumps(pack_lists({"image": pictures})))
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 5
+    arrived = ForkingPickler.loads(data)["image"]
+    assert all(torch.equal(a, b) for a, b in zip(pictures, arrived, strict=True))

@@ -106,7 +106,9 @@ def test_parts_are_views() -> None:
     batch["image"] = batch["image"].contiguous(memory_format=torch.channels_last)
     for part in mm.split_rows(batch, 2):
         for name in ("image", "input_ids"):
-            assert part[name].untyped_storage().data_ptr() == batch[name].untyped_storage().data_ptr()
+            assert (
+                part[name].untyped_storage().data_ptr() == batch[name].untyped_storage().data_ptr()
+            )
         assert part["image"].is_contiguous(memory_format=torch.channels_last)
 
 

@@ -60,6 +60,13 @@ def test_a_cut_inside_a_member_is_always_found():
                 ours(SMALL[:cut])
 
 
+def test_a_cut_inside_a_header_is_always_found():
+    for member in iter_members(lambda start, stop: SMALL[start:stop], len(SMALL)):
+        for cut in (1, 100, 511):
+            with pytest.raises(ShardError, match=r"truncated|not a tar"):
+                ours(SMALL[: member.offset + cut])
+
+
 def test_a_flipped_byte_of_a_header_is_found():
     for at in {*range(512)} - {155}:  # the byte behind the checksum's digits says nothing
         data = bytearray(SMALL)

@@ -134,10 +134,11 @@ class RemoteStore:
         except FileNotFoundError:
             return {}
         root = self.url.partition("://")[2] + "/"
+        names = [entry["name"].lstrip("/") for entry in found]  # some file systems add a slash
         files = {
-            entry["name"].removeprefix(root): int(entry["size"])
-            for entry in found
-            if entry["type"] == "file" and entry["name"].startswith(root)
+            name.removeprefix(root): int(entry["size"])
+            for name, entry in zip(names, found, strict=True)
+            if entry["type"] == "file" and name.startswith(root)
         }
         return dict(sorted(item for item in files.items() if item[0] and item[0][0] != "."))
 

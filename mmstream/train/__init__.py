@@ -3,11 +3,11 @@
     device -> train
 
 Read `loop` first: it goes through all others. `step` is one optimizer step (precision,
-accumulation, scaling, clipping), `schedule` the learning rate, `models`, `clip`, `vlm` and `tokenizer` what is
-trained, `distributed` who trains it, `checkpoint`, `metrics` and `meter` what stays on disk,
-`validation`, `summary` and `tracing` what a run tells about itself. Written to be read and copied,
-not to be configured: a trainer of your own needs only `mmstream.to_device` and the two lines that
-save and load its state.
+accumulation, scaling, clipping), `schedule` the learning rate, `models`, `clip`, `vlm` and
+`tokenizer` what is trained, `distributed` who trains it, `checkpoint`, `metrics` and `meter` what
+stays on disk, `validation`, `summary` and `tracing` what a run tells about itself. Written to be
+read and copied, not to be configured: a trainer of your own needs only `mmstream.to_device` and the
+two lines that save and load its state.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class TrainConfig:
             `transformers` has saved a CLIP or a Llava-style model to.
         tokenizer: folder of a `transformers` tokenizer; None: the model folder's own, and one token
             a byte for the small models.
-        image_size: side of the square images in pixels, a multiple of 16; None: what the model's
-            folder says, 64 for the small models.
+        image_size: side of the square images in pixels; None: what the model's folder says. For the
+            small models a multiple of 16; None: 64.
         max_length: longest text in tokens, those of images included; None: 64 for CLIP, 512 for a
             VLM.
         freeze: patterns as of a shell (``clip.vision_model.*``); parameters whose names match one
@@ -135,7 +135,7 @@ class TrainConfig:
                 raise ConfigError(f"train: {name} with a remote out also needs a local log_dir")
 
     def _check_model_and_step(self) -> None:
-        if self.image_size is not None and self.image_size % 16:
+        if self.model in ("clip", "vlm") and self.image_size and self.image_size % 16:
             raise ConfigError(f"train: image_size is {self.image_size}, no multiple of 16")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(f"train: max_grad_norm is {self.max_grad_norm}; it must be above 0")

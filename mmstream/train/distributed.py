@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -16,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Place", "StopRequest", "leave_on_sigterm", "note_signals", "process_group",
-           "share_threads"]  # fmt: skip
+__all__ = ["Place", "StopRequest", "leave_group", "leave_on_sigterm", "note_signals",
+           "process_group", "share_threads"]  # fmt: skip
 
 ECHO_S = 1.0
 """torchrun passes on what the terminal has sent to all: a signal again so soon is the same one."""
@@ -67,9 +68,19 @@ def process_group(device: str | None) -> Iterator[Place]:
         try:
             yield Place(here, dist.get_rank(), dist.get_world_size())
         finally:
-            dist.destroy_process_group()
+            leave_group()
     else:
         yield Place(here)
+
+
+def leave_group() -> None:
+    """End the process group, and its threads with it.
+
+    DDP lies in reference cycles and holds the group: left to the interpreter's end, a thread of
+    gloo now and then meets an interpreter that is gone, and the process aborts (torch 2.13).
+    """
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def share_threads(num_workers: int) -> None:

@@ -165,7 +165,7 @@ def cut_history(folder: Path, rank: int, world_size: int, num_steps: int) -> int
     earlier run on more ranks has left.
     """
     num_cut = 0
-    for path in sorted(folder.glob("metrics-rank*.jsonl")):
+    for path in sorted(folder.glob("*-rank*.jsonl")):
         found = _NAME.fullmatch(path.name)
         if found is None or not (
             int(found[1]) == rank or (rank == 0 and int(found[1]) >= world_size)

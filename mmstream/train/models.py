@@ -78,7 +78,7 @@ def build_model(config: TrainConfig, tokenizer: Any, world_size: int = 1) -> nn.
         if folder is None:
             model = vlm.small_vlm(tokenizer=tokenizer, **small)
         else:
-            model = vlm.load_vlm(folder, tokenizer=tokenizer)
+            model = vlm.load_vlm(folder, tokenizer=tokenizer, image_size=config.image_size)
     else:
         if folder is None:
             inner = clip.small_clip(vocab_size=len(tokenizer), **small)

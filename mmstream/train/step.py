@@ -14,6 +14,7 @@ step by more than rounding.
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,11 @@ def prepare(config: TrainConfig, model: nn.Module, place: Place) -> Trained:
     parallel = model
     if place.world_size > 1:
         # Inputs are on the device already, so DDP is told of no device to move them to.
-        parallel = DistributedDataParallel(model, broadcast_buffers=False)
+        # The models' buffers are constants, so they are not sent around at each forward either.
+        known = inspect.signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        settings: dict[str, Any] = {name: False}
+        parallel = DistributedDataParallel(model, **settings)
     if config.compile:
         parallel.compile()
     precision = config.precision or ("bf16" if place.device.type == "cuda" else "fp32")
@@ -168,9 +173,14 @@ def _alone(parallel: nn.Module) -> Any:
 
 
 def _checkpoint_activations(model: nn.Module) -> None:
-    inner: list[Any] = list(model.children())
-    switched = [module for module in inner if hasattr(module, "gradient_checkpointing_enable")]
-    if not switched:
+    # transformers 5 renamed it; both take the same options.
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    switches: list[Any] = [
+        getattr(module, next(name for name in names if hasattr(module, name)))
+        for module in model.children()
+        if any(hasattr(module, name) for name in names)
+    ]
+    if not switches:
         raise ConfigError("activation_checkpointing: this model has no transformers model in it")
-    for module in switched:
-        module.gradient_checkpointing_enable({"use_reentrant": False})
+    for switch in switches:
+        switch({"use_reentrant": False})

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Training on 2 nodes with 8 GPUs each: sbatch docs/slurm.sh SHARDS OUT
+#
+# Two minutes before the time is up Slurm sends SIGTERM to this shell (--signal=B:), which passes it
+# on; before a preemption Slurm sends it to the processes itself. The loop then saves as of its last
+# optimizer step and ends, and the requeued job runs this same script and goes on from there. SHARDS
+# and OUT are what all nodes see: a shared folder or s3://.
+#SBATCH --job-name=mmstream
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+
+shards=$1
+out=$2
+head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+stopped=
+trap 'stopped=1; kill -TERM "$steps"' TERM # srun passes it on to all nodes
+
+srun torchrun \
+    --nnodes "$SLURM_JOB_NUM_NODES" \
+    --nproc-per-node "${GPUS_PER_NODE:-8}" \
+    --rdzv-backend c10d \
+    --rdzv-endpoint "$head_node:${RDZV_PORT:-29500}" \
+    --rdzv-id "$SLURM_JOB_ID" \
+    -m mmstream train "$shards" --out "$out" ${TRAIN_OPTIONS:---epochs 10 --num-workers 7} &
+steps=$!
+code=0
+wait "$steps" || code=$?
+if [ -n "$stopped" ]; then
+    wait "$steps" || true # the first wait ended with the signal, this one when all is saved
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+fi
+exit "$code"

@@ -1,0 +1,177 @@
+"""The public surface: its names, where they live, what importing costs, and that it type-checks."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+
+ROOT = Path(__file__).parent.parent
+
+FIXED = [
+    "Decode",
+    "ImageDecoder",
+    "Loader",
+    "Normalize",
+    "Order",
+    "Pipeline",
+    "SkipPolicy",
+    "SkipSample",
+    "TextDecoder",
+    "World",
+    "batch",
+    "collate",
+    "convert",
+    "decode",
+    "open_dataset",
+    "read",
+    "to_device",
+]
+
+ERRORS = [
+    "ConfigError",
+    "DecodeError",
+    "MMStreamError",
+    "ManifestError",
+    "SampleError",
+    "ShardError",
+    "SkipLimitError",
+    "SkipSample",
+    "StateError",
+    "StorageError",
+]
+
+
+def test_the_fixed_names_are_public():
+    assert set(FIXED) <= set(mm.__all__)
+    assert set(ERRORS) <= set(mm.__all__)
+
+
+def test_all_is_sorted_and_every_name_of_it_can_be_used():
+    assert list(mm.__all__) == sorted(set(mm.__all__))
+    for name in mm.__all__:
+        assert callable(getattr(mm, name)) or name[0] == "_"
+        assert name in dir(mm)
+
+
+def test_star_import_brings_what_all_says():
+    names: dict[str, object] = {}
+    exec("from mmstream import *", names)
+    assert set(mm.__all__) == set(names) - {"__builtins__"}
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'mmstream' has no attribute 'nothing'"):
+        mm.nothing  # noqa: B018
+    assert not hasattr(mm, "__path_that_is_not__")
+
+
+def test_what_type_checkers_see_is_what_is_imported():
+    tree = ast.parse(Path(mm.__file__).read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    seen = {
+        alias.name: (node.module, alias.asname)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    homes = {
+        name: (f"mmstream.{module}", name) for module, names in mm._HOMES.items() for name in names
+    }
+    assert seen == homes
+
+
+@pytest.mark.parametrize("name", sorted(mm.__all__))
+def test_every_name_is_documented_and_public_where_it_lives(name):
+    value = getattr(mm, name)
+    assert value.__doc__
+    home = next(module for module, names in mm._HOMES.items() if name in names)
+    assert name in importlib.import_module(f"mmstream.{home}").__all__
+
+
+def test_the_modules_do_not_hide_the_functions_of_nearly_the_same_name():
+    for module in ("converting", "reading", "decoding", "batching", "dataset", "indexing"):
+        importlib.import_module(f"mmstream.{module}")
+    from mmstream.converting import convert
+
+    assert mm.convert is convert
+    for name in ("convert", "read", "decode", "batch"):
+        assert type(getattr(mm, name)) is type(convert), name
+
+
+def test_the_errors_are_one_tree_and_built_from_one_string():
+    for name in ERRORS:
+        error = getattr(mm, name)("shard[3] key.jpg: reason")
+        assert isinstance(error, mm.MMStreamError)
+        assert str(error) == "shard[3] key.jpg: reason"
+    assert issubclass(mm.ConfigError, ValueError)
+    assert issubclass(mm.StorageError, OSError)
+    assert issubclass(mm.StateError, ValueError)
+    assert issubclass(mm.DecodeError, mm.SampleError)
+    assert not issubclass(mm.SkipLimitError, mm.SampleError)
+
+
+# -- what importing costs -----------------------------------------------------------------------
+
+LIGHT = """
+import sys, mmstream as mm
+dir(mm), mm.__all__, mm.Order, mm.open_dataset, mm.convert, mm.World, mm.ShardError
+mm.Order.from_counts([10, 20], global_batch_size=4, seed=0).refs(0, 0)
+import mmstream.tar, mmstream.index, mmstream.manifest, mmstream.storage, mmstream.indexing
+import mmstream.cli
+"""
+CHECK = """
+heavy = {'torch', 'torchvision', 'transformers', 'webdataset', 'PIL', 's3fs'} & set(sys.modules)
+sys.exit(f'imported: {sorted(heavy)}' if heavy else 0)
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_converting_and_planning_import_neither_torch_nor_transformers():
+    done = run(LIGHT + CHECK)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_check_of_imports_can_fail():
+    done = run(LIGHT + "mm.to_device\n" + CHECK)
+    assert done.returncode == 1
+    assert done.stderr.startswith("imported: ['torch'")
+
+
+# -- types --------------------------------------------------------------------------------------
+
+
+def type_errors(path: Path) -> list[str]:
+    """What mypy --strict says about a file (and not about what it imports)."""
+    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if path.name in line]
+
+
+@pytest.mark.slow
+def test_the_public_surface_type_checks_as_it_is_documented():
+    assert type_errors(ROOT / "tests" / "typing_api.py") == []
+
+
+@pytest.mark.slow
+def test_a_wrong_use_of_the_public_surface_does_not_type_check(tmp_path):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "import mmstream as mm\n"
+        "dataset = mm.open_dataset(3)\n"
+        "mm.Pipeline(dataset, global_batch_size='many')\n"
+        "mm.Order.from_counts([1], global_batch_size=1, sede=0)\n"
+    )
+    found = "\n".join(type_errors(wrong))
+    for line in (2, 3, 4):
+        assert f"wrong.py:{line}: error" in found

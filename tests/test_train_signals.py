@@ -1,0 +1,141 @@
+"""SIGTERM and Ctrl-C: saved as of the last optimizer step, left in order, gone on from exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmstream.train.distributed import StopRequest, note_signals
+
+
+def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[subprocess.Popen[str]]:
+    """Start ``mmstream train`` as torchrun would; each rank is a process group of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "mmstream", "train", corpus, "--out", str(out), "--device", "cpu",
+        "--image-size", "32", "--global-batch-size", "8", "--num-workers", "1", "--epochs", "500",
+        "--checkpoint-every", "1000", "--log-keys", *more,
+    ]  # fmt: skip
+    out.mkdir(exist_ok=True)
+    ranks = []
+    for rank in range(world_size):
+        environment = os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        with (out / f"rank{rank}.log").open("a") as log:
+            ranks.append(
+                subprocess.Popen(
+                    command, env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+    return ranks
+
+
+def steps(out: Path, rank: int = 0) -> list[dict[str, Any]]:
+    path = out / f"metrics-rank{rank}.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def wait_for_steps(out: Path, ranks: list[subprocess.Popen[str]], num_steps: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(steps(out)) < num_steps:
+        assert time.monotonic() < deadline
+        assert all(rank.poll() is None for rank in ranks), (out / "rank0.log").read_text()
+        time.sleep(0.02)
+
+
+def codes(ranks: list[subprocess.Popen[str]]) -> list[int]:
+    try:
+        return [rank.wait(timeout=60) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def saved_steps(out: Path) -> list[int]:
+    return [int(path.stem[5:]) for path in (out / "checkpoints").iterdir()]
+
+
+@pytest.mark.slow
+def test_sigterm_to_all_processes_saves_the_last_step_and_exits_with_0(
+    corpus: str, tmp_path: Path
+) -> None:
+    ranks = start(corpus, tmp_path)
+    wait_for_steps(tmp_path, ranks, 3)
+    os.killpg(ranks[0].pid, signal.SIGTERM)  # a scheduler's goes to the loader's workers too
+    assert codes(ranks) == [0]
+    done = [line["num_steps"] for line in steps(tmp_path)]
+    assert done == list(range(1, len(done) + 1))
+    assert saved_steps(tmp_path) == [done[-1]]
+    log = (tmp_path / "rank0.log").read_text()
+    assert f"stopped by SIGTERM: {done[-1]} steps" in log
+    assert "Bottleneck: " in log
+
+    ranks = start(corpus, tmp_path, 1, "--max-steps", str(done[-1] + 2))
+    assert codes(ranks) == [0]
+    resumed = steps(tmp_path)
+    assert [line["num_steps"] for line in resumed] == list(range(1, done[-1] + 3))
+    place = [(line["epoch"], line["step"]) for line in resumed]
+    assert place == [(n // 12, n % 12) for n in range(len(place))]  # 97 samples, 8 a step
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_two_ranks_saves_the_same_step_and_exits_with_130(
+    corpus: str, tmp_path: Path
+) -> None:
+    ranks = start(corpus, tmp_path, 2)
+    wait_for_steps(tmp_path, ranks, 3)
+    for rank in ranks:
+        os.killpg(rank.pid, signal.SIGINT)
+    assert codes(ranks) == [130, 130]
+    assert steps(tmp_path, 0)[-1]["num_steps"] == steps(tmp_path, 1)[-1]["num_steps"]
+    assert saved_steps(tmp_path) == [steps(tmp_path)[-1]["num_steps"]]
+    assert "Traceback" not in "".join(path.read_text() for path in tmp_path.glob("rank*.log"))
+
+
+def test_a_second_ctrl_c_leaves_at_once_but_not_an_echo_of_the_first() -> None:
+    with note_signals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.flags() == (0.0, 1.0)
+        stop.times[signal.SIGINT] -= 1.5
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_sigterm_leaves_with_143() -> None:
+    stop = StopRequest()
+    stop.note(signal.SIGTERM, None)
+    assert stop.flags() == (1.0, 0.0)
+    stop.times[signal.SIGTERM] -= 1.5
+    with pytest.raises(SystemExit) as caught:
+        stop.note(signal.SIGTERM, None)
+    assert caught.value.code == 143
+
+
+def test_handlers_of_the_caller_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
+    try:
+        with note_signals() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert noted == [signal.SIGTERM]
+        assert stop.flags() == (0.0, 0.0)
+    finally:
+        signal.signal(signal.SIGTERM, before)

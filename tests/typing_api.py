@@ -1,0 +1,92 @@
+"""A use of the whole public surface; never run, only type-checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, assert_type
+
+import numpy as np
+import torch
+
+import mmstream as mm
+from mmstream.dataset import DatasetView
+
+
+def transform(sample: dict[str, Any]) -> dict[str, Any]:
+    if not sample["txt"]:
+        raise mm.SkipSample("no caption")
+    return sample
+
+
+def convert(rows: Path) -> int:
+    report = mm.convert(
+        rows, "s3://bucket/corpus", media_root="media/", samples_per_shard=5000, num_workers=8
+    )
+    assert_type(report, mm.ConvertReport)
+    mm.convert("rows.jsonl", Path("out"), splits={"train": 0.98, "val": 0.02}, shuffle_seed=1)
+    return report.num_samples + report.num_rejects
+
+
+def look(folder: Path) -> None:
+    dataset = mm.open_dataset("s3://bucket/corpus")
+    mm.open_dataset(folder)
+    mm.open_dataset([folder / "a.tar", "b.tar"])
+    assert_type(dataset, mm.Dataset)
+    assert_type(dataset[123], dict[str, Any])
+    assert_type(dataset[:100], DatasetView)
+    assert_type(len(dataset[:100]), int)
+    for sample in dataset[:3]:
+        assert_type(sample, dict[str, Any])
+
+
+def stream(tokenizer: Any, world: mm.World | None) -> None:
+    dataset = mm.open_dataset("corpus")
+    pipeline = mm.Pipeline(
+        dataset,
+        global_batch_size=256,
+        seed=0,
+        grid=None,
+        window=None,
+        decode=mm.Decode(
+            image=mm.ImageDecoder(size=224),
+            text=mm.TextDecoder(tokenizer, max_length=512, padding="longest"),
+        ),
+        transforms=(transform,),
+        collate=mm.collate,
+        shuffle=True,
+        drop_last=True,
+        on_bad=mm.SkipPolicy(max_fraction=0.01, min_samples=1000, max_consecutive=100),
+    )
+    pipeline.take(8)
+    loader = mm.Loader(pipeline, num_workers=8, rows_per_rank=None, world=world)
+    assert_type(len(loader), int)
+    mean, std = (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)
+    batches = mm.to_device(loader, "cuda", normalize=mm.Normalize(mean, std), dtype=torch.bfloat16)
+    for batch in batches:
+        images, keys = batch["image"], batch["__key__"]
+        assert len(images) == len(keys) == len(batch["__valid__"])
+    state: Mapping[str, Any] = loader.state_dict()
+    loader.load_state_dict(dict(state))
+    batches.load_state_dict(batches.state_dict())
+    assert_type(len(batches), int)
+    assert loader.stats
+
+
+def plan() -> None:
+    order = mm.Order.from_counts([10, 20], global_batch_size=4, seed=0)
+    refs = order.refs(0, 1)
+    shard: np.ndarray[Any, np.dtype[np.int64]] = refs.shard
+    assert len(shard) == len(refs.index) == len(refs.valid)
+    mm.World(rank=0, world_size=2)
+
+
+def draw(sample: dict[str, Any]) -> float:
+    return float(mm.sample_rng(sample).random())
+
+
+def errors() -> None:
+    try:
+        mm.open_dataset("corpus")[0]
+    except (mm.ManifestError, mm.ShardError, mm.SampleError, mm.StorageError) as error:
+        assert_type(str(error), str)
