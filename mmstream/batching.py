@@ -135,7 +135,9 @@ def _is_images(value: Any) -> bool:
 def _is_tokens(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.ndim == 1 and not (value.is_floating_point() or value.is_complex())
-    return isinstance(value, list) and all(type(item) is int for item in value)
+    return isinstance(value, list) and all(
+        type(item) is int and abs(item) < 1 << 63 for item in value
+    )
 
 
 def _images(values: Sequence[torch.Tensor | Sequence[torch.Tensor] | None]) -> Batch:

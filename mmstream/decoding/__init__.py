@@ -17,9 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mmstream.decoding.fields import image_fields
 from mmstream.decoding.image import ImageDecoder
@@ -46,7 +44,7 @@ class Decode:
 
 
 def decode_sample(
-    sample: Sample, decode: Decode | None, image_out: NDArray[np.uint8] | None = None
+    sample: Sample, decode: Decode | None, image_out: torch.Tensor | None = None
 ) -> Sample:
     """Decode one sample.
 
@@ -84,15 +82,17 @@ def decode_sample(
 
 
 def _decode_images(
-    sample: Sample, decoder: ImageDecoder, out: NDArray[np.uint8] | None
+    sample: Sample, decoder: ImageDecoder, out: torch.Tensor | None
 ) -> torch.Tensor | list[torch.Tensor]:
     names = image_fields(sample)
-    single = len(names) == 1
-    images = []
-    for name in names:
-        run = partial(decoder, sample[name], out if single else None)
-        images.append(torch.from_numpy(_at(sample, name, run)).permute(2, 0, 1))
-    return images[0] if single else images
+    if out is not None and len(names) == 1:
+        _at(sample, names[0], partial(decoder, sample[names[0]], out.numpy()))
+        return out.permute(2, 0, 1)  # of the batch's memory, so that collate has nothing to copy
+    images = [
+        torch.from_numpy(_at(sample, name, partial(decoder, sample[name]))).permute(2, 0, 1)
+        for name in names
+    ]
+    return images[0] if len(images) == 1 else images
 
 
 def _parse_json(data: bytes) -> Any:

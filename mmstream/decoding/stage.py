@@ -15,8 +15,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from mmstream.decoding import Decode, decode_sample
@@ -111,7 +109,7 @@ class _Filler:
     transforms: tuple[Transform, ...]
     skip_shards: bool
 
-    def __call__(self, step: RawStep, place: int, out: npt.NDArray[np.uint8] | None) -> _Row:
+    def __call__(self, step: RawStep, place: int, out: torch.Tensor | None) -> _Row:
         planned = step.refs[place]
         try:
             return _Row(self._usable(step.job, planned, step.samples[place], out), planned, None)
@@ -136,7 +134,7 @@ class _Filler:
         return _Row(sample, shown, bad)
 
     def _substitute(
-        self, job: Job, row: int, out: npt.NDArray[np.uint8] | None
+        self, job: Job, row: int, out: torch.Tensor | None
     ) -> tuple[Sample | None, Ref]:
         ref = (-1, -1)
         for attempt in range(MAX_ATTEMPTS):
@@ -147,9 +145,7 @@ class _Filler:
                 continue
         return None, ref
 
-    def _usable(
-        self, job: Job, ref: Ref, found: Outcome, out: npt.NDArray[np.uint8] | None
-    ) -> Sample:
+    def _usable(self, job: Job, ref: Ref, found: Outcome, out: torch.Tensor | None) -> Sample:
         """Return a sample ready to be collated; look twice before calling it bad."""
         try:
             return self._prepare(job, ref, found, out)
@@ -158,9 +154,7 @@ class _Filler:
         except SampleError:
             return self._prepare(job, ref, self.reader.one(ref), out)
 
-    def _prepare(
-        self, job: Job, ref: Ref, found: Outcome, out: npt.NDArray[np.uint8] | None
-    ) -> Sample:
+    def _prepare(self, job: Job, ref: Ref, found: Outcome, out: torch.Tensor | None) -> Sample:
         if isinstance(found, ShardError):
             if self.skip_shards:
                 raise SampleError(str(found)) from found
@@ -196,7 +190,7 @@ class _Filler:
 
 
 def _bind(filler: _Filler, step: RawStep, pictures: torch.Tensor | None) -> Callable[[int], _Row]:
-    return lambda place: filler(step, place, None if pictures is None else pictures[place].numpy())
+    return lambda place: filler(step, place, None if pictures is None else pictures[place])
 
 
 def _assemble(step: RawStep, rows: list[_Row]) -> DecodedStep:
