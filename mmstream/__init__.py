@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mmstream.converting import ConvertReport as ConvertReport
     from mmstream.converting import convert as convert
     from mmstream.dataset import Dataset as Dataset
-    from mmstream.dataset import open_dataset as open_dataset
     from mmstream.decoding import Decode as Decode
     from mmstream.decoding import ImageDecoder as ImageDecoder
     from mmstream.decoding import TextDecoder as TextDecoder
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
     from mmstream.loader import Loader as Loader
+    from mmstream.opening import open_dataset as open_dataset
     from mmstream.order import Order as Order
     from mmstream.pipeline import Pipeline as Pipeline
     from mmstream.reading import read as read
@@ -50,7 +50,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "batching": ("batch", "collate"),
     "converting": ("ConvertReport", "convert"),
-    "dataset": ("Dataset", "open_dataset"),
+    "dataset": ("Dataset",),
     "decoding": ("Decode", "ImageDecoder", "TextDecoder"),
     "decoding.stage": ("decode",),
     "device": ("Normalize", "to_device"),
@@ -68,6 +68,7 @@ _HOMES = {
         "StorageError",
     ),
     "loader": ("Loader",),
+    "opening": ("open_dataset",),
     "order": ("Order",),
     "pipeline": ("Pipeline",),
     "reading": ("read",),

@@ -128,7 +128,7 @@ def index(url: str, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(url: str, num_keys: int, as_json: bool) -> None:
     """Say what the dataset at URL holds: shards, samples, fields, bytes, first keys."""
-    from mmstream.dataset import open_dataset
+    from mmstream.opening import open_dataset
 
     dataset = open_dataset(url)
     manifest = dataset.manifest
@@ -164,8 +164,8 @@ def info(url: str, num_keys: int, as_json: bool) -> None:
 @click.option("--decode", is_flag=True, help="Also decode every image and parse every json.")
 def verify(url: str, decode: bool) -> None:
     """Read the whole dataset at URL: checksums, indexes, every sample. Exit code 1 on problems."""
-    from mmstream.dataset import open_dataset
-    from mmstream.indexing import verify as run
+    from mmstream.opening import open_dataset
+    from mmstream.verifying import verify as run
 
     decoder = _decoder() if decode else None
     dataset = open_dataset(url)

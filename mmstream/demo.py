@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from mmstream.converting import convert
-from mmstream.dataset import Dataset, open_dataset
+from mmstream.dataset import Dataset
+from mmstream.display.report import Evidence, html_report, markdown_report
 from mmstream.errors import MMStreamError
-from mmstream.indexing import verify
+from mmstream.opening import open_dataset
 from mmstream.order import Order
-from mmstream.report import Evidence, html_report, markdown_report
 from mmstream.skip import SkipPolicy
 from mmstream.storage import join_url, open_store
+from mmstream.verifying import verify
 
 __all__ = ["Proof", "corpus_rows", "prove", "run_demo"]
 

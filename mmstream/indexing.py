@@ -1,31 +1,27 @@
-"""Around the flow: make tars that others wrote quick to open, and prove that shards are whole.
+"""Around the flow: make tars that others wrote quick to open.
 
 `index_tars` writes ``NAME.tar.idx`` beside each tar (or elsewhere) by hopping headers, and a
-manifest that names them. `verify` reads everything: checksums, indexes, every sample.
+manifest that names them.
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 import shutil
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import numpy as np
 from tqdm import tqdm
 
-from mmstream.dataset import Dataset
-from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError
+from mmstream.errors import ConfigError, ManifestError, ShardError
 from mmstream.index import build_index, decode_index, encode_index, index_name
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.storage import Store, open_store
 
-__all__ = ["IndexReport", "Problem", "index_tars", "verify"]
+__all__ = ["IndexReport", "index_tars"]
 
 GZIPPED = (".tar.gz", ".tgz")
 
@@ -39,14 +35,6 @@ class IndexReport:
     num_built: int
     """Indexes built now; the others were there."""
     num_repacked: int
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that `verify` found wrong."""
-
-    shard: str
-    reason: str
 
 
 def index_tars(
@@ -102,7 +90,9 @@ def index_tars(
         return ShardInfo(name, len(offsets) - 1, found[name]), fresh
 
     with ThreadPoolExecutor(num_threads) as pool:
-        bar = tqdm(pool.map(one, names), total=len(names), unit="tar", disable=_off(progress))
+        bar = tqdm(
+            pool.map(one, names), total=len(names), unit="tar", disable=None if progress else True
+        )
         done = list(bar)
     shards = tuple(info for info, _ in done)
     _write_manifest(target, shards, None if target == store else store.url)
@@ -112,71 +102,6 @@ def index_tars(
         sum(fresh for _, fresh in done),
         num_repacked,
     )
-
-
-def verify(
-    dataset: Dataset,
-    *,
-    decode: Callable[[dict[str, object]], object] | None = None,
-    progress: bool = True,
-) -> Iterator[Problem]:
-    """Read a whole dataset and yield what is wrong with it; nothing when all is well.
-
-    Checks each shard's size and sha256 (where the manifest has one), its index against the tar's
-    headers, that every sample parses, and that no key comes twice in a shard. Holds one shard's
-    index and one sample in memory; reads each shard twice where there is a checksum.
-
-    Args:
-        dataset: what to check.
-        decode: also run this on every sample; what it raises as SampleError is a problem.
-        progress: show a progress bar (on a terminal only).
-
-    Raises:
-        StorageError: storage failed after retries.
-    """
-    shards = range(dataset.num_shards)
-    for shard in tqdm(shards, unit="shard", disable=_off(progress)):
-        name = dataset.name_of(shard)
-        try:
-            yield from _check_shard(dataset, shard)
-            yield from _check_samples(dataset, shard, decode)
-        except FileNotFoundError:
-            yield Problem(name, f"{name}: no such shard in {dataset.store.url}")
-        except ShardError as error:
-            yield Problem(name, str(error))
-
-
-def _check_shard(dataset: Dataset, shard: int) -> Iterator[Problem]:
-    info, store = dataset.manifest.shards[shard], dataset.store
-    size = store.size(info.name)
-    if size != info.num_bytes:
-        yield Problem(info.name, f"{info.name}: {size} bytes, the manifest says {info.num_bytes}")
-    if info.sha256 is not None:
-        digest = hashlib.sha256()
-        for start in range(0, size, 8 << 20):
-            digest.update(store.read_range(info.name, start, min(size, start + (8 << 20))))
-        if digest.hexdigest() != info.sha256:
-            yield Problem(info.name, f"{info.name}: checksum differs; convert or fetch it again")
-    if not np.array_equal(build_index(store, info.name), dataset.offsets(shard)):
-        reason = "the index is not this tar's; run `mmstream index --overwrite`"
-        yield Problem(info.name, f"{index_name(info.name)}: {reason}")
-
-
-def _check_samples(
-    dataset: Dataset, shard: int, decode: Callable[[dict[str, object]], object] | None
-) -> Iterator[Problem]:
-    name, keys = dataset.name_of(shard), Counter[str]()
-    for index in range(len(dataset.offsets(shard)) - 1):
-        try:
-            sample = dataset.read(shard, index)
-            keys[sample["__key__"]] += 1
-            if decode is not None:
-                decode(sample)
-        except SampleError as error:
-            yield Problem(name, str(error))
-    for key, count in keys.items():
-        if count > 1:
-            yield Problem(name, f"{name}: key {key!r} comes {count} times, not in one piece")
 
 
 def _write_manifest(target: Store, shards: Sequence[ShardInfo], data_url: str | None) -> None:
@@ -250,7 +175,3 @@ class _Ranges:
 def _hint(found: dict[str, int]) -> str:
     packed = sum(name.endswith(GZIPPED) for name in found)
     return f" ({packed} gzipped ones: pass --repack)" if packed else ""
-
-
-def _off(progress: bool) -> bool | None:
-    return None if progress else True  # None: off where standard error is no terminal

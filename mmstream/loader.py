@@ -12,16 +12,13 @@ import logging
 import multiprocessing
 import os
 import pickle
-import signal
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from mmstream.batching import Batch, BatchLineage
 from mmstream.errors import ConfigError
@@ -30,7 +27,7 @@ from mmstream.pipeline import Pipeline
 from mmstream.reading import Job
 from mmstream.skip import Stats, count_bad
 from mmstream.state import load_state, make_state
-from mmstream.transport import pack_lists
+from mmstream.worker import Steps, pack_lists, start_worker
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 
 __all__ = ["Loader"]
@@ -218,7 +215,7 @@ class Loader:
                 ["mmstream.loader"]
             )  # torch is imported once, not w times
         return DataLoader(
-            _Steps(self.pipeline, self._num_threads),
+            Steps(self.pipeline, self._num_threads),
             sampler=self._jobs,
             batch_size=None,
             collate_fn=pack_lists,  # torch's own would turn tuples into lists, arrays into tensors
@@ -226,7 +223,7 @@ class Loader:
             multiprocessing_context=context,
             persistent_workers=True,
             prefetch_factor=self._prefetch,
-            worker_init_fn=partial(_start_worker, dict(os.environ)),
+            worker_init_fn=partial(start_worker, dict(os.environ)),
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -242,59 +239,6 @@ class _Jobs(Sampler[Job]):
 
     def __len__(self) -> int:
         return len(self.items)
-
-
-class _Steps(Dataset[Batch]):
-    """Step -> batch, in a worker. The pipeline's generators live on from one job to the next."""
-
-    def __init__(self, pipeline: Pipeline, num_threads: int) -> None:
-        self._pipeline, self._num_threads = pipeline, num_threads
-        self._waiting: deque[Job] = deque()
-        self._batches: Iterator[Batch] | None = None
-
-    def __getitem__(self, job: Job) -> Batch:
-        self._waiting.append(job)
-        if self._batches is None:
-            self._batches = self._pipeline.batches(_drain(self._waiting), self._num_threads)
-        try:
-            return next(self._batches)
-        except BaseException:
-            self._batches = None  # an error ends a generator for good
-            raise
-
-
-def _start_worker(environment: dict[str, str], _worker: int) -> None:
-    """Take over the main process' environment, and end when it is gone, however it went.
-
-    A fork server has the environment of its own start: credentials set since would be missing.
-    torch's own watch is for the parent pid, which is the fork server's here; that one waits for its
-    workers, so after a kill -9 both would stay for ever (Python 3.11, torch 2.13).
-    """
-    os.environ.clear()
-    os.environ.update(environment)
-    # Ctrl-C and a scheduler's SIGTERM go to all processes at once. The main process decides; a
-    # worker that left by itself would fail the last step of a run that is about to be saved.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    def obey() -> None:
-        while parent is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
-            logger.info("a worker leaves SIGTERM to the main process")
-        os._exit(128 + signal.SIGTERM)
-
-    for target in (follow, obey):
-        threading.Thread(target=target, name=f"mmstream-{target.__name__}", daemon=True).start()
-
-
-def _drain(waiting: deque[Job]) -> Iterator[Job]:
-    while True:
-        yield waiting.popleft()
 
 
 def _check_picklable(pipeline: Pipeline) -> None:

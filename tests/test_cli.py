@@ -292,7 +292,7 @@ def test_an_interrupt_has_exit_code_130(mmstream, monkeypatch, corpus):
 @pytest.mark.slow
 def test_ctrl_c_in_a_real_process_has_exit_code_130():
     waiting = (
-        "import sys, time, mmstream.dataset as d; from mmstream.cli import main\n"
+        "import sys, time, mmstream.opening as d; from mmstream.cli import main\n"
         "d.open_dataset = lambda url: (print('ready', flush=True), time.sleep(60))\n"
         "sys.argv = ['mmstream', 'info', 'x']; main()"
     )

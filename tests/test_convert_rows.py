@@ -13,8 +13,8 @@ from convert_corpus import keys, make_corpus, rejects, run, shards, tree, write_
 
 from mmstream.converting import rows as rows_module
 from mmstream.converting import shard
-from mmstream.dataset import open_dataset
 from mmstream.errors import ConfigError
+from mmstream.opening import open_dataset
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from conftest import captioned, jpeg, write_corpus
 from PIL import Image
 
 import mmstream as mm
-from mmstream.markup import html_text, player, size_text
+from mmstream.display.markup import html_text, player, size_text
 from mmstream.train.tokenizer import byte_tokenizer
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $x$"

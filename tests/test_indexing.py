@@ -11,11 +11,12 @@ from conftest import captioned, write_corpus, write_shard
 from convert_corpus import make_corpus, run, tree
 from foreign import make_tar, ours, plain
 
-from mmstream.dataset import open_dataset
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.index import decode_index, encode_index
-from mmstream.indexing import IndexReport, index_tars, verify
+from mmstream.indexing import IndexReport, index_tars
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.opening import open_dataset
+from mmstream.verifying import verify
 
 
 def index(url, **options):

@@ -28,7 +28,7 @@ from mmstream.errors import (
 )
 from mmstream.reading import STEPS_AHEAD, Job, Reader
 from mmstream.storage import LocalStore
-from mmstream.transport import pack_lists
+from mmstream.worker import pack_lists
 
 BAD = {0, 5, 30, 31, 70}
 

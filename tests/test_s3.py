@@ -12,10 +12,11 @@ from conftest import captioned, jpeg, write_corpus, write_shard
 
 import mmstream as mm
 from mmstream.index import index_name
-from mmstream.indexing import index_tars, verify
+from mmstream.indexing import index_tars
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.storage import RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, list_checkpoints, load_newest, save_checkpoint
+from mmstream.verifying import verify
 
 pytestmark = pytest.mark.s3
 

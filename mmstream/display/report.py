@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmstream.charts import Line, line_chart
 from mmstream.display import batch_sheet
+from mmstream.display.charts import Line, line_chart
 
 if TYPE_CHECKING:
     from mmstream.converting import ConvertReport

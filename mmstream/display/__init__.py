@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from mmstream.contents import (
+from mmstream.display.contents import (
     MAX_FIELDS,
     batch_pictures,
     describe,
@@ -21,8 +21,7 @@ from mmstream.contents import (
     row_of,
     text_of,
 )
-from mmstream.errors import ConfigError, MMStreamError
-from mmstream.markup import (
+from mmstream.display.markup import (
     AUDIO_TYPES,
     QUIET,
     html_text,
@@ -32,6 +31,7 @@ from mmstream.markup import (
     size_text,
     table,
 )
+from mmstream.errors import ConfigError, MMStreamError
 
 __all__ = ["Shown", "batch_html", "batch_sheet", "dataset_html", "loader_html", "pipeline_html",
            "sample_html", "samples_html", "show", "view_html"]  # fmt: skip

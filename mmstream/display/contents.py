@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from mmstream.markup import html_text, size_text, table
+from mmstream.display.markup import html_text, size_text, table
 
 __all__ = ["MAX_FIELDS", "batch_pictures", "describe", "field_table", "kind_of", "messages_of",
            "pictures_of", "row_of", "text_of"]  # fmt: skip

@@ -1,0 +1,120 @@
+"""Part of the loader: what happens inside a worker process, and how a batch leaves it.
+
+torch sends each tensor as shared memory of its own, an open file on both sides and a connection
+between them. A list of tensors (pictures of different sizes) would need hundreds a batch, where a
+process may often have 1,024 open files, so such a list crosses as one tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from mmstream.batching import Batch
+from mmstream.pipeline import Pipeline
+from mmstream.reading import Job
+
+__all__ = ["Steps", "pack_lists", "start_worker"]
+
+logger = logging.getLogger(__name__)
+
+
+class Steps(Dataset[Batch]):
+    """Step -> batch, in a worker. The pipeline's generators live on from one job to the next."""
+
+    def __init__(self, pipeline: Pipeline, num_threads: int) -> None:
+        self._pipeline, self._num_threads = pipeline, num_threads
+        self._waiting: deque[Job] = deque()
+        self._batches: Iterator[Batch] | None = None
+
+    def __getitem__(self, job: Job) -> Batch:
+        self._waiting.append(job)
+        if self._batches is None:
+            self._batches = self._pipeline.batches(_drain(self._waiting), self._num_threads)
+        try:
+            return next(self._batches)
+        except BaseException:
+            self._batches = None  # an error ends a generator for good
+            raise
+
+
+def start_worker(environment: dict[str, str], _worker: int) -> None:
+    """Take over the main process' environment, and end when it is gone, however it went.
+
+    A fork server has the environment of its own start: credentials set since would be missing.
+    torch's own watch is for the parent pid, which is the fork server's here; that one waits for its
+    workers, so after a kill -9 both would stay for ever (Python 3.11, torch 2.13).
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    # Ctrl-C and a scheduler's SIGTERM go to all processes at once. The main process decides; a
+    # worker that left by itself would fail the last step of a run that is about to be saved.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    def obey() -> None:
+        while parent is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+            logger.info("a worker leaves SIGTERM to the main process")
+        os._exit(128 + signal.SIGTERM)
+
+    for target in (follow, obey):
+        threading.Thread(target=target, name=f"mmstream-{target.__name__}", daemon=True).start()
+
+
+def _drain(waiting: deque[Job]) -> Iterator[Job]:
+    while True:
+        yield waiting.popleft()
+
+
+class _Packed(list[torch.Tensor]):
+    """Tensors of one type; on the other side, a plain list of views of one memory."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        layouts = [_layout(tensor) for tensor in self]
+        flat = [
+            tensor.permute(order).reshape(-1) for tensor, order in zip(self, layouts, strict=True)
+        ]
+        return _unpack, (torch.cat(flat), [tensor.shape for tensor in self], layouts)
+
+
+def pack_lists(batch: Any) -> Any:
+    """Return a batch whose lists of tensors cross in one piece and arrive as lists."""
+    return {
+        name: _Packed(value)
+        if isinstance(value, list)
+        and all(isinstance(item, torch.Tensor) and item.device.type == "cpu" for item in value)
+        and len({item.dtype for item in value}) == 1
+        else value
+        for name, value in batch.items()
+    }
+
+
+def _layout(tensor: torch.Tensor) -> list[int]:
+    """Return the dimensions in the order of memory, so that pictures stay channels_last."""
+    return sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+
+
+def _unpack(
+    flat: torch.Tensor, shapes: list[torch.Size], layouts: list[list[int]]
+) -> list[torch.Tensor]:
+    found = []
+    parts = torch.split(flat, [shape.numel() for shape in shapes])
+    for part, shape, order in zip(parts, shapes, layouts, strict=True):
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        found.append(part.view([shape[i] for i in order]).permute(inverse))
+    return found
