@@ -1,5 +1,6 @@
 """The order is what everything stands on: these hold for any corpus, batch size and topology."""
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -197,6 +198,13 @@ def test_an_empty_or_impossible_corpus_is_refused(counts):
 def test_golden_random_words():
     assert random_words(3, 0, 0, "chunks").tolist() == GOLDEN_WORDS
     assert permutation(8, 1, "x").tolist() == GOLDEN_PERMUTATION
+
+
+def test_numpy_integers_are_the_integers_they_hold():
+    plain = Order.from_counts([500], global_batch_size=50, seed=3)
+    numpy = Order.from_counts(np.array([500]), global_batch_size=np.int64(50), seed=np.int64(3))
+    assert pairs(plain.refs(2, 4)) == pairs(numpy.refs(np.int64(2), np.int64(4)))
+    assert json.dumps(plain.identity()) == json.dumps(numpy.identity())
 
 
 def test_golden_order():

@@ -147,7 +147,9 @@ class Order:
             shuffle=shuffle,
         )
         table = ChunkTable.cut(array, chunk)
-        return cls(table, lanes, corpus=_corpus_id(array, names), seed=seed, drop_last=drop_last)
+        return cls(
+            table, lanes, corpus=_corpus_id(array, names), seed=int(seed), drop_last=drop_last
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_epochs": {}, "_windows": {}}

@@ -17,7 +17,8 @@ __all__ = ["permutation", "random_words", "stream_key"]
 
 def stream_key(*what: int | str) -> int:
     """Return the 128-bit Philox key of a tuple of integers and words."""
-    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:16], "little")
+    plain = tuple(part if isinstance(part, str) else int(part) for part in what)  # no numpy ints
+    return int.from_bytes(hashlib.sha256(repr(plain).encode()).digest()[:16], "little")
 
 
 def random_words(size: int, *what: int | str) -> npt.NDArray[np.uint64]:
