@@ -14,9 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,41 +24,15 @@ from mmstream.display.report import Evidence, html_report, markdown_report
 from mmstream.errors import MMStreamError
 from mmstream.opening import open_dataset
 from mmstream.order import Order
+from mmstream.proof import prove, read_steps
 from mmstream.skip import SkipPolicy
 from mmstream.storage import join_url, open_store
 from mmstream.verifying import verify
 
-__all__ = ["Proof", "corpus_rows", "prove", "run_demo"]
+__all__ = ["corpus_rows", "run_demo"]
 
 GLOBAL_BATCH_SIZE, EPOCHS, CHECKPOINT_EVERY, KILL_AT, LR = 16, 6, 20, 95, 5e-4
 TIMEOUT_S = 600
-
-Steps = dict[tuple[int, int], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What the logs of a disturbed and an undisturbed run say."""
-
-    num_steps: int
-    lost: int
-    """Planned samples that no batch showed."""
-    repeated: int
-    """Samples that an epoch showed more than once."""
-    unplanned: int
-    """Steps whose global batch is not the planned one."""
-    different: int
-    """Steps whose global batch is not that of the undisturbed run."""
-    loss_difference: float
-    """Largest relative difference of a step's loss between the two runs."""
-    max_loss_difference: float = 1e-3
-    """What float noise may do: sums of two ranks round otherwise than those of one."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the data was exact and the losses agree within float noise."""
-        exact = self.lost + self.repeated + self.unplanned + self.different == 0
-        return exact and self.loss_difference < self.max_loss_difference
 
 
 def corpus_rows() -> str:
@@ -99,16 +71,16 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
 
     started = time.perf_counter()
     _train(data, root, folder, "undisturbed", world_size=1)
-    undisturbed = _read_steps(folder / "undisturbed")
+    undisturbed = read_steps(folder / "undisturbed")
     seconds = time.perf_counter() - started
     say(f"3 train, undisturbed: {len(undisturbed)} steps in one process, {seconds:.0f} s")
 
     _train(data, root, folder, "disturbed", world_size=2, kill_at=KILL_AT)
-    killed = _read_steps(folder / "disturbed")
+    killed = read_steps(folder / "disturbed")
     say(f"4 train with two processes: rank 1 killed (kill -9) at step {len(killed)}")
 
     _train(data, root, folder, "disturbed", world_size=1)
-    disturbed = _read_steps(folder / "disturbed")
+    disturbed = read_steps(folder / "disturbed")
     worlds = [line["world_size"] for _, line in sorted(disturbed.items())]
     say(f"5 resume on one process: steps {worlds.count(2)} to {len(worlds) - 1}")
 
@@ -118,7 +90,7 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
         num_bytes=dataset.manifest.num_bytes,
         global_batch_size=GLOBAL_BATCH_SIZE,
     )
-    proof = prove(dataset, order, disturbed, undisturbed)
+    proof = prove(dataset, order, disturbed, undisturbed, EPOCHS)
     batch = _first_batch(dataset)
     evidence = Evidence(report, proof, undisturbed, killed, disturbed, batch)
     text = markdown_report(evidence)
@@ -127,40 +99,6 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
     (folder / "report.json").write_text(json.dumps(proof.__dict__ | {"holds": proof.holds}))
     say("\n" + text + f"\nwritten to {folder / 'report.html'}")
     return proof.holds
-
-
-def prove(dataset: Dataset, order: Order, disturbed: Steps, undisturbed: Steps) -> Proof:
-    """Compare what two runs logged with each other and with the plan."""
-    keys = {
-        (shard, index): dataset.read(shard, index)["__key__"]
-        for shard in range(dataset.num_shards)
-        for index in range(int(dataset.counts[shard]))
-    }
-    plan: dict[tuple[int, int], list[str]] = {}
-    for epoch in range(EPOCHS):
-        for step in range(order.steps_per_epoch):
-            refs = order.refs(epoch, step)
-            rows = zip(refs.shard.tolist(), refs.index.tolist(), strict=True)
-            plan[epoch, step] = [keys[row] for row in rows]
-    seen = {epoch: Counter[str]() for epoch in range(EPOCHS)}
-    for (epoch, _), line in disturbed.items():
-        seen[epoch].update(line["keys"])
-    planned = [(epoch, key) for (epoch, _), batch in plan.items() for key in batch]
-    losses = [
-        abs(disturbed[at]["loss"] - line["loss"]) / max(abs(line["loss"]), 1e-9)
-        for at, line in undisturbed.items()
-        if at in disturbed
-    ]
-    return Proof(
-        num_steps=len(disturbed),
-        lost=sum(seen[epoch][key] == 0 for epoch, key in planned),
-        repeated=sum(n - 1 for counts in seen.values() for n in counts.values() if n > 1),
-        unplanned=sum(disturbed.get(at, {}).get("keys") != batch for at, batch in plan.items()),
-        different=sum(
-            disturbed.get(at, {}).get("keys") != undisturbed.get(at, {}).get("keys") for at in plan
-        ),
-        loss_difference=max(losses, default=float("inf")),
-    )
 
 
 def _train(
@@ -209,18 +147,6 @@ def _wait_for_step(path: Path, num_steps: int, ranks: list[subprocess.Popen[byte
         if any(rank.poll() is not None for rank in ranks) or time.monotonic() > deadline:
             raise MMStreamError(f"training ended before step {num_steps}; see {path.parent}")
         time.sleep(0.02)
-
-
-def _read_steps(folder: Path) -> Steps:
-    """Return the history of a run: (epoch, step) -> its line, with the keys of all ranks."""
-    steps: Steps = {}
-    for path in sorted(folder.glob("metrics-rank*.jsonl")):
-        for text in path.read_text().splitlines():
-            line = json.loads(text)
-            at = line["epoch"], line["step"]
-            known = steps.setdefault(at, {**line, "keys": []})
-            known["keys"] = known["keys"] + line["keys"]
-    return steps
 
 
 def _clear(checkpoints: str, logs: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows, prove
+from mmstream.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows
+from mmstream.proof import prove
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,7 +37,7 @@ def run(shards):
 
 def test_a_faultless_history_is_proven(shards, run):
     order, steps = run
-    assert prove(shards, order, steps, copy.deepcopy(steps)).holds
+    assert prove(shards, order, steps, copy.deepcopy(steps), EPOCHS).holds
 
 
 @pytest.mark.parametrize("fault", ["lost", "repeated", "moved", "loss", "missing"])
@@ -53,7 +54,7 @@ def test_a_faulty_history_is_not_proven(shards, run, fault):
         faulty[2, 1]["loss"] = 2.1
     else:
         del faulty[0, 7]
-    assert not prove(shards, order, faulty, steps).holds
+    assert not prove(shards, order, faulty, steps, EPOCHS).holds
 
 
 @pytest.mark.slow

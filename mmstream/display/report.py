@@ -17,7 +17,7 @@ from mmstream.display.charts import Line, line_chart
 
 if TYPE_CHECKING:
     from mmstream.converting import ConvertReport
-    from mmstream.demo import Proof
+    from mmstream.proof import Proof
 
 __all__ = ["Evidence", "Fact", "facts", "html_report", "markdown_report"]
 
