@@ -91,13 +91,18 @@ def convert(
 
     splits = _splits(split) if split else None
     report = run(rows, dest, format=row_format, splits=splits, **options)
+    speed = f"in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)"
     click.echo(
         f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
-        f"shards, {report.num_rejects:,} rejected; "
-        f"{report.num_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)"
-    )
-    if report.num_rejects:
-        click.echo(f"reasons: {dest}/rejects.jsonl" if not splits else "reasons: rejects.jsonl")
+        f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB "
+        + ("stood there already: nothing was done (--overwrite does it anew)"
+           if report.was_finished else speed)
+    )  # fmt: skip
+    for folder in [f"{dest}/{name}" for name in report.splits] or [dest]:
+        _show_rejects(folder)
+    if not report.num_samples:
+        click.echo("error: no row became a sample; is --media-root right?", err=True)
+        sys.exit(PROBLEM)
 
 
 @_command("mmstream index s3://bucket/tars --output indexes/")
@@ -170,6 +175,9 @@ def verify(url: str, decode: bool) -> None:
     decoder = _decoder() if decode else None
     dataset = open_dataset(url)
     problems = 0
+    if not len(dataset):
+        click.echo("bad: the dataset has no samples")
+        problems = 1
     for problem in run(dataset, decode=decoder):
         problems += 1
         click.echo(f"bad: {problem.reason}")
@@ -268,6 +276,19 @@ def _usage(message: str) -> Iterator[None]:
         yield
     except ValueError:
         raise click.UsageError(message) from None
+
+
+def _show_rejects(folder: str, most: int = 3) -> None:
+    """Say where a conversion's rejects are listed, and the first of them."""
+    from mmstream.converting.destination import REJECTS_NAME
+    from mmstream.storage import open_store
+
+    lines = open_store(folder).read(REJECTS_NAME).splitlines()
+    if lines:
+        click.echo(f"rejected rows are listed in {folder}/{REJECTS_NAME}, the first:")
+    for line in lines[:most]:
+        reject = json.loads(line)
+        click.echo(f"  row {reject['row']}: {reject['reason']}")
 
 
 def _first_samples(dataset: Any, count: int) -> list[dict[str, Any]]:

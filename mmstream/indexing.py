@@ -7,6 +7,7 @@ manifest that names them.
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import shutil
 import zlib
@@ -22,6 +23,8 @@ from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.storage import Store, open_store
 
 __all__ = ["IndexReport", "index_tars"]
+
+logger = logging.getLogger(__name__)
 
 GZIPPED = (".tar.gz", ".tgz")
 
@@ -76,10 +79,13 @@ def index_tars(
     names = [name for name in found if name.endswith(".tar")]
     if not names:
         raise ConfigError(f"{store.url}: no tars to index" + _hint(found))
-    there = target.list()
+    if packed := [name for name in found if name.endswith(GZIPPED)]:
+        logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(packed))
+    there, known = target.list(), _known_sizes(target)
 
     def one(name: str) -> tuple[ShardInfo, bool]:
-        fresh = overwrite or index_name(name) not in there
+        replaced = known.get(name, found[name]) != found[name]
+        fresh = overwrite or replaced or index_name(name) not in there
         offsets = (
             build_index(store, name)
             if fresh
@@ -102,6 +108,15 @@ def index_tars(
         sum(fresh for _, fresh in done),
         num_repacked,
     )
+
+
+def _known_sizes(target: Store) -> dict[str, int]:
+    """Return the sizes of tars as they were when they were indexed, where a manifest says so."""
+    try:
+        manifest = Manifest.from_bytes(target.read(MANIFEST_NAME))
+    except (FileNotFoundError, ManifestError):
+        return {}
+    return {shard.name: shard.num_bytes for shard in manifest.shards}
 
 
 def _write_manifest(target: Store, shards: Sequence[ShardInfo], data_url: str | None) -> None:

@@ -12,16 +12,18 @@ import logging
 import multiprocessing
 import os
 import pickle
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
 from mmstream.batching import Batch, BatchLineage
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, MMStreamError
 from mmstream.order.defaults import better_grid
 from mmstream.pipeline import Pipeline
 from mmstream.reading import Job
@@ -112,21 +114,24 @@ class Loader:
         self._iteration += 1
         iteration = self._iteration
         stride = max(1, self.num_workers)
-        self._jobs.items = [Job(epoch, s, *rows, stride) for s in range(step, len(self))]
-        batches = self._run()
+        self._jobs.first, self._jobs.stop = Job(epoch, step, *rows, stride), len(self)
+        batches: Iterator[Batch] | None = None
         while True:
             started = time.perf_counter()
             try:
+                batches = self._run() if batches is None else batches
                 made = next(batches, None)
-            except BaseException:
+            except BaseException as error:
                 self.close()  # workers may hold half a step: the next iteration starts new ones
+                if isinstance(error, MMStreamError) and self.num_workers:
+                    raise _in_one_line(error) from error
                 raise
             self.stats.wait_s += time.perf_counter() - started
             if made is None:
                 return
             yield made
             if iteration != self._iteration:
-                raise ConfigError("this loader was iterated or loaded anew: drop the old loop")
+                raise ConfigError("this loader began anew or was closed: drop the old loop")
 
     def count(self, made: Batch) -> None:
         """Count a batch as delivered: limits are applied, and the state moves past it.
@@ -171,6 +176,7 @@ class Loader:
 
     def close(self) -> None:
         """End the workers. Idempotent; iterating again starts new ones."""
+        self._iteration += 1  # a loop that is still open is told, and does not end quietly
         transport, self._transport = self._transport, None
         iterator = getattr(transport, "_iterator", None)
         if iterator is not None:
@@ -211,9 +217,8 @@ class Loader:
             _check_picklable(self.pipeline)
         context = multiprocessing.get_context(self._start_method)
         if self._start_method == "forkserver":
-            context.set_forkserver_preload(
-                ["mmstream.loader"]
-            )  # torch is imported once, not w times
+            # Torch is imported there once, not in each worker.
+            context.set_forkserver_preload(["mmstream.forkserver", "mmstream.loader"])
         return DataLoader(
             Steps(self.pipeline, self._num_threads),
             sampler=self._jobs,
@@ -232,20 +237,35 @@ class _Jobs(Sampler[Job]):
     """The jobs of the iteration that starts now."""
 
     def __init__(self) -> None:
-        self.items: list[Job] = []
+        self.first, self.stop = Job(0, 0, 0, 0), 0
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(self.items)
+        first = self.first  # of this iteration, whatever is set later
+        return (first._replace(step=step) for step in range(first.step, self.stop))
 
     def __len__(self) -> int:
-        return len(self.items)
+        return self.stop - self.first.step
+
+
+def _in_one_line(error: MMStreamError) -> MMStreamError:
+    """Return a worker's error without the worker's traceback, which torch puts into its message."""
+    _, space, reason = str(error).rstrip().rpartition("\n")[2].partition(": ")
+    return type(error)(reason) if space and "Original Traceback" in str(error) else error
 
 
 def _check_picklable(pipeline: Pipeline) -> None:
+    """Refuse what a worker that starts afresh could not load, before it tries."""
+    advice = 'or pass start_method="fork" or num_workers=0'
     try:
-        pickle.dumps(pipeline)
+        data = pickle.dumps(pipeline)
     except Exception as error:
         raise ConfigError(
             f"the pipeline cannot be sent to worker processes ({error}): define transforms and "
-            'collate at the top of a module, or pass start_method="fork" or num_workers=0'
+            f"collate at the top of a module, {advice}"
         ) from error
+    source = getattr(sys.modules.get("__main__"), "__file__", None)
+    if (source is None and b"__main__" in data) or (source and not Path(source).is_file()):
+        raise ConfigError(
+            "workers cannot import what a notebook, a prompt or standard input defines: "
+            f"put transforms and collate into a module, {advice}"
+        )

@@ -54,6 +54,14 @@ class Pipeline:
     on_bad: SkipPolicy = field(default_factory=SkipPolicy)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.dataset, Dataset):
+            raise ConfigError(f"dataset: {self.dataset!r} is none; pass mm.open_dataset(...)")
+        if not isinstance(self.decode, Decode | None):
+            raise ConfigError("decode: pass mm.Decode(image=..., text=...)")
+        if type(self.global_batch_size) is not int:
+            raise ConfigError(f"global_batch_size {self.global_batch_size!r}: needs an integer")
+        if callable(self.transforms):
+            raise ConfigError("transforms: pass a tuple of functions, (fn,)")
         object.__setattr__(self, "transforms", tuple(self.transforms))
         for transform in self.transforms:
             if not callable(transform):
@@ -104,7 +112,7 @@ class Pipeline:
     def as_webdataset(self, epoch: int = 0, world: World | None = None) -> Any:
         """Return one epoch's raw samples as a stock `wds.DataPipeline`, for existing stages.
 
-        Compose with ``.append(wds.decode("pil"))`` and the like; runs in any DataLoader with
+        Add stages with ``.compose(wds.decode("pil"), ...)``; runs in any DataLoader with
         ``batch_size=None``. Decoders and transforms of this pipeline are not applied, bad samples
         not substituted, and there is no state.
         """

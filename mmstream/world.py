@@ -60,7 +60,8 @@ def rows_of_rank(
     Raises:
         ConfigError: the rows cannot be cut so; says which settings would do.
     """
-    size = world.world_size
+    size, rank = int(world.world_size), int(world.rank)
+    global_batch_size = int(global_batch_size)
     if rows_per_rank is None and global_batch_size % size:
         raise ConfigError(
             f"global_batch_size {global_batch_size} is no multiple of {size} ranks: pass "
@@ -69,15 +70,15 @@ def rows_of_rank(
     if rows_per_rank is None or rows_per_rank == "balanced":
         if global_batch_size < size:
             raise ConfigError(f"{size} ranks cannot share {global_batch_size} rows a step")
-        start = world.rank * global_batch_size // size
-        return start, (world.rank + 1) * global_batch_size // size
+        start = rank * global_batch_size // size
+        return start, (rank + 1) * global_batch_size // size
     if isinstance(rows_per_rank, str):
         raise ConfigError(f'rows_per_rank {rows_per_rank!r}: pass None, "balanced" or a list')
-    rows = list(rows_per_rank)
+    rows = [int(number) for number in rows_per_rank]
     if len(rows) != size or sum(rows) != global_batch_size or min(rows) < 1:
         raise ConfigError(
             f"rows_per_rank {rows}: needs {size} positive numbers that sum to "
             f"global_batch_size {global_batch_size}"
         )
-    start = sum(rows[: world.rank])
-    return start, start + rows[world.rank]
+    start = sum(rows[:rank])
+    return start, start + rows[rank]

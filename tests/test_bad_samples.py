@@ -490,3 +490,18 @@ def test_a_key_that_is_no_text_is_no_reason_to_stop(tmp_path):
     assert_epoch_is_whole(made, run(made).steps, {(0, 4)})
     assert len(list(mm.Loader(made))) == 3
     assert len((quarantine / "quarantine-rank0.jsonl").read_bytes().splitlines()) == 1
+
+
+def rarely(sample):
+    if int(sample["__key__"]) % 12:
+        raise mm.SkipSample("not a twelfth")
+    return sample
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_rows_that_nothing_fills_are_the_same_on_every_topology(tmp_path, size):
+    corpus = write_corpus(tmp_path, [50, 46])
+    made = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4, transforms=(rarely,))
+    alone = run(made)
+    assert any(not ok for step in alone.steps for ok in step.valid)
+    assert run(made, size).steps == alone.steps

@@ -149,3 +149,19 @@ def test_a_write_that_fails_leaves_the_old_ones_and_nothing_else(
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 30, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_no_flipped_bit_of_the_zips_directory_goes_into_the_weights(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20)
+    path = path_of(tmp_path, 20)
+    good = path.read_bytes()
+    directory = good.index(b"PK\x01\x02")
+    for place in range(directory, directory + 46):  # the first entry's fixed part
+        for bit in range(8):
+            data = bytearray(good)
+            data[place] ^= 1 << bit
+            path.write_bytes(bytes(data))
+            found = load_newest(open_store(tmp_path))
+            assert found is not None
+            weights = found.content["model"]["w"]
+            assert torch.equal(weights, torch.full((50, 50), float(found.num_steps)))

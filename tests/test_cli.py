@@ -115,7 +115,7 @@ def test_convert_info_verify(mmstream, rows, tmp_path):
     )
     assert code == 0
     assert out.startswith("40 rows -> 38 samples in 5 shards, 2 rejected; ")
-    assert f"reasons: {dest}/rejects.jsonl" in out
+    assert f"rejected rows are listed in {dest}/rejects.jsonl, the first:\n  row 7: " in out
 
     code, out, _ = mmstream("info", dest)
     assert code == 0
@@ -320,3 +320,14 @@ def test_the_module_and_the_script_run_without_torch(corpus):
             [*command, "verify", corpus], capture_output=True, text=True, cwd=ROOT
         )
         assert (done.returncode, done.stdout) == (0, "ok: 97 samples in 5 shards\n"), done.stderr
+
+
+def test_a_conversion_without_a_sample_fails_and_says_why(mmstream, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"image": "absent.jpg", "text": "a"}\n')
+    convert = ("convert", tmp_path / "rows.jsonl", tmp_path / "out", "--num-workers", 1)
+    code, out, err = mmstream(*convert)
+    assert code == 1
+    assert "row 1: absent.jpg: no such file" in out
+    assert "is --media-root right?" in err
+    assert "nothing was done (--overwrite does it anew)" in mmstream(*convert)[1]
+    assert mmstream("verify", tmp_path / "out")[0] == 1

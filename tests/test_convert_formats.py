@@ -329,3 +329,21 @@ def test_no_value_of_any_key_raises_anything_but_a_row_error():
                     good += 1
     assert good > 1000
     assert bad > 1000
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"img": "0.jpg", "text": "x"},
+        {"audio_filepath": "a/b.WAV", "text": "x"},
+        {"imgs": ["0.png"], "messages": [{"role": "user", "content": "x"}]},
+    ],
+)
+def test_a_media_file_under_an_unknown_key_is_not_dropped_in_silence(row):
+    with pytest.raises(RowError, match="no format reads this key"):
+        draft_of(row)
+
+
+def test_addresses_and_words_beside_a_text_are_no_media_files():
+    row = {"text": "x", "url": "http://host/a.jpg", "note": "see a.jpg there", "n": 3}
+    assert draft_of(row).texts == ("x",)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chats import CHATML, LLAMA, TWO_TURNS, assistant, byte_level_bpe, tokenizer, user
+from chats import CHATML, LLAMA, MARKED, TWO_TURNS, assistant, byte_level_bpe, tokenizer, user
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
@@ -134,3 +134,12 @@ def test_a_decoder_can_be_pickled_and_shared_by_threads() -> None:
     for sample, result in zip(samples, together, strict=True):
         for name, array in decoder(sample).items():
             np.testing.assert_array_equal(result[name], array)
+
+
+def test_threads_do_not_mix_the_turns_of_a_template_that_marks_them() -> None:
+    decoder = TextDecoder(tokenizer(MARKED), max_length=60, field="json")
+    samples = [{"json": {"messages": TWO_TURNS[: 2 + 2 * (i % 2)]}} for i in range(400)]
+    alone = [decoder(sample)["labels"].tolist() for sample in samples[:2]]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(decoder, samples))
+    assert [result["labels"].tolist() for result in together] == alone * 200

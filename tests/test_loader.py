@@ -321,3 +321,40 @@ def test_pictures_are_decoded_into_the_batch_and_never_copied(corpus, monkeypatc
     made = pipeline(corpus, decode=decoding())
     for batch in mm.Loader(made, num_threads=2):
         assert batch["image"].shape == (12, 3, 16, 16)
+
+
+def test_a_loop_over_a_loader_that_was_closed_does_not_end_quietly(corpus):
+    loader = mm.Loader(pipeline(corpus))
+    loop = iter(loader)
+    next(loop)
+    loader.close()
+    with pytest.raises(ConfigError, match="closed"):
+        next(loop)
+
+
+def test_what_standard_input_defines_is_refused_for_workers(corpus, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
+    with pytest.raises(ConfigError, match="fork"):
+        next(iter(mm.Loader(pipeline(corpus), num_workers=1)))
+
+
+TERMINATED = """
+import multiprocessing.forkserver, os, signal, sys
+import mmstream as mm
+if __name__ == "__main__":
+    pipeline = mm.Pipeline(mm.open_dataset(sys.argv[1]), global_batch_size=12)
+    loader = mm.Loader(pipeline, num_workers=2)
+    next(iter(loader))
+    os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+    print(sum(1 for _ in loader) + sum(1 for _ in loader))
+    loader.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_sigterm_to_the_whole_job_does_not_take_the_fork_server(corpus, tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(TERMINATED)
+    command = [sys.executable, str(script), corpus]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "15\n"), done.stderr

@@ -176,6 +176,8 @@ def test_a_better_grid_is_named_only_where_it_pays():
     "settings",
     [
         {"global_batch_size": 0},
+        {"global_batch_size": 2.5},
+        {"global_batch_size": 4, "seed": 3.0},
         {"global_batch_size": 4, "grid": (1, 3)},
         {"global_batch_size": 4, "window": 0},
         {"global_batch_size": 4, "names": ["a", "b"]},

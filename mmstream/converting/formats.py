@@ -12,6 +12,7 @@ A row is recognised by its keys. Keys that a format does not use are kept in the
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mmstream.converting.dialogue import parse_dialogue
@@ -25,6 +26,10 @@ FORMATS = ("captions", "llava", "messages", "qwen-vl", "instruction", "text")
 CAPTION_KEYS = ("captions", "caption", "text")
 QUESTION_KEYS = ("instruction", "input", "query", "prompt")
 ANSWER_KEYS = ("output", "response")
+_MEDIA_PATH = re.compile(
+    r"(?!\w+://)\S+\.(jpe?g|png|webp|gif|bmp|wav|flac|mp3|ogg|m4a|mp4|mov|avi|mkv|webm)",
+    re.IGNORECASE,
+)
 MAX_NAMED_KEYS = 8  # of an unknown row, in its reject's reason
 
 
@@ -41,7 +46,14 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     expect(row, dict, "row")
     if not row:
         raise RowError("empty row")
-    match format or recognise(row):
+    draft = _draft(row, format or recognise(row))
+    if not draft.media and format is None:
+        _refuse_forgotten(row)
+    return draft
+
+
+def _draft(row: dict[str, Any], format: str) -> Draft:
+    match format:
         case "captions":
             return captions(row)
         case "llava":
@@ -52,6 +64,20 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
             return instruction(row)
         case _:
             return text(row)
+
+
+def _refuse_forgotten(row: dict[str, Any]) -> None:
+    """Refuse a row without media that names a media file under a key that no format reads.
+
+    It would become a sample of its text alone, and nobody would know.
+    """
+    for key, value in row.items():
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str) and _MEDIA_PATH.fullmatch(item):
+                raise RowError(
+                    f"{key}: {item[:200]!r} looks like a media file, but no format reads this key; "
+                    "rename it to image, video or audio"
+                )
 
 
 def recognise(row: dict[str, Any]) -> str:

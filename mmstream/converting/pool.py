@@ -35,6 +35,7 @@ def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, 
         return
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mmstream.forkserver"])
     pool = ProcessPoolExecutor(num_workers, context, _start_worker, (dict(os.environ),))
     try:
         yield from _drain(pool, iter(jobs), num_workers)

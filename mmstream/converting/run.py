@@ -45,6 +45,8 @@ class ConvertReport:
     num_new_bytes: int
     """Of the tars that this run wrote; the others stood there from an earlier run."""
     seconds: float
+    was_finished: bool = False
+    """The destination held this conversion already: nothing was done. Pass overwrite to redo it."""
     splits: dict[str, ConvertReport] = field(default_factory=dict)
     """The same for each split; empty without splits."""
 
@@ -167,6 +169,7 @@ def _report(part: _Part, reports: list[ShardReport], seconds: float) -> ConvertR
         num_bytes=manifest.num_bytes,
         num_new_bytes=sum(report.num_bytes for report in reports if not report.reused),
         seconds=seconds,
+        was_finished=part.state == "finished",
     )
 
 
@@ -175,7 +178,8 @@ def _total(done: dict[str | None, ConvertReport], seconds: float) -> ConvertRepo
     for report in done.values():
         sums.update({f.name: getattr(report, f.name) for f in fields(report) if f.type == "int"})
     splits = {split: report for split, report in done.items() if split is not None}
-    return ConvertReport(**sums, seconds=seconds, splits=splits)
+    finished = all(report.was_finished for report in done.values())
+    return ConvertReport(**sums, seconds=seconds, was_finished=finished, splits=splits)
 
 
 def _command(rows: str, dest: str, media_root: str | None, options: Options) -> str:

@@ -11,6 +11,7 @@ the last), the turn's own text and the template's end-of-turn mark are looked fo
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -21,6 +22,9 @@ from mmstream.errors import DecodeError
 
 Message = dict[str, Any]
 Span = tuple[int, int]
+
+_MARKED = threading.Lock()
+"""transformers marks turns in one tracker a template, which all threads share."""
 
 _PROBE = "mmstream-probe"
 _SPACE = r"\s{0,64}?"  # bounded: a long run of white space must not cost its square
@@ -64,7 +68,8 @@ class Chat:
         messages = [self._adapt(message) for message in messages]
         try:
             if self.marks_turns:
-                return _render_marked(self.tokenizer, messages)
+                with _MARKED:
+                    return _render_marked(self.tokenizer, messages)
             text = _render(self.tokenizer, messages)
         except _TEMPLATE_ERRORS as error:
             raise DecodeError(f"chat template: {' '.join(str(error).split())}") from None

@@ -41,6 +41,11 @@ BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
 """What a user's transform raises because of its code, not its data: these stop the run."""
 
 
+SHAPE_ATTEMPTS = {SkipSample: 256, SampleError: 32}
+"""Attempts at a row that a filter, or bad data alone, leaves empty. After MAX_ATTEMPTS it
+is invalid;
+what it shows is still found by its own draws, so that a batch is the same on every topology."""
+
 ORIGIN = ("__key__", "__url__", "__lineage__")
 """Where a sample comes from: kept, whatever a transform returns."""
 
@@ -98,6 +103,8 @@ class _Row(NamedTuple):
     sample: Sample | None
     shown: Ref
     bad: BadSample | None
+    filled: bool = True
+    """False: `sample` only keeps the batch's shape, and the row is invalid."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +124,9 @@ class _Filler:
             cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
             kind, reason = type(cause).__name__, str(error)
         row = step.job.start + place
-        sample, shown = self._substitute(step.job, row, out)
+        sample, shown, filled = self._substitute(step.job, row, out)
         if not step.valid[place]:
-            return _Row(sample, shown, None)  # padding: its sample is counted where it is valid
+            return _Row(sample, shown, None, filled)  # padding: counted where it is valid
         name = self.reader.dataset.name_of
         bad = BadSample(
             step.job.epoch,
@@ -129,21 +136,28 @@ class _Filler:
             planned[1],
             kind,
             reason,
-            (name(shown[0]), shown[1]) if sample is not None else None,
+            (name(shown[0]), shown[1]) if filled else None,
         )
-        return _Row(sample, shown, bad)
+        return _Row(sample, shown, bad, filled)
 
     def _substitute(
         self, job: Job, row: int, out: torch.Tensor | None
-    ) -> tuple[Sample | None, Ref]:
+    ) -> tuple[Sample | None, Ref, bool]:
         ref = (-1, -1)
-        for attempt in range(MAX_ATTEMPTS):
+        most = SHAPE_ATTEMPTS[SampleError]
+        for attempt in range(SHAPE_ATTEMPTS[SkipSample]):
+            if attempt == most:
+                break
             ref = self.reader.order.substitute(job.epoch, job.step, row, attempt)
             try:
-                return self._usable(job, ref, self.reader.one(ref), out), ref
+                sample = self._usable(job, ref, self.reader.one(ref), out)
+            except SkipSample:
+                most = SHAPE_ATTEMPTS[SkipSample]
+                continue
             except SampleError:
                 continue
-        return None, ref
+            return sample, ref, attempt < MAX_ATTEMPTS
+        return None, ref, False
 
     def _usable(self, job: Job, ref: Ref, found: Outcome, out: torch.Tensor | None) -> Sample:
         """Return a sample ready to be collated; look twice before calling it bad."""
@@ -200,13 +214,13 @@ def _assemble(step: RawStep, rows: list[_Row]) -> DecodedStep:
         reason = next((row.bad.reason for row in rows if row.bad), "padding only")
         raise SkipLimitError(
             f"epoch {step.job.epoch} step {step.job.step}: no row could be filled, nor by "
-            f"{MAX_ATTEMPTS} substitutes each; the first: {reason}"
+            f"{SHAPE_ATTEMPTS[SampleError]} substitutes each or more; the first: {reason}"
         )
     filled = [spare if row.sample is None else row for row in rows]
     return DecodedStep(
         step.job,
         [row.sample for row in filled if row.sample is not None],
-        [ok and row.sample is not None for ok, row in zip(step.valid, rows, strict=True)],
+        [ok and row.filled for ok, row in zip(step.valid, rows, strict=True)],
         step.refs,
         [row.shown for row in filled],
         tuple(row.bad for row in rows if row.bad),

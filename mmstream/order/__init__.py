@@ -16,6 +16,7 @@ permutations: slot = step*G + row. Set-up costs O(chunks) an epoch, a step O(row
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -121,7 +122,10 @@ class Order:
             ConfigError: impossible settings, or fewer samples than one step needs.
         """
         array = np.asarray(counts, dtype=np.int64).reshape(-1)
-        total, rows = int(array.sum()), int(global_batch_size)
+        total, rows = int(array.sum()), _integer("global_batch_size", global_batch_size)
+        seed, interleave = _integer("seed", seed), _integer("interleave", interleave)
+        window = None if window is None else _integer("window", window)
+        chunk = None if chunk is None else _integer("chunk", chunk)
         _require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
         _require(not array.size or int(array.min()) >= 0, "a shard has a negative count")
         _require(total > 0, "the dataset has no samples")
@@ -266,9 +270,17 @@ def _corpus_id(counts: Ints, names: Sequence[str] | None) -> str:
 
 def _keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
     """Put a value in a cache that holds the latest few. Decode threads share the cache."""
-    for oldest in list(cache)[: len(cache) - most + 1]:  # list() is one step under the GIL
+    for oldest in list(cache)[: max(0, len(cache) - most + 1)]:  # list() is one step under the GIL
         cache.pop(oldest, None)
     cache[key] = value
+
+
+def _integer(name: str, value: Any) -> int:
+    """Return a plain int: keys and states are made of its repr, where numpy's integers differ."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise ConfigError(f"{name} {value!r}: needs an integer") from None
 
 
 def _require(condition: bool, message: str) -> None:

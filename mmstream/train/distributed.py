@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mmstream.errors import ConfigError
+
 __all__ = ["Place", "StopRequest", "leave_group", "leave_on_sigterm", "note_signals",
            "process_group", "share_threads"]  # fmt: skip
 
@@ -55,8 +57,13 @@ def process_group(device: str | None) -> Iterator[Place]:
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    here = torch.device(name)
+    try:
+        here = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r}: cpu, cuda or cuda:N") from None
     if here.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device {name!r}: this torch finds no CUDA device; use cpu")
         torch.cuda.set_device(here)
     if dist.is_initialized():
         yield Place(here, dist.get_rank(), dist.get_world_size())

@@ -122,7 +122,7 @@ def train_step(
     parts = [
         part for batch in group for part in split_rows(tensors_of(batch), config.micro_batches)
     ]
-    factor = (place.world_size / total).float()
+    factor = (place.world_size / total.clamp(min=1)).float()
     loss = torch.zeros((), device=place.device)
     trained.optimizer.zero_grad(set_to_none=True)
     for number, part in enumerate(parts, start=1):

@@ -23,7 +23,7 @@ MATTERS = 0.1
 
 ADVICE = {
     "data": "the step waits for batches: raise num_workers, or make a sample cheaper (smaller "
-    "images in the shards, fewer transforms, local shards); `mmstream bench` tells which",
+    "images in the shards, fewer transforms, local shards)",
     "host-to-device": "batches reach the device late: keep images uint8 until they are there "
     "(to_device normalises them), crop smaller, leave out fields that the model does not read",
     "compute": "the model is the limit, the data keeps up: bf16, compile, a larger batch for each "
