@@ -157,6 +157,8 @@ def info(url: str, num_keys: int, as_json: bool) -> None:
     if dataset.num_shards:
         sizes = dataset.counts
         click.echo(f"  samples a shard: {sizes.min():,} to {sizes.max():,}")
+    if not manifest.fields and dataset.num_shards:
+        click.echo(f"  fields of the first {len(first)} samples:")
     for name, count in fields.items():
         click.echo(f"  .{name}" + (f": {count:,}" if count is not None else ""))
     click.echo(f"  first keys: {', '.join(keys)}")

@@ -6,6 +6,7 @@ opening reads a manifest, or lists a folder.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,8 @@ from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.storage import LocalStore, Store, is_remote, open_store, split_url
 
 __all__ = ["open_dataset"]
+
+logger = logging.getLogger(__name__)
 
 
 def open_dataset(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dataset:
@@ -58,6 +61,9 @@ def _open_folder(store: Store) -> Dataset:
         data = open_store(manifest.data_url) if manifest.data_url else store
         return Dataset(manifest, data, store)
     names = [name for name in found if name.endswith(".tar")]
+    if packed := [name for name in found if name.endswith((".tgz", ".tar.gz"))]:
+        logger.warning("%s: %d gzipped tars are left out; see mmstream index --repack", store.url,
+                       len(packed))  # fmt: skip
     if not names:
         folder = isinstance(store, LocalStore) and not os.path.isdir(store.url)  # noqa: PTH112
         reason = "no such folder" if folder else f"neither {MANIFEST_NAME} nor tars in it"

@@ -370,3 +370,11 @@ def test_a_gzipped_tar_is_refused_with_the_hint_and_reads_after_repacking(tmp_pa
 
 def test_the_public_name_is_the_function():
     assert mm.open_dataset is open_dataset
+
+
+def test_gzipped_tars_beside_plain_ones_are_not_left_out_in_silence(tmp_path, caplog):
+    write_corpus(tmp_path, [3])
+    (tmp_path / "mmstream.json").unlink()
+    (tmp_path / "more.tgz").write_bytes(b"\x1f\x8b")
+    assert len(open_dataset(tmp_path)) == 3
+    assert "1 gzipped tars are left out" in caplog.text

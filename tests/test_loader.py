@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import topology
 import torch
 from conftest import captioned, write_corpus
 
@@ -358,3 +359,15 @@ def test_a_sigterm_to_the_whole_job_does_not_take_the_fork_server(corpus, tmp_pa
     command = [sys.executable, str(script), corpus]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "15\n"), done.stderr
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_every_world_and_worker_count_puts_the_plan_together(corpus, size, num_workers, drop_last):
+    made = pipeline(corpus, drop_last=drop_last, grid=(2, 3))
+    whole = topology.run(made, size, num_workers).steps
+    assert [step.keys for step in whole] == planned_keys(made)
+    for start in range(1, len(whole)):  # a resume at any step
+        rest = range(start, len(whole))
+        assert topology.run(made, size, num_workers, rest).steps == whole[start:]

@@ -42,9 +42,8 @@ BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
 
 
 SHAPE_ATTEMPTS = {SkipSample: 256, SampleError: 32}
-"""Attempts at a row that a filter, or bad data alone, leaves empty. After MAX_ATTEMPTS it
-is invalid;
-what it shows is still found by its own draws, so that a batch is the same on every topology."""
+"""Attempts at a row that a filter, or bad data alone, leaves empty. After MAX_ATTEMPTS the row is
+invalid; what it shows is still found by its own draws: a batch is the same on every topology."""
 
 ORIGIN = ("__key__", "__url__", "__lineage__")
 """Where a sample comes from: kept, whatever a transform returns."""
