@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 
 from mmstream.batching import Batch
 from mmstream.pipeline import Pipeline
+from mmstream.processes import join_parent
 from mmstream.reading import Job
 
 __all__ = ["Steps", "pack_lists", "start_worker"]
@@ -48,32 +49,22 @@ class Steps(Dataset[Batch]):
 
 
 def start_worker(environment: dict[str, str], _worker: int) -> None:
-    """Take over the main process' environment, and end when it is gone, however it went.
+    """Belong to the main process, and leave a scheduler's SIGTERM to it.
 
-    A fork server has the environment of its own start: credentials set since would be missing.
-    torch's own watch is for the parent pid, which is the fork server's here; that one waits for its
-    workers, so after a kill -9 both would stay for ever (Python 3.11, torch 2.13).
+    SIGTERM goes to all processes of a job at once. The main process decides; a worker that left by
+    itself would fail the last step of a run that is about to be saved.
     """
-    os.environ.clear()
-    os.environ.update(environment)
-    # Ctrl-C and a scheduler's SIGTERM go to all processes at once. The main process decides; a
-    # worker that left by itself would fail the last step of a run that is about to be saved.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread, so in all
+    join_parent(environment)
+    threading.Thread(target=_obey_parent, name="mmstream-obey", daemon=True).start()
+
+
+def _obey_parent() -> None:
+    """End at a SIGTERM of the main process' own."""
     parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    def obey() -> None:
-        while parent is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
-            logger.info("a worker leaves SIGTERM to the main process")
-        os._exit(128 + signal.SIGTERM)
-
-    for target in (follow, obey):
-        threading.Thread(target=target, name=f"mmstream-{target.__name__}", daemon=True).start()
+    while parent is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        logger.info("a worker leaves SIGTERM to the main process")
+    os._exit(128 + signal.SIGTERM)
 
 
 def _drain(waiting: deque[Job]) -> Iterator[Job]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +15,7 @@ from itertools import islice
 
 from mmstream.converting.shard import ShardJob, ShardReport, write_shard
 from mmstream.errors import MMStreamError
+from mmstream.processes import join_parent
 
 __all__ = ["run_jobs"]
 
@@ -36,7 +35,7 @@ def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, 
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mmstream.forkserver"])
-    pool = ProcessPoolExecutor(num_workers, context, _start_worker, (dict(os.environ),))
+    pool = ProcessPoolExecutor(num_workers, context, join_parent, (dict(os.environ),))
     try:
         yield from _drain(pool, iter(jobs), num_workers)
     except BrokenProcessPool:
@@ -66,21 +65,3 @@ def _drain(
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             yield running.pop(future), future.result()
-
-
-def _start_worker(environment: dict[str, str]) -> None:
-    """Leave Ctrl-C to the main process, and end when it is gone, even by kill -9.
-
-    A fork server has the environment of its own start: credentials set since would be missing.
-    """
-    os.environ.clear()
-    os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-
-
-def _follow_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
