@@ -11,25 +11,23 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import pickle
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from mmstream.batching import Batch, BatchLineage
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.order.defaults import better_grid
 from mmstream.pipeline import Pipeline
 from mmstream.reading import Job
+from mmstream.resuming import OnChange, load_state_into
 from mmstream.skip import Stats, count_bad
-from mmstream.state import load_state, make_state
-from mmstream.worker import Steps, pack_lists, start_worker
+from mmstream.state import make_state
+from mmstream.worker import Steps, check_picklable, in_one_line, pack_lists, start_worker
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 
 __all__ = ["Loader"]
@@ -39,12 +37,14 @@ logger = logging.getLogger(__name__)
 StartMethod = Literal["forkserver", "spawn", "fork"]
 
 
-class Loader:
+class Loader(IterableDataset[Batch]):
     """Batches of this rank, in step order, with a state that is one number.
 
     Iterating yields the rest of the epoch from where the state stands; the next ``for`` is the next
     epoch. A step counts as delivered when it is handed over, never when it is prefetched. Follows
-    torch's Stateful protocol. Memory: `prefetch` finished batches a worker, and the windows.
+    torch's Stateful protocol, and is an IterableDataset for what insists on a DataLoader around it
+    (``batch_size=None, num_workers=0``). Memory: `prefetch` finished batches a worker, and the
+    windows.
 
     Args:
         pipeline: what to run.
@@ -54,6 +54,11 @@ class Loader:
         num_threads: decode threads of each process; None: 1 in workers, else up to 4.
         prefetch: batches that each worker makes ahead.
         start_method: of the workers. "fork" is the one for functions defined in a notebook.
+        on_change: what `load_state_dict` does where the state is of mid-epoch and not of this
+            pipeline's order. "refuse": StateError. "finish_epoch": the epoch that the state stands
+            in is finished as it was planned, and the present settings begin with the next one: for
+            a corpus that has grown by shards at its end, a first bad list, another batch size,
+            seed, grid or window.
 
     Attributes:
         stats: what was delivered so far.
@@ -72,9 +77,12 @@ class Loader:
         num_threads: int | None = None,
         prefetch: int = 2,
         start_method: StartMethod = "forkserver",
+        on_change: OnChange = "refuse",
     ) -> None:
         if num_workers < 0 or prefetch < 1 or (num_threads is not None and num_threads < 1):
             raise ConfigError("num_workers counts from 0, prefetch and num_threads from 1")
+        if on_change not in get_args(OnChange):
+            raise ConfigError(f"on_change {on_change!r}: refuse or finish_epoch")
         if world is not None:
             rows_of_rank(pipeline.global_batch_size, world, rows_per_rank)
         self.pipeline, self.num_workers = pipeline, num_workers
@@ -82,14 +90,17 @@ class Loader:
         self._world, self._rows_per_rank = world, rows_per_rank
         self._num_threads = num_threads or (1 if num_workers else min(4, os.cpu_count() or 1))
         self._prefetch, self._start_method = prefetch, start_method
+        self._on_change = on_change
+        self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
         self._jobs = _Jobs()
         self._transport: DataLoader[Batch] | None = None
+        self._started = pipeline  # what the workers run
         self._iteration = 0
 
     def __len__(self) -> int:
-        """Steps of an epoch: the same on every rank, known before the first read."""
-        return self.pipeline.order.steps_per_epoch
+        """Steps of this epoch: the same on every rank, known before the first read."""
+        return self._current.order.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch; each batch counts as delivered when it is handed over.
@@ -107,8 +118,13 @@ class Loader:
 
         Such a stage calls `count` with each batch as it hands it over.
         """
+        if get_worker_info() is not None:  # each of them would yield the whole epoch
+            raise ConfigError(
+                "a Loader has worker processes of its own: mm.Loader(..., num_workers=n), and "
+                "batch_size=None, num_workers=0 for a DataLoader around it"
+            )
         world = resolve_world(self._world)
-        rows = rows_of_rank(self.pipeline.global_batch_size, world, self._rows_per_rank)
+        rows = rows_of_rank(self._current.global_batch_size, world, self._rows_per_rank)
         self._advise(world)
         epoch, step = self._position
         self._iteration += 1
@@ -124,7 +140,7 @@ class Loader:
             except BaseException as error:
                 self.close()  # workers may hold half a step: the next iteration starts new ones
                 if isinstance(error, MMStreamError) and self.num_workers:
-                    raise _in_one_line(error) from error
+                    raise in_one_line(error) from error
                 raise
             self.stats.wait_s += time.perf_counter() - started
             if made is None:
@@ -157,13 +173,15 @@ class Loader:
             start=lineage.start,
             rank=resolve_world(self._world).rank,
         )
-        following = make_state(self.pipeline.order, lineage.epoch, lineage.step + 1)
+        following = make_state(self._current.order, lineage.epoch, lineage.step + 1)
         self._position = following["epoch"], following["step"]
         self.stats.num_steps += 1
+        if lineage.epoch != following["epoch"]:
+            self._current = self.pipeline
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch: plain JSON types, under 1 KB."""
-        return make_state(self.pipeline.order, *self._position)
+        return make_state(self._current.order, *self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was saved, on whatever ranks and workers there are now.
@@ -171,12 +189,15 @@ class Loader:
         Raises:
             StateError: the state cannot be applied exactly.
         """
-        self._position = load_state(self.pipeline.order, state)
+        self._position, self._current = load_state_into(self.pipeline, state, self._on_change)
         self._iteration += 1
 
     def close(self) -> None:
         """End the workers. Idempotent; iterating again starts new ones."""
         self._iteration += 1  # a loop that is still open is told, and does not end quietly
+        self._end_workers()
+
+    def _end_workers(self) -> None:
         transport, self._transport = self._transport, None
         iterator = getattr(transport, "_iterator", None)
         if iterator is not None:
@@ -193,7 +214,7 @@ class Loader:
 
     def _advise(self, world: World) -> None:
         """Say once when another grid would let each worker read whole lanes."""
-        order = self.pipeline.order
+        order = self._current.order
         better = better_grid(
             order.num_samples, order.global_batch_size, order.grid,
             world.world_size, self.num_workers,
@@ -207,20 +228,21 @@ class Loader:
 
     def _run(self) -> Iterator[Batch]:
         if self.num_workers == 0:
-            return self.pipeline.batches(self._jobs, self._num_threads)
-        if self._transport is None:
-            self._transport = self._start()
+            return self._current.batches(self._jobs, self._num_threads)
+        if self._transport is None or self._started is not self._current:
+            self._end_workers()
+            self._transport, self._started = self._start(), self._current
         return iter(self._transport)
 
     def _start(self) -> DataLoader[Batch]:
         if self._start_method != "fork":
-            _check_picklable(self.pipeline)
+            check_picklable(self._current)
         context = multiprocessing.get_context(self._start_method)
         if self._start_method == "forkserver":
             # Torch is imported there once, not in each worker.
             context.set_forkserver_preload(["mmstream.forkserver", "mmstream.loader"])
         return DataLoader(
-            Steps(self.pipeline, self._num_threads),
+            Steps(self._current, self._num_threads),
             sampler=self._jobs,
             batch_size=None,
             collate_fn=pack_lists,  # torch's own would turn tuples into lists, arrays into tensors
@@ -245,27 +267,3 @@ class _Jobs(Sampler[Job]):
 
     def __len__(self) -> int:
         return self.stop - self.first.step
-
-
-def _in_one_line(error: MMStreamError) -> MMStreamError:
-    """Return a worker's error without the worker's traceback, which torch puts into its message."""
-    _, space, reason = str(error).rstrip().rpartition("\n")[2].partition(": ")
-    return type(error)(reason) if space and "Original Traceback" in str(error) else error
-
-
-def _check_picklable(pipeline: Pipeline) -> None:
-    """Refuse what a worker that starts afresh could not load, before it tries."""
-    advice = 'or pass start_method="fork" or num_workers=0'
-    try:
-        data = pickle.dumps(pipeline)
-    except Exception as error:
-        raise ConfigError(
-            f"the pipeline cannot be sent to worker processes ({error}): define transforms and "
-            f"collate at the top of a module, {advice}"
-        ) from error
-    source = getattr(sys.modules.get("__main__"), "__file__", None)
-    if (source is None and b"__main__" in data) or (source and not Path(source).is_file()):
-        raise ConfigError(
-            "workers cannot import what a notebook, a prompt or standard input defines: "
-            f"put transforms and collate into a module, {advice}"
-        )

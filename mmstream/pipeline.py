@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any
@@ -19,6 +19,7 @@ from mmstream.decoding import Decode
 from mmstream.decoding.stage import DecodedStep, Transform, decode
 from mmstream.errors import ConfigError
 from mmstream.order import Order
+from mmstream.planning import plan
 from mmstream.reading import Job, Reader, read
 from mmstream.sample import Sample
 from mmstream.skip import SkipPolicy
@@ -71,10 +72,8 @@ class Pipeline:
     @cached_property
     def order(self) -> Order:
         """The order of all epochs."""
-        return Order.from_counts(
-            self.dataset.counts,
-            names=[shard.name for shard in self.dataset.manifest.shards],
-            num_bytes=self.dataset.manifest.num_bytes,
+        return plan(
+            self.dataset,
             global_batch_size=self.global_batch_size,
             seed=self.seed,
             grid=self.grid,
@@ -82,6 +81,13 @@ class Pipeline:
             shuffle=self.shuffle,
             drop_last=self.drop_last,
         )
+
+    def with_order(self, order: Order) -> Pipeline:
+        """Return this pipeline with another order of the same dataset, such as a saved state's."""
+        rows = order.global_batch_size
+        other = replace(self, global_batch_size=rows, grid=None, window=None, drop_last=False)
+        other.__dict__["order"] = order  # where cached_property keeps it
+        return other
 
     def __repr__(self) -> str:
         steps = f"{self.order.steps_per_epoch:,} steps of {self.global_batch_size} an epoch"
@@ -131,6 +137,7 @@ class Pipeline:
             self.decode,
             self.transforms,
             skip_shards=self.on_bad.shards,
+            action=self.on_bad.action,
             num_threads=num_threads,
         )
 

@@ -107,13 +107,12 @@ class Reader:
             if (job.epoch, number) not in self._whole:
                 self._load(job._replace(step=job.step + job.stride), number, head=False)
         refs = self.order.refs(job.epoch, job.step)
+        windows = self.order.windows(job.epoch, job.step)[job.start : job.stop]
         rows = range(job.start, job.stop)
         planned = [(int(refs.shard[row]), int(refs.index[row])) for row in rows]
         samples = [
             self._take(job, int(number), row, ref)
-            for row, ref, number in zip(
-                rows, planned, self.order.windows(job.step)[job.start : job.stop], strict=True
-            )
+            for row, ref, number in zip(rows, planned, windows, strict=True)
         ]
         with self._counting:
             num_bytes, num_requests = self._num_bytes, self._num_requests
@@ -130,16 +129,15 @@ class Reader:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _numbers(self, job: Job) -> list[int]:
-        numbers = self.order.windows(job.step)[job.start : job.stop]
+        numbers = self.order.windows(job.epoch, job.step)[job.start : job.stop]
         return [int(number) for number in np.unique(numbers)]
 
     def _foresee(self, job: Job) -> None:
         """Start loading what a later step needs: whole windows once their lane is running."""
-        lanes = self.order.grid[0] * self.order.grid[1]
+        running = {number % self.order.stride for _, number in self._held}  # lanes
         for number in self._numbers(job):
             if (job.epoch, number) not in self._held:
-                running = (job.epoch, number - lanes) in self._held
-                self._load(job, number, head=not running)
+                self._load(job, number, head=number % self.order.stride not in running)
 
     def _load(self, job: Job, number: int, *, head: bool) -> None:
         """Start loading what a window delivers to this process: at one step, or from it on."""

@@ -66,8 +66,18 @@ def load_state(order: Order, state: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _advice(differing: list[str], step: int) -> str:
+    finish = 'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes'
     if any(item.startswith("corpus") for item in differing):
-        return "Shards were added, removed or changed: resume on the old ones, or start anew."
+        return (
+            "Shards were added, removed or changed: resume on the old ones, or start anew; where "
+            f"they were only added at the end, {finish}."
+        )
+    if any(item.startswith("bad ") for item in differing):
+        return (
+            "The list of bad samples has changed: put back the one that this epoch began with "
+            "(mmstream.bad.previous.json is the one before the last change); where it began with "
+            f"none, {finish}."
+        )
     if step:
-        return "Resume with the saved values; they may change where an epoch begins."
+        return f"Resume with the saved values; they may change where an epoch begins: {finish}."
     return "Resume with the saved values, or start anew."

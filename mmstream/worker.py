@@ -10,21 +10,25 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from mmstream.batching import Batch
+from mmstream.errors import ConfigError, MMStreamError
 from mmstream.pipeline import Pipeline
 from mmstream.processes import join_parent
 from mmstream.reading import Job
 
-__all__ = ["Steps", "pack_lists", "start_worker"]
+__all__ = ["Steps", "check_picklable", "in_one_line", "pack_lists", "start_worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -109,3 +113,27 @@ def _unpack(
         inverse = sorted(range(len(order)), key=order.__getitem__)
         found.append(part.view([shape[i] for i in order]).permute(inverse))
     return found
+
+
+def in_one_line(error: MMStreamError) -> MMStreamError:
+    """Return a worker's error without the worker's traceback, which torch puts into its message."""
+    _, space, reason = str(error).rstrip().rpartition("\n")[2].partition(": ")
+    return type(error)(reason) if space and "Original Traceback" in str(error) else error
+
+
+def check_picklable(pipeline: Pipeline) -> None:
+    """Refuse what a worker that starts afresh could not load, before it tries."""
+    advice = 'or pass start_method="fork" or num_workers=0'
+    try:
+        data = pickle.dumps(pipeline)
+    except Exception as error:
+        raise ConfigError(
+            f"the pipeline cannot be sent to worker processes ({error}): define transforms and "
+            f"collate at the top of a module, {advice}"
+        ) from error
+    source = getattr(sys.modules.get("__main__"), "__file__", None)
+    if (source is None and b"__main__" in data) or (source and not Path(source).is_file()):
+        raise ConfigError(
+            "workers cannot import what a notebook, a prompt or standard input defines: "
+            f"put transforms and collate into a module, {advice}"
+        )

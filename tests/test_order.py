@@ -76,12 +76,12 @@ def test_a_step_asked_for_alone_is_the_step_of_the_walk(order):
 @settings(max_examples=100, deadline=None)
 @given(orders())
 def test_windows_deliver_what_steps_name_and_no_more(order):
-    numbers = {n for step in range(order.steps_per_epoch) for n in order.windows(step).tolist()}
+    numbers = {n for step in range(order.steps_per_epoch) for n in order.windows(0, step).tolist()}
     delivered = {}
     for number in numbers:
         window = order.window(0, number)
         for step, row, shard, index in zip(*(a.tolist() for a in window), strict=True):
-            assert order.windows(step)[row] == number
+            assert order.windows(0, step)[row] == number
             assert delivered.setdefault((step, row), (shard, index)) == (shard, index)
     named = {
         (step, row): pair
@@ -96,7 +96,7 @@ def test_windows_deliver_what_steps_name_and_no_more(order):
 def test_substitutes_are_of_the_corpus_and_near_ones_not_of_the_same_step(order):
     step = order.steps_per_epoch - 1
     here = set(pairs(order.refs(0, step)))
-    window = order.window(0, int(order.windows(step)[0]))
+    window = order.window(0, int(order.windows(0, step)[0]))
     near = set(zip(window.shard.tolist(), window.index.tolist(), strict=True))
     for attempt in range(16):
         shard, index = order.substitute(0, step, 0, attempt)
@@ -150,7 +150,7 @@ def test_a_corpus_sorted_by_shard_is_mixed_in_every_batch():
 def test_windows_of_different_lanes_end_one_after_another():
     order = Order.from_counts([40000], global_batch_size=64, grid=(8, 8), window=640)
     fresh = [
-        sum(int(order.window(0, int(n)).step[0]) == step for n in np.unique(order.windows(step)))
+        sum(int(order.window(0, int(n)).step[0]) == step for n in np.unique(order.windows(0, step)))
         for step in range(100, 400)
     ]
     assert max(fresh) <= 3  # of the 8 lanes that a step draws from

@@ -34,7 +34,7 @@ def test_the_step_after_the_last_is_the_next_epochs_first():
         ({"global_batch_size": 20}, "global_batch_size was 10 and is 20"),
         ({"window": 7}, "window was 1024 and is 7"),
         ({"grid": (2, 5)}, "grid was"),
-        ({"interleave": 2}, "interleave was 16 and is 2"),
+        ({"interleave": 2}, "interleave was 32 and is 2"),
         ({"chunk": 8}, "chunk was 64 and is 8"),
         ({"shuffle": False}, "shuffle was True and is False"),
         ({"drop_last": False}, "drop_last was True and is False"),

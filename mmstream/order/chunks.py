@@ -3,6 +3,8 @@
 Each shard is cut into chunks of at most C contiguous samples. An epoch permutes the chunks, lays
 them end to end and rotates the whole by a random offset, so that what `drop_last` leaves out
 differs each epoch. Slot s of the epoch is then position (s + rotation) mod N. Two int64 a chunk.
+
+Samples on the bad list are stepped over: chunks are cut from the others, counted without them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.order.corpus import Corpus
 from mmstream.order.permute import permutation, random_words
 
 __all__ = ["ChunkTable", "EpochChunks"]
@@ -24,16 +27,18 @@ class ChunkTable:
     """The chunks of a corpus, in its own order."""
 
     counts: Ints
-    """[num_shards] samples of each shard."""
+    """[num_shards] samples of each shard, without those on the bad list."""
     chunk: int
     """C, samples of a chunk; the last one of a shard may be shorter."""
     first: Ints
     """[num_shards + 1] number of each shard's first chunk, and the number of all chunks."""
+    gaps: Gaps | None
 
     @classmethod
-    def cut(cls, counts: Ints, chunk: int) -> ChunkTable:
-        """Cut shards of so many samples."""
-        return cls(counts, chunk, np.concatenate([[0], np.cumsum(-(-counts // chunk))]))
+    def cut(cls, corpus: Corpus, chunk: int) -> ChunkTable:
+        """Cut the shards of a corpus."""
+        first = np.concatenate([[0], np.cumsum(-(-corpus.good // chunk))])
+        return cls(corpus.good, chunk, first, Gaps.of(corpus) if corpus.bad.size else None)
 
     def epoch(self, epoch: int, seed: int, shuffle: bool) -> EpochChunks:
         """Lay out one epoch; without shuffle, every epoch is the corpus in its own order."""
@@ -68,4 +73,32 @@ class EpochChunks:
         shard = np.searchsorted(self.table.first, chunk, side="right") - 1
         start = (chunk - self.table.first[shard]) * self.table.chunk
         size = np.minimum(self.table.chunk, self.table.counts[shard] - start)
-        return shard, start + position - (self.ends[at] - size)
+        index = start + position - (self.ends[at] - size)
+        gaps = self.table.gaps
+        return shard, index if gaps is None else gaps.step_over(shard, index)
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Where known-bad samples lie between the others of their shards."""
+
+    starts: Ints
+    """[num_shards] good samples before each shard."""
+    first: Ints
+    """[num_shards] bad samples before each shard."""
+    passed: Ints
+    """[num_bad] good samples before each bad one, over all shards; rises."""
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> Gaps:
+        """Find the gaps of a corpus."""
+        starts = np.cumsum(corpus.good) - corpus.good
+        first = np.cumsum(corpus.counts - corpus.good) - (corpus.counts - corpus.good)
+        shard, index = corpus.bad.T
+        before = np.arange(shard.size) - first[shard]  # bad ones of the same shard
+        return cls(starts, first, starts[shard] + index - before)
+
+    def step_over(self, shard: Ints, position: Ints) -> Ints:
+        """Return the index in its shard of each good sample, of its position among good ones."""
+        before = np.searchsorted(self.passed, self.starts[shard] + position, side="right")
+        return position + before - self.first[shard]

@@ -1,0 +1,38 @@
+"""What an order answers: the rows of a step, and the deliveries of a window."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["MAX_ATTEMPTS", "NEAR_ATTEMPTS", "Refs", "Window"]
+
+NEAR_ATTEMPTS = 8
+"""Substitutes 0-7 come from the bad sample's own window, whose bytes are likely at hand."""
+
+MAX_ATTEMPTS = 16
+"""Substitutes 8-15 come from anywhere in the epoch; then the row is given up."""
+
+Ints = npt.NDArray[np.int64]
+
+
+class Refs(NamedTuple):
+    """Where the rows of a step come from; every array has one entry a row."""
+
+    shard: Ints
+    """Position of the shard in the manifest."""
+    index: Ints  # type: ignore[assignment]  # the field's name wins over tuple.index
+    """Position of the sample in the shard."""
+    valid: npt.NDArray[np.bool_]
+    """False for the padding of a last, partial step (`drop_last=False`)."""
+
+
+class Window(NamedTuple):
+    """What one window delivers, in order of delivery."""
+
+    step: Ints
+    row: Ints
+    shard: Ints
+    index: Ints  # type: ignore[assignment]

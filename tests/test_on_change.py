@@ -1,0 +1,133 @@
+"""Settings or a corpus that change in mid-epoch: refused, or after the epoch as it was planned."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from bad_corpus import pipeline, write_tiny
+from topology import described, run
+
+import mmstream as mm
+from mmstream.badlist import write_bad
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_tiny(tmp_path / "corpus", [30, 20, 14])
+
+
+def stopped_at(made, step):
+    """The state after some steps of epoch 1."""
+    loader = mm.Loader(made)
+    list(loader)
+    for batch in loader:
+        if batch["__lineage__"].step + 1 == step:
+            return json.loads(json.dumps(loader.state_dict()))
+    raise AssertionError
+
+
+def resumed(made, state, num_workers=0):
+    """The rest of epoch 1, and all of epoch 2."""
+    loader = mm.Loader(made, num_workers=num_workers, on_change="finish_epoch")
+    loader.load_state_dict(state)
+    rest = [described(batch) for batch in loader]
+    middle = json.loads(json.dumps(loader.state_dict()))
+    after = [described(batch) for batch in loader]
+    loader.close()
+    return rest, middle, after
+
+
+CHANGES = [
+    {"global_batch_size": 8},
+    {"global_batch_size": 20, "grid": (1, 2)},
+    {"window": 7},
+    {"grid": (2, 3)},
+    {"seed": 9},
+    {"shuffle": False},
+    {"drop_last": False},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_settings_begin_with_the_next_epoch(corpus, change):
+    before = pipeline(corpus, window=24)
+    now = replace(before, **change)
+    state = stopped_at(before, 2)
+    with pytest.raises(mm.StateError, match="finish_epoch"):
+        mm.Loader(now).load_state_dict(state)
+    rest, middle, after = resumed(now, state)
+    assert rest == run(before, epoch=1).steps[2:]
+    assert (middle["epoch"], middle["step"]) == (2, 0)
+    assert middle["order"] == now.order.identity()
+    assert after == run(now, epoch=2).steps
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_grown_corpus_begins_with_the_next_epoch(corpus, num_workers):
+    before = pipeline(corpus)
+    state = stopped_at(before, 2)
+    expected = run(before, epoch=1).steps[2:]
+    now = pipeline(write_tiny(corpus, [30, 20, 14, 40]))
+    with pytest.raises(mm.StateError, match=r"num_shards was 3 and is 4.*added at the end"):
+        mm.Loader(now).load_state_dict(state)
+    rest, middle, after = resumed(now, state, num_workers)
+    assert rest == expected
+    assert after == run(now, epoch=2).steps
+    assert {shard for step in after for shard, _ in step.shown} == {0, 1, 2, 3}
+    again = mm.Loader(now)
+    again.load_state_dict(middle)  # no flag is needed where an epoch begins in the new corpus
+    assert len(again) == now.order.steps_per_epoch > len(expected) + 2
+
+
+def test_a_grown_corpus_is_taken_at_an_epochs_begin(corpus):
+    before = pipeline(corpus)
+    loader = mm.Loader(before)
+    list(loader)
+    state = loader.state_dict()
+    now = pipeline(write_tiny(corpus, [30, 20, 14, 40]))
+    with pytest.raises(mm.StateError, match="corpus was"):
+        mm.Loader(now).load_state_dict(state)
+    rest, _, _ = resumed(now, state)
+    assert rest == run(now, epoch=1).steps
+
+
+def test_the_length_is_that_of_the_epoch_that_is_finished(corpus):
+    before, now = pipeline(corpus), pipeline(corpus, global_batch_size=4)
+    loader = mm.Loader(now, on_change="finish_epoch")
+    loader.load_state_dict(stopped_at(before, 1))
+    assert len(loader) == before.order.steps_per_epoch == 5
+    list(loader)
+    assert len(loader) == now.order.steps_per_epoch == 16
+
+
+def test_an_epoch_that_is_being_finished_can_be_resumed_again(corpus):
+    before, now = pipeline(corpus), pipeline(corpus, global_batch_size=4)
+    loader = mm.Loader(now, on_change="finish_epoch")
+    loader.load_state_dict(stopped_at(before, 1))
+    next(iter(loader))
+    rest, _, _ = resumed(now, loader.state_dict())
+    assert rest == run(before, epoch=1).steps[2:]
+
+
+def test_a_first_bad_list_is_taken_with_the_next_epoch(corpus):
+    before = pipeline(corpus)
+    state = stopped_at(before, 2)
+    expected = run(before, epoch=1).steps[2:]
+    write_bad(mm.open_dataset(corpus), [(0, 3), (1, 7), (1, 8)])
+    now = pipeline(corpus)
+    rest, _, after = resumed(now, state)
+    assert rest == expected
+    assert not {(0, 3), (1, 7), (1, 8)} & {ref for step in after for ref in step.planned}
+
+
+@pytest.mark.parametrize("counts", [[30, 20], [31, 20, 14], [40, 30, 20, 14]])
+def test_another_corpus_is_refused_all_the_same(corpus, counts):
+    state = stopped_at(pipeline(corpus), 2)
+    loader = mm.Loader(pipeline(write_tiny(corpus, counts)), on_change="finish_epoch")
+    with pytest.raises(mm.StateError, match=r"first 3 shards|3 shards, the dataset"):
+        loader.load_state_dict(state)
+
+
+def test_an_unknown_word_is_refused(corpus):
+    with pytest.raises(mm.ConfigError, match="refuse or finish_epoch"):
+        mm.Loader(pipeline(corpus), on_change="ignore")
