@@ -24,7 +24,7 @@ from mmstream.display.report import Evidence, html_report, markdown_report
 from mmstream.errors import MMStreamError
 from mmstream.opening import open_dataset
 from mmstream.order import Order
-from mmstream.proof import prove, read_steps
+from mmstream.proof import prove, read_history
 from mmstream.skip import SkipPolicy
 from mmstream.storage import join_url, open_store
 from mmstream.verifying import verify
@@ -71,17 +71,17 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
 
     started = time.perf_counter()
     _train(data, root, folder, "undisturbed", world_size=1)
-    undisturbed = read_steps(folder / "undisturbed")
+    undisturbed = read_history(folder / "undisturbed")
     seconds = time.perf_counter() - started
-    say(f"3 train, undisturbed: {len(undisturbed)} steps in one process, {seconds:.0f} s")
+    say(f"3 train, undisturbed: {len(undisturbed.lines)} steps in one process, {seconds:.0f} s")
 
     _train(data, root, folder, "disturbed", world_size=2, kill_at=KILL_AT)
-    killed = read_steps(folder / "disturbed")
+    killed = read_history(folder / "disturbed").lines
     say(f"4 train with two processes: rank 1 killed (kill -9) at step {len(killed)}")
 
     _train(data, root, folder, "disturbed", world_size=1)
-    disturbed = read_steps(folder / "disturbed")
-    worlds = [line["world_size"] for _, line in sorted(disturbed.items())]
+    disturbed = read_history(folder / "disturbed")
+    worlds = [line["world_size"] for _, line in sorted(disturbed.lines.items())]
     say(f"5 resume on one process: steps {worlds.count(2)} to {len(worlds) - 1}")
 
     order = Order.from_counts(
@@ -90,9 +90,9 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
         num_bytes=dataset.manifest.num_bytes,
         global_batch_size=GLOBAL_BATCH_SIZE,
     )
-    proof = prove(dataset, order, disturbed, undisturbed, EPOCHS)
+    proof = prove(order, disturbed, undisturbed, EPOCHS)
     batch = _first_batch(dataset)
-    evidence = Evidence(report, proof, undisturbed, killed, disturbed, batch)
+    evidence = Evidence(report, proof, undisturbed.lines, killed, disturbed.lines, batch)
     text = markdown_report(evidence)
     (folder / "report.md").write_text(text)
     (folder / "report.html").write_text(html_report(evidence))

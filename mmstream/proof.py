@@ -1,4 +1,4 @@
-"""Proof that a run kept the order's promises: its training logs against the plan.
+"""Proof that a run kept the order's promises: its logs against the plan, and against another run's.
 
 In: the metrics that ``mmstream train --log-keys`` writes. Out: counts that are all zero when every
 sample was seen exactly once an epoch, in the planned global batches.
@@ -6,18 +6,38 @@ sample was seen exactly once an epoch, in the planned global batches.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mmstream.dataset import Dataset
+import numpy as np
+
+from mmstream.checking import check_logs
+from mmstream.lineage import Logged, log_files, read_lineage, read_lines
 from mmstream.order import Order
 
-__all__ = ["Proof", "Steps", "prove", "read_steps"]
+__all__ = ["History", "Proof", "Steps", "prove", "read_history"]
 
 Steps = dict[tuple[int, int], dict[str, Any]]
+
+
+class History(NamedTuple):
+    """What a run of ``mmstream train --log-keys`` logged."""
+
+    lines: Steps
+    """(epoch, step) -> the line of its metrics, with the keys of all ranks."""
+    rows: dict[tuple[int, int], Logged]
+
+
+def read_history(folder: Path) -> History:
+    """Return the history of a run from the folder of its metrics."""
+    paths = log_files([folder])
+    lines: Steps = {}
+    for path in paths:
+        for line in read_lines(path):
+            known = lines.setdefault((line["epoch"], line["step"]), {**line, "keys": []})
+            known["keys"] = known["keys"] + line["keys"]
+    return History(lines, read_lineage(paths))
 
 
 @dataclass(frozen=True)
@@ -45,49 +65,27 @@ class Proof:
         return exact and self.loss_difference < self.max_loss_difference
 
 
-def prove(
-    dataset: Dataset, order: Order, disturbed: Steps, undisturbed: Steps, num_epochs: int
-) -> Proof:
+def prove(order: Order, disturbed: History, undisturbed: History, num_epochs: int) -> Proof:
     """Compare what two runs logged with each other and with the plan."""
-    keys = {
-        (shard, index): dataset.read(shard, index)["__key__"]
-        for shard in range(dataset.num_shards)
-        for index in range(int(dataset.counts[shard]))
-    }
-    plan: dict[tuple[int, int], list[str]] = {}
-    for epoch in range(num_epochs):
-        for step in range(order.steps_per_epoch):
-            refs = order.refs(epoch, step)
-            rows = zip(refs.shard.tolist(), refs.index.tolist(), strict=True)
-            plan[epoch, step] = [keys[row] for row in rows]
-    seen = {epoch: Counter[str]() for epoch in range(num_epochs)}
-    for (epoch, _), line in disturbed.items():
-        seen[epoch].update(line["keys"])
-    planned = [(epoch, key) for (epoch, _), batch in plan.items() for key in batch]
+    plan = [(epoch, step) for epoch in range(num_epochs) for step in range(order.steps_per_epoch)]
+    check = check_logs(order, disturbed.rows, plan)
     losses = [
-        abs(disturbed[at]["loss"] - line["loss"]) / max(abs(line["loss"]), 1e-9)
-        for at, line in undisturbed.items()
-        if at in disturbed
+        abs(disturbed.lines[at]["loss"] - line["loss"]) / max(abs(line["loss"]), 1e-9)
+        for at, line in undisturbed.lines.items()
+        if at in disturbed.lines
     ]
     return Proof(
-        num_steps=len(disturbed),
-        lost=sum(seen[epoch][key] == 0 for epoch, key in planned),
-        repeated=sum(n - 1 for counts in seen.values() for n in counts.values() if n > 1),
-        unplanned=sum(disturbed.get(at, {}).get("keys") != batch for at, batch in plan.items()),
-        different=sum(
-            disturbed.get(at, {}).get("keys") != undisturbed.get(at, {}).get("keys") for at in plan
-        ),
+        num_steps=len(disturbed.lines),
+        lost=check.lost,
+        repeated=check.repeated,
+        unplanned=check.unplanned,
+        different=sum(not _same(disturbed.rows.get(at), undisturbed.rows.get(at)) for at in plan),
         loss_difference=max(losses, default=float("inf")),
     )
 
 
-def read_steps(folder: Path) -> Steps:
-    """Return the history of a run: (epoch, step) -> its line, with the keys of all ranks."""
-    steps: Steps = {}
-    for path in sorted(folder.glob("metrics-rank*.jsonl")):
-        for text in path.read_text().splitlines():
-            line = json.loads(text)
-            at = line["epoch"], line["step"]
-            known = steps.setdefault(at, {**line, "keys": []})
-            known["keys"] = known["keys"] + line["keys"]
-    return steps
+def _same(one: Logged | None, other: Logged | None) -> bool:
+    if one is None or other is None:
+        return False
+    same_plan = np.array_equal(one.planned, other.planned)
+    return same_plan and np.array_equal(one.shown, other.shown)

@@ -12,6 +12,8 @@ class Lineage(NamedTuple):
     step: int
     planned: list[tuple[str, int]]
     shown: list[tuple[str, int]]
+    start: int = 0
+    bad: tuple[Any, ...] = ()
 
 
 class FakeLoader:
@@ -81,7 +83,7 @@ class FakeLoader:
             "__key__": keys,
             "__url__": ["made-up.tar"] * len(keys),
             "__valid__": torch.ones(len(keys), dtype=torch.bool),
-            "__lineage__": Lineage(epoch, step, refs, refs),
+            "__lineage__": Lineage(epoch, step, refs, refs, self.rows.start),
         }
 
     def image(self, number: int) -> torch.Tensor:

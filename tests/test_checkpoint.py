@@ -80,6 +80,15 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert found.content["loader"] == '{"epoch": 0}'
 
 
+def test_what_a_killed_writer_left_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (tmp_path / ".step-00000017.pt.tmp").write_bytes(b"half a checkpoint")
+    (tmp_path / ".notes.tmp").write_bytes(b"another program's")
+    save(tmp_path, 20)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [".notes.tmp", "step-00000010.pt", "step-00000020.pt"]
+
+
 def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
     assert load_newest(open_store(tmp_path / "absent")) is None
     (tmp_path / "step-1.pt").write_bytes(b"another program's")

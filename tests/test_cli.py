@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +15,10 @@ from conftest import write_corpus
 from convert_corpus import make_corpus, write_rows
 from foreign import FOREIGN, make_tar
 
-from mmstream import cli as module
 from mmstream.cli import cli, main
+from mmstream.cli import data as module
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.train import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,7 +51,10 @@ OPTIONS = {
     "--shuffle-seed --split --overwrite",
     "index": "url --output --repack --overwrite --num-threads",
     "info": "url --keys --json",
-    "verify": "url --decode",
+    "verify": "url --decode --write-bad --quarantine",
+    "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "
+    "--check more_logs",
+    "demo": "--out --shards",
 }
 
 
@@ -60,7 +66,21 @@ def test_the_names_of_options_are_fixed():
 
 
 def test_every_command_is_there():
-    assert {"convert", "index", "info", "verify", "train", "demo"} <= set(cli.commands)
+    assert {"convert", "index", "info", "verify", "train", "replay", "demo"} <= set(cli.commands)
+
+
+def test_train_has_an_option_for_every_setting_and_shows_its_default(mmstream):
+    settings = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    params = {param.name: param for param in cli.commands["train"].params}
+    assert params.keys() == settings.keys()
+    assert {name: params[name].default for name in settings if name not in ("url", "out")} == {
+        name: default for name, default in settings.items() if name not in ("url", "out")
+    }
+    shown = re.sub(r"\s+", " ", mmstream("train", "--help")[1])
+    for text in ("--epochs INTEGER", "--lr FLOAT", "--model TEXT", "--max-grad-norm FLOAT"):
+        name = text.split()[0].removeprefix("--").replace("-", "_")
+        assert re.search(rf"{text} [^\[]*\[default: {settings[name]}\]", shown)
+    assert "None" not in shown
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))

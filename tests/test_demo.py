@@ -6,11 +6,13 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mmstream as mm
 from mmstream.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows
-from mmstream.proof import prove
+from mmstream.lineage import Logged
+from mmstream.proof import History, prove
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,35 +28,39 @@ def shards(tmp_path_factory):
 def run(shards):
     """The order, and the history that a faultless run would log."""
     pipeline = mm.Pipeline(shards, global_batch_size=GLOBAL_BATCH_SIZE)
-    order, steps = pipeline.order, {}
+    order, history = pipeline.order, History({}, {})
     for epoch in range(EPOCHS):
         for step in range(order.steps_per_epoch):
-            refs = order.refs(epoch, step)
-            keys = [shards.read(s, i)["__key__"] for s, i in zip(refs.shard, refs.index)]
-            steps[epoch, step] = {"loss": 2.0, "keys": keys}
-    return order, steps
+            rows = np.stack(order.refs(epoch, step)[:2], axis=1)
+            history.lines[epoch, step] = {"loss": 2.0}
+            history.rows[epoch, step] = Logged(0, rows, rows)
+    return order, history
 
 
-def test_a_faultless_history_is_proven(shards, run):
-    order, steps = run
-    assert prove(shards, order, steps, copy.deepcopy(steps), EPOCHS).holds
+def test_a_faultless_history_is_proven(run):
+    order, history = run
+    assert prove(order, history, copy.deepcopy(history), EPOCHS).holds
 
 
-@pytest.mark.parametrize("fault", ["lost", "repeated", "moved", "loss", "missing"])
-def test_a_faulty_history_is_not_proven(shards, run, fault):
-    order, steps = run
-    faulty = copy.deepcopy(steps)
+@pytest.mark.parametrize("fault", ["lost", "repeated", "moved", "loss", "missing", "substituted"])
+def test_a_faulty_history_is_not_proven(run, fault):
+    order, history = run
+    faulty = copy.deepcopy(history)
+    one, other = (faulty.rows[1, step].planned for step in (3, 4))
     if fault == "lost":
-        faulty[1, 3]["keys"][0] = faulty[1, 4]["keys"][0]
+        one[0] = other[0]
     elif fault == "repeated":
-        faulty[1, 3]["keys"].append(faulty[1, 3]["keys"][0])
+        more = np.concatenate([one, one[:1]])
+        faulty.rows[1, 3] = Logged(0, more, more)
     elif fault == "moved":
-        faulty[1, 3]["keys"], faulty[1, 4]["keys"] = faulty[1, 4]["keys"], faulty[1, 3]["keys"]
+        faulty.rows[1, 3], faulty.rows[1, 4] = faulty.rows[1, 4], faulty.rows[1, 3]
     elif fault == "loss":
-        faulty[2, 1]["loss"] = 2.1
+        faulty.lines[2, 1]["loss"] = 2.1
+    elif fault == "missing":
+        del faulty.rows[0, 7]
     else:
-        del faulty[0, 7]
-    assert not prove(shards, order, faulty, steps, EPOCHS).holds
+        faulty.rows[1, 3] = Logged(0, one, np.roll(one, 1, axis=0))
+    assert not prove(order, faulty, history, EPOCHS).holds
 
 
 @pytest.mark.slow

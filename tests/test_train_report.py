@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def test_a_line_says_all_that_was_measured(tmp_path: Path) -> None:
     for line in lines(tmp_path):
         assert line.keys() == {
             "epoch", "step", "num_steps", "loss", "lr", "grad_norm", "samples_per_s",
-            "tokens_per_s", "padding_fraction", "wait_fraction", "num_bad", "rank", "world_size",
+            "tokens_per_s", "padding_fraction", "wait_fraction", "num_bad", "num_skipped", "bad",
+            "rank", "world_size",
         }  # fmt: skip
     first = RaggedLoader(num_steps=6, num_rows=8).batch(0, 0)
     tokens = int((first["attention_mask"] * first["__valid__"][:, None]).sum())
@@ -107,12 +109,15 @@ def test_bad_samples_are_counted_in_the_metrics(tmp_path: Path) -> None:
     class Bad(FakeLoader):
         def count(self, batch: dict[str, Any]) -> None:
             super().count(batch)
-            self.stats.num_bad += 2
+            self.stats.bad.update({"DecodeError": 2, "SkipSample": 3})
 
     loader = Bad(num_steps=3)
-    loader.stats = type("Counts", (dict,), {"num_bad": 0})(samples=0)
+    loader.stats = type("Counts", (dict,), {"bad": Counter()})(samples=0)
     fit_here(tmp_path, loader)
-    assert [line["num_bad"] for line in lines(tmp_path)] == [2, 4, 6]
+    found = lines(tmp_path)
+    assert [line["num_bad"] for line in found] == [2, 4, 6]
+    assert [line["num_skipped"] for line in found] == [3, 6, 9]
+    assert found[-1]["bad"] == {"DecodeError": 6, "SkipSample": 9}
 
 
 def test_a_trace_of_the_wanted_steps_is_written(tmp_path: Path) -> None:

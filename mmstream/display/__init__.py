@@ -87,7 +87,8 @@ def dataset_html(dataset: Any) -> str:
     """Return what a dataset holds, and its first samples as thumbnails."""
     manifest, counts = dataset.manifest, dataset.counts
     per_shard = f"{counts.min():,} to {counts.max():,} samples" if counts.size else "none"
-    rows = [("where", html_text(dataset.store.url)), ("samples", f"{len(dataset):,}"),
+    bad = f", of these {len(dataset.bad):,} known to be bad" if len(dataset.bad) else ""
+    rows = [("where", html_text(dataset.store.url)), ("samples", f"{len(dataset):,}{bad}"),
             ("shards", f"{dataset.num_shards:,} of {per_shard}"),
             ("bytes", size_text(manifest.num_bytes))]  # fmt: skip
     fields = ", ".join(f"{n} ({c:,})" for n, c in islice(manifest.fields.items(), MAX_FIELDS))
@@ -168,7 +169,8 @@ def batch_sheet(batch: Mapping[str, Any]) -> str:
         side = 144 if len(pictures[row]) == 1 else 68
         shown = " ".join(picture(value, side, keys[row]) for value in pictures[row][:4])
         note = "" if valid[row] else "not valid: padding"
-        note = f"substitute for {bad[row]}" if row in bad and valid[row] else note
+        if row in bad:
+            note = f"substitute for {bad[row]}" if valid[row] else f"not valid: {bad[row]}"
         warning = f'<span style="color:#b06000">{html_text(note, 150)}</span>' if note else ""
         text = html_text(text_of({name: row_of(value, row) for name, value in batch.items()}), 110)
         tiles.append(_tile(shown, warning, text, key=keys[row]))
@@ -185,13 +187,19 @@ def pipeline_html(pipeline: Any) -> str:
     last = "left out" if pipeline.drop_last else "one more, padded step"
     steps = f"{order.steps_per_epoch:,} steps of {order.global_batch_size} an epoch, {mixing}"
     policy = pipeline.on_bad
+    done = {"substitute": "substituted", "mask": "masked"}.get(policy.action, "")
+    limits = (
+        f"{done}; the run stops above {100 * policy.max_fraction:g} % or "
+        f"{policy.max_consecutive} in a row"
+        if done
+        else "the first one stops the run"
+    )
     rows = [("dataset", html_text(repr(pipeline.dataset))),
             ("order", f"{steps}, seed {pipeline.seed}; left-over samples: {last}"),
             ("decode", html_text(decode_text(decode))),
             ("transforms", html_text(", ".join(names) or "none")),
             ("batch", html_text(getattr(pipeline.collate, "__name__", "collate"))),
-            ("bad samples", f"substituted; the run stops above {100 * policy.max_fraction:g} % or "
-                            f"{policy.max_consecutive} in a row")]  # fmt: skip
+            ("bad samples", limits)]  # fmt: skip
     return page("<b>Pipeline</b>", table(rows))
 
 

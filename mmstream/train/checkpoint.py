@@ -14,6 +14,7 @@ import re
 import zipfile
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 from mmstream.device import DeviceLoader
 from mmstream.errors import StateError
-from mmstream.storage import Store
+from mmstream.storage import LocalStore, Store
 from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import Place
 from mmstream.train.step import Trained
@@ -60,11 +61,15 @@ def list_checkpoints(store: Store) -> list[int]:
 def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     """Write a checkpoint, then remove all but the newest `keep` (1 or more).
 
-    Those of later steps are removed too: a run that goes past them has found them damaged.
+    Those of later steps are removed too: a run that goes past them has found them damaged. So is
+    what is half written in a local folder: a run has one writer, so that one was killed.
 
     Raises:
-        StorageError: the storage failed after retries; nothing was removed then.
+        StorageError: the storage failed after retries; no checkpoint was removed then.
     """
+    if isinstance(store, LocalStore):
+        for path in Path(store.url).glob(".step-*.pt.tmp"):  # each as large as a checkpoint
+            path.unlink(missing_ok=True)
     buffer = io.BytesIO()
     torch.save(checkpoint.content, buffer)
     store.write(checkpoint_name(checkpoint.num_steps), buffer.getvalue())

@@ -50,6 +50,12 @@ class TrainConfig:
         rows_per_rank: rows of a loader step for each rank, for devices of different size. None:
             equal ones, give or take a row.
         num_workers: loader processes of each rank.
+        on_bad: what becomes of a bad sample's row, as `mmstream.SkipPolicy` says: "substitute",
+            "mask" or "raise". Validation masks for "substitute": there no sample counts twice.
+        max_bad_fraction: bad samples over all samples of a rank, from the 1,000th on, that end a
+            run when there are more.
+        skip_bad_shards: the samples of a shard that cannot be read are bad samples; else it ends
+            the run.
         seed: of the data's order, of the first weights and of what a model draws in a step.
 
         lr: AdamW's highest learning rate; a resumed run takes the settings given then.
@@ -74,7 +80,7 @@ class TrainConfig:
         validate_every: optimizer steps between two validation passes.
         log_every: optimizer steps between two lines of metrics. Each makes the host wait for the
             device, and only then is a signal to stop looked at.
-        log_keys: write each step's sample keys into the metrics.
+        log_keys: write keys and lineage (planned, shown) of each step's samples into the metrics.
         progress: a bar on rank 0, where it runs in a terminal.
         profile: optimizer steps to trace with torch.profiler, after two others; 0: none.
         device: "cpu", "cuda" or "cuda:N"; None: CUDA where there is one. Under torchrun "cuda"
@@ -97,6 +103,9 @@ class TrainConfig:
     micro_batches: int = 1
     rows_per_rank: tuple[int, ...] | None = None
     num_workers: int = 1
+    on_bad: Literal["substitute", "mask", "raise"] = "substitute"
+    max_bad_fraction: float = 0.01
+    skip_bad_shards: bool = False
     seed: int = 0
 
     lr: float = 3e-4

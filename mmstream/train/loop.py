@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mmstream.device import DeviceLoader, to_device
 from mmstream.errors import MMStreamError
+from mmstream.lineage import SampleLog
 from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import Precision, TrainConfig, TrainResult
@@ -76,7 +77,12 @@ def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", *
         global_batch_size=config.global_batch_size,
         seed=config.seed,
         decode=decode,
-        on_bad=mm.SkipPolicy(quarantine=None if folder is None else str(Path(folder, log))),
+        on_bad=mm.SkipPolicy(
+            action="mask" if log and config.on_bad == "substitute" else config.on_bad,
+            max_fraction=config.max_bad_fraction,
+            shards=config.skip_bad_shards,
+            quarantine=None if folder is None else str(Path(folder, log)),
+        ),
         **order,
     )
     return mm.Loader(
@@ -127,7 +133,7 @@ def fit(
         trace = around.enter_context(traced(config.profile, config.log_folder, place.rank))
         stop = around.enter_context(note_signals())
         groups = around.enter_context(closing(_groups(batches, config, num_steps)))
-        meter = Meter(batches.stats, place)
+        meter, samples = Meter(batches.stats, place), SampleLog(config.log_keys)
         state, saved = batches.state_dict(), num_steps
         loss = validation_loss = stopped_by = None
         for group in groups:
@@ -137,6 +143,7 @@ def fit(
                 stopped_by = _signal_of(flags)
                 if stopped_by is not None:
                     break
+            samples.add(group)
             seed_step(config.seed, num_steps, place.rank)
             lr = learning_rate_of(config, num_steps, planned)
             part, norm = train_step(trained, group, total, lr, config, place)
@@ -145,7 +152,7 @@ def fit(
             saves = last or num_steps % config.checkpoint_every == 0
             if saves or num_steps % config.log_every == 0:
                 line = meter.read(part, norm, num_steps=num_steps, lr=lr)
-                log.write(line | _samples(group) if config.log_keys else line)
+                log.write(line | samples.take())
                 loss = _finite(line["loss"], trained.precision, num_steps)
             else:
                 meter.stepped()
@@ -187,16 +194,6 @@ def _groups(
             group, num_steps = [], num_steps + 1
             if num_steps == limit:
                 return
-
-
-def _samples(group: list[Batch]) -> dict[str, Any]:
-    """Return what `log_keys` adds to a line: keys as shown and, where they differ, as planned."""
-    keys = [key for batch in group for key in batch["__key__"]]
-    planned = [ref for batch in group for ref in batch["__lineage__"].planned]
-    shown = [ref for batch in group for ref in batch["__lineage__"].shown]
-    if planned == shown:
-        return {"keys": keys}
-    return {"keys": keys, "planned": planned, "shown": shown}
 
 
 def _signal_of(flags: list[Tensor]) -> str | None:

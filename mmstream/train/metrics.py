@@ -85,9 +85,9 @@ class StepLog:
                 samples_per_s and tokens_per_s (all ranks, since the line before), padding_fraction
                 (of all tokens; None without text), wait_fraction (of the time, waiting for data),
                 idle_fraction (CUDA: the device between steps), memory_bytes (CUDA: the most that
-                was allocated), num_bad (samples of all ranks since the run started), and when they
-                are wanted keys (this rank's samples), with planned and shown [shard, index] of each
-                row where substitutes stand for bad samples.
+                was allocated), num_bad and num_skipped (bad samples and what a filter left out, of
+                all ranks since the run started), bad (both by kind), and when they are wanted keys
+                and lineage of this rank's samples since the line before, see `mmstream.lineage`.
         """
         if self._bar is not None:
             self._bar.set_postfix_str(

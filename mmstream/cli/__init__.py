@@ -1,0 +1,63 @@
+"""The command line: parse, call the library, print a summary.
+
+    command.py   what every command shares: its help, exit codes, mistakes
+    data.py      convert, index, info, verify
+    training.py  train, demo
+    replay.py    replay
+
+Exit codes: 0 ok, 1 a problem of the data or the storage, 2 usage, 130 interrupted. Nothing else in
+the package prints, and only what trains imports torch.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from mmstream.cli import data, replay, training
+from mmstream.cli.command import INTERRUPTED, PROBLEM, USAGE
+from mmstream.errors import ConfigError, MMStreamError
+
+__all__ = ["cli", "main"]
+
+
+@click.group(
+    commands=[
+        data.convert, data.index, data.info, data.verify,
+        training.train, training.demo, replay.replay,
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
+@click.version_option(package_name="mmstream")
+def cli() -> None:
+    """Multimodal training data on plain WebDataset tars."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        format=f"%(levelname).1s [rank {os.environ.get('RANK', '0')}] %(message)s",
+    )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names in a tar may be any bytes
+    try:
+        cli.main(prog_name="mmstream", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except ConfigError as error:
+        click.echo(f"usage: {error}", err=True)
+        sys.exit(USAGE)
+    except (MMStreamError, OSError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(PROBLEM)
+    sys.exit(0)

@@ -1,0 +1,202 @@
+"""``mmstream convert | index | info | verify``: none of them needs torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import islice
+from typing import Any
+
+import click
+
+from mmstream.cli.command import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, usage
+from mmstream.errors import SampleError
+
+__all__ = ["convert", "index", "info", "verify"]
+
+
+@command("mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8")
+@click.argument("rows")
+@click.argument("dest")
+@click.option("--media-root", help="Folder that media paths are relative to; else that of ROWS.")
+@click.option("--samples-per-shard", type=AT_LEAST_1, default=5000, show_default=True)
+@click.option("--num-workers", type=AT_LEAST_0, default=os.cpu_count() or 1, show_default="cores")
+@click.option("--format", "row_format", help="Of all rows; else each row is recognised.")
+@click.option("--captions", type=click.Choice(["all", "each"]), default="all", show_default=True)
+@click.option("--shuffle-seed", type=int, help="Permute the rows first: for a sorted corpus.")
+@click.option("--split", "split", metavar="NAME=FRACTION,...", help="train=0.98,val=0.02")
+@click.option("--overwrite", is_flag=True, help="Replace another conversion at DEST.")
+def convert(
+    rows: str, dest: str, row_format: str | None, split: str | None, **options: Any
+) -> None:
+    """Turn ROWS (JSONL, .gz, or a JSON array) and their media into tar shards at DEST.
+
+    A conversion that was killed goes on when the same command runs again.
+    """
+    from mmstream.converting import convert as run
+
+    splits = _splits(split) if split else None
+    report = run(rows, dest, format=row_format, splits=splits, **options)
+    speed = f"in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)"
+    click.echo(
+        f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
+        f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB "
+        + ("stood there already: nothing was done (--overwrite does it anew)"
+           if report.was_finished else speed)
+    )  # fmt: skip
+    for folder in [f"{dest}/{name}" for name in report.splits] or [dest]:
+        _show_rejects(folder)
+    if not report.num_samples:
+        click.echo("error: no row became a sample; is --media-root right?", err=True)
+        sys.exit(PROBLEM)
+
+
+@command("mmstream index s3://bucket/tars --output indexes/")
+@click.argument("url")
+@click.option("--output", help="Where indexes and manifest go; else beside the tars.")
+@click.option("--repack", is_flag=True, help="Unpack gzipped tars to plain ones.")
+@click.option("--overwrite", is_flag=True, help="Build indexes anew that are there already.")
+@click.option("--num-threads", type=AT_LEAST_1, default=8, show_default=True)
+def index(url: str, **options: Any) -> None:
+    """Index the tars at URL that others wrote, so that they open at once.
+
+    Reads headers only: of a local tar with 1 MB images 2 %.
+    """
+    from mmstream.indexing import index_tars
+
+    report = index_tars(url, **options)
+    click.echo(
+        f"{report.num_shards:,} tars, {report.num_samples:,} samples; "
+        f"{report.num_built:,} indexes built, {report.num_repacked:,} tars repacked"
+    )
+
+
+@command("mmstream info s3://bucket/corpus")
+@click.argument("url")
+@click.option(
+    "--keys", "num_keys", type=AT_LEAST_0, default=5, show_default=True, help="First keys to show."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(url: str, num_keys: int, as_json: bool) -> None:
+    """Say what the dataset at URL holds: shards, samples, fields, bytes, first keys."""
+    from mmstream.opening import open_dataset
+
+    dataset = open_dataset(url)
+    manifest = dataset.manifest
+    first = _first_samples(dataset, num_keys)
+    seen = dict.fromkeys(name for sample in first for name in sample if name[:2] != "__")
+    fields: dict[str, int | None] = {**(manifest.fields or seen)}
+    keys = [sample["__key__"] for sample in first]
+    if as_json:
+        about = {
+            "url": dataset.store.url,
+            "num_samples": len(dataset),
+            "num_bad": len(dataset.bad),
+            "num_shards": dataset.num_shards,
+            "num_bytes": manifest.num_bytes,
+            "fields": fields,
+            "keys": keys,
+            "source": manifest.source,
+        }
+        click.echo(json.dumps(about))
+        return
+    click.echo(dataset)
+    if dataset.num_shards:
+        sizes = dataset.counts
+        click.echo(f"  samples a shard: {sizes.min():,} to {sizes.max():,}")
+    if len(dataset.bad):
+        click.echo(f"  on the bad list, left out of every epoch: {len(dataset.bad):,} samples")
+    if not manifest.fields and dataset.num_shards:
+        click.echo(f"  fields of the first {len(first)} samples:")
+    for name, count in fields.items():
+        click.echo(f"  .{name}" + (f": {count:,}" if count is not None else ""))
+    click.echo(f"  first keys: {', '.join(keys)}")
+    for name, value in manifest.source.items():
+        click.echo(f"  {name}: {value}")
+
+
+@command("mmstream verify s3://bucket/corpus --decode")
+@click.argument("url")
+@click.option("--decode", is_flag=True, help="Also decode every image and parse every json.")
+@click.option("--write-bad", is_flag=True, help="List what is bad, for runs to leave out.")
+@click.option("--quarantine", multiple=True, metavar="FILE", help="Of a run: list these too.")
+def verify(url: str, decode: bool, write_bad: bool, quarantine: tuple[str, ...]) -> None:
+    """Read the whole dataset at URL: checksums, indexes, every sample. Exit code 1 on problems.
+
+    --write-bad makes a new list beside the data, or none when nothing is bad any more. --quarantine
+    without it adds to the list that is there, and reads no data.
+    """
+    from mmstream.badlist import quarantined
+    from mmstream.badlist import write_bad as write
+    from mmstream.opening import open_dataset
+    from mmstream.verifying import bad_samples
+    from mmstream.verifying import verify as run
+
+    if quarantine and not write_bad:
+        if decode:
+            raise click.UsageError("--quarantine reads no data to decode; add --write-bad")
+        dataset = open_dataset(url)
+        listed = write(dataset, [*dataset.bad.tolist(), *quarantined(quarantine, dataset).tolist()])
+        click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
+                   f"{len(listed) - len(dataset.bad):,} of them from now on")  # fmt: skip
+        return
+    decoder = _decoder() if decode else None
+    dataset = open_dataset(url, bad_list=not write_bad)  # one that is made anew may be damaged
+    known = quarantined(quarantine, dataset)
+    problems = []
+    if not len(dataset):
+        click.echo("bad: the dataset has no samples")
+    for problem in run(dataset, decode=decoder):
+        problems.append(problem)
+        click.echo(f"bad: {problem.reason}")
+    if write_bad:
+        listed = write(dataset, [*bad_samples(dataset, problems).tolist(), *known.tolist()])
+        click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch")
+    if problems or not len(dataset):
+        cure = any(problem.bad for problem in problems) and not write_bad
+        hint = "; --write-bad lists what is bad, and runs leave it out" if cure else ""
+        click.echo(f"{len(problems) or 1:,} problems in {dataset!r}{hint}", err=True)
+        sys.exit(PROBLEM)
+    click.echo(f"ok: {len(dataset):,} samples in {dataset.num_shards:,} shards")
+
+
+def _splits(text: str) -> dict[str, float]:
+    splits: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, fraction = part.partition("=")
+        with usage(f"--split {text!r}: write NAME=FRACTION,NAME=FRACTION"):
+            if not equals or not name or name in splits:
+                raise ValueError(part)
+            splits[name.strip()] = float(fraction)
+    return splits
+
+
+def _show_rejects(folder: str, most: int = 3) -> None:
+    """Say where a conversion's rejects are listed, and the first of them."""
+    from mmstream.converting.destination import REJECTS_NAME
+    from mmstream.storage import open_store
+
+    lines = open_store(folder).read(REJECTS_NAME).splitlines()
+    if lines:
+        click.echo(f"rejected rows are listed in {folder}/{REJECTS_NAME}, the first:")
+    for line in lines[:most]:
+        reject = json.loads(line)
+        click.echo(f"  row {reject['row']}: {reject['reason']}")
+
+
+def _first_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
+    found = []
+    for sample in islice(range(len(dataset)), count):
+        try:
+            found.append(dataset[sample])
+        except SampleError as error:
+            click.echo(f"bad: {error}", err=True)
+    return found
+
+
+def _decoder() -> Any:
+    from mmstream.decoding import Decode, ImageDecoder, decode_sample
+
+    decoders = Decode(image=ImageDecoder())
+    return lambda sample: decode_sample(sample, decoders)
