@@ -43,12 +43,18 @@ class BatchLineage:
     num_bytes: int
     num_requests: int
 
+    def to(self, *_: Any, **__: Any) -> BatchLineage:
+        """Return itself: what moves batches to a device asks each value, and leaves this one."""
+        return self
+
 
 def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
     """Yield a batch a step: what `collate` returns, and the lineage.
 
-    Adds ``__key__`` and ``__url__`` (lists of B), ``__valid__`` (bool [B], False for padding and
-    for rows that nothing could fill) and ``__lineage__`` (`BatchLineage`).
+    Adds ``__key__`` and ``__url__`` (lists of B), ``__valid__`` (bool [B], False for padding, for
+    masked rows and for rows that nothing could fill) and ``__lineage__`` (`BatchLineage`). Where
+    ``labels`` go with ``input_ids`` token by token, those of such rows are -100: losses that know
+    nothing of ``__valid__`` leave them out too.
 
     Raises:
         ConfigError: `collate` returned no dict.
@@ -61,6 +67,8 @@ def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
         made["__key__"] = [sample["__key__"] for sample in step.samples]
         made["__url__"] = [sample["__url__"] for sample in step.samples]
         made["__valid__"] = torch.tensor(step.valid)
+        if not all(step.valid) and _is_by_token(made):
+            made["labels"] = made["labels"].masked_fill(~made["__valid__"][:, None], IGNORED_LABEL)
         made["__lineage__"] = BatchLineage(
             step.job.epoch,
             step.job.step,
@@ -113,6 +121,14 @@ def collate(
         else:
             made[name] = _stack(values)
     return made
+
+
+def _is_by_token(made: Batch) -> bool:
+    """Tell whether a batch's labels are those of a language model: one a token."""
+    ids, labels = made.get("input_ids"), made.get("labels")
+    if not (isinstance(ids, torch.Tensor) and isinstance(labels, torch.Tensor)):
+        return False
+    return labels.shape == ids.shape and labels.ndim == 2 and labels.dtype == torch.int64
 
 
 def _as_tensor(value: Any) -> Any:

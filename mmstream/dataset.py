@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, overload
 
@@ -24,6 +25,9 @@ __all__ = ["Dataset", "DatasetView"]
 
 Ints = npt.NDArray[np.int64]
 
+MAX_LOOKS = 4
+"""Reads of an index that makes no sense."""
+
 MAX_INDEXES = 4096
 """Indexes kept in memory; of 5,000-sample shards that is 160 MB."""
 
@@ -37,6 +41,8 @@ class Dataset(Sequence[Sample]):
         manifest: shards, fields, where the corpus came from.
         store: where the tars lie.
         index_store: where the indexes lie; the same store unless `index --output` wrote them.
+        bad: int64 [num_bad, 2], sorted (shard, index) of samples that are known to be bad (see
+            `badlist`). Length and random access know all samples; an epoch leaves these out.
     """
 
     def __init__(
@@ -45,9 +51,11 @@ class Dataset(Sequence[Sample]):
         store: Store,
         index_store: Store | None = None,
         offsets: Mapping[str, Ints] | None = None,
+        bad: Ints | None = None,
     ) -> None:
         self.manifest, self.store = manifest, store
         self.index_store = store if index_store is None else index_store
+        self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
         self._built = dict(offsets or {})  # of tars without an index, built at opening
         self._indexes: dict[int, Ints] = {}
 
@@ -80,9 +88,9 @@ class Dataset(Sequence[Sample]):
 
     def __repr__(self) -> str:
         size = f"{self.manifest.num_bytes / 1e6:,.1f} MB"
-        return (
-            f"<Dataset {self.store.url}: {len(self):,} samples, {self.num_shards} shards, {size}>"
-        )
+        bad = f", {len(self.bad):,} known to be bad" if len(self.bad) else ""
+        samples = f"{len(self):,} samples{bad}"
+        return f"<Dataset {self.store.url}: {samples}, {self.num_shards} shards, {size}>"
 
     def _repr_html_(self) -> str:
         from mmstream.display import dataset_html
@@ -120,6 +128,10 @@ class Dataset(Sequence[Sample]):
                 self._indexes.pop(list(self._indexes)[0], None)  # noqa: RUF015 - threads share it
             self._indexes[shard] = found
         return found
+
+    def forget_index(self, shard: int) -> None:
+        """Read a shard's index anew when it is next used."""
+        self._indexes.pop(shard, None)
 
     def read(self, shard: int, index: int) -> Sample:
         """Return one raw sample; errors as `dataset[i]`."""
@@ -161,7 +173,7 @@ class Dataset(Sequence[Sample]):
         if info.name in self._built:
             return self._built[info.name]
         try:
-            offsets = decode_index(self.index_store.read(name), name)
+            offsets = self._read_index(name)
         except FileNotFoundError:
             raise ShardError(
                 f"{info.name}: no index {name} in {self.index_store.url}; run `mmstream index`"
@@ -177,6 +189,13 @@ class Dataset(Sequence[Sample]):
                 "or the index is not this tar's"
             )
         return offsets
+
+    def _read_index(self, name: str) -> Ints:
+        """Return an index; one that makes no sense is read again, for it may only have come so."""
+        for _ in range(MAX_LOOKS - 1):
+            with suppress(ShardError):
+                return decode_index(self.index_store.read(name), name)
+        return decode_index(self.index_store.read(name), name)
 
 
 class DatasetView(Sequence[Sample]):

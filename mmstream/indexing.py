@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
+from mmstream.badlist import trim_bad
 from mmstream.errors import ConfigError, ManifestError, ShardError
 from mmstream.index import build_index, decode_index, encode_index, index_name
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
@@ -82,10 +83,11 @@ def index_tars(
     if packed := [name for name in found if name.endswith(GZIPPED)]:
         logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(packed))
     there, known = target.list(), _known_sizes(target)
+    renewed = {name for name in names if overwrite or known.get(name, found[name]) != found[name]}
+    trim_bad(target, set(names) - renewed)
 
     def one(name: str) -> tuple[ShardInfo, bool]:
-        replaced = known.get(name, found[name]) != found[name]
-        fresh = overwrite or replaced or index_name(name) not in there
+        fresh = name in renewed or index_name(name) not in there
         offsets = (
             build_index(store, name)
             if fresh

@@ -1,7 +1,7 @@
 """Opening a corpus: from a name to a `Dataset`, without opening a shard.
 
 A folder or prefix with a manifest, a folder of plain tars, one tar, a list or a brace pattern:
-opening reads a manifest, or lists a folder.
+opening reads a manifest, or lists a folder, and the bad list that lies there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import braceexpand
 import msgspec
 
+from mmstream.badlist import BAD_NAME, read_bad
 from mmstream.dataset import Dataset
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.index import build_index, index_name, num_indexed
@@ -24,42 +25,47 @@ __all__ = ["open_dataset"]
 logger = logging.getLogger(__name__)
 
 
-def open_dataset(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dataset:
+def open_dataset(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, bad_list: bool = True
+) -> Dataset:
     """Open a corpus.
 
     Args:
         source: a folder or prefix with a manifest or with plain tars, one tar, a list of tars, or
             a brace pattern such as ``"s3://bucket/shard-{000000..000099}.tar"``.
+        bad_list: whether to heed the list of known-bad samples in the dataset's root, where
+            ``mmstream verify --write-bad`` has put one.
 
     Returns:
         The dataset. Local tars without an index are indexed in memory here, a few milliseconds
         a thousand samples; ``mmstream index`` does so once and for all.
 
     Raises:
-        ManifestError: a conversion that has not finished, no shards, a malformed manifest, or
-            remote tars without an index.
+        ManifestError: a conversion that has not finished, no shards, a malformed manifest or bad
+            list, or remote tars without an index.
         FileNotFoundError, StorageError: as the storage.
     """
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         if "{" not in name and not name.endswith((".tar", ".tgz", ".tar.gz")):
-            return _open_folder(open_store(name))
+            return _open_folder(open_store(name), bad_list)
         urls = list(braceexpand.braceexpand(name)) if "{" in name else [name]
     else:
         urls = [os.fspath(item) for item in source]
     if not urls:
         raise ConfigError("open_dataset: the list of tars is empty")
-    return _open_tars(urls)
+    return _open_tars(urls, bad_list)
 
 
-def _open_folder(store: Store) -> Dataset:
+def _open_folder(store: Store, bad_list: bool) -> Dataset:
     found = store.list()
     if MARKER_NAME in found:
         raise ManifestError(f"{store.url}: conversion has not finished; {_finisher(store)}")
     if MANIFEST_NAME in found:
         manifest = Manifest.from_bytes(store.read(MANIFEST_NAME), store.url_of(MANIFEST_NAME))
         data = open_store(manifest.data_url) if manifest.data_url else store
-        return Dataset(manifest, data, store)
+        bad = read_bad(store, manifest) if bad_list and BAD_NAME in found else None
+        return Dataset(manifest, data, store, bad=bad)
     names = [name for name in found if name.endswith(".tar")]
     if packed := [name for name in found if name.endswith((".tgz", ".tar.gz"))]:
         logger.warning("%s: %d gzipped tars are left out; see mmstream index --repack", store.url,
@@ -68,7 +74,7 @@ def _open_folder(store: Store) -> Dataset:
         folder = isinstance(store, LocalStore) and not os.path.isdir(store.url)  # noqa: PTH112
         reason = "no such folder" if folder else f"neither {MANIFEST_NAME} nor tars in it"
         raise ManifestError(f"{store.url}: {reason}")
-    return _open_plain(store, names, found)
+    return _open_plain(store, names, found, bad_list)
 
 
 def _finisher(store: Store) -> str:
@@ -80,7 +86,7 @@ def _finisher(store: Store) -> str:
         return "run the same `mmstream convert` again to finish it"
 
 
-def _open_tars(urls: Sequence[str]) -> Dataset:
+def _open_tars(urls: Sequence[str], bad_list: bool) -> Dataset:
     """Open tars by name; their root is the folder that they share."""
     paths = [url if is_remote(url) else open_store(url).url for url in urls]
     if len({is_remote(path) for path in paths}) > 1:
@@ -96,7 +102,9 @@ def _open_tars(urls: Sequence[str]) -> Dataset:
         prefix = folder[len(store.url) :].strip("/")
         listed = open_store(folder).list()
         sizes |= {f"{prefix}/{name}" if prefix else name: size for name, size in listed.items()}
-    return _open_plain(store, names, sizes)
+    if root not in folders and store.exists(BAD_NAME):
+        sizes[BAD_NAME] = 0
+    return _open_plain(store, names, sizes, bad_list, some=True)
 
 
 def _common_prefix(folders: Sequence[str]) -> str:
@@ -107,8 +115,22 @@ def _common_prefix(folders: Sequence[str]) -> str:
     return "/".join(shared)
 
 
-def _open_plain(store: Store, names: Sequence[str], sizes: Mapping[str, int]) -> Dataset:
-    """Open tars without a manifest: counts come from the sizes of their indexes."""
+def _open_plain(
+    store: Store,
+    names: Sequence[str],
+    sizes: Mapping[str, int],
+    bad_list: bool,
+    some: bool = False,
+) -> Dataset:
+    """Open tars without a manifest: counts come from the sizes of their indexes.
+
+    Args:
+        store: their root.
+        names: of the tars.
+        sizes: of all objects there.
+        bad_list: whether to heed the list of bad samples among them.
+        some: the root may hold other tars, which that list may name.
+    """
     shards, built = [], {}
     for name in names:
         if name not in sizes:
@@ -125,4 +147,7 @@ def _open_plain(store: Store, names: Sequence[str], sizes: Mapping[str, int]) ->
                 "(with --output FOLDER where you may not write)"
             )
         shards.append(ShardInfo(name, count, sizes[name]))
-    return Dataset(Manifest(tuple(shards)), store, offsets=built)
+    manifest = Manifest(tuple(shards))
+    heeded = bad_list and BAD_NAME in sizes
+    bad = read_bad(store, manifest, some=some) if heeded else None
+    return Dataset(manifest, store, offsets=built, bad=bad)

@@ -1,7 +1,7 @@
 """Bad samples: what is allowed, what is counted, what is written down.
 
-A worker substitutes (see `decoding.stage`) and its records travel with the batch. This side runs in
-the rank's main process, as batches are delivered, so counts come in the order of steps.
+A worker substitutes or masks (see `decoding.stage`) and its records travel with the batch. This
+side runs in the rank's main process, as batches are delivered: counts come in the order of steps.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 from mmstream.errors import ConfigError, SkipLimitError
 
-__all__ = ["BadSample", "SkipPolicy", "Stats", "count_bad"]
+__all__ = ["FILTERED", "KINDS", "Action", "BadSample", "SkipPolicy", "Stats", "count_bad"]
 
 logger = logging.getLogger(__name__)
 
+Action: TypeAlias = Literal["substitute", "mask", "raise"]
+
 FILTERED = "SkipSample"
 """The kind of what a user's filter left out."""
+
+KINDS = ("SampleError", "DecodeError", "ShardError", FILTERED)
+"""Of all that a sample can be left out for."""
 
 MAX_WARNINGS = 10
 """Bad samples logged one by one; later ones only go to the quarantine file."""
@@ -28,28 +34,38 @@ MAX_WARNINGS = 10
 
 @dataclass(frozen=True)
 class SkipPolicy:
-    """How many bad samples a run bears; each is replaced by a substitute and written down.
+    """What becomes of a bad sample's row, and how many a run bears; those are written down.
 
-    A user's filter (`SkipSample`) is counted apart and outside these limits. Counters start anew
+    A user's filter (`SkipSample`) finds no fault: what it leaves out is counted apart and outside
+    these limits, and under "raise" it is substituted. Counters are those of one rank and start anew
     with each Loader, also after a resume.
     """
 
+    action: Action = "substitute"
+    """"substitute": the row shows another sample of its window, the same on every topology. "mask":
+    it shows that one too, but ``__valid__`` is False, so that no sample counts twice; the loss must
+    leave such rows out. "raise": the error of the first bad sample stops the run, and the state
+    stays before its batch; a run with another policy goes on from there."""
     max_fraction: float = 0.01
     """Bad samples over delivered ones, of this rank since it started."""
     min_samples: int = 1000
     """The fraction is judged once so many samples were delivered."""
     max_consecutive: int = 100
     """Bad samples in a row: a whole bad shard, a wrong decoder. 0 switches this limit off."""
+    max_samples: int | None = None
+    """Bad samples in all; None: no such limit."""
     shards: bool = False
     """True: the samples of an unreadable shard are bad samples; False: it stops the run."""
     quarantine: str | None = "."
     """Folder of ``quarantine-rank{r}.jsonl``, made when there is something to write; None: none."""
 
     def __post_init__(self) -> None:
+        if self.action not in get_args(Action):
+            raise ConfigError(f"action {self.action!r}: substitute, mask or raise")
         if not 0 <= self.max_fraction <= 1:
             raise ConfigError(f"max_fraction {self.max_fraction}: a fraction lies in [0, 1]")
-        if self.min_samples < 0 or self.max_consecutive < 0:
-            raise ConfigError("min_samples and max_consecutive count from 0")
+        if min(self.min_samples, self.max_consecutive, self.max_samples or 0) < 0:
+            raise ConfigError("min_samples, max_consecutive and max_samples count from 0")
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ class BadSample:
     """SampleError, DecodeError, ShardError; SkipSample for a user's filter."""
     reason: str
     substitute: tuple[str, int] | None
-    """(shard, index) shown in its place; None: the row is marked invalid."""
+    """(shard, index) that counts in its place; None: the row is marked invalid."""
 
 
 @dataclass
@@ -130,14 +146,26 @@ def count_bad(
             f"{run} bad samples in a row (max_consecutive={policy.max_consecutive}), "
             f"the last: {bad[-1].reason}"
         )
-    if stats.num_samples >= policy.min_samples:
-        allowed = policy.max_fraction * stats.num_samples
-        if stats.num_bad > allowed:
-            seen = f"see quarantine-rank{rank}.jsonl" if policy.quarantine else "see the log"
-            raise SkipLimitError(
-                f"{stats.num_bad} of {stats.num_samples} samples are bad "
-                f"(max_fraction={policy.max_fraction}), by kind: {dict(stats.bad)}; {seen}"
-            )
+    passed = _passed(stats, policy)
+    if passed is not None:
+        seen = "see the log"
+        if policy.quarantine is not None:
+            path = Path(policy.quarantine, f"quarantine-rank{rank}.jsonl")
+            seen = f"see {path}; `mmstream verify URL --quarantine {path}` leaves them out"
+        raise SkipLimitError(
+            f"{stats.num_bad} of {stats.num_samples} samples are bad ({passed}), "
+            f"by kind: {dict(stats.bad)}; {seen}"
+        )
+
+
+def _passed(stats: Stats, policy: SkipPolicy) -> str | None:
+    """Return the limit of bad samples that is passed, if one is."""
+    if policy.max_samples is not None and stats.num_bad > policy.max_samples:
+        return f"max_samples={policy.max_samples}"
+    judged = stats.num_samples >= policy.min_samples
+    if judged and stats.num_bad > policy.max_fraction * stats.num_samples:
+        return f"max_fraction={policy.max_fraction}"
+    return None
 
 
 def _longest_run(

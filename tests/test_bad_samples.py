@@ -94,7 +94,7 @@ def assert_substitute_is_near(made, step, row, bad) -> None:
     attempts = [order.substitute(step.epoch, step.step, row, n) for n in range(16)]
     chosen = next(n for n, ref in enumerate(attempts) if ref not in bad)
     assert step.shown[row] == attempts[chosen]
-    window = order.window(step.epoch, int(order.windows(step.step)[row]))
+    window = order.window(step.epoch, int(order.windows(step.epoch, step.step)[row]))
     elsewhere = window.step != step.step
     others = set(zip(window.shard[elsewhere].tolist(), window.index[elsewhere].tolist()))
     if others and chosen < 8:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from bad_corpus import truncated_jpeg, write_faulty
 from tiny_model import TinyModel
 
 import mmstream as mm
@@ -50,12 +51,14 @@ def open_batches(config: TrainConfig, **order: Any) -> Any:
     return mm.Loader(pipeline, rows_per_rank=rows, num_threads=1)
 
 
-def train(corpus: str, out: Path, *, model: Any = None, **changes: Any) -> TrainResult:
+def train(
+    corpus: str, out: Path, *, model: Any = None, filters: Any = (), **changes: Any
+) -> TrainResult:
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     place = Place(torch.device("cpu"), dist.get_rank() if world_size > 1 else 0, world_size)
     config = TrainConfig(url=corpus, out=str(out), **{**TOLD, **changes})
     with (
-        closing(open_batches(config)) as loader,
+        closing(open_batches(config, transforms=filters)) as loader,
         closing(open_batches(config, shuffle=False, drop_last=False)) as second,
     ):
         validation = Validation(mm.to_device(second, "cpu", normalize=CLIP_NORMALIZE))
@@ -79,11 +82,18 @@ class Interrupted(TinyModel):
         return super().forward(batch)
 
 
+def without_some(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["__key__"]) % 10 == 9:
+        raise mm.SkipSample("not wanted")
+    return sample
+
+
 def as_two(corpus: str, folder: Path) -> dict[str, Any]:
     train(corpus, folder / "moved", max_steps=6)
     train_clip(corpus, folder / "moved-clip", max_steps=6)
     train(corpus, folder / "even", validate_every=5)
     train(corpus, folder / "uneven", rows_per_rank=(9, 3), micro_batches=3)
+    train(str(folder / "faulty"), folder / "counted", filters=(without_some,), max_steps=8)
     stopped = train(corpus, folder / "stopped", model=Interrupted(), checkpoint_every=100)
     return {"num_steps": stopped.num_steps, "stopped_by": stopped.stopped_by}
 
@@ -121,6 +131,7 @@ def play(rank: int, corpus: str, folder: str) -> None:
 @pytest.fixture(scope="module")
 def played(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
+    write_faulty(folder / "faulty", [30, 1, 0, 40, 26], {3, 41, 42, 80}, truncated_jpeg)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -188,6 +199,19 @@ def test_what_is_measured_is_of_all_ranks(played: Path, alone: Path) -> None:
     both = [read(played / "even", f"metrics-rank{rank}.jsonl") for rank in range(2)]
     for name in ("loss", "grad_norm", "lr", "num_bad", "padding_fraction"):
         assert [line[name] for line in both[0]] == [line[name] for line in both[1]]
+
+
+def test_bad_and_filtered_samples_are_counted_over_all_ranks(played: Path) -> None:
+    both = [read(played / "counted", f"metrics-rank{rank}.jsonl") for rank in range(2)]
+    assert [line["bad"] for line in both[0]] == [line["bad"] for line in both[1]]
+    config = TrainConfig(url=str(played / "faulty"), out="", **TOLD)
+    with closing(open_batches(config, transforms=(without_some,))) as loader:
+        for _, line in zip(loader, both[0], strict=True):  # one rank sees all there is
+            assert line["bad"] == dict(loader.stats.bad)
+            assert line["num_bad"] == loader.stats.num_bad
+            assert line["num_skipped"] == loader.stats.num_skipped
+    assert line["num_bad"] >= 3
+    assert line["num_skipped"] >= 8
 
 
 def test_the_validation_loss_is_the_mean_over_all_valid_rows(

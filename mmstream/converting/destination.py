@@ -5,7 +5,8 @@
     rejects.jsonl              one line a rejected row: file, 1-based row, reason
     mmstream.json              the manifest; then the marker goes
 
-A killed run leaves the marker, so `open_dataset` refuses the folder and names the command.
+A list of bad samples that lies there belongs to what was there before, and goes before the marker
+comes. A killed run leaves the marker, so `open_dataset` refuses the folder and names the command.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from mmstream.badlist import BAD_NAME, PREVIOUS_NAME
 from mmstream.converting.shard import REPORTS, ShardReport
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
@@ -76,6 +78,8 @@ def begin(
         store.write(MARKER_NAME, _json({**marker, "clearing": True}))
         _clear(store)
     if state != "unfinished":
+        store.remove(BAD_NAME)
+        store.remove(PREVIOUS_NAME)
         store.write(MARKER_NAME, _json(marker))
 
 

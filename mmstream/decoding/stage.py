@@ -4,7 +4,8 @@ In: raw samples of a step. Out: as many decoded, transformed samples, whatever t
 bad sample's place is taken by a deterministic substitute, so steps and ranks stay in balance. This
 is the one place that catches errors of samples and the one that drops samples.
 
-"Bad" means bad twice: the second time from bytes that were read anew.
+"Bad" means that two reads gave the same bytes, which no decoder takes, or that eight gave no
+sample: what storage, or the way from it, does once in a while is no fault of the data.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from mmstream.errors import (
 from mmstream.order import MAX_ATTEMPTS
 from mmstream.reading import Job, Outcome, RawStep, Reader, Ref
 from mmstream.sample import Lineage, Sample
-from mmstream.skip import BadSample
+from mmstream.skip import Action, BadSample
 
 __all__ = ["DecodedStep", "Transform", "decode"]
 
@@ -40,6 +41,9 @@ Transform = Callable[[Sample], Sample]
 BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
 """What a user's transform raises because of its code, not its data: these stop the run."""
 
+
+MAX_LOOKS = 8
+"""Reads of a sample that comes in other bytes each time, or in none that make sense."""
 
 SHAPE_ATTEMPTS = {SkipSample: 256, SampleError: 32}
 """Attempts at a row that a filter, or bad data alone, leaves empty. After MAX_ATTEMPTS the row is
@@ -69,6 +73,7 @@ def decode(
     transforms: Sequence[Transform] = (),
     *,
     skip_shards: bool = False,
+    action: Action = "substitute",
     num_threads: int = 1,
 ) -> Iterator[DecodedStep]:
     """Yield each step with its samples decoded and transformed, in the order of rows.
@@ -79,16 +84,18 @@ def decode(
         decoders: of images and text; None only parses ``json``.
         transforms: functions from sample to sample, run in this order after decoding.
         skip_shards: whether an unreadable shard makes bad samples or ends the stream.
+        action: what becomes of a bad sample's row; see `SkipPolicy`.
         num_threads: rows decoded side by side; decoders release the GIL.
 
     Raises:
         ShardError: an unreadable shard, unless `skip_shards`.
+        SampleError: a bad sample, where `action` is "raise".
         SkipLimitError: a step of which no row can be filled.
         StorageError: storage failed after retries.
         NameError, AttributeError, ...: a transform has a bug.
     """
     shape = decoders.image.output_shape if decoders and decoders.image else None
-    filler = _Filler(reader, decoders, tuple(transforms), skip_shards)
+    filler = _Filler(reader, decoders, tuple(transforms), skip_shards, action)
     with ThreadPoolExecutor(num_threads) if num_threads > 1 else nullcontext() as pool:
         for step in steps:
             pictures = _picture_buffer(len(step.refs), shape)
@@ -114,6 +121,7 @@ class _Filler:
     decoders: Decode | None
     transforms: tuple[Transform, ...]
     skip_shards: bool
+    action: Action
 
     def __call__(self, step: RawStep, place: int, out: torch.Tensor | None) -> _Row:
         planned = step.refs[place]
@@ -121,9 +129,12 @@ class _Filler:
             return _Row(self._usable(step.job, planned, step.samples[place], out), planned, None)
         except SampleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
+            if self.action == "raise" and not isinstance(error, SkipSample):
+                raise cause from None
             kind, reason = type(cause).__name__, str(error)
         row = step.job.start + place
         sample, shown, filled = self._substitute(step.job, row, out)
+        filled = filled and self.action != "mask"
         if not step.valid[place]:
             return _Row(sample, shown, None, filled)  # padding: counted where it is valid
         name = self.reader.dataset.name_of
@@ -159,13 +170,20 @@ class _Filler:
         return None, ref, False
 
     def _usable(self, job: Job, ref: Ref, found: Outcome, out: torch.Tensor | None) -> Sample:
-        """Return a sample ready to be collated; look twice before calling it bad."""
-        try:
-            return self._prepare(job, ref, found, out)
-        except SkipSample:
-            raise
-        except SampleError:
-            return self._prepare(job, ref, self.reader.one(ref), out)
+        """Return a sample ready to be collated; look again before calling it bad."""
+        before: list[Outcome] = []
+        while True:
+            try:
+                return self._prepare(job, ref, found, out)
+            except SkipSample:
+                raise
+            except (SampleError, ShardError):
+                if len(before) + 1 == MAX_LOOKS or any(_same(one, found) for one in before):
+                    raise
+            before.append(found)
+            if isinstance(found, Exception):  # perhaps it was the index that came wrong
+                self.reader.dataset.forget_index(ref[0])
+            found = self.reader.one(ref)
 
     def _prepare(self, job: Job, ref: Ref, found: Outcome, out: torch.Tensor | None) -> Sample:
         if isinstance(found, ShardError):
@@ -200,6 +218,16 @@ class _Filler:
                 '(to leave one out, raise mm.SkipSample("why"))'
             )
         return result | origin
+
+
+def _same(one: Outcome, other: Outcome) -> bool:
+    """Tell whether two reads gave the same bytes, or the same reason why there are none.
+
+    Bytes that are no sample may be anything, and look alike: they are never the same.
+    """
+    if isinstance(one, ShardError) and isinstance(other, ShardError):
+        return str(one) == str(other)
+    return isinstance(one, dict) and one == other
 
 
 def _bind(filler: _Filler, step: RawStep, pictures: torch.Tensor | None) -> Callable[[int], _Row]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mmstream.batching import Batch
+from mmstream.skip import FILTERED, KINDS
 from mmstream.train.distributed import Place
 from mmstream.train.summary import Clock, Times, slowest, summarize
 
@@ -58,9 +59,11 @@ class Meter:
             num_steps: optimizer steps, with this one.
             lr: learning rate of the step.
         """
-        num_bad = getattr(self._stats, "num_bad", 0)
-        sums = self._place.sum(loss, *self._seen, num_bad).tolist()
-        whole, tokens, cells, rows, num_bad = sums
+        kinds = getattr(self._stats, "bad", {})
+        sums = self._place.sum(loss, *self._seen, *(kinds.get(kind, 0) for kind in KINDS)).tolist()
+        whole, tokens, cells, rows, *counts = sums
+        bad = {kind: int(count) for kind, count in zip(KINDS, counts, strict=True) if count}
+        num_skipped = bad.get(FILTERED, 0)
         self._seen = self._nothing
         self.stepped()
         lap = self._clock.lap()
@@ -76,7 +79,9 @@ class Meter:
             "tokens_per_s": round(tokens / seconds, 1) if cells else None,
             "padding_fraction": round(1 - tokens / cells, 4) if cells else None,
             "wait_fraction": round(lap.wait_s / seconds, 3),
-            "num_bad": int(num_bad),
+            "num_bad": sum(bad.values()) - num_skipped,
+            "num_skipped": num_skipped,
+            "bad": bad,
         }
         if self._place.device.type == "cuda":
             line["idle_fraction"] = round(lap.idle_s / seconds, 3)
