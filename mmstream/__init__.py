@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
     from mmstream.loader import Loader as Loader
+    from mmstream.mixing import Mixture as Mixture
     from mmstream.opening import open_dataset as open_dataset
     from mmstream.order import Order as Order
     from mmstream.pipeline import Pipeline as Pipeline
@@ -68,6 +69,7 @@ _HOMES = {
         "StorageError",
     ),
     "loader": ("Loader",),
+    "mixing": ("Mixture",),
     "opening": ("open_dataset",),
     "order": ("Order",),
     "pipeline": ("Pipeline",),

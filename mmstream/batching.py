@@ -51,10 +51,10 @@ class BatchLineage:
 def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
     """Yield a batch a step: what `collate` returns, and the lineage.
 
-    Adds ``__key__`` and ``__url__`` (lists of B), ``__valid__`` (bool [B], False for padding, for
-    masked rows and for rows that nothing could fill) and ``__lineage__`` (`BatchLineage`). Where
-    ``labels`` go with ``input_ids`` token by token, those of such rows are -100: losses that know
-    nothing of ``__valid__`` leave them out too.
+    Adds ``__key__`` and ``__url__`` (lists of B; of a mixture also ``__source__``), ``__valid__``
+    (bool [B], False for padding, for masked rows and for rows that nothing could fill) and
+    ``__lineage__`` (`BatchLineage`). Where ``labels`` go with ``input_ids`` token by token, those
+    of such rows are -100: losses that know nothing of ``__valid__`` leave them out too.
 
     Raises:
         ConfigError: `collate` returned no dict.
@@ -66,6 +66,8 @@ def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
         made = dict(collated)
         made["__key__"] = [sample["__key__"] for sample in step.samples]
         made["__url__"] = [sample["__url__"] for sample in step.samples]
+        if "__source__" in step.samples[0]:
+            made["__source__"] = [sample["__source__"] for sample in step.samples]
         made["__valid__"] = torch.tensor(step.valid)
         if not all(step.valid) and _is_by_token(made):
             made["labels"] = made["labels"].masked_fill(~made["__valid__"][:, None], IGNORED_LABEL)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mmstream.errors import where
 from mmstream.lineage import UNFILLED, Logged
-from mmstream.order import MAX_ATTEMPTS, Order
+from mmstream.order import MAX_ATTEMPTS, AnyOrder
 
 __all__ = ["Check", "check_logs", "steps_logged"]
 
@@ -53,7 +53,7 @@ class Check:
 
 
 def check_logs(
-    order: Order,
+    order: AnyOrder,
     logged: Mapping[At, Logged],
     steps: Iterable[At],
     *,
@@ -89,7 +89,7 @@ def check_logs(
 class _Tally:
     """Counts, an epoch at a time."""
 
-    def __init__(self, order: Order, name_of: Callable[[int], str]) -> None:
+    def __init__(self, order: AnyOrder, name_of: Callable[[int], str]) -> None:
         self._order, self._name_of = order, name_of
         self.num_steps = self.num_samples = self.lost = self.repeated = 0
         self.unplanned = self.substituted = self.unfilled = 0
@@ -172,7 +172,7 @@ def _codes(refs: Ints) -> Ints:
     return refs[:, 0] << 32 | refs[:, 1]
 
 
-def steps_logged(order: Order, logged: Iterable[At]) -> Iterator[At]:
+def steps_logged(order: AnyOrder, logged: Iterable[At]) -> Iterator[At]:
     """Yield every (epoch, step) from the first logged one to the last."""
     first, last = min(logged), max(logged)
     for epoch in range(first[0], last[0] + 1):

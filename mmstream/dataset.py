@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mmstream.errors import SampleError, ShardError, where
 from mmstream.index import decode_index, index_name
 from mmstream.manifest import Manifest
+from mmstream.order import Corpus
 from mmstream.sample import Lineage, Sample
 from mmstream.storage import Store
 from mmstream.tar import parse_sample
@@ -102,6 +103,12 @@ class Dataset(Sequence[Sample]):
         """Samples of each shard, int64 [num_shards]."""
         return np.array([shard.num_samples for shard in self.manifest.shards], dtype=np.int64)
 
+    @property
+    def corpus(self) -> Corpus:
+        """What an order knows of the dataset."""
+        names = [shard.name for shard in self.manifest.shards]
+        return Corpus(self.counts, names, self.manifest.num_bytes, self.bad)
+
     @cached_property
     def _ends(self) -> Ints:
         return np.cumsum(self.counts)
@@ -153,6 +160,15 @@ class Dataset(Sequence[Sample]):
             raise SampleError(f"{where(name, index)} {error}") from error
         sample["__lineage__"] = Lineage(shard, index)
         return sample
+
+    def store_of(self, _shard: int) -> Store:
+        """Return where a shard lies."""
+        return self.store
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
+        """Return the bytes of (shard, start, stop) ranges, or why there are none, side by side."""
+        named = [(self.name_of(shard), start, stop) for shard, start, stop in ranges]
+        return self.store.read_ranges(named)
 
     def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
         """Tell a shard that is gone or too short (ShardError) from storage that fails."""

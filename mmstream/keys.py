@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mmstream.dataset import Dataset
 from mmstream.errors import ShardError, where
+from mmstream.mixing import Mixture
 from mmstream.tar import BLOCK, iter_members, split_name
 
 __all__ = ["read_keys"]
@@ -17,7 +18,7 @@ Ref = tuple[int, int]
 """(shard, index)."""
 
 
-def read_keys(dataset: Dataset, refs: Sequence[Ref]) -> list[str | None]:
+def read_keys(dataset: Dataset | Mixture, refs: Sequence[Ref]) -> list[str | None]:
     """Return the keys of samples, from their first headers alone.
 
     512 bytes a sample, and more only where a long name stands in front; besides them the index of
@@ -43,18 +44,18 @@ def read_keys(dataset: Dataset, refs: Sequence[Ref]) -> list[str | None]:
     return [found.get(ref) for ref in refs]
 
 
-def _read_heads(dataset: Dataset, wanted: Mapping[Ref, int]) -> dict[Ref, bytes]:
+def _read_heads(dataset: Dataset | Mixture, wanted: Mapping[Ref, int]) -> dict[Ref, bytes]:
     """Return the first bytes of samples; those of shards that cannot be read are left out."""
-    ranges: dict[Ref, tuple[str, int, int]] = {}
+    ranges: dict[Ref, tuple[int, int, int]] = {}
     for (shard, index), num_bytes in wanted.items():
         try:
             start, stop = dataset.offsets(shard)[index : index + 2].tolist()
         except ShardError as error:
             logger.warning("no key: %s", error)
         else:
-            ranges[shard, index] = dataset.name_of(shard), start, min(stop, start + num_bytes)
+            ranges[shard, index] = shard, start, min(stop, start + num_bytes)
     heads: dict[Ref, bytes] = {}
-    for ref, head in zip(ranges, dataset.store.read_ranges(list(ranges.values())), strict=True):
+    for ref, head in zip(ranges, dataset.read_ranges(list(ranges.values())), strict=True):
         if not isinstance(head, OSError):
             heads[ref] = head
             continue
@@ -65,7 +66,7 @@ def _read_heads(dataset: Dataset, wanted: Mapping[Ref, int]) -> dict[Ref, bytes]
     return heads
 
 
-def _size(dataset: Dataset, ref: Ref) -> int:
+def _size(dataset: Dataset | Mixture, ref: Ref) -> int:
     start, stop = dataset.offsets(ref[0])[ref[1] : ref[1] + 2].tolist()
     return int(stop - start)
 

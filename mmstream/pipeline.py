@@ -18,7 +18,8 @@ from mmstream.dataset import Dataset
 from mmstream.decoding import Decode
 from mmstream.decoding.stage import DecodedStep, Transform, decode
 from mmstream.errors import ConfigError
-from mmstream.order import Order
+from mmstream.mixing import Mixture
+from mmstream.order import AnyOrder
 from mmstream.planning import plan
 from mmstream.reading import Job, Reader, read
 from mmstream.sample import Sample
@@ -36,7 +37,7 @@ class Pipeline:
         ConfigError: impossible settings, before any shard is opened.
     """
 
-    dataset: Dataset
+    dataset: Dataset | Mixture
     _: KW_ONLY
     global_batch_size: int
     """G, samples of a step over all ranks."""
@@ -55,7 +56,7 @@ class Pipeline:
     on_bad: SkipPolicy = field(default_factory=SkipPolicy)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dataset, Dataset):
+        if not isinstance(self.dataset, Dataset | Mixture):
             raise ConfigError(f"dataset: {self.dataset!r} is none; pass mm.open_dataset(...)")
         if not isinstance(self.decode, Decode | None):
             raise ConfigError("decode: pass mm.Decode(image=..., text=...)")
@@ -70,7 +71,7 @@ class Pipeline:
         _ = self.order  # refuses impossible settings here, not in a worker
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> AnyOrder:
         """The order of all epochs."""
         return plan(
             self.dataset,
@@ -82,7 +83,7 @@ class Pipeline:
             drop_last=self.drop_last,
         )
 
-    def with_order(self, order: Order) -> Pipeline:
+    def with_order(self, order: AnyOrder) -> Pipeline:
         """Return this pipeline with another order of the same dataset, such as a saved state's."""
         rows = order.global_batch_size
         other = replace(self, global_batch_size=rows, grid=None, window=None, drop_last=False)

@@ -1,4 +1,4 @@
-"""From a dataset to the order of its epochs: as settings say, or as a saved state does."""
+"""From a dataset or a mixture to the order of its epochs: as settings say, or a saved state."""
 
 from __future__ import annotations
 
@@ -7,31 +7,49 @@ from typing import Any
 
 from mmstream.dataset import Dataset
 from mmstream.errors import StateError
-from mmstream.order import Order
+from mmstream.mixing import Mixture
+from mmstream.order import AnyOrder, MixtureOrder, Order, Recipe
 from mmstream.state import load_state
 
 __all__ = ["order_of_state", "plan"]
 
 
-def plan(dataset: Dataset, **settings: Any) -> Order:
-    """Return the order of a dataset; `settings` and errors are those of `Order.from_counts`."""
+def plan(
+    dataset: Dataset | Mixture, *, shuffle: bool = True, drop_last: bool = True, **settings: Any
+) -> AnyOrder:
+    """Return the order of a dataset or a mixture.
+
+    Settings and errors are those of `Order.from_counts`; of a mixture no step is partial, so
+    `drop_last` says nothing.
+    """
+    settings["shuffle"] = shuffle
+    if isinstance(dataset, Mixture):
+        recipe = Recipe.of(
+            dataset.corpora, dataset.weights, epoch_steps=dataset.epoch_steps, **settings
+        )
+        return MixtureOrder(recipe)
+    corpus = dataset.corpus
     return Order.from_counts(
-        dataset.counts,
-        names=[shard.name for shard in dataset.manifest.shards],
-        num_bytes=dataset.manifest.num_bytes,
-        bad=dataset.bad,
+        corpus.counts,
+        names=corpus.names,
+        num_bytes=corpus.num_bytes,
+        bad=corpus.bad,
+        drop_last=drop_last,
         **settings,
     )
 
 
-def order_of_state(state: Mapping[str, Any], dataset: Dataset) -> tuple[Order, int, int]:
+def order_of_state(
+    state: Mapping[str, Any], dataset: Dataset | Mixture
+) -> tuple[AnyOrder, int, int]:
     """Return the order that a state was saved with, and the state's epoch and step.
 
-    Every epoch of a run has this order, unless its settings were changed where an epoch begins.
+    Every epoch of a run has this order, unless its settings were changed where an epoch begins. Of
+    a mixture only the datasets count here; the state knows the weights.
 
     Args:
         state: ``loader.state_dict()``.
-        dataset: the corpus of that run; shards may have been appended since.
+        dataset: that of the run; shards may have been appended since, but not in a mixture.
 
     Raises:
         StateError: no state of a Loader, or one of another corpus.
@@ -39,6 +57,10 @@ def order_of_state(state: Mapping[str, Any], dataset: Dataset) -> tuple[Order, i
     identity = state.get("order")
     if not isinstance(identity, Mapping):
         raise StateError("not a state of a Loader: it holds no order")
-    names = [shard.name for shard in dataset.manifest.shards]
-    order = Order.from_identity(identity, dataset.counts, names, dataset.bad)
+    order: AnyOrder
+    if isinstance(dataset, Mixture):
+        order = MixtureOrder(Recipe.from_identity(identity, dataset.corpora))
+    else:
+        corpus = dataset.corpus
+        order = Order.from_identity(identity, corpus.counts, corpus.names, corpus.bad)
     return order, *load_state(order, state)

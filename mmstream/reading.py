@@ -13,7 +13,7 @@ follow in the background.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias
 
@@ -21,7 +21,8 @@ import numpy as np
 
 from mmstream.dataset import Dataset
 from mmstream.errors import SampleError, ShardError
-from mmstream.order import Order, Window
+from mmstream.mixing import Mixture
+from mmstream.order import AnyOrder, Window
 from mmstream.sample import Sample
 from mmstream.storage import LocalStore, RemoteStore
 
@@ -83,7 +84,7 @@ class Reader:
     first step could not be foreseen (a start, a resume), so that this step need not wait.
     """
 
-    def __init__(self, dataset: Dataset, order: Order) -> None:
+    def __init__(self, dataset: Dataset | Mixture, order: AnyOrder) -> None:
         self.dataset, self.order = dataset, order
         self._held: dict[tuple[int, int], list[Future[dict[tuple[int, int], Outcome]]]] = {}
         self._whole: set[tuple[int, int]] = set()
@@ -185,11 +186,9 @@ class Reader:
             else:
                 start, stop = int(offsets[index]), int(offsets[index + 1])
                 spans.append((shard, start, stop, (shard, index)))
-        merged = _merge(sorted(set(spans)), MAX_GAP_BYTES[type(self.dataset.store)])
-        ranges = [
-            (self.dataset.name_of(group[0][0]), group[0][1], group[-1][2]) for group in merged
-        ]
-        for group, data in zip(merged, self.dataset.store.read_ranges(ranges), strict=True):
+        merged = _merge(sorted(set(spans)), self._max_gap_bytes)
+        ranges = [(group[0][0], group[0][1], group[-1][2]) for group in merged]
+        for group, data in zip(merged, self.dataset.read_ranges(ranges), strict=True):
             outcomes |= self._split(group, data)
         with self._counting:
             self._num_bytes += sum(stop - start for _, start, stop in ranges)
@@ -221,12 +220,14 @@ class Reader:
         return outcomes
 
     def _range_again(self, item: tuple[int, int, int, Ref]) -> bytes | OSError:
-        shard, start, stop, _ = item
-        return self.dataset.store.read_ranges([(self.dataset.name_of(shard), start, stop)])[0]
+        return self.dataset.read_ranges([item[:3]])[0]
+
+    def _max_gap_bytes(self, shard: int) -> int:
+        return MAX_GAP_BYTES[type(self.dataset.store_of(shard))]
 
 
 def _merge(
-    spans: Sequence[tuple[int, int, int, Ref]], max_gap_bytes: int
+    spans: Sequence[tuple[int, int, int, Ref]], max_gap_bytes: Callable[[int], int]
 ) -> list[list[tuple[int, int, int, Ref]]]:
     """Group sorted (shard, start, stop, ref) spans that one range shall fetch."""
     groups: list[list[tuple[int, int, int, Ref]]] = []
@@ -234,7 +235,7 @@ def _merge(
         shard, start, stop, _ = span
         if groups:
             last = groups[-1]
-            near = shard == last[-1][0] and start - last[-1][2] <= max_gap_bytes
+            near = shard == last[-1][0] and start - last[-1][2] <= max_gap_bytes(shard)
             if near and stop - last[0][1] <= MAX_RANGE_BYTES:
                 last.append(span)
                 continue

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from mmstream.dataset import Dataset
 from mmstream.errors import StateError
 from mmstream.keys import read_keys
-from mmstream.order import Order
+from mmstream.mixing import Mixture
+from mmstream.order import AnyOrder
 from mmstream.storage import join_url, open_store, split_url
 
 __all__ = ["PlannedRow", "parse_state", "read_state", "replay"]
@@ -38,8 +39,8 @@ class PlannedRow(NamedTuple):
 
 
 def replay(
-    dataset: Dataset,
-    order: Order,
+    dataset: Dataset | Mixture,
+    order: AnyOrder,
     epoch: int,
     steps: Iterable[int],
     rows: tuple[int, int] | None = None,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+from mmstream.mixing import Mixture
 from mmstream.pipeline import Pipeline
 from mmstream.planning import order_of_state
 from mmstream.state import load_state
@@ -25,13 +26,14 @@ def load_state_into(
 
     "refuse": that is `pipeline` itself. "finish_epoch": one that ends the epoch exactly as it was
     planned. The state holds all settings of its order, and a corpus that has grown begins with the
-    shards that it had, so each sample of that epoch comes once; the next epoch is `pipeline`'s.
+    shards that it had, so each sample of that epoch comes once; the next epoch is `pipeline`'s. A
+    mixture's sources do not end with its epochs: there it is as "refuse".
 
     Raises:
         StateError: the state cannot be applied exactly; with "finish_epoch" this means another
             corpus than one with more shards at its end.
     """
-    if on_change == "refuse":
+    if on_change == "refuse" or isinstance(pipeline.dataset, Mixture):
         return load_state(pipeline.order, state), pipeline
     order, epoch, step = order_of_state(state, pipeline.dataset)
     if step and order.identity() != pipeline.order.identity():

@@ -1,6 +1,7 @@
 """What flows: a sample is a dict, and its lineage travels in one private field.
 
-Keys of a raw sample: ``__key__``, ``__url__`` (of its shard), then fields by extension (``jpg``,
+Keys of a raw sample: ``__key__``, ``__url__`` (of its shard), ``__source__`` (its name in a
+mixture), then fields by extension (``jpg``,
 ``json``, ``0.png``) as bytes, and ``__lineage__``. Any function written for WebDataset's ``.map``
 takes and returns such a dict.
 """
@@ -22,10 +23,11 @@ class Lineage(NamedTuple):
     """Where a sample comes from and when it is shown."""
 
     shard: int
-    """Position of its shard in the manifest."""
+    """Position of its shard in its dataset's manifest."""
     index: int  # type: ignore[assignment]  # the field's name wins over tuple.index
     """Position of the sample in its shard."""
     epoch: int = 0
+    """Of its dataset: a source of a mixture comes round in epochs of its own."""
     step: int = 0
     seed: int = 0
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmstream.errors import StateError
-from mmstream.order import Order
+from mmstream.order import AnyOrder
 
 __all__ = ["load_state", "make_state"]
 
 STATE_VERSION = 1
 
 
-def make_state(order: Order, epoch: int, step: int) -> dict[str, Any]:
+def make_state(order: AnyOrder, epoch: int, step: int) -> dict[str, Any]:
     """Return the state of a run that has delivered all steps before (epoch, step).
 
     Plain JSON types. The step after an epoch's last is step 0 of the next epoch.
@@ -27,10 +27,11 @@ def make_state(order: Order, epoch: int, step: int) -> dict[str, Any]:
     return {"version": STATE_VERSION, "epoch": epoch, "step": step, "order": order.identity()}
 
 
-def load_state(order: Order, state: Mapping[str, Any]) -> tuple[int, int]:
+def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     """Return the (epoch, step) at which a run continues.
 
-    At step 0 everything but corpus and seed may have changed: no epoch is cut in two orders.
+    At step 0 everything but corpus and seed may have changed: no epoch is cut in two orders. Of a
+    mixture, what has begun binds, at step 0 too (see `order.recipe.binding`).
 
     Raises:
         StateError: malformed, of another version, or of an order that this run does not follow;
@@ -49,23 +50,37 @@ def load_state(order: Order, state: Mapping[str, Any]) -> tuple[int, int]:
     if not (type(epoch) is int and type(step) is int and epoch >= 0 and step >= 0):
         raise StateError(f"epoch {epoch!r}, step {step!r}: must be integers from 0")
     current = order.identity()
-    binding = current.keys() | saved.keys() if step else {"corpus", "seed"}
+    if ("sources" in saved) != ("sources" in current):
+        kinds = {True: "a mixture", False: "one dataset"}
+        raise StateError(
+            f"the state is of {kinds['sources' in saved]}, this run of "
+            f"{kinds['sources' in current]}: they have no order in common"
+        )
+    try:
+        was, now = order.binding(saved, epoch, step), order.binding(current, epoch, step)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"not an order of a state: {type(error).__name__}: {error}") from None
     differing = [
-        f"{name} was {saved.get(name)!r} and is {current.get(name)!r}"
-        for name in sorted(binding)
-        if saved.get(name) != current.get(name)
+        f"{name} was {was.get(name)!r} and is {now.get(name)!r}"
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name) != now.get(name)
     ]
     if differing:
         raise StateError(
             f"the state of epoch {epoch} step {step} does not fit this run: "
-            f"{'; '.join(differing)}. {_advice(differing, step)}"
+            f"{'; '.join(differing)}. {_advice(differing, step, mixed='sources' in current)}"
         )
     if step >= order.steps_per_epoch:
         raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
     return epoch, step
 
 
-def _advice(differing: list[str], step: int) -> str:
+def _advice(differing: list[str], step: int, *, mixed: bool) -> str:
+    if mixed:
+        return (
+            "Sources of a mixture come round in epochs of their own, so what has begun goes on: "
+            "only weights that begin later, and sources not drawn from yet, may change."
+        )
     finish = 'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes'
     if any(item.startswith("corpus") for item in differing):
         return (

@@ -15,7 +15,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.dataset import Dataset
 from mmstream.errors import SampleError, ShardError
-from mmstream.order import Order
+from mmstream.mixing import Mixture
+from mmstream.order import AnyOrder
 from mmstream.reading import Job, Reader, read
 from mmstream.sample import Sample
 from mmstream.world import World, resolve_world, rows_of_rank
@@ -32,7 +33,9 @@ class RawStream(IterableDataset[Sample]):
         SampleError, ShardError: a sample cannot be read; nothing takes its place here.
     """
 
-    def __init__(self, dataset: Dataset, order: Order, epoch: int, world: World | None) -> None:
+    def __init__(
+        self, dataset: Dataset | Mixture, order: AnyOrder, epoch: int, world: World | None
+    ) -> None:
         self._dataset, self._order, self._epoch, self._world = dataset, order, epoch, world
 
     def __iter__(self) -> Iterator[Sample]:

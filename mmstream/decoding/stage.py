@@ -31,7 +31,7 @@ from mmstream.errors import (
 )
 from mmstream.order import MAX_ATTEMPTS
 from mmstream.reading import Job, Outcome, RawStep, Reader, Ref
-from mmstream.sample import Lineage, Sample
+from mmstream.sample import Sample
 from mmstream.skip import Action, BadSample
 
 __all__ = ["DecodedStep", "Transform", "decode"]
@@ -49,7 +49,7 @@ SHAPE_ATTEMPTS = {SkipSample: 256, SampleError: 32}
 """Attempts at a row that a filter, or bad data alone, leaves empty. After MAX_ATTEMPTS the row is
 invalid; what it shows is still found by its own draws: a batch is the same on every topology."""
 
-ORIGIN = ("__key__", "__url__", "__lineage__")
+ORIGIN = ("__key__", "__url__", "__source__", "__lineage__")
 """Where a sample comes from: kept, whatever a transform returns."""
 
 
@@ -124,15 +124,15 @@ class _Filler:
     action: Action
 
     def __call__(self, step: RawStep, place: int, out: torch.Tensor | None) -> _Row:
-        planned = step.refs[place]
+        planned, row = step.refs[place], step.job.start + place
         try:
-            return _Row(self._usable(step.job, planned, step.samples[place], out), planned, None)
+            found = step.samples[place]
+            return _Row(self._usable(step.job, row, planned, found, out), planned, None)
         except SampleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
             if self.action == "raise" and not isinstance(error, SkipSample):
                 raise cause from None
             kind, reason = type(cause).__name__, str(error)
-        row = step.job.start + place
         sample, shown, filled = self._substitute(step.job, row, out)
         filled = filled and self.action != "mask"
         if not step.valid[place]:
@@ -153,14 +153,17 @@ class _Filler:
     def _substitute(
         self, job: Job, row: int, out: torch.Tensor | None
     ) -> tuple[Sample | None, Ref, bool]:
-        ref = (-1, -1)
+        ref, tried = (-1, -1), set[Ref]()
         most = SHAPE_ATTEMPTS[SampleError]
         for attempt in range(SHAPE_ATTEMPTS[SkipSample]):
             if attempt == most:
                 break
             ref = self.reader.order.substitute(job.epoch, job.step, row, attempt)
+            if ref in tried:
+                continue
+            tried.add(ref)
             try:
-                sample = self._usable(job, ref, self.reader.one(ref), out)
+                sample = self._usable(job, row, ref, self.reader.one(ref), out)
             except SkipSample:
                 most = SHAPE_ATTEMPTS[SkipSample]
                 continue
@@ -169,12 +172,14 @@ class _Filler:
             return sample, ref, attempt < MAX_ATTEMPTS
         return None, ref, False
 
-    def _usable(self, job: Job, ref: Ref, found: Outcome, out: torch.Tensor | None) -> Sample:
+    def _usable(
+        self, job: Job, row: int, ref: Ref, found: Outcome, out: torch.Tensor | None
+    ) -> Sample:
         """Return a sample ready to be collated; look again before calling it bad."""
         before: list[Outcome] = []
         while True:
             try:
-                return self._prepare(job, ref, found, out)
+                return self._prepare(job, row, ref, found, out)
             except SkipSample:
                 raise
             except (SampleError, ShardError):
@@ -185,14 +190,17 @@ class _Filler:
                 self.reader.dataset.forget_index(ref[0])
             found = self.reader.one(ref)
 
-    def _prepare(self, job: Job, ref: Ref, found: Outcome, out: torch.Tensor | None) -> Sample:
+    def _prepare(
+        self, job: Job, row: int, ref: Ref, found: Outcome, out: torch.Tensor | None
+    ) -> Sample:
         if isinstance(found, ShardError):
             if self.skip_shards:
                 raise SampleError(str(found)) from found
             raise found
         if isinstance(found, SampleError):
             raise found
-        lineage = Lineage(*ref, job.epoch, job.step, self.reader.order.seed)
+        seed, epoch = self.reader.order.stream(job.epoch, job.step, row)
+        lineage = found["__lineage__"]._replace(epoch=epoch, step=job.step, seed=seed)
         sample = decode_sample(found | {"__lineage__": lineage}, self.decoders, out)
         for transform in self.transforms:
             sample = self._transform(transform, sample, ref)
@@ -200,7 +208,7 @@ class _Filler:
 
     def _transform(self, transform: Transform, sample: Sample, ref: Ref) -> Sample:
         name = getattr(transform, "__name__", type(transform).__name__)
-        origin = {field: sample[field] for field in ORIGIN}
+        origin = {field: sample[field] for field in ORIGIN if field in sample}
         address = where(self.reader.dataset.name_of(ref[0]), ref[1], str(origin["__key__"]))
         try:
             result = transform(sample)

@@ -182,7 +182,7 @@ def pipeline_html(pipeline: Any) -> str:
     order, decode = pipeline.order, pipeline.decode
     names = [getattr(f, "__name__", type(f).__name__) for f in pipeline.transforms]
     groups, lanes = order.grid
-    mixing = (f"shuffled, {groups} x {lanes} lanes, windows of {order.identity()['window']:,}"
+    mixing = (f"shuffled, {groups} x {lanes} lanes, {_windows(order)}"
               if pipeline.shuffle else "in the corpus' own order")  # fmt: skip
     last = "left out" if pipeline.drop_last else "one more, padded step"
     steps = f"{order.steps_per_epoch:,} steps of {order.global_batch_size} an epoch, {mixing}"
@@ -201,6 +201,13 @@ def pipeline_html(pipeline: Any) -> str:
             ("batch", html_text(getattr(pipeline.collate, "__name__", "collate"))),
             ("bad samples", limits)]  # fmt: skip
     return page("<b>Pipeline</b>", table(rows))
+
+
+def _windows(order: Any) -> str:
+    identity = order.identity()
+    if "sources" not in identity:
+        return f"windows of {identity['window']:,}"
+    return "windows of " + ", ".join(f"{s['window']:,} ({s['name']})" for s in identity["sources"])
 
 
 def decode_text(decode: Any) -> str:

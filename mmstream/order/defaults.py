@@ -5,9 +5,10 @@ They must not look at ranks or workers: a fresh run then has the same batches on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import lcm
 
-__all__ = ["better_grid", "default_chunk", "default_grid", "default_window"]
+__all__ = ["better_grid", "default_chunk", "default_grid", "default_window", "mixture_window"]
 
 WINDOW_BYTES = 2 << 30
 """What all windows of a dataset together hold by default, in raw bytes, over all ranks."""
@@ -35,6 +36,25 @@ def default_window(num_samples: int, num_bytes: int | None, grid: tuple[int, int
         return 1024
     fitting = WINDOW_BYTES * num_samples // (grid[0] * grid[1] * num_bytes)
     return min(8192, max(16, fitting))
+
+
+def mixture_window(
+    shares: Sequence[int], sizes: Sequence[tuple[int | None, int]], grid: tuple[int, int]
+) -> int:
+    """Return M of a mixture: as `default_window`, of samples mixed by shares.
+
+    Args:
+        shares: of each source.
+        sizes: bytes and samples of each source.
+        grid: (P, Q).
+    """
+    if any(num_bytes is None for num_bytes, _ in sizes):
+        return default_window(1, None, grid)
+    weighed = [
+        share * (num_bytes or 0) / num_samples
+        for share, (num_bytes, num_samples) in zip(shares, sizes, strict=True)
+    ]
+    return default_window(sum(shares), round(sum(weighed)), grid)
 
 
 def default_chunk(num_samples: int) -> int:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mmstream.order.permute import permutation
 
-__all__ = ["Lanes"]
+__all__ = ["Lanes", "interleaved"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -86,13 +86,10 @@ class Lanes:
         """Return the slots that a window delivers, in order."""
         lane = number % self.num_lanes
         start, stop = self._span(number)
-        drawn = np.arange(start, stop)
         if not self.shuffle:
-            return drawn
+            return np.arange(start, stop)
         drawn = start + permutation(stop - start, seed, epoch, "window", number)
-        each, longer = divmod(int(self.sizes[lane]), self.interleave)
-        place, inside = drawn % self.interleave, drawn // self.interleave
-        slots: Ints = self.starts[lane] + place * each + np.minimum(place, longer) + inside
+        slots: Ints = self.starts[lane] + interleaved(drawn, int(self.sizes[lane]), self.interleave)
         return slots
 
     def _span(self, number: int) -> tuple[int, int]:
@@ -101,3 +98,10 @@ class Lanes:
         first = self.first_window(lane)
         start = first + (window - 1) * self.window if window else 0
         return start, min(int(self.sizes[lane]), first + window * self.window)
+
+
+def interleaved(drawn: Ints, size: int, places: int) -> Ints:
+    """Return where positions of a lane lie in it: consecutive ones come from all of its places."""
+    each, longer = divmod(size, places)
+    place, inside = drawn % places, drawn // places
+    return place * each + np.minimum(place, longer) + inside

@@ -162,6 +162,11 @@ class Order:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_epochs": {}, "_windows": {}}
 
+    @staticmethod
+    def binding(identity: Mapping[str, Any], _epoch: int, step: int) -> dict[str, Any]:
+        """Return what of an identity a resume at (epoch, step) must find unchanged."""
+        return {k: v for k, v in identity.items() if step or k in ("corpus", "num_shards", "seed")}
+
     @property
     def stride(self) -> int:
         """Windows whose numbers differ by a multiple of this follow each other in a lane."""
