@@ -47,6 +47,8 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @_option("--on-bad", type=click.Choice(["substitute", "mask", "raise"]), help="For a bad sample.")
 @_option("--max-bad-fraction", help="More bad samples stop the run.")
 @_option("--skip-bad-shards", help="An unreadable shard is so many bad samples.")
+@_option("--on-change", type=click.Choice(["refuse", "finish_epoch"]),
+         help="For a state of other settings or fewer shards, in mid-epoch.")  # fmt: skip
 @_option("--seed", help="Of the order, the first weights and what a model draws.")
 @_option("--lr", help="Highest learning rate.")
 @_option("--lr-schedule", type=click.Choice(["constant", "cosine"]), help="After the warm-up.")

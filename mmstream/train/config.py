@@ -56,6 +56,9 @@ class TrainConfig:
             run when there are more.
         skip_bad_shards: the samples of a shard that cannot be read are bad samples; else it ends
             the run.
+        on_change: what to do when the data's settings or the corpus are others than those of the
+            checkpoint, in mid-epoch: "refuse", or "finish_epoch" as it was planned and change then
+            (see `mmstream.Loader`). The cosine's end counts epochs of the length at the start.
         seed: of the data's order, of the first weights and of what a model draws in a step.
 
         lr: AdamW's highest learning rate; a resumed run takes the settings given then.
@@ -106,6 +109,7 @@ class TrainConfig:
     on_bad: Literal["substitute", "mask", "raise"] = "substitute"
     max_bad_fraction: float = 0.01
     skip_bad_shards: bool = False
+    on_change: Literal["refuse", "finish_epoch"] = "refuse"
     seed: int = 0
 
     lr: float = 3e-4

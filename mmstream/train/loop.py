@@ -89,6 +89,7 @@ def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", *
         pipeline,
         num_workers=config.num_workers,
         rows_per_rank=config.rows_per_rank or "balanced",
+        on_change=config.on_change,
     )
 
 
