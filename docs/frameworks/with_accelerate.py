@@ -1,0 +1,42 @@
+"""Hugging Face accelerate: model and optimizer are prepared, the loader is registered.
+
+accelerate launch --cpu --num_processes 2 docs/frameworks/with_accelerate.py SHARDS OUT NUM_WORKERS
+"""
+
+import sys
+from pathlib import Path
+
+from accelerate import Accelerator
+from shared import Model, make_optimizer, make_pipeline
+
+import mmstream as mm
+
+
+def train(shards: str, out: str, num_workers: int = 0) -> None:
+    """Train for two epochs, from the newest checkpoint on if there is one."""
+    accelerator = Accelerator(cpu=True)
+    model = Model()
+    model, optimizer = accelerator.prepare(model, make_optimizer(model))
+    loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
+    accelerator.register_for_checkpointing(loader)  # and not prepare: it finds its rank itself
+    saved = sorted(Path(out).glob("step-*/done"))
+    if saved:
+        accelerator.load_state(saved[-1].parent)
+    while loader.state_dict()["epoch"] < 2:
+        for batch in mm.to_device(loader, accelerator.device):
+            accelerator.backward(model(batch))
+            optimizer.step()
+            optimizer.zero_grad()
+            state = loader.state_dict()
+            if state["step"] % 2 == 0:
+                done = state["epoch"] * len(loader) + state["step"]
+                folder = Path(out) / f"step-{done:08d}"
+                accelerator.save_state(folder)
+                accelerator.wait_for_everyone()
+                (folder / "done").touch()  # save_state is not atomic: only what has it is whole
+    loader.close()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], sys.argv[2], int(sys.argv[3]))
