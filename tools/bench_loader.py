@@ -47,8 +47,8 @@ def main() -> None:
     report(found, options)
 
 
-def write_corpus(folder: Path, num_samples: int) -> None:
-    """Write tars of real photographs at 500x375, about 60 kB each, 500 samples a shard."""
+def write_corpus(folder: Path, num_samples: int, samples_per_shard: int = 500) -> None:
+    """Write tars of real photographs at 500x375, about 60 kB each."""
     from PIL import Image
 
     from mmstream.demo import corpus_rows
@@ -64,11 +64,11 @@ def write_corpus(folder: Path, num_samples: int) -> None:
             buffer, "JPEG", quality=92
         )
         pictures.append((buffer.getvalue(), row["captions"]))
-    for shard, start in enumerate(range(0, num_samples, 500)):
+    for shard, start in enumerate(range(0, num_samples, samples_per_shard)):
         path = folder / f"shard-{shard:06d}.tar"
         with path.open("wb") as file:
             writer = TarWriter(file)
-            for number in range(start, min(num_samples, start + 500)):
+            for number in range(start, min(num_samples, start + samples_per_shard)):
                 data, captions = pictures[number % len(pictures)]
                 text = captions[number % len(captions)].encode()
                 writer.add(f"{number:06d}", {"jpg": data, "txt": text})
