@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from mmstream.converting import ConvertReport as ConvertReport
     from mmstream.converting import convert as convert
     from mmstream.dataset import Dataset as Dataset
+    from mmstream.decoding import AnyResolution as AnyResolution
     from mmstream.decoding import Decode as Decode
+    from mmstream.decoding import DynamicTiles as DynamicTiles
     from mmstream.decoding import ImageDecoder as ImageDecoder
     from mmstream.decoding import TextDecoder as TextDecoder
     from mmstream.decoding.stage import decode as decode
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
     from mmstream.loader import Loader as Loader
+    from mmstream.mixfile import open_mixture as open_mixture
     from mmstream.mixing import Mixture as Mixture
     from mmstream.opening import open_dataset as open_dataset
     from mmstream.order import Order as Order
@@ -52,7 +55,7 @@ _HOMES = {
     "batching": ("batch", "collate"),
     "converting": ("ConvertReport", "convert"),
     "dataset": ("Dataset",),
-    "decoding": ("Decode", "ImageDecoder", "TextDecoder"),
+    "decoding": ("AnyResolution", "Decode", "DynamicTiles", "ImageDecoder", "TextDecoder"),
     "decoding.stage": ("decode",),
     "device": ("Normalize", "to_device"),
     "display": ("show",),
@@ -69,6 +72,7 @@ _HOMES = {
         "StorageError",
     ),
     "loader": ("Loader",),
+    "mixfile": ("open_mixture",),
     "mixing": ("Mixture",),
     "opening": ("open_dataset",),
     "order": ("Order",),

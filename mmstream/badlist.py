@@ -132,7 +132,9 @@ def trim_bad(store: Store, names: Collection[str]) -> None:
             _put(store, kept)
 
 
-def quarantined(paths: Iterable[str | os.PathLike[str]], dataset: Dataset) -> Ints:
+def quarantined(
+    paths: Iterable[str | os.PathLike[str]], dataset: Dataset, source: str | None = None
+) -> Ints:
     """Return int64 [n, 2], the sorted (shard, index) of all that runs have put in quarantine.
 
     What a user's filter left out is no bad sample and not among them. Nothing of the data is read.
@@ -140,11 +142,13 @@ def quarantined(paths: Iterable[str | os.PathLike[str]], dataset: Dataset) -> In
     Args:
         paths: of ``quarantine-rank{r}.jsonl`` files.
         dataset: that those runs were on.
+        source: of runs on a mixture, the dataset's name in it; other sources are passed over.
 
     Raises:
         ConfigError: a line that is none of such a file, or of another dataset.
     """
-    shards = {info.name: number for number, info in enumerate(dataset.manifest.shards)}
+    prefix = "" if source is None else f"{source}/"
+    shards = {prefix + info.name: number for number, info in enumerate(dataset.manifest.shards)}
     refs: list[tuple[int, int]] = []
     for path in paths:
         for number, line in enumerate(Path(path).read_bytes().splitlines(keepends=True), start=1):
@@ -154,10 +158,15 @@ def quarantined(paths: Iterable[str | os.PathLike[str]], dataset: Dataset) -> In
                 record = msgspec.json.decode(line, type=_Record)
             except (msgspec.MsgspecError, UnicodeError) as error:
                 raise ConfigError(f"{path}:{number}: no line of a quarantine: {error}") from None
+            if not record.shard.startswith(prefix):
+                continue
             shard = shards.get(record.shard, -1)
             if shard < 0 or not 0 <= record.index < dataset.counts[shard]:
                 where = f"{record.shard}[{record.index}]"
-                raise ConfigError(f"{path}:{number}: {where} is no sample of {dataset!r}")
+                raise ConfigError(
+                    f"{path}:{number}: {where} is no sample of {dataset!r} (of a run on a mixture "
+                    "say which source of it this is)"
+                )
             if record.kind != "SkipSample":
                 refs.append((shard, record.index))
     return _sorted(refs)

@@ -8,6 +8,7 @@ those of all sources end to end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from mmap import mmap
 from typing import get_args
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from mmstream.dataset import Dataset
 from mmstream.errors import ConfigError, ShardError
 from mmstream.order import Corpus, Stop
+from mmstream.order.checks import integer
 from mmstream.sample import Sample
 from mmstream.storage import Store
 
@@ -28,7 +30,7 @@ class Mixture:
     """Datasets with weights; deterministic, exact, and of no more state than one dataset.
 
     Each source comes round in epochs of its own, each sample once in each of them. After any number
-    of steps a source has given its part of all samples, to less than one sample in each lane.
+    of steps a source has given its part of all samples, to less than two samples in each lane.
 
     Args:
         sources: by name, (dataset, weight). Weights are proportions of samples, as whole numbers or
@@ -76,16 +78,37 @@ class Mixture:
 
     def __repr__(self) -> str:
         parts = [
-            f"{name} ({len(dataset):,} samples, weight {self.weights[0][name]:g})"
+            f"{name} ({len(dataset):,} samples, weight {float(self.weights[0][name]):g})"
             for name, dataset in self.datasets.items()
         ]
         changes = f", weights change at step {', '.join(map(str, list(self.weights)[1:]))}"
         return f"<Mixture: {', '.join(parts)}{changes * (len(self.weights) > 1)}>"
 
+    def _repr_html_(self) -> str:
+        from mmstream.display.mixtures import mixture_html
+
+        return mixture_html(self)
+
     @property
     def num_shards(self) -> int:
         """Shards of all sources."""
         return int(self._first[-1])
+
+    @property
+    def fractions(self) -> dict[int, dict[str, float]]:
+        """Part of all samples that each source gives, by the step from which it holds."""
+        return {
+            step: {name: weight / (sum(weights.values()) or 1) for name, weight in weights.items()}
+            for step, weights in self.weights.items()
+        }
+
+    @property
+    def epoch_text(self) -> str:
+        """What an epoch is, in words."""
+        if isinstance(self.epoch_steps, int):
+            return f"an epoch is {self.epoch_steps:,} steps"
+        which = {"first": "the first", "all": "the last"}[self.epoch_steps]
+        return f"an epoch ends when {which} source has been seen once"
 
     @property
     def corpora(self) -> dict[str, Corpus]:
@@ -127,10 +150,17 @@ class Mixture:
             found |= zip(mine, dataset.read_ranges(wanted) if wanted else (), strict=True)
         return [found[number] for number in range(len(ranges))]
 
-    def parse(self, data: bytes | memoryview, shard: int, index: int) -> Sample:
+    def map_shard(self, shard: int) -> mmap:
+        """Return a local shard as a map of its file; as `Dataset.map_shard`."""
+        _, dataset, local = self.locate(shard)
+        return dataset.map_shard(local)
+
+    def parse(
+        self, data: bytes | memoryview, shard: int, index: int, *, views: bool = False
+    ) -> Sample:
         """Return a sample, with its ``__source__``; as `Dataset.parse`."""
         name, dataset, local = self.locate(shard)
-        return dataset.parse(data, local, index) | {"__source__": name}
+        return dataset.parse(data, local, index, views=views) | {"__source__": name}
 
     def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
         """Tell a shard that is gone or too short from storage that fails."""
@@ -146,7 +176,7 @@ def _check(
     for name, value in sources.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"Mixture: {name!r} is no name")
-        if not (isinstance(value, tuple) and isinstance(value[0], Dataset) and len(value) == 2):
+        if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Dataset)):
             raise ConfigError(f"Mixture: source {name!r} needs (mm.open_dataset(...), weight)")
     if stop not in (None, *get_args(Stop)):
         raise ConfigError(f"Mixture: stop is {stop!r}; first or all")
@@ -154,3 +184,5 @@ def _check(
         raise ConfigError(
             'Mixture: say when an epoch ends: stop="first", stop="all" or epoch_steps=n'
         )
+    if epoch_steps is not None:
+        integer("Mixture: epoch_steps", epoch_steps)  # a word would be taken for `stop`

@@ -73,6 +73,8 @@ def _open_folder(store: Store, bad_list: bool) -> Dataset:
     if not names:
         folder = isinstance(store, LocalStore) and not os.path.isdir(store.url)  # noqa: PTH112
         reason = "no such folder" if folder else f"neither {MANIFEST_NAME} nor tars in it"
+        if store.url.endswith(".json"):
+            reason = "no dataset; a mixture's file opens with mm.open_mixture"
         raise ManifestError(f"{store.url}: {reason}")
     return _open_plain(store, names, found, bad_list)
 

@@ -60,6 +60,12 @@ def order_of_state(
     order: AnyOrder
     if isinstance(dataset, Mixture):
         order = MixtureOrder(Recipe.from_identity(identity, dataset.corpora))
+        names, here = list(order.recipe.corpora), list(dataset.datasets)
+        if names != here[: len(names)]:  # shards are numbered in this order
+            raise StateError(
+                f"the state's sources are {names}, and here {here}: put them in the state's order, "
+                "new ones at the end"
+            )
     else:
         corpus = dataset.corpus
         order = Order.from_identity(identity, corpus.counts, corpus.names, corpus.bad)

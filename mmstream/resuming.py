@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+from mmstream.errors import StateError
 from mmstream.mixing import Mixture
 from mmstream.pipeline import Pipeline
 from mmstream.planning import order_of_state
@@ -33,12 +34,23 @@ def load_state_into(
         StateError: the state cannot be applied exactly; with "finish_epoch" this means another
             corpus than one with more shards at its end.
     """
-    if on_change == "refuse" or isinstance(pipeline.dataset, Mixture):
+    try:
         return load_state(pipeline.order, state), pipeline
-    order, epoch, step = order_of_state(state, pipeline.dataset)
-    if step and order.identity() != pipeline.order.identity():
+    except StateError:
+        if on_change == "refuse" or isinstance(pipeline.dataset, Mixture):
+            raise
+    order, epoch, step = order_of_state(_planned(state), pipeline.dataset)
+    if step:
         rows, ends = order.global_batch_size, order.steps_per_epoch
         logger.info("steps %d to %d of epoch %d go on as the state says, %d rows each; then the "
                     "settings of now begin", step, ends - 1, epoch, rows)  # fmt: skip
         pipeline = pipeline.with_order(order)
     return (epoch, step), pipeline
+
+
+def _planned(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a state without its bad list where that no longer matters: at an epoch's begin."""
+    identity = state.get("order")
+    if state.get("step") != 0 or not isinstance(identity, Mapping):
+        return state
+    return {**state, "order": {**identity, "bad": None}}

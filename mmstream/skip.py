@@ -1,6 +1,6 @@
 """Bad samples: what is allowed, what is counted, what is written down.
 
-A worker substitutes or masks (see `decoding.stage`) and its records travel with the batch. This
+A worker substitutes or masks (see `decoding.filling`) and its records travel with the batch. This
 side runs in the rank's main process, as batches are delivered: counts come in the order of steps.
 """
 
@@ -51,7 +51,8 @@ class SkipPolicy:
     min_samples: int = 1000
     """The fraction is judged once so many samples were delivered."""
     max_consecutive: int = 100
-    """Bad samples in a row: a whole bad shard, a wrong decoder. 0 switches this limit off."""
+    """Bad samples in a row: a whole bad shard, a wrong decoder; in a mixture, of one source in a
+    row. 0 switches this limit off."""
     max_samples: int | None = None
     """Bad samples in all; None: no such limit."""
     shards: bool = False
@@ -103,8 +104,8 @@ class Stats:
     """Range reads of storage."""
     wait_s: float = 0.0
     """Time that the consumer spent waiting for batches."""
-    num_consecutive: int = 0
-    """Bad samples in a row, up to now."""
+    consecutive: Counter[str] = field(default_factory=Counter)
+    """Bad samples in a row, up to now, of each source of a mixture; of one dataset under ""."""
 
 
 def count_bad(
@@ -115,6 +116,7 @@ def count_bad(
     *,
     start: int,
     rank: int,
+    sources: Sequence[str] | None = None,
 ) -> None:
     """Count the rows of a batch and apply the limits. The one place that judges.
 
@@ -125,6 +127,8 @@ def count_bad(
         valid: of each row of this rank.
         start: this rank's first row in the global batch.
         rank: names the quarantine file.
+        sources: of a mixture, the planned source of each row: else a source that is all bad would
+            hide among the others.
 
     Raises:
         SkipLimitError: a limit is passed; the rows are counted and the records written first.
@@ -140,7 +144,7 @@ def count_bad(
                    record.epoch, record.step, record.row)  # fmt: skip
     if records and policy.quarantine is not None:
         _write(Path(policy.quarantine), rank, records)
-    run = _longest_run(stats, records, valid, start)
+    run = _longest_run(stats, records, valid, start, sources or [""] * len(valid))
     if policy.max_consecutive and run > policy.max_consecutive:
         raise SkipLimitError(
             f"{run} bad samples in a row (max_consecutive={policy.max_consecutive}), "
@@ -151,7 +155,9 @@ def count_bad(
         seen = "see the log"
         if policy.quarantine is not None:
             path = Path(policy.quarantine, f"quarantine-rank{rank}.jsonl")
-            seen = f"see {path}; `mmstream verify URL --quarantine {path}` leaves them out"
+            which, of = (" --source NAME", " of new runs") if sources else ("", "")
+            command = f"mmstream verify URL --quarantine {path}{which}"
+            seen = f"see {path}; `{command}` leaves them out{of}"
         raise SkipLimitError(
             f"{stats.num_bad} of {stats.num_samples} samples are bad ({passed}), "
             f"by kind: {dict(stats.bad)}; {seen}"
@@ -169,21 +175,24 @@ def _passed(stats: Stats, policy: SkipPolicy) -> str | None:
 
 
 def _longest_run(
-    stats: Stats, records: Sequence[BadSample], valid: Sequence[bool], start: int
+    stats: Stats,
+    records: Sequence[BadSample],
+    valid: Sequence[bool],
+    start: int,
+    sources: Sequence[str],
 ) -> int:
-    """Return the longest run of bad rows that reaches into this batch, and carry the last one on.
+    """Return the longest run of bad rows that reaches into this batch, and carry the last ones on.
 
     Padding is passed over. What a filter left out was readable, so it ends a run.
     """
     kinds = {record.row - start: record.kind for record in records}
-    longest, run = 0, stats.num_consecutive
-    for row, shown in enumerate(valid):
+    longest, runs = 0, stats.consecutive
+    for row, (shown, source) in enumerate(zip(valid, sources, strict=True)):
         if row in kinds and kinds[row] != FILTERED:
-            run += 1
-            longest = max(longest, run)
+            runs[source] += 1
+            longest = max(longest, runs[source])
         elif row in kinds or shown:
-            run = 0
-    stats.num_consecutive = run
+            runs[source] = 0
     return longest
 
 

@@ -76,11 +76,19 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _advice(differing: list[str], step: int, *, mixed: bool) -> str:
+    if any(item.startswith("version ") for item in differing):
+        return "Resume with the mmstream that saved it: another one plans another order."
     if mixed:
-        return (
+        advice = (
             "Sources of a mixture come round in epochs of their own, so what has begun goes on: "
             "only weights that begin later, and sources not drawn from yet, may change."
         )
+        if any(" bad was " in item for item in differing):
+            advice += (
+                " Bad lists that came later are for new runs: put back mmstream.bad.previous.json, "
+                "or move mmstream.bad.json away where there was none."
+            )
+        return advice
     finish = 'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes'
     if any(item.startswith("corpus") for item in differing):
         return (

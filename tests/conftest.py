@@ -14,6 +14,7 @@ import pytest
 import s3_server
 from PIL import Image
 
+import mmstream as mm
 from mmstream.index import encode_index, index_name
 from mmstream.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.storage import open_store
@@ -88,3 +89,13 @@ def s3() -> Iterator[str]:
         for name, value in server.env.items():
             environment.setenv(name, value)
         yield f"s3://{server.bucket}/{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, mm.Dataset]:
+    """The sources of `mixtures`."""
+    from bad_corpus import write_tiny
+    from mixtures import COUNTS
+
+    root = tmp_path_factory.mktemp("sources")
+    return {name: mm.open_dataset(write_tiny(root / name, n)) for name, n in COUNTS.items()}

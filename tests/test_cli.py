@@ -16,7 +16,7 @@ from convert_corpus import make_corpus, write_rows
 from foreign import FOREIGN, make_tar
 
 from mmstream.cli import cli, main
-from mmstream.cli import data as module
+from mmstream.cli import info as module
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.train import TrainConfig
 
@@ -51,7 +51,7 @@ OPTIONS = {
     "--shuffle-seed --split --overwrite",
     "index": "url --output --repack --overwrite --num-threads",
     "info": "url --keys --json",
-    "verify": "url --decode --write-bad --quarantine",
+    "verify": "url --decode --write-bad --quarantine --source",
     "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "
     "--check more_logs",
     "demo": "--out --shards",

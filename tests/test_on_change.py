@@ -120,6 +120,47 @@ def test_a_first_bad_list_is_taken_with_the_next_epoch(corpus):
     assert not {(0, 3), (1, 7), (1, 8)} & {ref for step in after for ref in step.planned}
 
 
+@pytest.mark.parametrize("counts", [[30, 20, 14], [30, 20, 14, 40]])
+def test_another_bad_list_is_taken_at_an_epochs_begin(corpus, counts):
+    write_bad(mm.open_dataset(corpus), [(0, 3)])
+    loader = mm.Loader(pipeline(corpus))
+    list(loader)
+    state = loader.state_dict()
+    write_bad(mm.open_dataset(write_tiny(corpus, counts)), [(0, 3), (1, 7)])
+    now = pipeline(corpus)
+    rest, _, _ = resumed(now, state)
+    assert rest == run(now, epoch=1).steps
+
+
+def test_another_bad_list_in_mid_epoch_is_refused_with_the_way_out(corpus):
+    write_bad(mm.open_dataset(corpus), [(0, 3)])
+    state = stopped_at(pipeline(corpus), 2)
+    write_bad(mm.open_dataset(corpus), [(0, 3), (1, 7)])
+    for on_change in ("refuse", "finish_epoch"):
+        with pytest.raises(mm.StateError, match=r"put back.*mmstream.bad.previous.json"):
+            mm.Loader(pipeline(corpus), on_change=on_change).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change", [{"grid": 5}, {"grid": [0, 1]}, {"window": 0}, {"global_batch_size": 7000}]
+)
+def test_a_state_that_no_order_can_be_made_of_is_a_state_error(corpus, change):
+    made = pipeline(corpus)
+    state = stopped_at(made, 2)
+    state["order"] |= change
+    loader = mm.Loader(made, on_change="finish_epoch")
+    with pytest.raises(mm.StateError, match="not an order's identity"):
+        loader.load_state_dict(state)
+
+
+def test_a_state_of_another_order_version_asks_for_the_mmstream_that_saved_it(corpus):
+    made = pipeline(corpus)
+    state = stopped_at(made, 2)
+    state["order"]["version"] = 99
+    with pytest.raises(mm.StateError, match=r"version was 99.*Resume with the mmstream that saved"):
+        mm.Loader(made).load_state_dict(state)
+
+
 @pytest.mark.parametrize("counts", [[30, 20], [31, 20, 14], [40, 30, 20, 14]])
 def test_another_corpus_is_refused_all_the_same(corpus, counts):
     state = stopped_at(pipeline(corpus), 2)
@@ -131,3 +172,15 @@ def test_another_corpus_is_refused_all_the_same(corpus, counts):
 def test_an_unknown_word_is_refused(corpus):
     with pytest.raises(mm.ConfigError, match="refuse or finish_epoch"):
         mm.Loader(pipeline(corpus), on_change="ignore")
+
+
+def test_a_list_of_rows_waits_for_the_batch_size_that_it_is_for(corpus):
+    before, now = pipeline(corpus), pipeline(corpus, global_batch_size=7)
+    state, parts = stopped_at(before, 2), []
+    for rank in range(2):
+        world = mm.World(rank=rank, world_size=2)
+        loader = mm.Loader(now, world=world, rows_per_rank=[5, 2], on_change="finish_epoch")
+        loader.load_state_dict(state)
+        parts.append([len(batch["__key__"]) for _ in range(2) for batch in loader])
+    assert parts[0] == [6] * 3 + [5] * now.order.steps_per_epoch
+    assert parts[1] == [6] * 3 + [2] * now.order.steps_per_epoch

@@ -18,6 +18,7 @@ FIXED = [
     "Decode",
     "ImageDecoder",
     "Loader",
+    "Mixture",
     "Normalize",
     "Order",
     "Pipeline",
@@ -30,6 +31,7 @@ FIXED = [
     "convert",
     "decode",
     "open_dataset",
+    "open_mixture",
     "read",
     "to_device",
 ]

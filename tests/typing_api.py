@@ -73,6 +73,18 @@ def stream(tokenizer: Any, world: mm.World | None) -> None:
     assert loader.stats
 
 
+def mix(captions: mm.Dataset, folder: Path) -> None:
+    mixture = mm.Mixture(
+        {"captions": (captions, 0.7), "chats": (mm.open_dataset("chats"), 3)},
+        epoch_steps=100,
+        changes={500: {"captions": 1, "chats": 0.5}},
+    )
+    mm.Mixture({"captions": (captions, 1)}, stop="first")
+    assert_type(mm.open_mixture(folder / "mix.json"), mm.Mixture)
+    assert_type(len(mixture), int)
+    mm.Pipeline(mixture, global_batch_size=8)
+
+
 def plan() -> None:
     order = mm.Order.from_counts([10, 20], global_batch_size=4, seed=0)
     refs = order.refs(0, 1)

@@ -1,7 +1,8 @@
 """The command line: parse, call the library, print a summary.
 
     command.py   what every command shares: its help, exit codes, mistakes
-    data.py      convert, index, info, verify
+    data.py      convert, index, verify
+    info.py      info
     training.py  train, demo
     replay.py    replay
 
@@ -19,7 +20,7 @@ from typing import NoReturn
 
 import click
 
-from mmstream.cli import data, replay, training
+from mmstream.cli import data, info, replay, training
 from mmstream.cli.command import INTERRUPTED, PROBLEM, USAGE
 from mmstream.errors import ConfigError, MMStreamError
 
@@ -28,7 +29,7 @@ __all__ = ["cli", "main"]
 
 @click.group(
     commands=[
-        data.convert, data.index, data.info, data.verify,
+        data.convert, data.index, info.info, data.verify,
         training.train, training.demo, replay.replay,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

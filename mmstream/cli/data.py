@@ -1,19 +1,17 @@
-"""``mmstream convert | index | info | verify``: none of them needs torch."""
+"""``mmstream convert | index | verify``: none of them needs torch."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from itertools import islice
 from typing import Any
 
 import click
 
 from mmstream.cli.command import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, usage
-from mmstream.errors import SampleError
 
-__all__ = ["convert", "index", "info", "verify"]
+__all__ = ["convert", "index", "verify"]
 
 
 @command("mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8")
@@ -72,56 +70,15 @@ def index(url: str, **options: Any) -> None:
     )
 
 
-@command("mmstream info s3://bucket/corpus")
-@click.argument("url")
-@click.option(
-    "--keys", "num_keys", type=AT_LEAST_0, default=5, show_default=True, help="First keys to show."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(url: str, num_keys: int, as_json: bool) -> None:
-    """Say what the dataset at URL holds: shards, samples, fields, bytes, first keys."""
-    from mmstream.opening import open_dataset
-
-    dataset = open_dataset(url)
-    manifest = dataset.manifest
-    first = _first_samples(dataset, num_keys)
-    seen = dict.fromkeys(name for sample in first for name in sample if name[:2] != "__")
-    fields: dict[str, int | None] = {**(manifest.fields or seen)}
-    keys = [sample["__key__"] for sample in first]
-    if as_json:
-        about = {
-            "url": dataset.store.url,
-            "num_samples": len(dataset),
-            "num_bad": len(dataset.bad),
-            "num_shards": dataset.num_shards,
-            "num_bytes": manifest.num_bytes,
-            "fields": fields,
-            "keys": keys,
-            "source": manifest.source,
-        }
-        click.echo(json.dumps(about))
-        return
-    click.echo(dataset)
-    if dataset.num_shards:
-        sizes = dataset.counts
-        click.echo(f"  samples a shard: {sizes.min():,} to {sizes.max():,}")
-    if len(dataset.bad):
-        click.echo(f"  on the bad list, left out of every epoch: {len(dataset.bad):,} samples")
-    if not manifest.fields and dataset.num_shards:
-        click.echo(f"  fields of the first {len(first)} samples:")
-    for name, count in fields.items():
-        click.echo(f"  .{name}" + (f": {count:,}" if count is not None else ""))
-    click.echo(f"  first keys: {', '.join(keys)}")
-    for name, value in manifest.source.items():
-        click.echo(f"  {name}: {value}")
-
-
 @command("mmstream verify s3://bucket/corpus --decode")
 @click.argument("url")
 @click.option("--decode", is_flag=True, help="Also decode every image and parse every json.")
 @click.option("--write-bad", is_flag=True, help="List what is bad, for runs to leave out.")
 @click.option("--quarantine", multiple=True, metavar="FILE", help="Of a run: list these too.")
-def verify(url: str, decode: bool, write_bad: bool, quarantine: tuple[str, ...]) -> None:
+@click.option("--source", metavar="NAME", help="URL's name in the mixture that the run was on.")
+def verify(
+    url: str, decode: bool, write_bad: bool, quarantine: tuple[str, ...], source: str | None
+) -> None:
     """Read the whole dataset at URL: checksums, indexes, every sample. Exit code 1 on problems.
 
     --write-bad makes a new list beside the data, or none when nothing is bad any more. --quarantine
@@ -137,13 +94,14 @@ def verify(url: str, decode: bool, write_bad: bool, quarantine: tuple[str, ...])
         if decode:
             raise click.UsageError("--quarantine reads no data to decode; add --write-bad")
         dataset = open_dataset(url)
-        listed = write(dataset, [*dataset.bad.tolist(), *quarantined(quarantine, dataset).tolist()])
+        known = quarantined(quarantine, dataset, source)
+        listed = write(dataset, [*dataset.bad.tolist(), *known.tolist()])
         click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
                    f"{len(listed) - len(dataset.bad):,} of them from now on")  # fmt: skip
         return
     decoder = _decoder() if decode else None
     dataset = open_dataset(url, bad_list=not write_bad)  # one that is made anew may be damaged
-    known = quarantined(quarantine, dataset)
+    known = quarantined(quarantine, dataset, source)
     problems = []
     if not len(dataset):
         click.echo("bad: the dataset has no samples")
@@ -183,16 +141,6 @@ def _show_rejects(folder: str, most: int = 3) -> None:
     for line in lines[:most]:
         reject = json.loads(line)
         click.echo(f"  row {reject['row']}: {reject['reason']}")
-
-
-def _first_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
-    found = []
-    for sample in islice(range(len(dataset)), count):
-        try:
-            found.append(dataset[sample])
-        except SampleError as error:
-            click.echo(f"bad: {error}", err=True)
-    return found
 
 
 def _decoder() -> Any:

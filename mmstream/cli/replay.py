@@ -40,10 +40,12 @@ def replay(
 ) -> None:  # fmt: skip
     """Print which samples a step of a run on URL has: epoch, step, row, shard[index].
 
-    Only the manifest is read, so any past or future step of any rank is told at once. Where a bad
+    URL is a dataset, or a mixture's JSON file.
+
+    Only manifests are read, so any past or future step of any rank is told at once. Where a bad
     sample is planned, what was shown instead stands in the logs, which --check compares.
     """
-    from mmstream.opening import open_dataset
+    from mmstream.mixfile import open_data
     from mmstream.planning import order_of_state
     from mmstream.replaying import parse_state, read_state
     from mmstream.replaying import replay as run
@@ -54,7 +56,7 @@ def replay(
         raise click.UsageError("--check looks at all ranks, and at no keys")
     wanted = None if steps is None else _steps(steps)
     state = parse_state(sys.stdin.read(), "-") if source == "-" else read_state(source)
-    dataset = open_dataset(url)
+    dataset = open_data(url)
     order, at_epoch, at_step = order_of_state(state, dataset)
     if logs:
         _check(dataset, order, [*logs, *more_logs], epoch, wanted, as_json)

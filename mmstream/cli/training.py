@@ -73,7 +73,8 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None:
     """Train a small CLIP or VLM on URL; alone, or in each process of torchrun. Resumes by itself.
 
-    SIGTERM and Ctrl-C save what was done; a second Ctrl-C leaves at once.
+    URL is a dataset, or a mixture's JSON file. SIGTERM and Ctrl-C save what was done; a second
+    Ctrl-C leaves at once.
     """
     from mmstream.train import train as run
 

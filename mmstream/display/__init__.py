@@ -31,7 +31,9 @@ from mmstream.display.markup import (
     size_text,
     table,
 )
+from mmstream.display.mixtures import named, rows_of_sources, sources_table
 from mmstream.errors import ConfigError, MMStreamError
+from mmstream.mixing import Mixture
 
 __all__ = ["Shown", "batch_html", "batch_sheet", "dataset_html", "loader_html", "pipeline_html",
            "sample_html", "samples_html", "show", "view_html"]  # fmt: skip
@@ -64,7 +66,7 @@ def show(value: Any) -> Shown:
 
     Args:
         value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host
-            or a device), or a Dataset, a slice of one, a Pipeline or a Loader.
+            or a device), or a Dataset, a slice of one, a Mixture, a Pipeline or a Loader.
 
     Raises:
         ConfigError: nothing that can be shown.
@@ -78,7 +80,7 @@ def show(value: Any) -> Shown:
     if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
         return Shown(page(samples_html(value)), "\n".join(describe(item) for item in value))
     raise ConfigError(
-        f"show: a sample, a list of samples, a batch, a Dataset, a Pipeline or a Loader, "
+        "show: a sample, a list of samples, a batch, a Dataset, a Mixture, a Pipeline or a Loader, "
         f"not {type(value).__name__}"
     )
 
@@ -116,7 +118,7 @@ def samples_html(samples: Iterable[Any]) -> str:
         first = next(iter(pictures.items()), None)
         shown = "" if first is None else picture(first[1], 144, sample["__key__"])
         more = f'<div style="{QUIET}">{len(pictures)} images</div>' if len(pictures) > 1 else ""
-        tiles.append(_tile(shown, more, html_text(text_of(sample), 110), key=sample["__key__"]))
+        tiles.append(_tile(shown, more, html_text(text_of(sample), 110), key=named(sample)))
     return _sheet(tiles)
 
 
@@ -125,9 +127,7 @@ def sample_html(sample: Mapping[str, Any]) -> str:
     lineage = sample.get("__lineage__")
     shard = str(sample.get("__url__", "")).rpartition("/")[2]
     where = f"{shard}[{lineage.index}]" if lineage is not None else shard
-    parts = [
-        f'<b>{html_text(sample["__key__"])}</b> <span style="{QUIET}">{html_text(where)}</span>'
-    ]
+    parts = [f'<b>{html_text(named(sample))}</b> <span style="{QUIET}">{html_text(where)}</span>']
     pictures, messages = pictures_of(sample), messages_of(sample)
     if not messages:
         shown = [picture(v, 288, n) for n, v in islice(pictures.items(), MAX_PICTURES)]
@@ -147,7 +147,7 @@ def sample_html(sample: Mapping[str, Any]) -> str:
 def batch_html(batch: Mapping[str, Any]) -> str:
     """Return a batch: a contact sheet of its rows with their texts, and its fields."""
     num_rows, lineage = len(batch["__key__"]), batch.get("__lineage__")
-    head = f"<b>Batch of {num_rows}</b>"
+    head = f"<b>Batch of {num_rows}</b>{html_text(rows_of_sources(batch), 300)}"
     if lineage:
         rows = f"rows {lineage.start} to {lineage.start + num_rows - 1} of the global batch"
         where = f"epoch {lineage.epoch}, step {lineage.step}, {rows}"
@@ -173,7 +173,7 @@ def batch_sheet(batch: Mapping[str, Any]) -> str:
             note = f"substitute for {bad[row]}" if valid[row] else f"not valid: {bad[row]}"
         warning = f'<span style="color:#b06000">{html_text(note, 150)}</span>' if note else ""
         text = html_text(text_of({name: row_of(value, row) for name, value in batch.items()}), 110)
-        tiles.append(_tile(shown, warning, text, key=keys[row]))
+        tiles.append(_tile(shown, warning, text, key=named(batch, row)))
     return _sheet(tiles)
 
 
@@ -184,7 +184,9 @@ def pipeline_html(pipeline: Any) -> str:
     groups, lanes = order.grid
     mixing = (f"shuffled, {groups} x {lanes} lanes, {_windows(order)}"
               if pipeline.shuffle else "in the corpus' own order")  # fmt: skip
+    mixed = isinstance(pipeline.dataset, Mixture)
     last = "left out" if pipeline.drop_last else "one more, padded step"
+    last = "" if mixed else f"; left-over samples: {last}"
     steps = f"{order.steps_per_epoch:,} steps of {order.global_batch_size} an epoch, {mixing}"
     policy = pipeline.on_bad
     done = {"substitute": "substituted", "mask": "masked"}.get(policy.action, "")
@@ -195,12 +197,13 @@ def pipeline_html(pipeline: Any) -> str:
         else "the first one stops the run"
     )
     rows = [("dataset", html_text(repr(pipeline.dataset))),
-            ("order", f"{steps}, seed {pipeline.seed}; left-over samples: {last}"),
+            ("order", html_text(f"{steps}, seed {pipeline.seed}{last}")),
             ("decode", html_text(decode_text(decode))),
             ("transforms", html_text(", ".join(names) or "none")),
             ("batch", html_text(getattr(pipeline.collate, "__name__", "collate"))),
             ("bad samples", limits)]  # fmt: skip
-    return page("<b>Pipeline</b>", table(rows))
+    sources = sources_table(pipeline.dataset, order) if mixed else ""
+    return page("<b>Pipeline</b>", table(rows), sources)
 
 
 def _windows(order: Any) -> str:

@@ -67,6 +67,10 @@ class Corpus:
 
     def identity(self) -> dict[str, Any]:
         """Return what a saved state says of the corpus, in plain JSON types."""
+        return dict(self._identity)
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:  # states are made at every step
         digest = hashlib.sha256(self.counts.astype("<i8").tobytes())
         for name in self.names or ():
             digest.update(name.encode("utf-8", "surrogateescape") + b"\0")

@@ -48,7 +48,9 @@ def mixture_window(
         sizes: bytes and samples of each source.
         grid: (P, Q).
     """
-    if any(num_bytes is None for num_bytes, _ in sizes):
+    if any(
+        share and num_bytes is None for share, (num_bytes, _) in zip(shares, sizes, strict=True)
+    ):
         return default_window(1, None, grid)
     weighed = [
         share * (num_bytes or 0) / num_samples

@@ -20,7 +20,7 @@ from mmstream.order.checks import keep, require
 from mmstream.order.draws import Draws
 from mmstream.order.permute import random_words
 from mmstream.order.recipe import Recipe, binding
-from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
+from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window, refs_of_step
 from mmstream.order.source import Source
 
 __all__ = ["MixtureOrder"]
@@ -92,15 +92,7 @@ class MixtureOrder:
     def refs(self, epoch: int, step: int) -> Refs:
         """Return (shard, index, valid) of a step's rows; see `Order.refs`."""
         numbers = self.windows(epoch, step)
-        refs = Refs(
-            np.empty_like(numbers), np.empty_like(numbers), np.ones(numbers.size, dtype=np.bool_)
-        )
-        for number in np.unique(numbers):
-            window = self.window(epoch, int(number))
-            here = window.step == step
-            rows = window.row[here]
-            refs.shard[rows], refs.index[rows] = window.shard[here], window.index[here]
-        return refs
+        return refs_of_step(step, numbers, lambda number: self.window(epoch, number))
 
     def windows(self, epoch: int, step: int) -> Ints:
         """Return int64 [G]: the number of the window of each row; see `Order.windows`."""

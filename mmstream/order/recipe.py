@@ -84,22 +84,27 @@ class Recipe:
             ever = any(now[number] for now in shares.values())
             require(ever, f"source {name!r} has weight 0 all the time: leave it out")
         begun = [corpus for corpus, share in zip(corpora.values(), shares[0], strict=True) if share]
-        grid = grid or default_grid(sum(corpus.num_samples for corpus in begun), rows)
+        total = sum(corpus.num_samples for corpus in begun)
+        grid = grid or default_grid(total, rows)
         grid = (int(grid[0]), int(grid[1])) if shuffle else (1, 1)
         require(
             min(grid) >= 1 and rows % grid[1] == 0,
             f"grid {grid}: P and Q must be positive, and Q divide global_batch_size {rows}",
         )
-        if window is None:
-            sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
-            window = mixture_window(shares[0], sizes, grid)
-        window, interleave = integer("window", window), integer("interleave", interleave)
-        require(min(window, interleave) >= 1, "window, interleave: at least 1")
+        interleave = integer("interleave", interleave)
+        window = None if window is None else integer("window", window)
+        require(
+            min(1 if window is None else window, interleave) >= 1, "window, interleave: at least 1"
+        )
+        sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
         settings = {}
         for number, (name, corpus) in enumerate(corpora.items()):
-            now = next(now for now in shares.values() if now[number])
-            part = window * now[number] / sum(now)
-            settings[name] = SourceSettings.default(corpus.num_samples, grid[0] * grid[1], part)
+            now = next(now for now in shares.values() if now[number])  # when it begins
+            part = (window or mixture_window(now, sizes, grid)) * now[number] / sum(now)
+            size = corpus.num_samples
+            settings[name] = SourceSettings.default(
+                size, grid[0] * grid[1], grid[0] * rows, part, max(total, size)
+            )
         return cls(corpora, settings, shares, epoch_steps, rows, seed, grid, interleave, shuffle)
 
     @classmethod
@@ -125,8 +130,11 @@ class Recipe:
                 for name in ("epoch_steps", "global_batch_size", "seed", "interleave", "shuffle")
             }
             grid = (int(identity["grid"][0]), int(identity["grid"][1]))
-        except (KeyError, TypeError, IndexError) as error:
+            fits = min(grid) >= 1 and given["global_batch_size"] % grid[1] == 0
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             raise StateError(f"not a mixture's order: {type(error).__name__}: {error}") from None
+        if not fits:
+            raise StateError(f"not a mixture's order: grid {grid}")
         if version != MIXTURE_VERSION:
             raise StateError(f"mixture version {version}, this mmstream has {MIXTURE_VERSION}")
         for source in sources:
@@ -176,6 +184,7 @@ def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any
     sources = [source for source in identity["sources"] if source["name"] in drawn]
     bound |= {k: value for k, value in identity.items() if k not in ("sources", "weights")}
     bound["sources"] = [source["name"] for source in sources]
-    bound |= {f"source {source['name']}": source for source in sources}
+    for source in sources:
+        bound |= {f"source {source['name']} {k}": value for k, value in source.items()}
     bound |= {f"weights from step {change['step']}": change["shares"] for change in weights}
     return bound

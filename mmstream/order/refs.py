@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_ATTEMPTS", "NEAR_ATTEMPTS", "Refs", "Window"]
+__all__ = ["MAX_ATTEMPTS", "NEAR_ATTEMPTS", "Refs", "Window", "refs_of_step"]
 
 NEAR_ATTEMPTS = 8
 """Substitutes 0-7 come from the bad sample's own window, whose bytes are likely at hand."""
@@ -36,3 +37,16 @@ class Window(NamedTuple):
     row: Ints
     shard: Ints
     index: Ints  # type: ignore[assignment]
+
+
+def refs_of_step(step: int, numbers: Ints, window: Callable[[int], Window]) -> Refs:
+    """Return the rows of a step, all valid, from the windows that they are drawn from."""
+    refs = Refs(
+        np.empty_like(numbers), np.empty_like(numbers), np.ones(numbers.size, dtype=np.bool_)
+    )
+    for number in np.unique(numbers):
+        found = window(int(number))
+        here = found.step == step
+        rows = found.row[here]
+        refs.shard[rows], refs.index[rows] = found.shard[here], found.index[here]
+    return refs

@@ -2,7 +2,8 @@
 
 Weights become whole shares, shares a table of one period. At every place of it each source has had
 its due, to less than one sample: |draws - place * share / period| < 1. Lanes walk the same table
-from different phases, so that a rare source is spread over steps and never bunched.
+from different phases, so that a rare source is spread over steps and never bunched; what a lane has
+drawn since it began is then less than two samples from its part.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def whole_shares(weights: Sequence[float]) -> list[int]:
 
 
 def _fraction(weight: float) -> Fraction:
-    plain = not isinstance(weight, bool | str) and math.isfinite(weight) and weight >= 0
+    try:
+        plain = not isinstance(weight, bool | str) and math.isfinite(weight) and weight >= 0
+    except (TypeError, OverflowError):
+        plain = False
     require(plain, f"weight {weight!r}: needs a number from 0")
     return Fraction(str(weight))
 
@@ -136,8 +140,8 @@ def lane_phases(table: Table, grid: tuple[int, int], share: int, *key: int | str
 
     Evenly spread phases are best for most shares, but where one divides by the number of lanes, all
     of them would draw a rare source in the same step. So random sets are looked at too, and the
-    first of those is taken whose batches vary least: by the exact variance of a source's rows in a
-    step and in P steps, beside that of independent draws.
+    first of those is taken whose batches vary least: by the variance of a source's rows in a step
+    and in P steps, beside that of independent draws, as if the table spaced each source evenly.
 
     Args:
         table: the schedule.

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.errors import StateError
+from mmstream.errors import ConfigError, StateError
 from mmstream.order.checks import integer, keep, require
 from mmstream.order.chunks import ChunkTable, EpochChunks
 from mmstream.order.corpus import Corpus
 from mmstream.order.defaults import default_chunk, default_grid, default_window
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
-from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
+from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window, refs_of_step
 
 __all__ = ["Order"]
 
@@ -151,13 +151,19 @@ class Order:
         corpus = Corpus(np.asarray(counts), names, None, np.asarray(bad))
         corpus = corpus.first(num_shards, keep_bad=known["bad"] is not None)
         found = corpus.identity()
-        for name, what in (("corpus", f"first {num_shards} shards"), ("bad", "bad list")):
+        for name, what, advice in (
+            ("corpus", f"the corpus' first {num_shards} shards are", "resume on the old ones"),
+            ("bad", "the known-bad samples are", "put back mmstream.bad.previous.json"),
+        ):
             if found[name] != known[name]:
                 raise StateError(
-                    f"the corpus' {what} are not those of the state ({name} was {known[name]!r} "
-                    f"and is {found[name]!r}): resume on the old ones, or start anew"
+                    f"{what} not those of the state ({name} was {known[name]!r} and is "
+                    f"{found[name]!r}): {advice}, or start anew"
                 )
-        return cls.from_counts(corpus.counts, names=corpus.names, bad=corpus.bad, **settings)
+        try:
+            return cls.from_counts(corpus.counts, names=corpus.names, bad=corpus.bad, **settings)
+        except (ConfigError, TypeError, ValueError, IndexError) as error:
+            raise StateError(f"not an order's identity: {error}") from None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_epochs": {}, "_windows": {}}
@@ -199,14 +205,7 @@ class Order:
             ConfigError: no such step in an epoch.
         """
         numbers = self.windows(epoch, step)
-        refs = Refs(
-            np.empty_like(numbers), np.empty_like(numbers), np.ones(numbers.size, dtype=np.bool_)
-        )
-        for number in np.unique(numbers):
-            window = self.window(epoch, int(number))
-            here = window.step == step
-            rows = window.row[here]
-            refs.shard[rows], refs.index[rows] = window.shard[here], window.index[here]
+        refs = refs_of_step(step, numbers, lambda number: self.window(epoch, number))
         if step == self._lanes.num_steps:
             refs.valid[:] = self._tail_slots()[1]
         return refs

@@ -40,10 +40,27 @@ class SourceSettings:
     """C_s, contiguous samples that stay together on storage."""
 
     @classmethod
-    def default(cls, num_samples: int, num_lanes: int, window: float) -> SourceSettings:
-        """Return a source's settings: at least 16 chunks a column, and its part of the window."""
-        chunk = min(default_chunk(num_samples), max(1, num_samples // (16 * num_lanes)))
-        return cls(max(1, round(window)), chunk)
+    def default(
+        cls, num_samples: int, num_lanes: int, rows_of_turn: int, window: float, total: int
+    ) -> SourceSettings:
+        """Return a source's settings: at least 16 chunks a column, and its part of the window.
+
+        A small source has no windows that would mix it, so its chunks are single samples.
+
+        Args:
+            num_samples: of the source.
+            num_lanes: P * Q.
+            rows_of_turn: P * G.
+            window: its part of the mixture's.
+            total: samples of all sources that share memory for their chunk tables.
+        """
+        chunk = min(default_chunk(total), max(1, num_samples // (16 * num_lanes)))
+        return cls(max(1, round(window)), 1 if is_small(num_samples, rows_of_turn) else chunk)
+
+
+def is_small(num_samples: int, rows_of_turn: int) -> bool:
+    """Return whether all lanes draw from one permutation of a source."""
+    return num_samples < SMALL_TURNS * rows_of_turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +90,9 @@ class Source:
         return cls(name, corpus, settings, seed=stream_key(seed, "source", name), table=table,
                    **given)  # fmt: skip
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"epochs": {}}
+
     @property
     def size(self) -> int:
         """N, samples of an epoch."""
@@ -81,7 +101,7 @@ class Source:
     @property
     def small(self) -> bool:
         """Whether all lanes draw from one permutation."""
-        return self.size < SMALL_TURNS * self.rows_of_turn
+        return is_small(self.size, self.rows_of_turn)
 
     def rank(self) -> Ints:
         """Return int64 [P*Q]: each lane's place among the lanes."""
@@ -149,5 +169,5 @@ class Source:
         found = self.epochs.get(epoch)
         if found is None:
             found = self.table.epoch(epoch, self.seed, self.shuffle)
-            keep(self.epochs, epoch, found, most=3)
+            keep(self.epochs, epoch, found, most=2)
         return found

@@ -25,7 +25,8 @@ class TrainConfig:
     """Settings of `mmstream.train.train`. The defaults learn 100 captions in 60 steps on a CPU.
 
     Attributes:
-        url: the dataset: whatever `mmstream.open_dataset` opens.
+        url: the dataset: whatever `mmstream.open_dataset` opens, or a mixture's file, which ends in
+            ``.json`` (see `mmstream.open_mixture`).
         out: folder or ``s3://`` prefix that gets ``checkpoints/``; every rank must see it.
         log_dir: local folder for ``metrics-rank{r}.jsonl`` and what else a run writes for people.
             None: `out` where that is local; with a remote `out` nothing of it is then written.
@@ -40,7 +41,8 @@ class TrainConfig:
         freeze: patterns as of a shell (``clip.vision_model.*``); parameters whose names match one
             are not trained.
 
-        epochs: passes over the data, counted from the very first start.
+        epochs: passes over the data, counted from the very first start; of a mixture what it calls
+            an epoch.
         max_steps: stop after this many optimizer steps, counted likewise. None: after `epochs`.
         global_batch_size: samples of a loader step, over all ranks.
         accumulate: loader steps that make one optimizer step; an epoch's last group may be smaller.

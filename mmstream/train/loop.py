@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mmstream.device import DeviceLoader, to_device
 from mmstream.errors import MMStreamError
 from mmstream.lineage import SampleLog
+from mmstream.mixfile import open_data
 from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import Precision, TrainConfig, TrainResult
@@ -73,7 +74,7 @@ def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", *
 
     folder = config.log_folder
     pipeline = mm.Pipeline(
-        mm.open_dataset(url),
+        mm.open_dataset(url) if log else open_data(url),
         global_batch_size=config.global_batch_size,
         seed=config.seed,
         decode=decode,
@@ -134,8 +135,8 @@ def fit(
         trace = around.enter_context(traced(config.profile, config.log_folder, place.rank))
         stop = around.enter_context(note_signals())
         groups = around.enter_context(closing(_groups(batches, config, num_steps)))
-        meter, samples = Meter(batches.stats, place), SampleLog(config.log_keys)
         state, saved = batches.state_dict(), num_steps
+        meter, samples = Meter(batches.stats, place, _sources(state)), SampleLog(config.log_keys)
         loss = validation_loss = stopped_by = None
         for group in groups:
             meter.arrived(group)
@@ -195,6 +196,11 @@ def _groups(
             group, num_steps = [], num_steps + 1
             if num_steps == limit:
                 return
+
+
+def _sources(state: dict[str, Any]) -> list[str]:
+    """Return the names of a mixture's sources, from the loader's state; of one dataset, none."""
+    return [source["name"] for source in state.get("order", {}).get("sources", ())]
 
 
 def _signal_of(flags: list[Tensor]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ class Meter:
     Args:
         stats: the loader's, for its waiting time and its bad samples.
         place: this process among the ranks.
+        sources: names of a mixture's sources, whose rows are counted.
     """
 
-    def __init__(self, stats: Any, place: Place) -> None:
+    def __init__(self, stats: Any, place: Place, sources: Iterable[str] = ()) -> None:
         self._stats, self._place = stats, place
         self._clock = Clock(place.device, stats)
         self._seen = self._nothing = torch.zeros(3, dtype=torch.float64, device=place.device)
+        self._rows_of = dict.fromkeys(sources, 0)
         self._last: dict[str, Any] = {}
         self._num_unread = 0
         self._first = self._rest = (Times(), 0, 0.0)
@@ -40,8 +43,16 @@ class Meter:
         self._clock.arrived()
         for batch in group:
             self._seen = self._seen + _count(batch)
+            if self._rows_of:
+                self._count_sources(batch)
         lineage = group[-1]["__lineage__"]
         self._last = {"epoch": lineage.epoch, "step": lineage.step}
+
+    def _count_sources(self, batch: Batch) -> None:
+        lineage = batch["__lineage__"]
+        empty = {bad.row for bad in lineage.bad if bad.substitute is None}
+        for row, source in enumerate(batch["__source__"], start=lineage.start):
+            self._rows_of[source] += row not in empty
 
     def stepped(self) -> None:
         """The step is given to the device, and has no line of its own."""
@@ -60,9 +71,10 @@ class Meter:
             lr: learning rate of the step.
         """
         kinds = getattr(self._stats, "bad", {})
-        sums = self._place.sum(loss, *self._seen, *(kinds.get(kind, 0) for kind in KINDS)).tolist()
-        whole, tokens, cells, rows, *counts = sums
-        bad = {kind: int(count) for kind, count in zip(KINDS, counts, strict=True) if count}
+        counts = [*(kinds.get(kind, 0) for kind in KINDS), *self._rows_of.values()]
+        whole, tokens, cells, rows, *counts = self._place.sum(loss, *self._seen, *counts).tolist()
+        bad = {kind: int(count) for kind, count in zip(KINDS, counts, strict=False) if count}
+        drawn = zip(self._rows_of, counts[len(KINDS) :], strict=True)
         num_skipped = bad.get(FILTERED, 0)
         self._seen = self._nothing
         self.stepped()
@@ -83,6 +95,9 @@ class Meter:
             "num_skipped": num_skipped,
             "bad": bad,
         }
+        if self._rows_of:
+            line["sources"] = {name: int(count) for name, count in drawn if count}
+            self._rows_of = dict.fromkeys(self._rows_of, 0)
         if self._place.device.type == "cuda":
             line["idle_fraction"] = round(lap.idle_s / seconds, 3)
             line["memory_bytes"] = torch.cuda.max_memory_allocated(self._place.device)

@@ -86,8 +86,9 @@ class StepLog:
                 (of all tokens; None without text), wait_fraction (of the time, waiting for data),
                 idle_fraction (CUDA: the device between steps), memory_bytes (CUDA: the most that
                 was allocated), num_bad and num_skipped (bad samples and what a filter left out, of
-                all ranks since the run started), bad (both by kind), and when they are wanted keys
-                and lineage of this rank's samples since the line before, see `mmstream.lineage`.
+                all ranks since the run started), bad (both by kind), of a mixture sources (valid
+                rows of each, all ranks, since the line before), and when they are wanted keys and
+                lineage of this rank's samples since the line before, see `mmstream.lineage`.
         """
         if self._bar is not None:
             self._bar.set_postfix_str(
