@@ -9,6 +9,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from mmap import mmap
 from typing import Any, overload
 
 import numpy as np
@@ -19,7 +20,7 @@ from mmstream.index import decode_index, index_name
 from mmstream.manifest import Manifest
 from mmstream.order import Corpus
 from mmstream.sample import Lineage, Sample
-from mmstream.storage import Store
+from mmstream.storage import LocalStore, Store
 from mmstream.tar import parse_sample
 
 __all__ = ["Dataset", "DatasetView"]
@@ -59,9 +60,10 @@ class Dataset(Sequence[Sample]):
         self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
         self._built = dict(offsets or {})  # of tars without an index, built at opening
         self._indexes: dict[int, Ints] = {}
+        self._urls: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_indexes": {}}
+        return self.__dict__ | {"_indexes": {}, "_urls": {}}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._ends.size else 0
@@ -151,13 +153,17 @@ class Dataset(Sequence[Sample]):
             raise self.explain(error, shard, stop) from error
         return self.parse(data, shard, index)
 
-    def parse(self, data: bytes | memoryview, shard: int, index: int) -> Sample:
+    def parse(
+        self, data: bytes | memoryview, shard: int, index: int, *, views: bool = False
+    ) -> Sample:
         """Return the sample in a byte range of a shard. Raises SampleError with its address."""
-        name = self.name_of(shard)
+        url = self._urls.get(shard)
+        if url is None:
+            url = self._urls[shard] = self.store.url_of(self.name_of(shard))
         try:
-            sample = parse_sample(data, self.store.url_of(name))
+            sample = parse_sample(data, url, views=views)
         except SampleError as error:
-            raise SampleError(f"{where(name, index)} {error}") from error
+            raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
         sample["__lineage__"] = Lineage(shard, index)
         return sample
 
@@ -169,6 +175,11 @@ class Dataset(Sequence[Sample]):
         """Return the bytes of (shard, start, stop) ranges, or why there are none, side by side."""
         named = [(self.name_of(shard), start, stop) for shard, start, stop in ranges]
         return self.store.read_ranges(named)
+
+    def map_shard(self, shard: int) -> mmap:
+        """Return a local shard as a map of its file. Raises OSError, ValueError: it is empty."""
+        assert isinstance(self.store, LocalStore)
+        return self.store.map(self.name_of(shard))
 
     def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
         """Tell a shard that is gone or too short (ShardError) from storage that fails."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from mmstream.dataset import Dataset
 from mmstream.errors import ShardError, where
 from mmstream.mixing import Mixture
-from mmstream.tar import BLOCK, iter_members, split_name
+from mmstream.tar import iter_members, split_name
+from mmstream.tarheader import BLOCK
 
 __all__ = ["read_keys"]
 

@@ -18,6 +18,7 @@ from mmstream.dataset import Dataset
 from mmstream.decoding import Decode
 from mmstream.decoding.stage import DecodedStep, Transform, decode
 from mmstream.errors import ConfigError
+from mmstream.memory import Memory
 from mmstream.mixing import Mixture
 from mmstream.order import AnyOrder
 from mmstream.planning import plan
@@ -48,6 +49,9 @@ class Pipeline:
     """M, samples of a lane that are permuted together; None: about 2 GiB over all lanes."""
     decode: Decode | None = None
     """Decoders of images and text; None: fields stay bytes, ``json`` is parsed."""
+    views: bool = False
+    """Fields are memoryviews of the mapped shards instead of bytes: nothing is copied, ``json`` is
+    not parsed, no decoders and no workers. For shards on local disks that nobody cuts meanwhile."""
     transforms: tuple[Transform, ...] = ()
     """Functions from sample to sample, run after decoding; randomness from `mm.sample_rng`."""
     collate: Collate = collate
@@ -60,6 +64,8 @@ class Pipeline:
             raise ConfigError(f"dataset: {self.dataset!r} is none; pass mm.open_dataset(...)")
         if not isinstance(self.decode, Decode | None):
             raise ConfigError("decode: pass mm.Decode(image=..., text=...)")
+        if self.views and self.decode is not None:
+            raise ConfigError("views=True: decoders take bytes; leave out one of the two")
         if type(self.global_batch_size) is not int:
             raise ConfigError(f"global_batch_size {self.global_batch_size!r}: needs an integer")
         if callable(self.transforms):
@@ -99,10 +105,12 @@ class Pipeline:
 
         return pipeline_html(self)
 
-    def batches(self, jobs: Iterable[Job], num_threads: int = 1) -> Iterator[Batch]:
+    def batches(
+        self, jobs: Iterable[Job], num_threads: int = 1, memory: Memory | None = None
+    ) -> Iterator[Batch]:
         """Yield the batch of each job; errors as the stages `read`, `decode` and `batch`."""
-        with closing(Reader(self.dataset, self.order)) as reader:
-            yield from batch(self._decoded(jobs, reader, num_threads), self._collate())
+        with closing(Reader(self.dataset, self.order, views=self.views)) as reader:
+            yield from batch(self._decoded(jobs, reader, num_threads, memory), self._collate())
 
     def take(self, num_samples: int) -> list[Sample]:
         """Return the first samples of epoch 0 as they would enter a batch, without a Loader."""
@@ -110,8 +118,8 @@ class Pipeline:
         def samples() -> Iterator[Sample]:
             rows = min(num_samples, self.global_batch_size)
             jobs = (Job(0, step, 0, rows) for step in range(self.order.steps_per_epoch))
-            with closing(Reader(self.dataset, self.order)) as reader:
-                for step in self._decoded(jobs, reader, 1):
+            with closing(Reader(self.dataset, self.order, views=self.views)) as reader:
+                for step in self._decoded(jobs, reader):
                     yield from step.samples
 
         return list(islice(samples(), num_samples))
@@ -130,7 +138,11 @@ class Pipeline:
         return DataPipeline(RawStream(self.dataset, self.order, epoch, world))
 
     def _decoded(
-        self, jobs: Iterable[Job], reader: Reader, num_threads: int
+        self,
+        jobs: Iterable[Job],
+        reader: Reader,
+        num_threads: int = 1,
+        memory: Memory | None = None,
     ) -> Iterator[DecodedStep]:
         return decode(
             read(jobs, reader),
@@ -140,6 +152,7 @@ class Pipeline:
             skip_shards=self.on_bad.shards,
             action=self.on_bad.action,
             num_threads=num_threads,
+            memory=memory,
         )
 
     def _collate(self) -> Collate:

@@ -32,12 +32,13 @@ class Lineage(NamedTuple):
     seed: int = 0
 
 
-def sample_rng(sample: Sample) -> np.random.Generator:
+def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator:
     """Return the random generator of a sample in this epoch, for augmentations.
 
     A pure function of (seed, epoch, shard, index): the draws are the same on every topology and
-    after every resume. Each call starts the stream anew, so call it once a transform.
+    after every resume. Each call starts the stream anew, so call it once a transform, or name a
+    stream of its own; ``"image"`` is that of `ImageDecoder`.
     """
     lineage: Lineage = sample["__lineage__"]
-    key = stream_key(lineage.seed, lineage.epoch, "transform", lineage.shard, lineage.index)
+    key = stream_key(lineage.seed, lineage.epoch, stream, lineage.shard, lineage.index)
     return np.random.Generator(np.random.Philox(key=key))

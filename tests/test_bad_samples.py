@@ -201,11 +201,11 @@ def test_a_passing_error_of_the_first_read_changes_nothing(tmp_path, monkeypatch
 
     parse, seen = Dataset.parse, set()
 
-    def bad_at_first(self, data, shard, index):
+    def bad_at_first(self, data, shard, index, **options):
         if (shard, index) not in seen:
             seen.add((shard, index))
             raise SampleError("a flipped bit on the way")
-        return parse(self, data, shard, index)
+        return parse(self, data, shard, index, **options)
 
     monkeypatch.setattr(Dataset, "parse", bad_at_first)
     assert run(made).steps == calm

@@ -12,6 +12,7 @@ from pictures import JPEG, ODD, PNG, encoded, photo, read
 from PIL import Image, ImageOps
 
 from mmstream.decoding.image import ImageDecoder
+from mmstream.decoding.tiles import AnyResolution, DynamicTiles
 from mmstream.errors import ConfigError, DecodeError
 
 # file -> (height, width) when it decodes, else a part of the reason
@@ -208,6 +209,37 @@ def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
         {"size": (10, 20), "resize_size": 19},
         {"max_pixels": 0},
         {"max_bytes": None},
+        {"resize": "longest", "size": 8},
+        {"resize": "shortest"},
+        {"resize": "exact"},
+        {"resize": "letterbox"},
+        {"resize": "native", "size": 8},
+        {"resize": "max_pixels", "size": 8},
+        {"resize": "max_pixels", "multiple_of": 0},
+        {"resize": "max_pixels", "pixel_budget": (100, 10)},
+        {"crop": "random"},
+        {"crop": "corner", "size": 8},
+        {"crop": "random", "size": 8, "resize": "exact"},
+        {"crop": "random", "size": 8, "resize_size": 9},
+        {"crop": None, "size": (8, 9)},
+        {"crop": None, "size": 8, "resize_size": 9},
+        {"crop_rounding": "up"},
+        {"scale": (0.0, 1.0)},
+        {"scale": (0.5, 1.1)},
+        {"ratio": (2.0, 1.0)},
+        {"flip": 1.1},
+        {"flip": -0.1},
+        {"interpolation": "nearest"},
+        {"interpolation": ["bilinear"]},
+        {"fill": (0, 0, 256)},
+        {"fill": (0, 0)},
+        {"exact": 1},
+        {"tiles": AnyResolution()},
+        {"tiles": AnyResolution(), "size": 224},
+        {"tiles": DynamicTiles(), "size": (8, 8)},
+        {"tiles": DynamicTiles(), "size": 8, "resize": "exact"},
+        {"tiles": DynamicTiles(), "size": 8, "flip": 0.5},
+        {"tiles": DynamicTiles(), "size": 8, "resize_size": 9},
     ],
 )
 def test_impossible_arguments_are_config_errors(arguments: dict[str, object]) -> None:
@@ -218,10 +250,18 @@ def test_impossible_arguments_are_config_errors(arguments: dict[str, object]) ->
 def test_the_output_shape_is_known_when_it_is_fixed() -> None:
     assert ImageDecoder(size=8).output_shape == (8, 8)
     assert ImageDecoder(size=(8, 9), resize_size=10).output_shape == (8, 9)
+    assert ImageDecoder(size=8, resize="letterbox").output_shape == (8, 8)
+    assert ImageDecoder(size=8, crop="random").output_shape == (8, 8)
     assert ImageDecoder().output_shape is None
+    assert ImageDecoder(size=8, crop=None).output_shape is None
+    assert ImageDecoder(resize="max_pixels").output_shape is None
+    assert ImageDecoder(size=8, tiles=DynamicTiles()).output_shape is None
 
 
 def test_a_decoder_can_be_pickled_and_shared_by_threads() -> None:
+    tiles = ImageDecoder(size=8, tiles=DynamicTiles(max_tiles=3), fill=(1, 2, 3))
+    assert pickle.loads(pickle.dumps(tiles)) == tiles
+    assert hash(tiles) != hash(ImageDecoder(size=8))
     decoder = pickle.loads(pickle.dumps(ImageDecoder(size=40, resize_size=48)))
     assert decoder == ImageDecoder(size=40, resize_size=48)
     files = [read(name) for name, expected in ODD_IMAGES.items() if isinstance(expected, tuple)]

@@ -95,6 +95,16 @@ def test_headers_are_hopped_over_payloads(tmp_path):
     assert len(store.counted) <= 2 * 20 + 2  # small members come with their neighbours
 
 
+def test_small_members_are_read_through_in_few_reads(tmp_path):
+    samples = [(f"{i:06d}.{field}", bytes(300)) for i in range(2000) for field in ("jpg", "txt")]
+    (tmp_path / "a.tar").write_bytes(make_tar(samples))
+    store = CountedFolder(str(tmp_path))
+    store.counted.clear()
+    assert build_index(store, "a.tar").size == 2001
+    assert sum(store.counted) < 1.01 * store.size("a.tar")
+    assert len(store.counted) <= 24  # 4 MB in reads of 16 kB would be 250
+
+
 def test_of_a_remote_tar_each_byte_is_read_at_most_once():
     store = Memory(big_tar())
     assert build_index(store, "a.tar").size == 21

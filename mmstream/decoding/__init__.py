@@ -4,6 +4,7 @@ Between read and batch. `decode_sample` parses ``json``, and runs the decoders t
 names:
 
     jpg, 0.jpg, 1.png ...  -> "image"                                  ImageDecoder (image)
+                              with tiles also "image_tiles", "image_size"
     json messages, or txt  -> "input_ids", "attention_mask", "labels"  TextDecoder (text, chat)
 
 Fields without a decoder stay bytes, compressed ones too.
@@ -11,20 +12,33 @@ Fields without a decoder stay bytes, compressed ones too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 
 from mmstream.decoding.fields import image_fields
 from mmstream.decoding.image import ImageDecoder
-from mmstream.decoding.text import TextDecoder, decode_text
-from mmstream.errors import DecodeError, where
+from mmstream.decoding.text import TextDecoder, Tokens, decode_text
+from mmstream.decoding.tiles import AnyResolution, DynamicTiles
+from mmstream.errors import ConfigError, DecodeError, where
+from mmstream.sample import sample_rng
 
-__all__ = ["Decode", "ImageDecoder", "TextDecoder", "decode_sample", "image_fields"]
+__all__ = [
+    "AnyResolution",
+    "Decode",
+    "DynamicTiles",
+    "ImageDecoder",
+    "TextDecoder",
+    "decode_sample",
+    "decode_texts",
+    "image_fields",
+]
 
 Sample = dict[str, Any]
 T = TypeVar("T")
@@ -44,7 +58,10 @@ class Decode:
 
 
 def decode_sample(
-    sample: Sample, decode: Decode | None, image_out: torch.Tensor | None = None
+    sample: Sample,
+    decode: Decode | None,
+    image_out: torch.Tensor | None = None,
+    tokens: Tokens | DecodeError | None = None,
 ) -> Sample:
     """Decode one sample.
 
@@ -53,11 +70,14 @@ def decode_sample(
         decode: The decoders; None only parses ``json``.
         image_out: uint8 [H, W, 3], C-contiguous: the batch's row for the picture of a sample that
             has exactly one. Only with a decoder of fixed size.
+        tokens: What the sample's text has become already; see `decode_texts`.
 
     Returns:
         A new sample. ``json`` is parsed. With ``decode.image`` the image fields are replaced by
         ``image``: uint8 [3, H, W], a view of H, W, 3 memory (of ``image_out`` where it was used),
-        or a list of such tensors, possibly empty, unless there is exactly one. With ``decode.text``
+        or a list of such tensors, possibly empty, unless there is exactly one. A decoder with tiles
+        makes several of each picture: ``image_tiles``, int64 [num_pictures], says how many, and
+        ``image_size``, int64 [num_pictures, 2], its own height and width. With ``decode.text``
         there are ``input_ids``, ``attention_mask`` and ``labels``, int64 [T] arrays, and ``txt`` is
         a string.
 
@@ -71,28 +91,79 @@ def decode_sample(
         return decoded
     if decode.text is not None:
         name = decode.text.source(decoded)
-        decoded.update(_at(sample, name, partial(decode.text, decoded)))
+        tokenize = partial(decode.text, decoded) if tokens is None else partial(_given, tokens)
+        decoded.update(_at(sample, name, tokenize))
         if "txt" in sample:
             decoded["txt"] = _at(sample, "txt", partial(decode_text, sample["txt"]))
     if decode.image is not None:
-        decoded.update(image=_decode_images(sample, decode.image, image_out))
+        decoded.update(_decode_images(sample, decode.image, image_out))
         for name in image_fields(sample):
             del decoded[name]
     return decoded
 
 
+def decode_texts(
+    samples: Sequence[Sample], decode: Decode | None
+) -> list[tuple[Sample, Tokens | DecodeError | None]]:
+    """Parse ``json`` and tokenize the texts of many samples in one call of the tokenizer.
+
+    Returns:
+        Of each sample what `decode_sample` takes in its place, and its tokens: the result is the
+        same, the error of a bad one included. A sample whose ``json`` is damaged is as it was.
+    """
+    parsed = [_try_parse(sample) for sample in samples]
+    if decode is None or decode.text is None:
+        return [(sample, None) for sample in parsed]
+    whole = [not isinstance(sample.get("json"), bytes) for sample in parsed]
+    found = iter(decode.text.decode_all(list(compress(parsed, whole))))
+    return [
+        (sample, next(found) if good else None) for sample, good in zip(parsed, whole, strict=True)
+    ]
+
+
+def _try_parse(sample: Sample) -> Sample:
+    data = sample.get("json")
+    if not isinstance(data, bytes):
+        return sample
+    try:
+        return {**sample, "json": _parse_json(data)}
+    except DecodeError:
+        return sample
+
+
+def _given(tokens: Tokens | DecodeError) -> Tokens:
+    if isinstance(tokens, DecodeError):
+        raise tokens
+    return tokens
+
+
 def _decode_images(
     sample: Sample, decoder: ImageDecoder, out: torch.Tensor | None
-) -> torch.Tensor | list[torch.Tensor]:
-    names = image_fields(sample)
+) -> dict[str, Any]:
+    names, rng = image_fields(sample), _rng(sample, decoder)
     if out is not None and len(names) == 1:
-        _at(sample, names[0], partial(decoder, sample[names[0]], out.numpy()))
-        return out.permute(2, 0, 1)  # of the batch's memory, so that collate has nothing to copy
-    images = [
-        torch.from_numpy(_at(sample, name, partial(decoder, sample[name]))).permute(2, 0, 1)
-        for name in names
-    ]
-    return images[0] if len(images) == 1 else images
+        _at(sample, names[0], partial(decoder, sample[names[0]], out.numpy(), rng))
+        return {"image": out.permute(2, 0, 1)}  # of the batch's memory: collate need not copy
+    found = [_at(sample, name, partial(decoder.decode, sample[name], rng=rng)) for name in names]
+    if decoder.tiles is None:
+        images = [torch.from_numpy(one.pixels).permute(2, 0, 1) for one in found]
+        return {"image": images[0] if len(images) == 1 else images}
+    return {
+        "image": [
+            tile for one in found for tile in torch.from_numpy(one.pixels).permute(0, 3, 1, 2)
+        ],
+        "image_tiles": np.array([len(one.pixels) for one in found], dtype=np.int64),
+        "image_size": np.array([one.picture for one in found], dtype=np.int64).reshape(-1, 2),
+    }
+
+
+def _rng(sample: Sample, decoder: ImageDecoder) -> np.random.Generator | None:
+    """Return the generator of a sample's pictures, a stream apart from that of its transforms."""
+    if not decoder.is_random:
+        return None
+    if "__lineage__" not in sample:
+        raise ConfigError("a random crop or flip needs the lineage that samples of a Pipeline have")
+    return sample_rng(sample, "image")
 
 
 def _parse_json(data: bytes) -> Any:
@@ -113,5 +184,7 @@ def _at(sample: Sample, name: str, decode: Callable[[], T]) -> T:
             address = ".".join(part for part in (key, name) if part)
         else:
             shard = str(sample.get("__url__", "")).rpartition("/")[2]
+            if "__source__" in sample:
+                shard = f"{sample['__source__']}/{shard}"
             address = where(shard, lineage.index, key, name)
         raise DecodeError(f"{address}: {error}") from None

@@ -1,7 +1,7 @@
-"""Image bytes to uint8 RGB of a fixed or the native size, straight into a row of the batch.
+"""Image bytes to uint8 RGB of the shape a model wants, straight into a row of the batch.
 
-Part of the decode stage: sniff -> `jpeg` or `pillow` -> `orientation` -> `resize`. The first bytes
-say what a file is, never its name: a PNG called ``.jpg`` decodes. Pictures stay uint8 on the CPU;
+Part of the decode stage: header -> `geometry` (and `tiles`) plan the result -> `formats` decodes, a
+JPEG no larger than the plan needs -> `resize` writes it. Pictures stay uint8 on the CPU;
 normalisation belongs to the device.
 
 What becomes of odd pictures: EXIF orientation (or XMP's, without EXIF) is applied for every format
@@ -13,131 +13,223 @@ PNG also by the checksums of its picture data, the others as their libraries in 
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import (
-    AvifImagePlugin,
-    BmpImagePlugin,
-    GifImagePlugin,
-    ImageFile,
-    PngImagePlugin,
-    WebPImagePlugin,
-)
 
-from mmstream.decoding.jpeg import decode_jpeg
-from mmstream.decoding.orientation import upright
-from mmstream.decoding.pillow import check_png, decode_with_pillow
-from mmstream.decoding.resize import resize_and_crop
+from mmstream.decoding.checks import check_settings
+from mmstream.decoding.formats import JPEG_START, decode_bytes
+from mmstream.decoding.geometry import (
+    Shape,
+    View,
+    budgeted,
+    covering,
+    fitting,
+    random_box,
+    shrink_factor,
+    shrunk,
+    whole,
+)
+from mmstream.decoding.jpeg import jpeg_shape
+from mmstream.decoding.pillow import check_pixels
+from mmstream.decoding.resize import render
+from mmstream.decoding.tiles import AnyResolution, DynamicTiles
 from mmstream.errors import ConfigError, DecodeError
 
 MAX_PIXELS = 128 * 2**20
 MAX_BYTES = 256 * 2**20
+
+Resize = Literal["shortest", "exact", "letterbox", "max_pixels", "native"]
+
+
+class Decoded(NamedTuple):
+    """Results of one image, uint8 [H, W, 3] or tiles [N, side, side, 3], and its own shape."""
+
+    pixels: NDArray[np.uint8]
+    picture: Shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDecoder:
     """Decode one image: a callable from bytes to a uint8 array.
 
-    Holds four numbers and no state: it can be pickled, and called from many threads at once (JPEG,
-    the common case, decodes and resizes outside the GIL).
+    Holds settings and no state: it can be pickled, and called from many threads at once (JPEG, the
+    common case, decodes and resizes outside the GIL).
+
+        ImageDecoder(size=224, resize_size=256)            evaluation
+        ImageDecoder(size=224, crop="random", flip=0.5)    training a classifier
+        ImageDecoder(resize="max_pixels", multiple_of=28)  Qwen2-VL
+        ImageDecoder(size=336, tiles=AnyResolution())      Llava-NeXT
 
     Attributes:
-        size: Side of the square result, or its (height, width). The picture is scaled until it just
-            covers it, up or down, keeping its proportions, and the centre is cut out. None keeps
-            the native size.
-        resize_size: Scale the shorter side to this instead, before the cut: ``size=224,
-            resize_size=256`` is torchvision's usual pair. At least the larger side of ``size``.
+        size: Side of the square result, or its (height, width). None keeps the native size.
+        resize: "shortest": scale the picture, up or down, until it just covers `size`, and crop;
+            "exact": stretch it to `size`; "letterbox": scale it to fit into `size`, and fill the
+            rest; "max_pixels": keep its size as nearly as `multiple_of` and `pixel_budget` allow
+            (without `size`); "native": leave it. None: "shortest" with a size, else "native".
+        crop: Of "shortest": "center"; "random": a random part of the picture is scaled to `size`,
+            as torchvision's ``RandomResizedCrop``; None: no crop, the shorter side is `size`.
+        crop_rounding: Of a centre crop with an odd margin: "even" as torchvision, "down" as
+            transformers; a pixel apart.
+        resize_size: Scale the shorter side to this before the centre crop: ``size=224,
+            resize_size=256`` is torchvision's usual pair. At least the larger side of `size`.
+        scale: Range of a random crop's share of the area.
+        ratio: Range of a random crop's width / height.
+        flip: Probability that a result is mirrored left to right.
+        multiple_of: Sides of a "max_pixels" result are multiples of it: patch x merge size.
+        pixel_budget: (fewest, most) pixels of a "max_pixels" result.
+        tiles: Several square results of side `size` an image: `AnyResolution` or `DynamicTiles`.
+        interpolation: "bilinear" or "bicubic", both antialiased.
+        fill: RGB around a picture that is smaller than its result.
+        exact: True decodes every JPEG at full size. Otherwise one that is to become at most half
+            as large is decoded at 1/2, 1/4 or 1/8, still no smaller than it is needed: a large
+            photograph takes a fraction of the time, at 36 to 49 dB (docs/images.md).
         max_pixels: Limit on height x width, checked from the header before any pixel is decoded,
             and on the picture that resizing makes of a very long one. Default 128 Mi, 384 MiB as
             RGB.
         max_bytes: Limit on the encoded image. Default 256 MiB.
 
     Raises:
-        ConfigError: A size or limit below one, of the wrong type, or ``resize_size`` without or
-            below ``size``.
+        ConfigError: A setting is of the wrong type or range, or does not go with another.
     """
 
-    size: int | tuple[int, int] | None = None
+    size: int | Shape | None = None
+    resize: Resize | None = None
+    crop: Literal["center", "random"] | None = "center"
+    crop_rounding: Literal["even", "down"] = "even"
     resize_size: int | None = None
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.0
+    multiple_of: int = 28
+    pixel_budget: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
+    tiles: AnyResolution | DynamicTiles | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    fill: tuple[int, int, int] = (0, 0, 0)
+    exact: bool = False
     max_pixels: int = MAX_PIXELS
     max_bytes: int = MAX_BYTES
 
     def __post_init__(self) -> None:
-        sides = self.size if isinstance(self.size, tuple) else (self.size, self.size)
-        if self.size is not None and not (len(sides) == 2 and all(map(_is_count, sides))):
-            raise ConfigError(f"size={self.size!r}: give a side in pixels or (height, width)")
-        for name in ("max_pixels", "max_bytes"):
-            if not _is_count(getattr(self, name)):
-                raise ConfigError(f"{name}={getattr(self, name)!r}: give a number from 1 up")
-        if self.resize_size is None:
-            return
-        if not _is_count(self.resize_size) or self.output_shape is None:
-            raise ConfigError(f"resize_size={self.resize_size!r}: give pixels, together with size")
-        if self.resize_size < max(self.output_shape):
-            raise ConfigError(f"resize_size={self.resize_size} is below size={self.size}")
+        check_settings(self)
+
+    @classmethod
+    def from_processor(cls, processor: Any, **settings: Any) -> ImageDecoder:
+        """Take over the settings of a Hugging Face processor; see `mmstream.decoding.processors`.
+
+        Args:
+            processor: Of images, or one that holds an ``image_processor``.
+            **settings: Of the decoder, instead of the processor's.
+
+        Raises:
+            ConfigError: The processor does something that this decoder cannot do; says what.
+        """
+        from mmstream.decoding.processors import settings_of
+
+        return cls(**{**settings_of(processor), **settings})
 
     @property
-    def output_shape(self) -> tuple[int, int] | None:
+    def output_shape(self) -> Shape | None:
         """(height, width) of every result, or None where it differs from image to image."""
+        if self.size is None or self.tiles is not None:
+            return None
+        if self.crop is None and self.resize in ("shortest", None):
+            return None
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
-    def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    @property
+    def is_random(self) -> bool:
+        """Whether results depend on a random generator."""
+        return self.crop == "random" or self.flip > 0
+
+    def __call__(
+        self,
+        data: bytes,
+        out: NDArray[np.uint8] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> NDArray[np.uint8]:
         """Decode one image.
 
         Args:
             data: The encoded file: JPEG, PNG, WebP, BMP, GIF or AVIF.
-            out: uint8 [height, width, 3], C-contiguous, to receive the result; only with ``size``.
-                After a DecodeError its content is undefined.
+            out: uint8 [height, width, 3], C-contiguous, to receive the result; only where
+                `output_shape` is fixed. After a DecodeError its content is undefined.
+            rng: For random crops and flips, which need it: in a pipeline a sample's own,
+                ``mm.sample_rng(sample, "image")``.
 
         Returns:
-            uint8 [H, W, 3], RGB, C-contiguous, writable: ``out`` where it was given.
+            uint8 [H, W, 3], RGB, C-contiguous, writable: ``out`` where it was given. With `tiles`
+            [num_tiles, size, size, 3].
 
         Raises:
             DecodeError: The bytes are not a whole image, or exceed a limit; the reason in one line.
-            ConfigError: ``out`` is not an array for this decoder's result.
+            ConfigError: ``out`` is not an array for this decoder's result, or `rng` is missing.
         """
+        return self.decode(data, out, rng).pixels
+
+    def decode(
+        self,
+        data: bytes,
+        out: NDArray[np.uint8] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> Decoded:
+        """Decode one image as a call does; return its own (height, width) too."""
         shape = self.output_shape
         if out is not None and not (
             shape and out.shape == (*shape, 3) and out.dtype == np.uint8 and out.flags.c_contiguous
         ):
             raise ConfigError(f"out: {out.dtype} {out.shape} cannot hold a result of {shape}")
+        if self.is_random and rng is None:
+            raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
         if len(data) > self.max_bytes:
             raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        image = _decode(data, self.max_pixels)
-        if shape is None:
-            return image
-        return resize_and_crop(image, shape, self.resize_size, max_pixels=self.max_pixels, out=out)
+        picture, views, factor = None, None, 1
+        if not self.exact and self.resize != "native" and data.startswith(JPEG_START):
+            picture = jpeg_shape(data)
+        if picture is not None:
+            check_pixels(*picture, self.max_pixels)
+            views = self._views(picture, rng)
+            factor = shrink_factor(views, picture)
+        pixels, factor = decode_bytes(data, self.max_pixels, factor)
+        if picture is None or views is None:
+            picture = (pixels.shape[0], pixels.shape[1])
+            views = self._views(picture, rng)
+        if factor > 1:
+            views = [shrunk(view, picture, factor) for view in views]
+        results = [render(pixels, v, self.interpolation, self.fill, out) for v in views]
+        if self.tiles is None:
+            return Decoded(results[0], picture)
+        stacks = [result if result.ndim == 4 else result[None] for result in results]
+        return Decoded(np.concatenate(stacks), picture)
 
+    def _views(self, picture: Shape, rng: np.random.Generator | None) -> list[View]:
+        """Plan the results of a picture of this shape, drawing what is random."""
+        if self.tiles is not None:
+            assert isinstance(self.size, int)  # as check_settings saw to
+            views = self.tiles.views(picture, self.size)
+        elif self.crop == "random" and rng is not None and self.output_shape:
+            size = self.output_shape
+            views = [View(random_box(picture, self.scale, self.ratio, rng), size, size, (0, 0))]
+        else:
+            views = [self._whole(picture)]
+        if rng is not None and self.flip > 0 and rng.random() < self.flip:
+            views = [view._replace(flip=True) for view in views]
+        for view in views:
+            check_pixels(*view.resized, self.max_pixels)
+        return views
 
-def _decode(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
-    if data.startswith(b"\xff\xd8"):
-        return decode_jpeg(data, max_pixels)
-    plugin = _plugin(data)
-    if plugin is PngImagePlugin.PngImageFile:
-        check_png(data)
-    picture = decode_with_pillow(plugin, data, max_pixels)
-    return upright(picture.pixels, picture.orientation)
-
-
-def _plugin(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return PngImagePlugin.PngImageFile
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return GifImagePlugin.GifImageFile
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return WebPImagePlugin.WebPImageFile
-    if data.startswith(b"BM"):
-        return BmpImagePlugin.BmpImageFile
-    if data[4:12] in (b"ftypavif", b"ftypavis"):
-        return AvifImagePlugin.AvifImageFile
-    if not data:
-        raise DecodeError("empty, not an image")
-    raise DecodeError(f"not an image of a known format: starts with {data[:12]!r}")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    def _whole(self, picture: Shape) -> View:
+        size = self.output_shape
+        if self.resize == "max_pixels":
+            return whole(picture, budgeted(picture, self.multiple_of, *self.pixel_budget))
+        if size is None and isinstance(self.size, int):  # the shorter side, without a crop
+            return whole(picture, covering(picture, (self.size, self.size), None))
+        if size is None:
+            return whole(picture, picture)
+        if self.resize == "exact":
+            return whole(picture, size)
+        if self.resize == "letterbox":
+            return whole(picture, fitting(picture, size), size)
+        return whole(picture, covering(picture, size, self.resize_size), size, self.crop_rounding)

@@ -1,6 +1,6 @@
 """JPEG bytes to pixels by libjpeg-turbo: strict about the picture, lenient about its labels.
 
-Part of the decode stage, called by `mmstream.decoding.image`. simplejpeg releases the GIL and can
+Part of the decode stage, called by `mmstream.decoding.formats`. simplejpeg releases the GIL and can
 treat every libjpeg *warning* as an error, but libjpeg tells only the first warning of a file, so a
 harmless one may hide a serious one. A refused file is therefore judged a second time, with all that
 cannot change its pixels put in order first (`tidy`). What the second judgement refuses is refused.
@@ -36,7 +36,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin
 
-from mmstream.decoding.orientation import exif_orientation, upright, xmp_orientation
+from mmstream.decoding.orientation import SIDEWAYS, exif_orientation, upright, xmp_orientation
 from mmstream.decoding.pillow import check_pixels, decode_with_pillow, one_line
 from mmstream.errors import DecodeError
 
@@ -48,45 +48,69 @@ _FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
 _BARE = (0x01, *range(0xD0, 0xD9))  # markers without a length
 
 
-def decode_jpeg(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
+def jpeg_shape(data: bytes) -> tuple[int, int] | None:
+    """Read the (height, width) of an upright JPEG from its header, without judging the file.
+
+    Returns:
+        None where libjpeg dislikes the header, which may still decode when it is tidied.
+    """
+    try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    if height < 1 or width < 1:
+        return None
+    return (width, height) if _orientation(data) in SIDEWAYS else (height, width)
+
+
+def decode_jpeg(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG, strictly (see the module's list), and turn it upright.
 
     Args:
         data: The file, starting with FF D8.
         max_pixels: Larger pictures are refused from their header.
+        factor: 1, 2, 4 or 8: how many times smaller to decode it. libjpeg then reads all of the
+            picture data all the same, so damage is noticed as at full size.
 
     Returns:
-        uint8 [H, W, 3], RGB, C-contiguous. Grey is repeated; CMYK and YCCK are read as Adobe's
-        inverted CMYK and converted without a colour profile, as Pillow does.
+        uint8 [H, W, 3], RGB, C-contiguous, sides divided by the factor and rounded up; and the
+        factor, which is 1 for CMYK and for what Pillow decodes. Grey is repeated; CMYK and YCCK are
+        read as Adobe's inverted CMYK and converted without a colour profile, as Pillow does.
 
     Raises:
         DecodeError: The bytes are not a whole, undamaged JPEG, or it is too large.
     """
     try:
-        image = _decode_strictly(data, max_pixels)
+        image, factor = _decode_strictly(data, max_pixels, factor)
     except ValueError as first:
         tidied = tidy(data)
         try:
-            image = _decode_strictly(tidied, max_pixels)
+            image, factor = _decode_strictly(tidied, max_pixels, factor)
         except ValueError as second:
             if "nsufficient memory" in str(second):
                 raise MemoryError(str(second)) from None
             if "subsampling" not in str(second):
                 raise DecodeError(f"JPEG: {one_line(first)}") from None
-            image = decode_with_pillow(JpegImagePlugin.JpegImageFile, data, max_pixels).pixels
-    return upright(image, _orientation(data))
+            plugin = JpegImagePlugin.JpegImageFile
+            image, factor = decode_with_pillow(plugin, data, max_pixels).pixels, 1
+    return upright(image, _orientation(data)), factor
 
 
-def _decode_strictly(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
+def _decode_strictly(data: bytes, max_pixels: int, factor: int) -> tuple[NDArray[np.uint8], int]:
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     check_pixels(height, width, max_pixels)
-    image: NDArray[np.uint8]
     if colorspace in ("CMYK", "YCCK"):
         image = simplejpeg.decode_jpeg(data, "CMYK")
         cmyk = Image.frombuffer("CMYK", (width, height), image, "raw", "CMYK;I", 0, 1)
-        return np.array(cmyk.convert("RGB"))
-    image = simplejpeg.decode_jpeg(data, "RGB")
-    return image
+        return np.array(cmyk.convert("RGB")), 1
+    if factor == 1:
+        return simplejpeg.decode_jpeg(data, "RGB"), 1
+    # Of its scales n/8 simplejpeg takes the smallest that is not below these: exactly 1/factor.
+    small = (-(-height // factor), -(-width // factor))
+    image = simplejpeg.decode_jpeg(data, "RGB", min_height=small[0], min_width=small[1])
+    if image.shape[:2] != small:  # tiny pictures, where several scales round to one size
+        return simplejpeg.decode_jpeg(data, "RGB"), 1
+    return image, factor
 
 
 class Segment(NamedTuple):

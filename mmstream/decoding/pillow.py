@@ -1,6 +1,6 @@
 """PNG, WebP, BMP, GIF and AVIF to pixels, by Pillow; and the one rule that makes anything RGB.
 
-Part of the decode stage, called by `mmstream.decoding.image` with the plugin that the first bytes
+Part of the decode stage, called by `mmstream.decoding.formats` with the plugin that the first bytes
 name. The plugin's class is called directly: `Image.open` would try every format Pillow knows (some
 of which start other programs), and would measure pictures by a process-wide limit instead of the
 decoder's.

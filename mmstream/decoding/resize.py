@@ -1,13 +1,14 @@
-"""Resize and centre crop, uint8 to uint8, with torchvision's geometry and ATen's filter.
+"""Pixels to a result: one antialiased resize, uint8 to uint8, written where it is asked for.
 
-Part of the decode stage: between the pixels of `mmstream.decoding.image` and a row of the batch.
-The filter is ATen's antialiased bilinear on a channels_last view of the decoded array, which runs
-in SIMD integer arithmetic: no copy before it and no float.
+Part of the decode stage: between the pixels of `mmstream.decoding.formats` and a row of the batch.
+The filter is ATen's antialiased one on a channels_last view of the decoded array, which runs in
+SIMD integer arithmetic: no copy before it and no float.
 
-Why the whole picture is resized before it is cut, though the cut-off part is wasted: the filter's
-position is ``scale * (i + 0.5)`` counted from the picture's own edge, so a part cut out beforehand
-gives the same values only when it starts at a whole number of filter periods, which the common
-sizes do not allow (500x375 to 298x224 repeats every 149 columns, and the crop starts at 37).
+Why a centre crop is cut after the resize, though the cut-off part is wasted: the filter's position
+is ``scale * (i + 0.5)`` counted from the picture's own edge, so a part cut out beforehand gives the
+same values only when it starts at a whole number of filter periods, which the common sizes do not
+allow (500x375 to 298x224 repeats every 149 columns, and the crop starts at 37). A random crop is a
+box of whole pixels, which is cut first.
 """
 
 from __future__ import annotations
@@ -17,73 +18,79 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from mmstream.decoding.pillow import check_pixels
+from mmstream.decoding.geometry import View
+
+Pixels = NDArray[np.uint8]
 
 
-def resized_shape(
-    height: int, width: int, size: tuple[int, int], resize_size: int | None
-) -> tuple[int, int]:
-    """Return the (height, width) to which a picture is resized before it is cropped.
+def render(
+    image: Pixels,
+    view: View,
+    interpolation: str,
+    fill: tuple[int, int, int],
+    out: Pixels | None = None,
+) -> Pixels:
+    """Make one result of a picture.
 
-    Args:
-        height: Of the picture, in pixels.
-        width: Of the picture, in pixels.
-        size: (height, width) of the crop.
-        resize_size: The shorter side after resizing; None: the smallest picture that covers the
-            crop, which for a square is its side.
-
-    Returns:
-        (height, width); the longer side is rounded down, as torchvision's ``Resize`` does.
-    """
-    crop_height, crop_width = (resize_size, resize_size) if resize_size else size
-    if width * crop_height >= height * crop_width:  # wider than the crop: the height decides
-        return crop_height, max(crop_width, int(crop_height * width / height))
-    return max(crop_height, int(crop_width * height / width)), crop_width
-
-
-def resize_and_crop(
-    image: NDArray[np.uint8],
-    size: tuple[int, int],
-    resize_size: int | None = None,
-    *,
-    max_pixels: int,
-    out: NDArray[np.uint8] | None = None,
-) -> NDArray[np.uint8]:
-    """Resize a picture and cut out its centre.
-
-    Bit-equal (no differing byte over 398 random geometries from 1x1 to 700x900) to torchvision v2's
-    ``Resize(resize_size or size, antialias=True)`` followed by ``CenterCrop(size)`` on the same
-    pixels as a uint8 tensor, for a square ``size`` on CPUs where torchvision too resizes in uint8
-    (AVX2, AVX-512, ARM).
+    Bit-equal to torchvision v2's ``resize(antialias=True)`` of the same box as a uint8 tensor, on
+    CPUs where torchvision too resizes in uint8 (AVX2, AVX-512, ARM).
 
     Args:
-        image: uint8 [H, W, 3], C-contiguous.
-        size: (height, width) of the result.
-        resize_size: The shorter side before the crop; see `resized_shape`.
-        max_pixels: Limit on the resized picture, which for a very long one is far larger than both
-            the source and the result.
-        out: uint8 array of the result's shape to write to.
+        image: uint8 [H, W, 3], the picture that the view's box is of.
+        view: What to do.
+        interpolation: "bilinear" or "bicubic".
+        fill: RGB of what the picture does not cover.
+        out: uint8 of the view's shape to write to.
 
     Returns:
-        ``out``, or a new C-contiguous array: uint8 [size[0], size[1], 3].
-
-    Raises:
-        DecodeError: The resized picture would exceed max_pixels.
+        ``out``, or an array that may share memory with `image` but is C-contiguous: uint8
+        [H, W, 3], for tiles [num_tiles, side, side, 3], row by row.
     """
+    top, left, height, width = view.box
+    image = image[top : top + height, left : left + width]
+    if view.resized != (height, width):
+        image = _resize(image, view.resized, interpolation)
+    image = image[max(0, -view.offset[0]) :, max(0, -view.offset[1]) :]
+    image = image[: view.shape[0], : view.shape[1]]
+    if view.flip:  # ATen mirrors pixels in SIMD, numpy byte by byte
+        image = _pixels(torch.flip(_tensor(image), (3,)))
+    if out is None and image.shape[:2] == view.shape:
+        out = np.ascontiguousarray(image)
+    else:
+        out = _lay(image, view, fill, out)
+    return out if view.tile is None else _divide(out, view.tile)
+
+
+def _lay(
+    image: Pixels, view: View, fill: tuple[int, int, int], out: Pixels | None = None
+) -> Pixels:
+    out = np.empty((*view.shape, 3), np.uint8) if out is None else out
     height, width, _ = image.shape
-    new_height, new_width = resized_shape(height, width, size, resize_size)
-    if (new_height, new_width) != (height, width):
-        check_pixels(new_height, new_width, max_pixels)
-        # [None] before permute: the batch's stride is then H*W*3, and ATen keeps channels_last.
-        view = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
-        resized = F.interpolate(
-            view, (new_height, new_width), mode="bilinear", align_corners=False, antialias=True
-        )
-        image = resized[0].permute(1, 2, 0).numpy()
-    top = round((new_height - size[0]) / 2)  # half to even, as torchvision's CenterCrop
-    left = round((new_width - size[1]) / 2)
-    crop = image[top : top + size[0], left : left + size[1]]
-    if out is None:
-        return crop if crop.shape == image.shape else np.ascontiguousarray(crop)
-    np.copyto(out, crop)
+    top, left = max(0, view.offset[0]), max(0, view.offset[1])
+    if (height, width) != view.shape:
+        out[:] = fill
+    np.copyto(out[top : top + height, left : left + width], image)
     return out
+
+
+def _divide(image: Pixels, side: int) -> Pixels:
+    rows, columns = image.shape[0] // side, image.shape[1] // side
+    grid = image.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
+    return np.ascontiguousarray(grid).reshape(rows * columns, side, side, 3)
+
+
+def _resize(image: Pixels, shape: tuple[int, int], interpolation: str) -> Pixels:
+    resized = F.interpolate(
+        _tensor(image), shape, mode=interpolation, align_corners=False, antialias=True
+    )
+    return _pixels(resized)
+
+
+def _tensor(image: Pixels) -> torch.Tensor:
+    # [None] before permute: the batch's stride is then H*W*3, and ATen keeps channels_last.
+    return torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+
+
+def _pixels(tensor: torch.Tensor) -> Pixels:
+    pixels: Pixels = tensor[0].permute(1, 2, 0).numpy()
+    return pixels

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mmstream.errors import StorageError
-from mmstream.storage.urls import Range
+from mmstream.storage.urls import Range, join_url
 
 __all__ = ["LocalStore"]
 
@@ -23,7 +24,7 @@ class LocalStore:
 
     def url_of(self, name: str) -> str:
         """Return the path of an object, whether it exists or not."""
-        return str(Path(self.url, name)) if name else self.url
+        return join_url(self.url, name)
 
     def read(self, name: str) -> bytes:
         """Return a whole object. Raises FileNotFoundError when there is none."""
@@ -40,7 +41,7 @@ class LocalStore:
             FileNotFoundError: no such object.
             StorageError: the object is shorter than `stop`.
         """
-        fd = os.open(Path(self.url, name), os.O_RDONLY)
+        fd = os.open(self.url_of(name), os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
             if size < stop:  # asked first: a damaged index may name more bytes than there is memory
@@ -54,6 +55,21 @@ class LocalStore:
         finally:
             os.close(fd)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def map(self, name: str) -> mmap:
+        """Return an object mapped into memory, for reading: its pages come when they are touched.
+
+        A file that is cut while it is mapped ends the process at the next touch (SIGBUS).
+
+        Raises:
+            FileNotFoundError: no such object.
+            ValueError: an empty one.
+        """
+        fd = os.open(self.url_of(name), os.O_RDONLY)
+        try:
+            return mmap(fd, 0, access=ACCESS_READ)
+        finally:
+            os.close(fd)
 
     def size(self, name: str) -> int:
         """Return an object's size in bytes. Raises FileNotFoundError when there is none."""
