@@ -115,7 +115,11 @@ def collate(
     for name in names:
         if name.startswith("__"):
             continue
-        values = [_as_tensor(sample.get(name)) for sample in samples]
+        values = [sample.get(name) for sample in samples]
+        if name in fills and all(map(_is_ids, values)):
+            made[name] = _pad(values, fills[name], pad_to, padding_side)
+            continue
+        values = list(map(_as_tensor, values))
         if name == "image" and all(map(_is_images, values)):
             made |= _images(values)
         elif name in fills and all(map(_is_tokens, values)):
@@ -145,6 +149,11 @@ def _as_tensor(value: Any) -> Any:
         return value
 
 
+def _is_ids(value: Any) -> bool:
+    """Tell whether a value is what `TextDecoder` makes: the common case, and no tensor needed."""
+    return type(value) is np.ndarray and value.ndim == 1 and value.dtype == np.int64
+
+
 def _is_images(value: Any) -> bool:
     images = value if isinstance(value, list | tuple) else () if value is None else (value,)
     return all(isinstance(image, torch.Tensor) for image in images)
@@ -169,15 +178,13 @@ def _images(values: Sequence[torch.Tensor | Sequence[torch.Tensor] | None]) -> B
 
 def _together(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
     """Return images as one tensor, without a copy where they are rows of one buffer."""
-    if not images or len({(image.shape, image.dtype, image.device) for image in images}) > 1:
+    if not images or any(not _is_alike(image, images[0]) for image in images):
         return images
     first = images[0]
     size = first.numel() * first.element_size()
-    memory = first.untyped_storage().data_ptr()
-    if all(
-        image.untyped_storage().data_ptr() == memory
-        and image.data_ptr() == first.data_ptr() + size * row
-        and image.stride() == first.stride()
+    begin, memory = first.data_ptr(), first.untyped_storage()
+    if begin + size * len(images) <= memory.data_ptr() + memory.nbytes() and all(
+        image.data_ptr() == begin + size * row and image.stride() == first.stride()
         for row, image in enumerate(images)
     ):
         shape, strides = (len(images), *first.shape), (first.numel(), *first.stride())
@@ -187,14 +194,21 @@ def _together(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
     return whole.contiguous(memory_format=torch.channels_last) if whole.ndim == 4 else whole
 
 
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+
+
 def _pad(values: Sequence[Any], fill: int, pad_to: int | None, side: str) -> torch.Tensor:
-    rows = [torch.as_tensor(value, dtype=torch.int64) for value in values]
-    width = pad_to or max(row.numel() for row in rows)
-    padded = torch.full((len(rows), width), fill, dtype=torch.int64)
+    rows = [
+        np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value, dtype=np.int64)
+        for value in values
+    ]
+    width = pad_to or max(map(len, rows))
+    padded = np.full((len(rows), width), fill, dtype=np.int64)
     for row, line in zip(rows, padded, strict=True):
         kept = row[:width]
-        line[width - kept.numel() if side == "left" else 0 :][: kept.numel()] = kept
-    return padded
+        line[width - len(kept) if side == "left" else 0 :][: len(kept)] = kept
+    return torch.from_numpy(padded)
 
 
 def _stack(values: list[Any]) -> Any:

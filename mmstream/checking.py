@@ -110,7 +110,8 @@ class _Tally:
             self._count(rows, refs.valid if whole else np.ones(len(rows.planned), dtype=np.bool_))
             fault = self._difference(at, plan, refs.valid, rows) if whole else (
                 f"rows {rows.start} to {rows.start + len(rows.planned) - 1} are logged of "
-                f"0 to {len(plan) - 1}: these must be the logs of all ranks"
+                f"0 to {len(plan) - 1}: these must be the logs of all ranks, and of the state's "
+                "settings (where they changed, check each part with --epoch)"
             )  # fmt: skip
         self._say(at, fault)
 

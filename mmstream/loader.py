@@ -21,13 +21,15 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_in
 
 from mmstream.batching import Batch, BatchLineage
 from mmstream.errors import ConfigError, MMStreamError
+from mmstream.mixing import Mixture
 from mmstream.order.defaults import better_grid
 from mmstream.pipeline import Pipeline
+from mmstream.processes import num_cores, pss_bytes
 from mmstream.reading import Job
 from mmstream.resuming import OnChange, load_state_into
 from mmstream.skip import Stats, count_bad
 from mmstream.state import make_state
-from mmstream.worker import Steps, check_picklable, in_one_line, pack_lists, start_worker
+from mmstream.worker import Steps, check_picklable, in_one_line, preload_server, start_worker
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 
 __all__ = ["Loader"]
@@ -51,7 +53,7 @@ class Loader(IterableDataset[Batch]):
         num_workers: processes of this rank; 0 decodes in threads of this process.
         rows_per_rank: None: equal rows on every rank; "balanced"; or a list of rows.
         world: this rank; None: torch.distributed's or the environment's, asked at each ``iter()``.
-        num_threads: decode threads of each process; None: 1 in workers, else up to 4.
+        num_threads: decode threads of each process; None: 1 in workers, else one a core up to 4.
         prefetch: batches that each worker makes ahead.
         start_method: of the workers. "fork" is the one for functions defined in a notebook.
         on_change: what `load_state_dict` does where the state is of mid-epoch and not of this
@@ -88,7 +90,7 @@ class Loader(IterableDataset[Batch]):
         self.pipeline, self.num_workers = pipeline, num_workers
         self.stats = Stats()
         self._world, self._rows_per_rank = world, rows_per_rank
-        self._num_threads = num_threads or (1 if num_workers else min(4, os.cpu_count() or 1))
+        self._num_threads = num_threads or (1 if num_workers else min(4, num_cores()))
         self._prefetch, self._start_method = prefetch, start_method
         self._on_change = on_change
         self._current = pipeline  # another one while an epoch is finished as it was planned
@@ -97,6 +99,8 @@ class Loader(IterableDataset[Batch]):
         self._transport: DataLoader[Batch] | None = None
         self._started = pipeline  # what the workers run
         self._iteration = 0
+        if num_workers and start_method == "forkserver":
+            preload_server(pipeline)
 
     def __len__(self) -> int:
         """Steps of this epoch: the same on every rank, known before the first read."""
@@ -124,7 +128,9 @@ class Loader(IterableDataset[Batch]):
                 "batch_size=None, num_workers=0 for a DataLoader around it"
             )
         world = resolve_world(self._world)
-        rows = rows_of_rank(self._current.global_batch_size, world, self._rows_per_rank)
+        # A list of rows is for the present batch size: an old epoch is finished in balance.
+        shares = self._rows_per_rank if self._current is self.pipeline else "balanced"
+        rows = rows_of_rank(self._current.global_batch_size, world, shares)
         self._advise(world)
         epoch, step = self._position
         self._iteration += 1
@@ -172,6 +178,7 @@ class Loader(IterableDataset[Batch]):
             made["__valid__"].tolist(),
             start=lineage.start,
             rank=resolve_world(self._world).rank,
+            sources=self._planned_sources(lineage),
         )
         following = make_state(self._current.order, lineage.epoch, lineage.step + 1)
         self._position = following["epoch"], following["step"]
@@ -179,8 +186,17 @@ class Loader(IterableDataset[Batch]):
         if lineage.epoch != following["epoch"]:
             self._current = self.pipeline
 
+    def _planned_sources(self, lineage: BatchLineage) -> list[str] | None:
+        dataset = self.pipeline.dataset
+        if not isinstance(dataset, Mixture):
+            return None
+        return [dataset.locate(shard)[0] for shard, _ in lineage.planned]
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last delivered batch: plain JSON types, under 1 KB."""
+        """Return the state after the last delivered batch: plain JSON types.
+
+        Under 1 KB; of a mixture some 200 bytes a source more.
+        """
         return make_state(self._current.order, *self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,8 +228,21 @@ class Loader(IterableDataset[Batch]):
 
         return loader_html(self)
 
+    def memory_bytes(self) -> int:
+        """Return the memory of this process and its workers; what they share counts once (PSS)."""
+        iterator = getattr(self._transport, "_iterator", None)
+        workers = getattr(iterator, "_workers", ())
+        return pss_bytes([os.getpid(), *(worker.pid for worker in workers)])
+
     def _advise(self, world: World) -> None:
-        """Say once when another grid would let each worker read whole lanes."""
+        """Say once when there are too many threads, or when another grid would read whole lanes."""
+        cores, num_threads = num_cores(), max(1, self.num_workers) * self._num_threads
+        if num_threads > cores and self._iteration == 0:
+            logger.info(
+                "%d workers with %d decode threads on %d cores: more than one thread a core is "
+                "no faster, and each worker holds windows and batches of its own",
+                self.num_workers, self._num_threads, cores,
+            )  # fmt: skip
         order = self._current.order
         better = better_grid(
             order.num_samples, order.global_batch_size, order.grid,
@@ -238,21 +267,22 @@ class Loader(IterableDataset[Batch]):
         if self._start_method != "fork":
             check_picklable(self._current)
         context = multiprocessing.get_context(self._start_method)
-        if self._start_method == "forkserver":
-            # Torch is imported there once, not in each worker.
-            context.set_forkserver_preload(["mmstream.forkserver", "mmstream.loader"])
         return DataLoader(
             Steps(self._current, self._num_threads),
             sampler=self._jobs,
             batch_size=None,
-            collate_fn=pack_lists,  # torch's own would turn tuples into lists, arrays into tensors
+            collate_fn=_as_it_is,  # torch's own would turn tuples into lists, arrays into tensors
             num_workers=self.num_workers,
             multiprocessing_context=context,
             persistent_workers=True,
             prefetch_factor=self._prefetch,
-            worker_init_fn=partial(start_worker, dict(os.environ)),
+            worker_init_fn=partial(start_worker, dict(os.environ), self._num_threads),
             pin_memory=torch.cuda.is_available(),
         )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class _Jobs(Sampler[Job]):

@@ -64,6 +64,12 @@ def _open_folder(store: Store, bad_list: bool) -> Dataset:
     if MANIFEST_NAME in found:
         manifest = Manifest.from_bytes(store.read(MANIFEST_NAME), store.url_of(MANIFEST_NAME))
         data = open_store(manifest.data_url) if manifest.data_url else store
+        known = {shard.name for shard in manifest.shards}
+        if unknown := [name for name in found if name.endswith(".tar") and name not in known]:
+            logger.warning(
+                "%s: %d tars are not in %s and are left out (%s, ...); see mmstream index",
+                store.url, len(unknown), MANIFEST_NAME, unknown[0],
+            )  # fmt: skip
         bad = read_bad(store, manifest) if bad_list and BAD_NAME in found else None
         return Dataset(manifest, data, store, bad=bad)
     names = [name for name in found if name.endswith(".tar")]

@@ -57,6 +57,9 @@ def order_of_state(
     identity = state.get("order")
     if not isinstance(identity, Mapping):
         raise StateError("not a state of a Loader: it holds no order")
+    if ("sources" in identity) != isinstance(dataset, Mixture):
+        ours, theirs = "a mixture: give its JSON file", "one dataset: give that"
+        raise StateError(f"this state is of {ours if 'sources' in identity else theirs}")
     order: AnyOrder
     if isinstance(dataset, Mixture):
         order = MixtureOrder(Recipe.from_identity(identity, dataset.corpora))

@@ -1,6 +1,6 @@
 """Ground floor: how a process that a fork server made belongs to the one that asked for it.
 
-For the workers of the converter and of the loader alike.
+For the workers of the converter and of the loader alike; and what processes have and take.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 
-__all__ = ["join_parent"]
+__all__ = ["join_parent", "num_cores", "pss_bytes"]
 
 
 def join_parent(environment: dict[str, str]) -> None:
@@ -30,3 +32,23 @@ def _follow() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pss_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of processes, pages that several share divided among them.
+
+    Those that are gone, or that cannot be asked on this system, count as nothing.
+    """
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total * 1024

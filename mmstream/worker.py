@@ -1,9 +1,4 @@
-"""Part of the loader: what happens inside a worker process, and how a batch leaves it.
-
-torch sends each tensor as shared memory of its own, an open file on both sides and a connection
-between them. A list of tensors (pictures of different sizes) would need hundreds a batch, where a
-process may often have 1,024 open files, so such a list crosses as one tensor.
-"""
+"""Part of the loader: what happens inside a worker process; a batch leaves it as a `Parcel`."""
 
 from __future__ import annotations
 
@@ -16,50 +11,79 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset
 
 from mmstream.batching import Batch
 from mmstream.errors import ConfigError, MMStreamError
+from mmstream.memory import Memory
 from mmstream.pipeline import Pipeline
 from mmstream.processes import join_parent
 from mmstream.reading import Job
+from mmstream.transport import Parcel
 
-__all__ = ["Steps", "check_picklable", "in_one_line", "pack_lists", "start_worker"]
+__all__ = ["Steps", "check_picklable", "in_one_line", "preload_server", "start_worker"]
 
 logger = logging.getLogger(__name__)
 
 
 class Steps(Dataset[Batch]):
-    """Step -> batch, in a worker. The pipeline's generators live on from one job to the next."""
+    """Step -> batch, as a `Parcel`, in a worker.
+
+    The pipeline's generators live on from one job to the next.
+    """
 
     def __init__(self, pipeline: Pipeline, num_threads: int) -> None:
+        if pipeline.views:
+            raise ConfigError("views=True: views stay in their process; num_workers=0")
         self._pipeline, self._num_threads = pipeline, num_threads
         self._waiting: deque[Job] = deque()
         self._batches: Iterator[Batch] | None = None
+        self._memory: Memory | None = None
 
-    def __getitem__(self, job: Job) -> Batch:
+    def __getitem__(self, job: Job) -> Any:
         self._waiting.append(job)
+        if self._memory is None:  # made here, in the worker
+            self._memory = Memory(shared=True)
         if self._batches is None:
-            self._batches = self._pipeline.batches(_drain(self._waiting), self._num_threads)
+            jobs = _drain(self._waiting)
+            self._batches = self._pipeline.batches(jobs, self._num_threads, self._memory)
         try:
-            return next(self._batches)
+            return Parcel(next(self._batches), self._memory)
         except BaseException:
             self._batches = None  # an error ends a generator for good
             raise
 
 
-def start_worker(environment: dict[str, str], _worker: int) -> None:
-    """Belong to the main process, and leave a scheduler's SIGTERM to it.
+def preload_server(pipeline: Pipeline) -> None:
+    """Start the process that workers are forked from, without waiting for it.
+
+    It imports what is slow to import once, while this process goes on: torch, and the library of
+    the tokenizer.
+    """
+    modules = ["mmstream.forkserver", "mmstream.loader"]
+    if pipeline.decode is not None and pipeline.decode.text is not None:
+        modules.append(type(pipeline.decode.text.tokenizer).__module__)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        [name for name in modules if name != "__main__"]
+    )
+    forkserver.ensure_running()
+
+
+def start_worker(environment: dict[str, str], num_threads: int, _worker: int) -> None:
+    """Belong to the main process, leave a scheduler's SIGTERM to it, and keep to some threads.
 
     SIGTERM goes to all processes of a job at once. The main process decides; a worker that left by
     itself would fail the last step of a run that is about to be saved.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread, so in all
     join_parent(environment)
+    # A tokenizer's own threads would be as many as there are cores, in each worker.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if num_threads > 1 else "false")
+    os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
     threading.Thread(target=_obey_parent, name="mmstream-obey", daemon=True).start()
 
 
@@ -74,45 +98,6 @@ def _obey_parent() -> None:
 def _drain(waiting: deque[Job]) -> Iterator[Job]:
     while True:
         yield waiting.popleft()
-
-
-class _Packed(list[torch.Tensor]):
-    """Tensors of one type; on the other side, a plain list of views of one memory."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        layouts = [_layout(tensor) for tensor in self]
-        flat = [
-            tensor.permute(order).reshape(-1) for tensor, order in zip(self, layouts, strict=True)
-        ]
-        return _unpack, (torch.cat(flat), [tensor.shape for tensor in self], layouts)
-
-
-def pack_lists(batch: Any) -> Any:
-    """Return a batch whose lists of tensors cross in one piece and arrive as lists."""
-    return {
-        name: _Packed(value)
-        if isinstance(value, list)
-        and all(isinstance(item, torch.Tensor) and item.device.type == "cpu" for item in value)
-        and len({item.dtype for item in value}) == 1
-        else value
-        for name, value in batch.items()
-    }
-
-
-def _layout(tensor: torch.Tensor) -> list[int]:
-    """Return the dimensions in the order of memory, so that pictures stay channels_last."""
-    return sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-
-
-def _unpack(
-    flat: torch.Tensor, shapes: list[torch.Size], layouts: list[list[int]]
-) -> list[torch.Tensor]:
-    found = []
-    parts = torch.split(flat, [shape.numel() for shape in shapes])
-    for part, shape, order in zip(parts, shapes, layouts, strict=True):
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        found.append(part.view([shape[i] for i in order]).permute(inverse))
-    return found
 
 
 def in_one_line(error: MMStreamError) -> MMStreamError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -378,3 +379,10 @@ def test_gzipped_tars_beside_plain_ones_are_not_left_out_in_silence(tmp_path, ca
     (tmp_path / "more.tgz").write_bytes(b"\x1f\x8b")
     assert len(open_dataset(tmp_path)) == 3
     assert "1 gzipped tars are left out" in caplog.text
+
+
+def test_tars_that_the_manifest_does_not_name_are_told(tmp_path, caplog):
+    write_corpus(tmp_path, [3, 2])
+    shutil.copy(tmp_path / "shard-000001.tar", tmp_path / "shard-000002.tar")
+    assert len(open_dataset(tmp_path)) == 5
+    assert "1 tars are not in mmstream.json and are left out (shard-000002.tar" in caplog.text

@@ -308,7 +308,12 @@ def test_no_process_and_no_shared_memory_outlives_a_run(corpus, tmp_path, way):
         time.sleep(0.1)
     else:
         pytest.fail(f"still running: {[p for p in family if p.is_running()]}")
-    assert unmapped_shared_memory() <= before
+    for _ in range(50):  # what another program has just made is not mapped yet; a leak stays
+        left = unmapped_shared_memory() - before
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left
 
 
 def test_a_pipeline_is_a_value_whose_variants_are_replaced(corpus):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from topology import assert_resumes_exactly, described, run
 
 import mmstream as mm
-from mmstream import reading
+from mmstream import fetching
 from mmstream.decoding import Decode, ImageDecoder
 from mmstream.errors import (
     ConfigError,
@@ -26,9 +26,10 @@ from mmstream.errors import (
     SkipLimitError,
     StorageError,
 )
+from mmstream.memory import Memory
 from mmstream.reading import STEPS_AHEAD, Job, Reader
 from mmstream.storage import LocalStore
-from mmstream.worker import pack_lists
+from mmstream.transport import Parcel
 
 BAD = {0, 5, 30, 31, 70}
 
@@ -189,14 +190,14 @@ def payload(made: mm.Pipeline) -> int:
 @pytest.mark.parametrize("window", [8, 50, 1000])
 @pytest.mark.parametrize("topology", [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 4), (3, 3)])
 def test_every_byte_is_read_once(lanes, monkeypatch, topology, window):
-    monkeypatch.setitem(reading.MAX_GAP_BYTES, LocalStore, 0)  # else small gaps are read along
+    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)  # else small gaps are read along
     made = pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window)
     assert run(made, *topology).num_bytes == payload(made)
 
 
 @pytest.mark.parametrize("start", [1, 17, 40])
 def test_a_resume_reads_only_what_is_left(lanes, monkeypatch, start):
-    monkeypatch.setitem(reading.MAX_GAP_BYTES, LocalStore, 0)
+    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)
     made = pipeline(lanes, global_batch_size=8, grid=(4, 4), window=50)
     rest = run(made, 2, 2, range(start, 64))
     assert rest.num_bytes == payload(made) * (64 - start) // 64
@@ -204,7 +205,7 @@ def test_a_resume_reads_only_what_is_left(lanes, monkeypatch, start):
 
 def held(reader: Reader) -> int:
     """Raw samples that a reader has in memory or under way."""
-    return sum(len(future.result()) for pieces in reader._held.values() for future in pieces)
+    return sum(len(future.result()[0]) for pieces in reader._held.values() for future in pieces)
 
 
 @pytest.mark.parametrize("window", [16, 64])
@@ -227,7 +228,7 @@ def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_pat
 
 
 def test_a_jump_drops_what_was_held_and_then_reads_ahead_again(lanes, monkeypatch):
-    monkeypatch.setitem(reading.MAX_GAP_BYTES, LocalStore, 0)
+    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)
     made = pipeline(lanes, global_batch_size=8, grid=(1, 1), window=1000)
     with closing(Reader(made.dataset, made.order)) as reader:
         alone = []
@@ -316,8 +317,9 @@ def test_a_batch_of_any_types_crosses_from_a_worker_as_it_is(corpus):
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")
 def test_a_list_of_pictures_crosses_as_one_open_file_not_one_each():
     pictures = [torch.full((4 + n, 5, 3), n).permute(2, 0, 1) for n in range(100)]
+    memory = Memory(shared=True)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    data = bytes(ForkingPickler.dumps(pack_lists({"image": pictures})))
+    data = bytes(ForkingPickler.dumps(Parcel({"image": pictures}, memory)))
     assert len(list(Path("/proc/self/fd").iterdir())) - before < 5
     arrived = ForkingPickler.loads(data)["image"]
     assert all(torch.equal(a, b) for a, b in zip(pictures, arrived, strict=True))

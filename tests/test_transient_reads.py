@@ -14,7 +14,7 @@ from bad_corpus import offsets, pipeline, policy, truncated_jpeg, write_faulty
 from topology import described, run
 
 import mmstream as mm
-from mmstream.decoding.stage import MAX_LOOKS
+from mmstream.decoding.filling import MAX_LOOKS
 from mmstream.errors import ShardError, StorageError
 from mmstream.index import encode_index
 from mmstream.storage import LocalStore

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import peers
-from bench_loader import write_corpus
+from bench_corpus import write_corpus
 
 BATCH = 64
 POSITIONS = (0.0, 0.1, 0.5, 0.99)

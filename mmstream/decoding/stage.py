@@ -1,56 +1,28 @@
 """The third stage: order -> read -> DECODE -> batch -> loader -> device.
 
 In: raw samples of a step. Out: as many decoded, transformed samples, whatever the data is like: a
-bad sample's place is taken by a deterministic substitute, so steps and ranks stay in balance. This
-is the one place that catches errors of samples and the one that drops samples.
-
-"Bad" means that two reads gave the same bytes, which no decoder takes, or that eight gave no
-sample: what storage, or the way from it, does once in a while is no fault of the data.
+bad sample's place is taken by a deterministic substitute (see `filling`), so steps and ranks stay
+in balance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from mmstream.decoding import Decode, decode_sample
-from mmstream.errors import (
-    ConfigError,
-    DecodeError,
-    MMStreamError,
-    SampleError,
-    ShardError,
-    SkipLimitError,
-    SkipSample,
-    where,
-)
-from mmstream.order import MAX_ATTEMPTS
-from mmstream.reading import Job, Outcome, RawStep, Reader, Ref
+from mmstream.decoding import Decode, decode_texts
+from mmstream.decoding.filling import SHAPE_ATTEMPTS, Filler, Ready, Row, Transform
+from mmstream.errors import SampleError, SkipLimitError
+from mmstream.memory import Memory
+from mmstream.reading import Job, RawStep, Reader, Ref
 from mmstream.sample import Sample
 from mmstream.skip import Action, BadSample
 
 __all__ = ["DecodedStep", "Transform", "decode"]
-
-Transform = Callable[[Sample], Sample]
-
-BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
-"""What a user's transform raises because of its code, not its data: these stop the run."""
-
-
-MAX_LOOKS = 8
-"""Reads of a sample that comes in other bytes each time, or in none that make sense."""
-
-SHAPE_ATTEMPTS = {SkipSample: 256, SampleError: 32}
-"""Attempts at a row that a filter, or bad data alone, leaves empty. After MAX_ATTEMPTS the row is
-invalid; what it shows is still found by its own draws: a batch is the same on every topology."""
-
-ORIGIN = ("__key__", "__url__", "__source__", "__lineage__")
-"""Where a sample comes from: kept, whatever a transform returns."""
 
 
 class DecodedStep(NamedTuple):
@@ -75,6 +47,7 @@ def decode(
     skip_shards: bool = False,
     action: Action = "substitute",
     num_threads: int = 1,
+    memory: Memory | None = None,
 ) -> Iterator[DecodedStep]:
     """Yield each step with its samples decoded and transformed, in the order of rows.
 
@@ -86,6 +59,7 @@ def decode(
         skip_shards: whether an unreadable shard makes bad samples or ends the stream.
         action: what becomes of a bad sample's row; see `SkipPolicy`.
         num_threads: rows decoded side by side; decoders release the GIL.
+        memory: for pictures of one size; None: of this process alone.
 
     Raises:
         ShardError: an unreadable shard, unless `skip_shards`.
@@ -95,154 +69,69 @@ def decode(
         NameError, AttributeError, ...: a transform has a bug.
     """
     shape = decoders.image.output_shape if decoders and decoders.image else None
-    filler = _Filler(reader, decoders, tuple(transforms), skip_shards, action)
-    with ThreadPoolExecutor(num_threads) if num_threads > 1 else nullcontext() as pool:
+    memory = memory or Memory()
+    filler = Filler(reader, decoders, tuple(transforms), skip_shards, action)
+    if decoders is None and not transforms:
+        num_threads = 1  # nothing here is worth handing to a thread
+    helpers = num_threads - 1  # this thread decodes too
+    with ThreadPoolExecutor(helpers) if helpers else nullcontext() as pool:
         for step in steps:
-            pictures = _picture_buffer(len(step.refs), shape)
-            places = range(len(step.refs))
-            fill = _bind(filler, step, pictures)
-            rows = list(pool.map(fill, places) if pool else map(fill, places))
+            pictures = _picture_buffer(memory, len(step.refs), shape)
+            fill = _bind(filler, step, _ready(step, decoders), pictures)
+            rows = _side_by_side(fill, len(step.refs), pool, helpers)
             yield _assemble(step, rows)
 
 
-class _Row(NamedTuple):
-    sample: Sample | None
-    shown: Ref
-    bad: BadSample | None
-    filled: bool = True
-    """False: `sample` only keeps the batch's shape, and the row is invalid."""
+def _side_by_side(
+    fill: Callable[[int], Row], num_rows: int, pool: Executor | None, helpers: int
+) -> list[Row]:
+    """Fill all rows; each thread takes the next one, which is cheaper than a future a row.
 
-
-@dataclass(frozen=True)
-class _Filler:
-    """Fills one row of a step: with the planned sample, or else with a substitute."""
-
-    reader: Reader
-    decoders: Decode | None
-    transforms: tuple[Transform, ...]
-    skip_shards: bool
-    action: Action
-
-    def __call__(self, step: RawStep, place: int, out: torch.Tensor | None) -> _Row:
-        planned, row = step.refs[place], step.job.start + place
-        try:
-            found = step.samples[place]
-            return _Row(self._usable(step.job, row, planned, found, out), planned, None)
-        except SampleError as error:
-            cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
-            if self.action == "raise" and not isinstance(error, SkipSample):
-                raise cause from None
-            kind, reason = type(cause).__name__, str(error)
-        sample, shown, filled = self._substitute(step.job, row, out)
-        filled = filled and self.action != "mask"
-        if not step.valid[place]:
-            return _Row(sample, shown, None, filled)  # padding: counted where it is valid
-        name = self.reader.dataset.name_of
-        bad = BadSample(
-            step.job.epoch,
-            step.job.step,
-            row,
-            name(planned[0]),
-            planned[1],
-            kind,
-            reason,
-            (name(shown[0]), shown[1]) if filled else None,
-        )
-        return _Row(sample, shown, bad, filled)
-
-    def _substitute(
-        self, job: Job, row: int, out: torch.Tensor | None
-    ) -> tuple[Sample | None, Ref, bool]:
-        ref, tried = (-1, -1), set[Ref]()
-        most = SHAPE_ATTEMPTS[SampleError]
-        for attempt in range(SHAPE_ATTEMPTS[SkipSample]):
-            if attempt == most:
-                break
-            ref = self.reader.order.substitute(job.epoch, job.step, row, attempt)
-            if ref in tried:
-                continue
-            tried.add(ref)
-            try:
-                sample = self._usable(job, row, ref, self.reader.one(ref), out)
-            except SkipSample:
-                most = SHAPE_ATTEMPTS[SkipSample]
-                continue
-            except SampleError:
-                continue
-            return sample, ref, attempt < MAX_ATTEMPTS
-        return None, ref, False
-
-    def _usable(
-        self, job: Job, row: int, ref: Ref, found: Outcome, out: torch.Tensor | None
-    ) -> Sample:
-        """Return a sample ready to be collated; look again before calling it bad."""
-        before: list[Outcome] = []
-        while True:
-            try:
-                return self._prepare(job, row, ref, found, out)
-            except SkipSample:
-                raise
-            except (SampleError, ShardError):
-                if len(before) + 1 == MAX_LOOKS or any(_same(one, found) for one in before):
-                    raise
-            before.append(found)
-            if isinstance(found, Exception):  # perhaps it was the index that came wrong
-                self.reader.dataset.forget_index(ref[0])
-            found = self.reader.one(ref)
-
-    def _prepare(
-        self, job: Job, row: int, ref: Ref, found: Outcome, out: torch.Tensor | None
-    ) -> Sample:
-        if isinstance(found, ShardError):
-            if self.skip_shards:
-                raise SampleError(str(found)) from found
-            raise found
-        if isinstance(found, SampleError):
-            raise found
-        seed, epoch = self.reader.order.stream(job.epoch, job.step, row)
-        lineage = found["__lineage__"]._replace(epoch=epoch, step=job.step, seed=seed)
-        sample = decode_sample(found | {"__lineage__": lineage}, self.decoders, out)
-        for transform in self.transforms:
-            sample = self._transform(transform, sample, ref)
-        return sample
-
-    def _transform(self, transform: Transform, sample: Sample, ref: Ref) -> Sample:
-        name = getattr(transform, "__name__", type(transform).__name__)
-        origin = {field: sample[field] for field in ORIGIN if field in sample}
-        address = where(self.reader.dataset.name_of(ref[0]), ref[1], str(origin["__key__"]))
-        try:
-            result = transform(sample)
-        except SampleError as error:
-            # A user's own subclass becomes ours: it may not take one string, and is judged alike.
-            kind = next(k for k in (SkipSample, DecodeError, SampleError) if isinstance(error, k))
-            raise kind(f"{address}: {name}: {error}") from error
-        except (MMStreamError, *BUGS):
-            raise
-        except Exception as error:
-            raise SampleError(f"{address}: {name}: {type(error).__name__}: {error}") from error
-        if not isinstance(result, dict):
-            raise ConfigError(
-                f"transform {name} returned {type(result).__name__}: it must return the sample "
-                '(to leave one out, raise mm.SkipSample("why"))'
-            )
-        return result | origin
-
-
-def _same(one: Outcome, other: Outcome) -> bool:
-    """Tell whether two reads gave the same bytes, or the same reason why there are none.
-
-    Bytes that are no sample may be anything, and look alike: they are never the same.
+    Raises the error of the first row that has one: rows before it are done, or under way.
     """
-    if isinstance(one, ShardError) and isinstance(other, ShardError):
-        return str(one) == str(other)
-    return isinstance(one, dict) and one == other
+    if pool is None:
+        return list(map(fill, range(num_rows)))
+    rows: dict[int, Row] = {}
+    errors: list[tuple[bool, int, BaseException]] = []
+    places = iter(range(num_rows))
+
+    def work() -> None:
+        while not errors:
+            place = next(places, None)
+            if place is None:
+                return
+            try:
+                rows[place] = fill(place)
+            except BaseException as error:
+                errors.append((isinstance(error, Exception), place, error))  # Ctrl-C goes first
+
+    waiting = [pool.submit(work) for _ in range(helpers)]
+    work()
+    wait(waiting)
+    if errors:
+        raise min(errors, key=lambda found: found[:2])[2]
+    return [rows[place] for place in range(num_rows)]
 
 
-def _bind(filler: _Filler, step: RawStep, pictures: torch.Tensor | None) -> Callable[[int], _Row]:
-    return lambda place: filler(step, place, None if pictures is None else pictures[place])
+def _ready(step: RawStep, decoders: Decode | None) -> list[Ready | None]:
+    """Parse and tokenize a step's samples together; those that could not be read are None."""
+    read = [found if isinstance(found, dict) else None for found in step.samples]
+    done = iter(decode_texts([found for found in read if found is not None], decoders))
+    return [None if found is None else next(done) for found in read]
 
 
-def _assemble(step: RawStep, rows: list[_Row]) -> DecodedStep:
+def _bind(
+    filler: Filler,
+    step: RawStep,
+    ready: list[Ready | None],
+    pictures: torch.Tensor | None,
+) -> Callable[[int], Row]:
+    return lambda place: filler(
+        step, place, ready[place], None if pictures is None else pictures[place]
+    )
+
+
+def _assemble(step: RawStep, rows: list[Row]) -> DecodedStep:
     """Put a step together; a row that nothing could fill shows another one and is invalid."""
     spare = next((row for row in rows if row.sample is not None), None)
     if spare is None:
@@ -264,14 +153,11 @@ def _assemble(step: RawStep, rows: list[_Row]) -> DecodedStep:
     )
 
 
-def _picture_buffer(num_rows: int, shape: tuple[int, int] | None) -> torch.Tensor | None:
-    """Return uint8 [B, H, W, 3] for the pictures of a batch: decoders write, nobody copies.
-
-    In a worker it lies in shared memory, so that crossing to the main process copies nothing.
-    """
+def _picture_buffer(
+    memory: Memory, num_rows: int, shape: tuple[int, int] | None
+) -> torch.Tensor | None:
+    """Return uint8 [B, H, W, 3] for the pictures of a batch: decoders write, nobody copies."""
     if shape is None:
         return None
-    buffer = torch.empty((num_rows, *shape, 3), dtype=torch.uint8)
-    if torch.utils.data.get_worker_info() is not None:
-        buffer.share_memory_()  # type: ignore[no-untyped-call]
-    return buffer
+    pictures = memory.take(num_rows * shape[0] * shape[1] * 3, room=memory.room)
+    return pictures.view(num_rows, *shape, 3)

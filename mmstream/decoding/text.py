@@ -7,14 +7,15 @@ collate's, which alone knows the batch's longest and asks `TextDecoder` for what
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.chat import Chat, check_messages, probe_chat
+from mmstream.decoding.chat import Chat, Span, check_messages, probe_chat
 from mmstream.decoding.fields import image_fields
 from mmstream.decoding.placeholders import Ids, check_fields, expand_images, placeholder_id
 from mmstream.errors import ConfigError, DecodeError
@@ -22,9 +23,21 @@ from mmstream.errors import ConfigError, DecodeError
 IGNORED_LABEL = -100  # what torch's cross entropy leaves out
 
 
+Tokens: TypeAlias = dict[str, NDArray[np.int64]]
+"""``input_ids``, ``attention_mask`` and ``labels`` of a sample."""
+
+
+class _Prompt(NamedTuple):
+    """What is tokenized."""
+
+    text: str
+    spans: list[Span] | None
+    """Of a conversation, the assistant's turns; None: plain text."""
+
+
 @dataclass(frozen=True, eq=False)
 class TextDecoder:
-    """Tokenize one sample's text: a callable from a sample to ids, mask and labels.
+    """Tokenize text: a callable from a sample to ids, mask and labels.
 
     Takes the messages of the ``json`` field when there are turns and the tokenizer has a chat
     template, else ``txt``. Can be pickled, and called from many threads at once: it encodes with
@@ -39,7 +52,8 @@ class TextDecoder:
         image_token: Stands for an image in the text where the chat template cannot take images.
         image_length: For vision-language models: tokens that an image takes, such as the patches of
             the vision tower. Each ``image_token`` in the text becomes so many; the text must hold
-            one for each image of the sample. None: images are no concern of the text.
+            one for each image of the sample. Before plain text without any, such as a caption, all
+            images are put. None: images are no concern of the text.
 
     Raises:
         ConfigError: A slow tokenizer (it cannot say which characters a token came from, so turns
@@ -110,7 +124,7 @@ class TextDecoder:
         has_turns = isinstance(row, dict) and bool(row.get("messages"))
         return "json" if has_turns and self._chat is not None else "txt"
 
-    def __call__(self, sample: dict[str, Any]) -> dict[str, NDArray[np.int64]]:
+    def __call__(self, sample: dict[str, Any]) -> Tokens:
         """Tokenize one sample.
 
         Args:
@@ -124,23 +138,83 @@ class TextDecoder:
             image tokens are -100, and only what follows the last image is ever cut off.
 
         Raises:
-            DecodeError: There is no text, it is not UTF-8, or the template refuses the messages.
-                With ``image_length`` also: the text does not show the sample's images, each once
-                and in order, or ``max_length`` ends before an image does.
+            DecodeError: There is no text, it is not UTF-8, or the template or the tokenizer refuses
+                it. With ``image_length`` also: the text does not show the sample's images, each
+                once and in order, or ``max_length`` ends before an image does.
         """
+        found = self.decode_all([sample])[0]
+        if isinstance(found, DecodeError):
+            raise found
+        return found
+
+    def decode_all(self, samples: Sequence[dict[str, Any]]) -> list[Tokens | DecodeError]:
+        """Tokenize the texts of many samples in one call of the tokenizer.
+
+        Returns:
+            Of each sample what calling this returns, or the error that it raises.
+        """
+        prompts = [self._try(self._prompt, sample) for sample in samples]
+        encodings: list[Any] = [None] * len(samples)
+        for is_chat in (False, True):
+            rows = [
+                row
+                for row, prompt in enumerate(prompts)
+                if isinstance(prompt, _Prompt) and (prompt.spans is not None) is is_chat
+            ]
+            texts = [prompts[row].text for row in rows]
+            for row, encoding in zip(rows, self._encode(texts, is_chat), strict=True):
+                encodings[row] = encoding
+        return [
+            prompt
+            if isinstance(prompt, DecodeError)
+            else self._try(self._finish, sample, prompt, encoding)
+            for sample, prompt, encoding in zip(samples, prompts, encodings, strict=True)
+        ]
+
+    def _encode(self, texts: list[str], is_chat: bool) -> list[Any]:
+        """Return the encoding of each text, or the error of those that have none.
+
+        Plain text needs no offsets, which cost as much as the ids.
+        """
+        encode = self._core.encode_batch if is_chat else self._core.encode_batch_fast
+        try:
+            return list(encode(texts, add_special_tokens=not is_chat)) if texts else []
+        except MemoryError:
+            raise
+        except Exception as error:  # the library's have no type of their own
+            if len(texts) == 1:
+                return [DecodeError(f"tokenizer: {' '.join(str(error).split())}")]
+        return [self._encode([text], is_chat)[0] for text in texts]
+
+    def _prompt(self, sample: dict[str, Any]) -> _Prompt:
         if self.source(sample) == "json":
-            text, ids, labels = self._encode_messages(sample)
-            num_last = 0
-        else:
-            text = self._plain_text(sample)
-            encoding = self._core.encode(text)
-            ids = labels = np.asarray(encoding.ids, dtype=np.int64)
-            num_last = sum(1 for _ in takewhile(bool, reversed(encoding.special_tokens_mask)))
+            return self._render(sample)
+        text = self._plain_text(sample)
+        if self.image_length is not None and self.image_token not in text:
+            text = self.image_token * len(image_fields(sample)) + text
+        return _Prompt(text, None)
+
+    def _finish(self, sample: dict[str, Any], prompt: _Prompt, encoding: Any) -> Tokens:
+        if isinstance(encoding, DecodeError):
+            raise encoding
+        ids = labels = np.asarray(encoding.ids, dtype=np.int64)
+        if prompt.spans is not None:
+            labels = _labels(ids, encoding, prompt.spans)
         if self.image_length is not None:
-            ids, labels = self._expand_images(sample, text, ids, labels, num_last)
+            num_last = 0  # special tokens at the end, of plain text alone
+            if prompt.spans is None:
+                num_last = sum(1 for _ in takewhile(bool, reversed(encoding.special_tokens_mask)))
+            ids, labels = self._expand_images(sample, prompt.text, ids, labels, num_last)
         if not len(ids):
             raise DecodeError("empty text: no tokens")
         return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
+
+    @staticmethod
+    def _try(function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except DecodeError as error:
+            return error
 
     def _plain_text(self, sample: dict[str, Any]) -> str:
         name = self.source(sample)
@@ -149,23 +223,14 @@ class TextDecoder:
             raise DecodeError("no text: neither messages with a chat template nor this field")
         return decode_text(value)
 
-    def _encode_messages(self, sample: dict[str, Any]) -> tuple[str, Ids, Ids]:
+    def _render(self, sample: dict[str, Any]) -> _Prompt:
         row = sample.get("json")
         if self._chat is None or not isinstance(row, dict):
             raise DecodeError("no messages: not a JSON object")
         messages = check_messages(row.get("messages"))
         if self.image_length is not None:
             check_fields(messages, image_fields(sample))
-        text, spans = self._chat.render(messages)
-        encoding = self._core.encode(text, add_special_tokens=False)
-        ids = np.asarray(encoding.ids, dtype=np.int64)
-        labels = np.full_like(ids, IGNORED_LABEL)
-        if len(labels):
-            starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
-            for start, stop in spans:
-                inside = (starts < stop) & (stops > start)
-                labels[inside] = ids[inside]
-        return text, ids, labels
+        return _Prompt(*self._chat.render(messages))
 
     def _expand_images(
         self, sample: dict[str, Any], text: str, ids: Ids, labels: Ids, num_last: int
@@ -185,6 +250,17 @@ class TextDecoder:
             max_length=self.max_length,
             keep=num_last,
         )
+
+
+def _labels(ids: Ids, encoding: Any, spans: list[Span]) -> Ids:
+    """Return the ids where a token touches one of the assistant's spans, -100 elsewhere."""
+    labels = np.full_like(ids, IGNORED_LABEL)
+    if len(labels):
+        starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
+        for start, stop in spans:
+            inside = (starts < stop) & (stops > start)
+            labels[inside] = ids[inside]
+    return labels
 
 
 def decode_text(value: object) -> str:

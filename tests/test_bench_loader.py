@@ -1,0 +1,123 @@
+"""The benchmark beside other loaders: what it measures with, and one small table of two rows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import bench_corpus
+import bench_loader
+import bench_systems
+import peers
+import proc_tree
+import pytest
+import torch
+from bench_report import COLUMNS, verdicts
+from bench_systems import Row
+
+SPENDS = """
+import os, sys, time
+if os.fork() == 0:
+    block = b"x" * (64 << 20)
+    started = time.process_time()
+    while time.process_time() - started < 0.5:
+        pass
+    print("ready", flush=True)
+    time.sleep(60)
+os.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_quick_table_has_mmstream_and_webdataset_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # webdataset is a dependency of this project: no environment has to be made for it here.
+    monkeypatch.setattr(peers, "environment", lambda _name, _cache: Path(sys.executable))
+    rows = ["--row", "mmstream", "--row", "webdataset"]
+    bench_loader.main(["--quick", "--samples", "384", "--table", "decoded", *rows])
+    out = capsys.readouterr().out
+    lines = [line.strip("| ").split(" | ") for line in out.splitlines() if line[:1] == "|"]
+    assert lines[0] == list(COLUMNS[1:])  # before them the empty head of the names
+    ours, theirs = (line for line in lines if line[0] in ("mmstream", "webdataset"))
+    assert len(ours) == len(theirs) == len(COLUMNS)
+    assert (ours[1], theirs[1]) == ("uint8", "float32")
+    assert theirs[3] == "1.00"
+    for line in (ours, theirs):
+        assert all(float(cell.replace(",", "")) > 0 for cell in line[5:])
+    assert "- mmstream: " in out
+    assert "webdataset 1.0.2" in out
+
+
+def test_a_tree_counts_its_children_with_their_time_and_memory() -> None:
+    before = proc_tree.cpu_seconds(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "-c", SPENDS], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        own = proc_tree.tree(process.pid)
+        assert len(own) == 2
+        with proc_tree.PeakMemory(process.pid, share=0.5) as peak:
+            while not peak.num_bytes:
+                time.sleep(0.01)
+        assert 64 << 20 < peak.num_bytes < 256 << 20
+        assert proc_tree.cpu_seconds(process.pid) >= 0.5
+        os.kill(own[1], 9)
+    # What the child has used is not lost with it.
+    assert proc_tree.cpu_seconds(os.getpid()) - before >= 0.5
+    assert proc_tree.tree(process.pid) == [process.pid]
+
+
+def test_the_verdict_compares_with_the_best_of_each_kind() -> None:
+    rows = [
+        Row("mmstream", "mmstream", "mmstream", "uint8"),
+        Row("slow", "a", "peer", "float32"),
+        Row("fast", "b", "peer", "float32"),
+        Row("loop", "floor", "floor", "nothing"),
+    ]
+    speeds = {"mmstream": 90.0, "slow": 10.0, "fast": 30.0, "loop": 100.0}
+    found = {
+        name: [{"samples_per_s": speed, "cpu_s_per_1000": 1000 / speed}]
+        for name, speed in speeds.items()
+    }
+    assert verdicts(rows, found) == [
+        "",
+        "- mmstream: 3.00x fast with 33% of its CPU time, 0.90x loop with 111% of its CPU time",
+    ]
+
+
+def test_both_forms_of_the_work_make_the_same_of_a_sample(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(peers.TOOLS / "peer_runners")
+    import decoded
+
+    bench_corpus.write_tokenizer(tmp_path)
+    decoded.import_torchvision()
+    theirs, ours = (
+        decoded.sample_work(decoded.Settings(str(tmp_path), num_batches=1, work=work))
+        for work in ("torchvision", "mmstream")
+    )
+    mean, std = (torch.tensor(values)[:, None, None] for values in (decoded.MEAN, decoded.STD))
+    for picture in bench_corpus.photographs()[::24]:
+        text = picture.captions[0].encode()
+        one, other = theirs(picture.jpeg, text), ours(picture.jpeg, text)
+        for name in ("input_ids", "attention_mask"):
+            assert torch.equal(one[name], other[name])
+        pixels = (one["image"] * std + mean) * 255
+        # Pillow and torch round differently: by one, here and there.
+        assert (pixels - other["image"]).square().mean() < 0.02
+
+
+def test_each_peer_is_measured_as_documented_and_with_our_decoder() -> None:
+    for name in ("decoded", "large"):
+        rows = bench_systems.TABLES[name].rows
+        kinds = [row.kind for row in rows if row.runner in bench_systems.PEERS.values()]
+        assert kinds.count("peer") == kinds.count("peer with mmstream's decoder") == 5
+        assert len({row.name for row in rows}) == len(rows)
+        for row in rows:
+            assert (peers.TOOLS / "peer_runners" / f"decoded_{row.runner}.py").is_file()

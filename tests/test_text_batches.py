@@ -1,0 +1,103 @@
+"""Texts of a step are tokenized in one call, with the same result, sample by sample."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.decoding import decode_sample, decode_texts
+from mmstream.decoding.stage import _side_by_side
+from mmstream.errors import DecodeError
+from mmstream.train.tokenizer import byte_tokenizer
+
+CHAT = (
+    b'{"messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}]}'
+)
+SAMPLES = [
+    {"__key__": "a", "txt": b"a plain text"},
+    {"__key__": "b", "json": CHAT},
+    {"__key__": "c", "json": CHAT, "txt": b"and a caption"},
+    {"__key__": "d", "txt": b"\xff no text"},
+    {"__key__": "e", "json": b'{"broken'},
+    {"__key__": "f", "json": b'{"messages": [{"role": "user"}]}'},
+    {"__key__": "g", "json": b'{"id": 3}', "txt": "schön lang ".encode() * 20},
+    {"__key__": "h"},
+    {"__key__": "i", "json": b'{"messages": []}', "txt": b"x"},
+]
+
+
+def outcome(function):
+    try:
+        return function()
+    except DecodeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("field", [None, "txt"])
+def test_a_step_is_tokenized_as_its_samples_are_one_by_one(chat, field):
+    text = mm.TextDecoder(byte_tokenizer(chat=chat), max_length=40, field=field)
+    decode = mm.Decode(text=text)
+    alone = [outcome(lambda s=s: decode_sample(s, decode)) for s in SAMPLES]
+    together = [
+        outcome(lambda s=s, t=t: decode_sample(s, decode, tokens=t))
+        for s, t in decode_texts(SAMPLES, decode)
+    ]
+    assert sum(isinstance(one, str) for one in alone) >= 3
+    for one, other in zip(alone, together, strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, str):
+            assert one == other
+            continue
+        assert one.keys() == other.keys()
+        for name in one:
+            assert np.array_equal(one[name], other[name]), name
+
+
+def test_without_a_text_decoder_only_json_is_parsed():
+    ready = decode_texts(SAMPLES, None)
+    assert ready[1][0]["json"]["messages"][0]["role"] == "user"
+    assert ready[4][0] is SAMPLES[4]
+    assert all(tokens is None for _, tokens in ready)
+
+
+def word_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({"known": 0, "word": 1}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample():
+    text = mm.TextDecoder(word_tokenizer())
+    found = text.decode_all([{"txt": "known word"}, {"txt": "other"}, {"txt": "word"}])
+    assert found[0]["input_ids"].tolist() == [0, 1]
+    assert isinstance(found[1], DecodeError)
+    assert "tokenizer: " in str(found[1])
+    assert found[2]["input_ids"].tolist() == [1]
+    with pytest.raises(DecodeError, match="tokenizer"):
+        text({"txt": "other"})
+
+
+def test_a_text_with_half_a_character_is_one_bad_sample():
+    text = mm.TextDecoder(byte_tokenizer())
+    good, bad = text.decode_all([{"txt": "good"}, {"txt": "\ud800"}])
+    assert len(good["input_ids"]) == 6
+    assert isinstance(bad, DecodeError)
+
+
+@pytest.mark.parametrize("helpers", [1, 3])
+def test_of_several_errors_in_a_step_the_first_rows_is_raised(helpers):
+    def fill(place):
+        if place in (5, 6, 40):
+            raise ValueError(place)
+        return place
+
+    with ThreadPoolExecutor(helpers) as pool:
+        for _ in range(200):
+            with pytest.raises(ValueError, match=r"^5$"):
+                _side_by_side(fill, 64, pool, helpers)
+        assert _side_by_side(str, 64, pool, helpers) == [str(n) for n in range(64)]
