@@ -42,18 +42,6 @@ def samples_of(corpus: str) -> Iterator[dict[str, Any]]:
         yield {"key": sample["__key__"], "jpg": sample["jpg"]}
 
 
-def link_tars(corpus: str, folder: str) -> list[str]:
-    """Give a loader that reads tars a folder of its own with the same tars; return their paths."""
-    for path in sorted(Path(corpus).glob("*.tar")):
-        os.link(path, Path(folder, path.name))
-    return tars_in(folder)
-
-
-def tars_in(folder: str) -> list[str]:
-    """Return the paths of a folder's tars, in order."""
-    return sorted(str(path) for path in Path(folder).glob("*.tar"))
-
-
 def serve(
     prepare: Callable[[str, str], object],
     make: Callable[[str], Any],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from datasets import Image, load_dataset
-from decoded import Prepared, Settings, link_tars, sample_work, serve, tars_in
+from decoded import Prepared, Settings, sample_work, serve
+from tars import link_tars, tars_in
 from torch.utils.data import DataLoader
 
 

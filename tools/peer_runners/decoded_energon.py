@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
-from decoded import Settings, link_tars, sample_work, serve
+from decoded import Settings, sample_work, serve
 from megatron.energon import (
     Batch,
     CaptioningSample,
@@ -23,6 +20,7 @@ from megatron.energon import (
     get_train_dataset,
     stateless,
 )
+from tars import prepare_energon
 
 
 @dataclass
@@ -82,15 +80,5 @@ def make(folder: str, settings: Settings) -> Any:
     )
 
 
-def prepare(corpus: str, folder: str) -> None:
-    """Index the tars with energon's command."""
-    link_tars(corpus, folder)
-    tool = str(Path(sys.executable).parent / "energon")
-    options = "--non-interactive --no-progress --split-ratio 1,0,0 --sample-type CaptioningSample"
-    fields = '{"image": "jpg", "caption": "txt"}'
-    command = [tool, "prepare", *options.split(), "--field-map", fields, folder]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-
-
 if __name__ == "__main__":
-    serve(prepare, make, parts=attrgetter("image", "input_ids"))
+    serve(prepare_energon, make, parts=attrgetter("image", "input_ids"))

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import simplejpeg
 import torch
-from decoded import MAX_LENGTH, RESIZE_SIZE, SIZE, Settings, image_decoder, link_tars, serve
+from decoded import MAX_LENGTH, RESIZE_SIZE, SIZE, Settings, image_decoder, serve
+from tars import link_tars
 
 from mmstream import open_dataset
 

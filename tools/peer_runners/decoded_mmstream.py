@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from decoded import MEAN, STD, Settings, image_decoder, link_tars, serve, text_decoder
+from decoded import MEAN, STD, Settings, image_decoder, serve, text_decoder
+from tars import link_tars
 
 from mmstream import Decode, Loader, Normalize, Pipeline, open_dataset, to_device
 

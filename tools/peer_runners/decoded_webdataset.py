@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import webdataset as wds
-from decoded import Settings, link_tars, sample_work, serve, tars_in
+from decoded import Settings, sample_work, serve
+from tars import link_tars, tars_in
 
 
 def make(folder: str, settings: Settings) -> Any:

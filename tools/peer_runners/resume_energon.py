@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-from common import BATCH, NUM_WORKERS, SHUFFLE_BUFFER, link_tars, picture, serve
+from common import BATCH, NUM_WORKERS, SHUFFLE_BUFFER, picture, serve
 from megatron.energon import (
     CaptioningSample,
     DefaultTaskEncoder,
@@ -18,6 +15,7 @@ from megatron.energon import (
     get_train_dataset,
     stateless,
 )
+from tars import prepare_energon
 
 
 class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
@@ -46,19 +44,9 @@ def make(folder: str) -> Any:
     )
 
 
-def prepare(corpus: str, folder: str) -> None:
-    """Index the tars with energon's command."""
-    link_tars(corpus, folder)
-    tool = str(Path(sys.executable).parent / "energon")
-    options = "--non-interactive --no-progress --split-ratio 1,0,0 --sample-type CaptioningSample"
-    fields = '{"image": "jpg", "caption": "txt"}'
-    command = [tool, "prepare", *options.split(), "--field-map", fields, folder]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-
-
 if __name__ == "__main__":
     serve(
-        prepare,
+        prepare_energon,
         make,
         SavableDataLoader.save_state_rank,
         SavableDataLoader.restore_state_rank,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from operator import itemgetter
 
-from common import BATCH, NUM_WORKERS, decoder, link_tars, serve
+from common import BATCH, NUM_WORKERS, decoder, serve
+from tars import link_tars
 
 from mmstream import Decode, Loader, Pipeline, open_dataset
 

@@ -10,7 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 import webdataset as wds
-from common import BATCH, NUM_WORKERS, SHUFFLE_BUFFER, link_tars, picture, serve, tars_in
+from common import BATCH, NUM_WORKERS, SHUFFLE_BUFFER, picture, serve
+from tars import link_tars, tars_in
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
