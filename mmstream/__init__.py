@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from mmstream.decoding import DynamicTiles as DynamicTiles
     from mmstream.decoding import ImageDecoder as ImageDecoder
     from mmstream.decoding import TextDecoder as TextDecoder
+    from mmstream.decoding.lengths import ImageShape as ImageShape
+    from mmstream.decoding.lengths import internvl_length as internvl_length
+    from mmstream.decoding.lengths import llava_next_length as llava_next_length
+    from mmstream.decoding.lengths import qwen_vl_length as qwen_vl_length
     from mmstream.decoding.stage import decode as decode
     from mmstream.device import Normalize as Normalize
     from mmstream.device import to_device as to_device
@@ -56,6 +60,7 @@ _HOMES = {
     "converting": ("ConvertReport", "convert"),
     "dataset": ("Dataset",),
     "decoding": ("AnyResolution", "Decode", "DynamicTiles", "ImageDecoder", "TextDecoder"),
+    "decoding.lengths": ("ImageShape", "internvl_length", "llava_next_length", "qwen_vl_length"),
     "decoding.stage": ("decode",),
     "device": ("Normalize", "to_device"),
     "display": ("show",),

@@ -23,13 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.manifest import Manifest
+from mmstream.manifest import Manifest, ShardInfo
 from mmstream.storage import Store
 
 if TYPE_CHECKING:
     from mmstream.dataset import Dataset
+    from mmstream.mixing import Mixture
 
-__all__ = ["BAD_NAME", "PREVIOUS_NAME", "quarantined", "read_bad", "trim_bad", "write_bad"]
+__all__ = ["BAD_NAME", "PREVIOUS_NAME", "quarantined", "read_bad", "stamps_of", "trim_bad",
+           "write_bad"]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class _Record(msgspec.Struct):
     shard: str
     index: int
     kind: str
+    stamp: str | None = None
+    """Of the shard, see `stamps_of`; files of old runs have none."""
 
 
 def read_bad(store: Store, manifest: Manifest, *, some: bool = False) -> Ints:
@@ -132,6 +136,21 @@ def trim_bad(store: Store, names: Collection[str]) -> None:
             _put(store, kept)
 
 
+def stamps_of(dataset: Dataset | Mixture, shards: Iterable[int]) -> list[str]:
+    """Return what tells each of these shards from one of the same name in another corpus."""
+    from mmstream.dataset import Dataset
+
+    located = (
+        (dataset, shard) if isinstance(dataset, Dataset) else dataset.locate(shard)[1:]
+        for shard in shards
+    )
+    return [_stamp(of.manifest.shards[shard]) for of, shard in located]
+
+
+def _stamp(info: ShardInfo) -> str:
+    return f"{info.num_samples}-{info.num_bytes}-{(info.sha256 or '')[:16]}"
+
+
 def quarantined(
     paths: Iterable[str | os.PathLike[str]], dataset: Dataset, source: str | None = None
 ) -> Ints:
@@ -145,13 +164,13 @@ def quarantined(
         source: of runs on a mixture, the dataset's name in it; other sources are passed over.
 
     Raises:
-        ConfigError: a line that is none of such a file, or of another dataset.
+        ConfigError: no such file, a line that is none of such a file, or of another dataset.
     """
     prefix = "" if source is None else f"{source}/"
     shards = {prefix + info.name: number for number, info in enumerate(dataset.manifest.shards)}
     refs: list[tuple[int, int]] = []
     for path in paths:
-        for number, line in enumerate(Path(path).read_bytes().splitlines(keepends=True), start=1):
+        for number, line in enumerate(_lines(path), start=1):
             if not line.endswith(b"\n"):
                 continue  # torn when its run was killed, and written again when that went on
             try:
@@ -167,9 +186,32 @@ def quarantined(
                     f"{path}:{number}: {where} is no sample of {dataset!r} (of a run on a mixture "
                     "say which source of it this is)"
                 )
+            stamp = _stamp(dataset.manifest.shards[shard])
+            if record.stamp is not None and not _agree(record.stamp, stamp):
+                raise ConfigError(
+                    f"{path}:{number}: is of another corpus: its {record.shard} is not the one of "
+                    f"{dataset!r} (samples-bytes-checksum {record.stamp}, and here {stamp})"
+                )
             if record.kind != "SkipSample":
                 refs.append((shard, record.index))
     return _sorted(refs)
+
+
+def _lines(path: str | os.PathLike[str]) -> list[bytes]:
+    try:
+        return Path(path).read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such file; runs with bad samples write quarantine-rank0.jsonl, ..."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: no quarantine file: {error.strerror}") from None
+
+
+def _agree(one: str, other: str) -> bool:
+    """Tell whether two stamps can be of one shard; a checksum that is not known agrees."""
+    (*ours, our_sum), (*theirs, their_sum) = one.split("-"), other.split("-")
+    return ours == theirs and (our_sum == their_sum or not (our_sum and their_sum))
 
 
 _CURE = "`mmstream verify --write-bad` makes a new list, or remove this one"

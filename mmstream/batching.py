@@ -8,23 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from mmstream.decoding.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.reading import Ref
 from mmstream.sample import Sample
 from mmstream.skip import BadSample
 
-__all__ = ["Batch", "BatchLineage", "Collate", "batch", "collate"]
+__all__ = ["Batch", "BatchLineage", "Collate", "batch", "collate", "mask_labels"]
 
 Batch: TypeAlias = dict[str, Any]
 Collate = Callable[[list[Sample]], Batch]
 
 IGNORED_LABEL = -100
+
+AS_THEY_ARE = frozenset({bytes, memoryview, str})
+"""Values of these types alone make a list of rows, whatever their field is called."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,8 @@ def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
         if "__source__" in step.samples[0]:
             made["__source__"] = [sample["__source__"] for sample in step.samples]
         made["__valid__"] = torch.tensor(step.valid)
-        if not all(step.valid) and _is_by_token(made):
-            made["labels"] = made["labels"].masked_fill(~made["__valid__"][:, None], IGNORED_LABEL)
+        if not all(step.valid):
+            mask_labels(made)
         made["__lineage__"] = BatchLineage(
             step.job.epoch,
             step.job.step,
@@ -82,6 +87,12 @@ def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
             step.num_requests,
         )
         yield made
+
+
+def mask_labels(made: Batch) -> None:
+    """Let losses that know nothing of ``__valid__`` leave out the rows that are not."""
+    if _is_by_token(made):
+        made["labels"] = made["labels"].masked_fill(~made["__valid__"][:, None], IGNORED_LABEL)
 
 
 def collate(
@@ -102,7 +113,8 @@ def collate(
     Returns:
         ``image``: uint8 [B, 3, H, W] (channels_last) when each sample has exactly one and all have
         one shape; else all images of the batch, [num_images, 3, H, W] or a list where shapes
-        differ, with ``image_row`` int64 [num_images], the row of each.
+        differ, with ``image_row`` int64 [num_images], the row of each. Where some are left to the
+        GPU, `EncodedImages` in the place of either.
         ``input_ids``, ``attention_mask``, ``labels``: int64 [B, T], padded with `pad_token_id`, 0
         and -100.
         Other fields: numbers, and arrays of one shape and type, are stacked; everything else, and
@@ -110,12 +122,15 @@ def collate(
         names above that hold something else, such as a class number in ``labels``.
     """
     made: Batch = {}
-    names = dict.fromkeys(name for sample in samples for name in sample)
+    names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
     for name in names:
         if name.startswith("__"):
             continue
         values = [sample.get(name) for sample in samples]
+        if AS_THEY_ARE.issuperset(map(type, values)):
+            made[name] = values
+            continue
         if name in fills and all(map(_is_ids, values)):
             made[name] = _pad(values, fills[name], pad_to, padding_side)
             continue
@@ -156,7 +171,7 @@ def _is_ids(value: Any) -> bool:
 
 def _is_images(value: Any) -> bool:
     images = value if isinstance(value, list | tuple) else () if value is None else (value,)
-    return all(isinstance(image, torch.Tensor) for image in images)
+    return all(isinstance(image, torch.Tensor | EncodedImage) for image in images)
 
 
 def _is_tokens(value: Any) -> bool:
@@ -167,10 +182,18 @@ def _is_tokens(value: Any) -> bool:
     )
 
 
-def _images(values: Sequence[torch.Tensor | Sequence[torch.Tensor] | None]) -> Batch:
-    rows = [[value] if isinstance(value, torch.Tensor) else list(value or ()) for value in values]
-    whole = _together([image for row in rows for image in row])
-    if all(len(row) == 1 for row in rows) and isinstance(whole, torch.Tensor):
+def _images(values: Sequence[Any]) -> Batch:
+    rows = [list(value or ()) if isinstance(value, list | tuple | None) else [value]
+            for value in values]  # fmt: skip
+    images = [image for row in rows for image in row]
+    whole: torch.Tensor | list[torch.Tensor] | EncodedImages
+    if any(isinstance(image, EncodedImage) for image in images):
+        whole = EncodedImages.of(images)
+        is_one = len(set(whole.shapes)) == 1
+    else:
+        whole = _together(images)
+        is_one = isinstance(whole, torch.Tensor)
+    if is_one and all(len(row) == 1 for row in rows):
         return {"image": whole}
     counts = torch.tensor([len(row) for row in rows])
     return {"image": whole, "image_row": torch.repeat_interleave(counts)}

@@ -5,23 +5,33 @@ References of samples are compared, so nothing is read but the logs, of a corpus
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.errors import where
+from mmstream.dataset import Dataset
+from mmstream.errors import StateError, where
 from mmstream.lineage import UNFILLED, Logged
+from mmstream.mixing import Mixture
 from mmstream.order import MAX_ATTEMPTS, AnyOrder
+from mmstream.planning import order_of_state
+from mmstream.state import STATE_VERSION
 
-__all__ = ["Check", "check_logs", "steps_logged"]
+__all__ = ["Check", "check_logs", "orders_logged", "steps_logged"]
 
 Ints = npt.NDArray[np.int64]
 
 At = tuple[int, int]
 """(epoch, step)."""
+
+Orders: TypeAlias = AnyOrder | Callable[[int], AnyOrder]
+"""The order of all epochs, or the one of an epoch: settings may change where one begins."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Check:
 
 
 def check_logs(
-    order: AnyOrder,
+    order: Orders,
     logged: Mapping[At, Logged],
     steps: Iterable[At],
     *,
@@ -89,8 +99,8 @@ def check_logs(
 class _Tally:
     """Counts, an epoch at a time."""
 
-    def __init__(self, order: AnyOrder, name_of: Callable[[int], str]) -> None:
-        self._order, self._name_of = order, name_of
+    def __init__(self, order: Orders, name_of: Callable[[int], str]) -> None:
+        self._order_of, self._name_of = _by_epoch(order), name_of
         self.num_steps = self.num_samples = self.lost = self.repeated = 0
         self.unplanned = self.substituted = self.unfilled = 0
         self.faults: list[str] = []
@@ -99,7 +109,7 @@ class _Tally:
 
     def compare(self, at: At, rows: Logged | None) -> None:
         """Count a step of the plan, and what was logged of it."""
-        refs = self._order.refs(*at)
+        refs = self._order_of(at[0]).refs(*at)
         plan = np.stack([refs.shard, refs.index], axis=1)
         self.num_steps += 1
         self.num_samples += int(refs.valid.sum())
@@ -110,8 +120,8 @@ class _Tally:
             self._count(rows, refs.valid if whole else np.ones(len(rows.planned), dtype=np.bool_))
             fault = self._difference(at, plan, refs.valid, rows) if whole else (
                 f"rows {rows.start} to {rows.start + len(rows.planned) - 1} are logged of "
-                f"0 to {len(plan) - 1}: these must be the logs of all ranks, and of the state's "
-                "settings (where they changed, check each part with --epoch)"
+                f"0 to {len(plan) - 1}: these must be the logs of all ranks, and of a run whose "
+                "state this is"
             )  # fmt: skip
         self._say(at, fault)
 
@@ -150,7 +160,8 @@ class _Tally:
         other = (rows.shown != plan).any(axis=1) & (rows.shown != UNFILLED).all(axis=1) & valid
         for row in np.flatnonzero(other).tolist():
             shown = tuple(rows.shown[row].tolist())
-            due = (self._order.substitute(*at, row, attempt) for attempt in range(MAX_ATTEMPTS))
+            order = self._order_of(at[0])
+            due = (order.substitute(*at, row, attempt) for attempt in range(MAX_ATTEMPTS))
             if shown not in due:
                 return f"row {row}: {self._name(shown)} is no substitute of {self._name(plan[row])}"
         return None
@@ -173,11 +184,53 @@ def _codes(refs: Ints) -> Ints:
     return refs[:, 0] << 32 | refs[:, 1]
 
 
-def steps_logged(order: AnyOrder, logged: Iterable[At]) -> Iterator[At]:
+def steps_logged(order: Orders, logged: Iterable[At]) -> Iterator[At]:
     """Yield every (epoch, step) from the first logged one to the last."""
     first, last = min(logged), max(logged)
     for epoch in range(first[0], last[0] + 1):
+        num_steps = _by_epoch(order)(epoch).steps_per_epoch
         start = first[1] if epoch == first[0] else 0
-        stop = last[1] + 1 if epoch == last[0] else order.steps_per_epoch
-        for step in range(start, min(stop, order.steps_per_epoch)):
+        stop = last[1] + 1 if epoch == last[0] else num_steps
+        for step in range(start, min(stop, num_steps)):
             yield epoch, step
+
+
+def _by_epoch(order: Orders) -> Callable[[int], AnyOrder]:
+    return order if callable(order) else lambda _epoch: order
+
+
+def orders_logged(
+    order: AnyOrder, logged: Mapping[At, Logged], dataset: Dataset | Mixture
+) -> Callable[[int], AnyOrder]:
+    """Return the order of each epoch of a run whose settings may have changed between two epochs.
+
+    Args:
+        order: of a state of the run. Where the logs know no epoch of it, they are of another run or
+            say nothing of orders, and this one counts for all.
+        logged: all that the run logged.
+        dataset: that of the run.
+
+    The function that is returned raises StateError for an epoch whose order cannot be made of this
+    dataset any more.
+    """
+    known: dict[int, str] = {}
+    for (epoch, _), rows in sorted(logged.items(), key=lambda item: item[0]):
+        if rows.order is not None:
+            known[epoch] = json.dumps(rows.order, sort_keys=True)
+    mine = json.dumps(order.identity(), sort_keys=True)
+    if mine not in known.values():
+        return lambda _epoch: order
+
+    @cache
+    def made(identity: str) -> AnyOrder:
+        state = {"version": STATE_VERSION, "epoch": 0, "step": 0, "order": json.loads(identity)}
+        return order_of_state(state, dataset)[0]
+
+    def of(epoch: int) -> AnyOrder:
+        before = max((known_one for known_one in known if known_one <= epoch), default=min(known))
+        try:
+            return order if known[before] == mine else made(known[before])
+        except StateError as error:
+            raise StateError(f"epoch {epoch}: {error}; --epoch N checks another alone") from None
+
+    return of

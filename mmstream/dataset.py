@@ -157,15 +157,19 @@ class Dataset(Sequence[Sample]):
         self, data: bytes | memoryview, shard: int, index: int, *, views: bool = False
     ) -> Sample:
         """Return the sample in a byte range of a shard. Raises SampleError with its address."""
-        url = self._urls.get(shard)
-        if url is None:
-            url = self._urls[shard] = self.store.url_of(self.name_of(shard))
         try:
-            sample = parse_sample(data, url, views=views)
+            sample = parse_sample(data, self.url_of(shard), views=views)
         except SampleError as error:
             raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
         sample["__lineage__"] = Lineage(shard, index)
         return sample
+
+    def url_of(self, shard: int) -> str:
+        """Return a shard's URL."""
+        url = self._urls.get(shard)
+        if url is None:
+            url = self._urls[shard] = self.store.url_of(self.name_of(shard))
+        return url
 
     def store_of(self, _shard: int) -> Store:
         """Return where a shard lies."""

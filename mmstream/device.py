@@ -11,17 +11,24 @@ handed over, so a state taken at any moment says what the user's code has really
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
 from mmstream.errors import ConfigError
+from mmstream.memory import Memory
+from mmstream.normalizing import Normalize, Normalizer
+
+if TYPE_CHECKING:  # decoders are slow to import, and few batches need one here
+    from mmstream.ondevice import DecodeJpegs, DeviceDecoder
 
 __all__ = ["CountedLoader", "DeviceLoader", "Normalize", "to_device"]
 
 Batch = dict[str, Any]
+Moved = tuple[Batch, Batch, torch.cuda.Event | None]
 T = TypeVar("T")
 
 
@@ -41,28 +48,13 @@ class CountedLoader(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...  # noqa: D102
 
 
-@dataclass(frozen=True)
-class Normalize:
-    """Normalisation of uint8 images: (x / 255 - mean) / std, one mean and std (> 0) a channel."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
-        if not self.mean or len(self.mean) != len(self.std):
-            raise ConfigError("Normalize: give one mean and one std a channel")
-        if min(self.std) <= 0:
-            raise ConfigError(f"Normalize: std must be above 0, not {min(self.std)}")
-
-
 def to_device(
     loader: CountedLoader,
     device: str | torch.device,
     *,
     normalize: Normalize | None = None,
     dtype: torch.dtype | None = None,
+    decode_jpegs: DecodeJpegs | None = None,
 ) -> DeviceLoader:
     """Return the loader's batches on a device, one batch ahead.
 
@@ -78,13 +70,15 @@ def to_device(
             with a `dtype` only scales to 0..1.
         dtype: floating type of the images; None means float32 with `normalize`, and uint8 as they
             come without it.
+        decode_jpegs: what decodes the files that ``ImageDecoder(device="cuda")`` leaves to the
+            device; None: nvJPEG, on CUDA only.
 
     Raises:
         ConfigError: `dtype` is not floating.
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"to_device: images become floating numbers, not {dtype}")
-    return DeviceLoader(loader, torch.device(device), normalize, dtype)
+    return DeviceLoader(loader, torch.device(device), normalize, dtype, decode_jpegs)
 
 
 @dataclass(frozen=True)
@@ -100,6 +94,8 @@ class DeviceLoader:
     device: torch.device
     normalize: Normalize | None = None
     dtype: torch.dtype | None = None
+    decode_jpegs: DecodeJpegs | None = None
+    _memory: Memory = field(default_factory=Memory, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -119,14 +115,16 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self.loader.uncounted()
-        move = _Mover(self.device, self.normalize, self.dtype)
+        mover = _Mover(self)
         try:
-            for host, moved, copied in _one_ahead(map(move, batches)):
+            for result in _one_ahead(map(mover.start, batches)):
+                host, moved, copied = result()
                 if copied is not None:
                     _hand_over(moved, copied, torch.cuda.current_stream(self.device))
                 self.loader.count(host)
                 yield moved
         finally:
+            mover.close()
             if hasattr(batches, "close"):
                 batches.close()  # a break here ends the loader's iterator too, not some time later
 
@@ -134,24 +132,49 @@ class DeviceLoader:
 class _Mover:
     """Starts a batch's way to the device: copy, channels_last, normalise, on a side stream."""
 
-    def __init__(
-        self, device: torch.device, normalize: Normalize | None, dtype: torch.dtype | None
-    ) -> None:
-        self._device = device
-        self._dtype = dtype if normalize is None else dtype or torch.float32
+    def __init__(self, stage: DeviceLoader) -> None:
+        self._stage, self._device = stage, stage.device
         self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._mean = self._std = None
+        if self._device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise ConfigError('to_device: no CUDA device is to be seen here; "cpu" works')
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._device = self._stream.device  # with its number, which threads do not share
+        self._decoder: DeviceDecoder | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        dtype = stage.dtype if stage.normalize is None else stage.dtype or torch.float32
         with self._side():
-            # Dividing by a tensor, not by a Python number, keeps CUDA from multiplying by the
-            # rounded 1/255: the pixels are the same bits as on the CPU.
-            self._scale = torch.tensor(255.0, device=device)
-            if normalize is not None:
-                self._mean = torch.tensor(normalize.mean, device=device).view(-1, 1, 1)
-                self._std = torch.tensor(normalize.std, device=device).view(-1, 1, 1)
+            self._normalizer = (
+                None
+                if dtype is None
+                else Normalizer(stage.normalize, dtype, self._device, stage._memory)
+            )
+        self._dtype = dtype
 
-    def __call__(self, host: Batch) -> tuple[Batch, Batch, torch.cuda.Event | None]:
+    def start(self, host: Batch) -> Callable[[], Moved]:
+        """Begin with a batch; what is returned waits for the end.
+
+        The host waits for nvJPEG, so that is done in a thread, while the user's code goes on.
+        """
+        if not _is_encoded(host.get("image")):
+            moved = self._move(host)
+            return lambda: moved
+        if self._decoder is None or self._pool is None:
+            self._decoder = _decoder_of(self._stage, self._device)
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="mmstream-device")
+        return self._pool.submit(self._decode, host, self._decoder).result
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _decode(self, host: Batch, decoder: DeviceDecoder) -> Moved:
+        with self._side():
+            host = decoder(host)
+        return self._move(host)
+
+    def _move(self, host: Batch) -> Moved:
         """Return (the host's batch, the device's, the event after its copy)."""
         with self._side():
             moved = {
@@ -176,14 +199,33 @@ class _Mover:
         image = self._copy(tensor)
         if image.ndim == 4:
             image = image.contiguous(memory_format=torch.channels_last)
-        if self._mean is not None and image.dtype != torch.uint8:
+        if self._stage.normalize is not None and image.dtype != torch.uint8:
             raise ConfigError(f"to_device: normalises uint8 images, these are {image.dtype}")
-        if self._dtype is None or image.is_floating_point():
+        if self._normalizer is None or image.is_floating_point():
             return image if self._dtype is None else image.to(self._dtype)
-        image = image.to(torch.float32).div_(self._scale)
-        if self._mean is not None and self._std is not None:
-            image.sub_(self._mean).div_(self._std)
-        return image.to(self._dtype)
+        return self._normalizer(image)
+
+
+def _is_encoded(images: Any) -> bool:
+    if images is None or isinstance(images, torch.Tensor | list):
+        return False
+    from mmstream.decoding.encoded import EncodedImages
+
+    return isinstance(images, EncodedImages)
+
+
+def _decoder_of(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
+    """Return what decodes the files that a stage meets."""
+    from mmstream.ondevice import DeviceDecoder, nvjpeg
+
+    if stage.decode_jpegs is None and device.type != "cuda":
+        raise ConfigError(
+            'ImageDecoder(device="cuda") leaves JPEGs to the GPU: to_device(loader, "cuda"), '
+            f'not "{device}", or ImageDecoder(device="cpu")'
+        )
+    dataset = getattr(getattr(stage.loader, "pipeline", None), "dataset", None)
+    name_of = getattr(dataset, "name_of", lambda shard: f"shard {shard}")
+    return DeviceDecoder(device, stage.decode_jpegs or nvjpeg, name_of)
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:

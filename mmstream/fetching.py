@@ -2,29 +2,31 @@
 
 Samples that lie close come in one range. A range of a remote shard is a request, and all of a call
 travel side by side. Ranges of local shards are read a few megabytes at a time, so that the memory
-of some serves the next. For views they are pieces of the mapped file, nothing is copied, and a
-sample's headers are parsed when it is taken: until then it is two numbers.
+of some serves the next. For views shards are mapped instead, and nothing is copied. What came is
+handed to `Fetched`, which makes samples of it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, repeat
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from mmap import MADV_WILLNEED, PAGESIZE, mmap
-from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from mmstream.dataset import Dataset
-from mmstream.errors import SampleError, ShardError
+from mmstream.errors import ShardError
+from mmstream.fetched import Fetched, Group, Outcome
 from mmstream.mixing import Mixture
-from mmstream.sample import Sample
 from mmstream.storage import LocalStore, RemoteStore
 
 __all__ = ["Fetched", "Fetcher", "Outcome", "Ref"]
+
+Ints = npt.NDArray[np.int64]
 
 MAX_GAP_BYTES = {LocalStore: 4 * 1024, RemoteStore: 256 * 1024}
 """Samples closer than this come in one range: at 100 MB/s, 256 KiB cost 3 ms, a request 20."""
@@ -38,68 +40,11 @@ MAX_LOT_BYTES = 8 * 1024 * 1024
 MAX_MAPS = 256
 """Shards mapped at a time: each holds an open file, of which a process may often have 1,024."""
 
-Outcome: TypeAlias = Sample | SampleError | ShardError
-"""A raw sample, or why there is none."""
-
 Ref: TypeAlias = tuple[int, int]
 """(shard, index)."""
 
-Data: TypeAlias = bytes | memoryview | OSError
+Data: TypeAlias = bytes | OSError
 """What came of a range."""
-
-
-class Span(NamedTuple):
-    """Where a sample lies: bytes [start, stop) of its shard."""
-
-    shard: int
-    index: int  # type: ignore[assignment]  # the field's name wins over tuple.index
-    start: int
-    stop: int
-    place: int
-    """Of the sample among those that were asked for."""
-
-
-Group: TypeAlias = Sequence[Span]
-"""Spans that come in one range."""
-
-
-class Fetched:
-    """Samples that were asked for together; each can be taken once.
-
-    Held as dicts, or for views as places in ranges: lists of numbers cost Python's garbage
-    collector nothing, where a window's dicts and views would be walked again and again.
-    """
-
-    def __init__(self, dataset: Dataset | Mixture, num_samples: int) -> None:
-        self._dataset = dataset
-        self._ready: list[Outcome | None] = [None] * num_samples
-        self._ranges: list[memoryview] = []
-        self._range_of = [0] * num_samples
-        self._columns = tuple([0] * num_samples for _ in range(4))
-
-    def put(self, place: int, outcome: Outcome) -> None:
-        """Hold a sample that is at hand."""
-        self._ready[place] = outcome
-
-    def put_range(self, group: Group, data: memoryview) -> None:
-        """Hold a range whose samples shall be views of it."""
-        shards, indexes, starts, stops = self._columns
-        begin = group[0].start
-        for shard, index, start, stop, place in group:
-            self._range_of[place] = len(self._ranges)
-            shards[place], indexes[place] = shard, index
-            starts[place], stops[place] = start - begin, stop - begin
-        self._ranges.append(data)
-
-    def take(self, place: int) -> Outcome:
-        """Return a sample."""
-        found = self._ready[place]
-        if found is not None:
-            self._ready[place] = None
-            return found
-        shards, indexes, starts, stops = self._columns
-        part = self._ranges[self._range_of[place]][starts[place] : stops[place]]
-        return parse(self._dataset, part, shards[place], indexes[place], views=True)
 
 
 class Fetcher:
@@ -111,34 +56,45 @@ class Fetcher:
         self._num_bytes = self._num_requests = 0
         self._lock = threading.Lock()
 
-    def fetch(self, refs: Iterable[Ref]) -> Fetched:
+    def fetch(self, refs: Sequence[Ref] | Ints) -> Fetched:
         """Return samples; errors of data become values here.
+
+        Args:
+            refs: (shard, index) of each.
 
         Raises:
             StorageError: storage failed after retries.
         """
-        wanted = sorted((shard, index, place) for place, (shard, index) in enumerate(refs))
-        fetched = Fetched(self._dataset, len(wanted))
-        groups: list[Group] = []
-        for shard, of_shard in groupby(wanted, itemgetter(0)):
-            _, indexes, places = zip(*of_shard, strict=True)
+        shards, indexes = np.asarray(refs, dtype=np.int64).reshape(-1, 2).T
+        fetched = Fetched(self._dataset, shards.size, views=self._views)
+        places = np.lexsort((indexes, shards))
+        of_shards = np.split(places, np.flatnonzero(np.diff(shards[places])) + 1)
+        num_bytes, num_requests, unread = 0, 0, list[Group]()
+        for place in of_shards if shards.size else ():
+            shard, index = int(shards[place[0]]), indexes[place]
             try:
                 offsets = self._dataset.offsets(shard)
             except ShardError as error:
-                for place in places:
-                    fetched.put(place, error)
+                fetched.put_error(place, error)
                 continue
-            bounds = offsets[np.add.outer((0, 1), indexes)].tolist()
-            max_gap_bytes = MAX_GAP_BYTES[type(self._dataset.store_of(shard))]
-            groups += _merge(map(Span, repeat(shard), indexes, *bounds, places), max_gap_bytes)
-        for group, data in self._read(groups):
-            if self._views and isinstance(data, memoryview):
-                fetched.put_range(group, data)
+            whole = Group(shard, index, offsets[index], offsets[index + 1], place)
+            groups = _merge(whole, MAX_GAP_BYTES[type(self._dataset.store_of(shard))])
+            num_requests += len(groups)
+            num_bytes += sum(group.num_bytes for group in groups)
+            mapped = self._mapped(whole, groups) if self._views else None
+            if mapped is None:
+                unread += groups
             else:
-                self._split(group, data, fetched)
+                fetched.put(whole, mapped, 0)
+        fetched.find()
+        for group, data in self._read(unread):
+            self._put(group, data, fetched)
+            if not self._views:
+                fetched.find()
+        fetched.find()
         with self._lock:
-            self._num_bytes += sum(group[-1].stop - group[0].start for group in groups)
-            self._num_requests += len(groups)
+            self._num_bytes += num_bytes
+            self._num_requests += num_requests
         return fetched
 
     def pop_counts(self) -> tuple[int, int]:
@@ -149,91 +105,69 @@ class Fetcher:
         return found
 
     def _read(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Data]]:
-        """Yield each group with its bytes; for views, as a memoryview."""
-        maps = [self._mapped(group) for group in groups] if self._views else [None] * len(groups)
+        """Yield each group with its bytes: what is far away all together, local ones in lots."""
         lots: dict[int, list[Group]] = {}  # number 0 is what is far away
         number, num_bytes = 1, 0
-        for group, mapped in zip(groups, maps, strict=True):
-            if mapped is not None:
-                yield group, mapped
-            elif not self._is_near(group):
+        for group in groups:
+            if not self._is_near(group):
                 lots.setdefault(0, []).append(group)
-            else:
-                num_bytes += group[-1].stop - group[0].start
-                lots.setdefault(number, []).append(group)
-                if num_bytes >= MAX_LOT_BYTES:
-                    number, num_bytes = number + 1, 0
+                continue
+            num_bytes += group.num_bytes
+            lots.setdefault(number, []).append(group)
+            if num_bytes >= MAX_LOT_BYTES:
+                number, num_bytes = number + 1, 0
         for lot in lots.values():
-            found = self._dataset.read_ranges([_range(group) for group in lot])
-            yield from zip(lot, map(self._as_view, found), strict=True)
+            found = self._dataset.read_ranges([group.range for group in lot])
+            yield from zip(lot, found, strict=True)
             del found  # before the next lot is read
 
     def _is_near(self, group: Group) -> bool:
-        return isinstance(self._dataset.store_of(group[0].shard), LocalStore)
+        return isinstance(self._dataset.store_of(group.shard), LocalStore)
 
-    def _as_view(self, data: Data) -> Data:
-        return memoryview(data) if self._views and isinstance(data, bytes) else data
-
-    def _mapped(self, group: Group) -> memoryview | None:
-        """Return a range of a mapped shard; None: it has to be read, be it only for the error."""
-        shard, start, stop = _range(group)
-        if not self._is_near(group):
+    def _mapped(self, whole: Group, groups: Sequence[Group]) -> mmap | None:
+        """Return a shard as a map; None: it has to be read, be it only for the error."""
+        if not self._is_near(whole):
             return None
         with self._lock:
-            found = self._maps.get(shard)
+            found = self._maps.get(whole.shard)
             if found is None and len(self._maps) < MAX_MAPS:
                 try:
-                    found = self._maps[shard] = self._dataset.map_shard(shard)
+                    found = self._maps[whole.shard] = self._dataset.map_shard(whole.shard)
                 except (OSError, ValueError):  # ValueError: an empty file
                     return None
-        if found is None or len(found) < stop:
+        if found is None or len(found) < groups[-1].range[2]:
             return None
-        page = start // PAGESIZE * PAGESIZE
-        found.madvise(MADV_WILLNEED, page, stop - page)  # all ranges come in at once, behind us
-        return memoryview(found)[start:stop]
+        for group in groups:
+            _, start, stop = group.range
+            page = start // PAGESIZE * PAGESIZE
+            found.madvise(MADV_WILLNEED, page, stop - page)  # all ranges come in at once, behind us
+        return found
 
-    def _split(self, group: Group, data: Data, fetched: Fetched) -> None:
-        """Cut a range into its samples."""
-        shard, begin, end = _range(group)
-        if isinstance(data, OSError):
-            error = self._dataset.explain(data, shard, end)
-            if not isinstance(error, ShardError):
-                raise error
-            if len(group) == 1:
-                fetched.put(group[0].place, error)
-                return
-            for span in group:  # samples before the cut are still good
-                self._split([span], self._dataset.read_ranges([_range([span])])[0], fetched)
+    def _put(self, group: Group, data: Data, fetched: Fetched) -> None:
+        """Hold what came of a range."""
+        if not isinstance(data, OSError):
+            fetched.put(group, data, group.range[1])
             return
-        view = memoryview(data)
-        for _, index, start, stop, place in group:
-            part = view[start - begin : stop - begin]
-            fetched.put(place, parse(self._dataset, part, shard, index, views=self._views))
+        error = self._dataset.explain(data, group.shard, group.range[2])
+        if not isinstance(error, ShardError):
+            raise error
+        if group.place.size == 1:
+            fetched.put_error(group.place, error)
+            return
+        for number in range(group.place.size):  # samples before the cut are still good
+            one = group.part(number, number + 1)
+            self._put(one, self._dataset.read_ranges([one.range])[0], fetched)
 
 
-def parse(
-    dataset: Dataset | Mixture, data: memoryview, shard: int, index: int, *, views: bool
-) -> Outcome:
-    """Return the sample in a byte range, or why there is none."""
-    try:
-        return dataset.parse(data, shard, index, views=views)
-    except SampleError as error:
-        return error
-
-
-def _range(group: Group) -> tuple[int, int, int]:
-    return group[0].shard, group[0].start, group[-1].stop
-
-
-def _merge(spans: Iterable[Span], max_gap_bytes: int) -> list[Group]:
-    """Group a shard's spans, sorted, that one range shall fetch."""
-    groups: list[list[Span]] = []
-    for span in spans:
-        if groups:
-            last = groups[-1]
-            near = span.start - last[-1].stop <= max_gap_bytes
-            if near and span.stop - last[0].start <= MAX_RANGE_BYTES:
-                last.append(span)
-                continue
-        groups.append([span])
-    return list(groups)
+def _merge(whole: Group, max_gap_bytes: int) -> list[Group]:
+    """Cut a shard's samples into groups that one range each shall fetch."""
+    far = whole.start[1:] - whole.stop[:-1] > max_gap_bytes
+    groups = []
+    for first, end in pairwise([0, *(np.flatnonzero(far) + 1).tolist(), whole.start.size]):
+        while first < end:
+            limit = int(whole.start[first]) + MAX_RANGE_BYTES
+            fitting = int(np.searchsorted(whole.stop[first:end], limit, side="right"))
+            following = first + max(1, fitting)
+            groups.append(whole.part(first, following))
+            first = following
+    return groups

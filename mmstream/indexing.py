@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -21,7 +22,7 @@ from mmstream.badlist import trim_bad
 from mmstream.errors import ConfigError, ManifestError, ShardError
 from mmstream.index import build_index, decode_index, encode_index, index_name
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
-from mmstream.storage import Store, open_store
+from mmstream.storage import LocalStore, Store, open_store
 
 __all__ = ["IndexReport", "index_tars"]
 
@@ -79,8 +80,8 @@ def index_tars(
         found = store.list()
     names = [name for name in found if name.endswith(".tar")]
     if not names:
-        raise ConfigError(f"{store.url}: no tars to index" + _hint(found))
-    if packed := [name for name in found if name.endswith(GZIPPED)]:
+        raise ConfigError(f"{store.url}: no tars to index" + _hint(store, found))
+    if not repack and (packed := [name for name in found if name.endswith(GZIPPED)]):
         logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(packed))
     there, known = target.list(), _known_sizes(target)
     renewed = {name for name in names if overwrite or known.get(name, found[name]) != found[name]}
@@ -189,6 +190,8 @@ class _Ranges:
         return data
 
 
-def _hint(found: dict[str, int]) -> str:
+def _hint(store: Store, found: dict[str, int]) -> str:
+    if isinstance(store, LocalStore) and not Path(store.url).is_dir():
+        return "; name their folder" if Path(store.url).is_file() else ": no such folder"
     packed = sum(name.endswith(GZIPPED) for name in found)
     return f" ({packed} gzipped ones: pass --repack)" if packed else ""

@@ -6,7 +6,8 @@ A line of ``metrics-rank{r}.jsonl`` then has ``keys`` (of this rank's samples, a
     {"epoch": 0, "step": 5, "start": 8, "planned": [[0, 17], [3, 2]], "shown": {"9": [3, 40]}}
 
 `planned` is (shard, index) of the rows from `start` on. `shown` names, by row of the global batch,
-only what differs: a substitute, or null for a row that nothing could fill.
+only what differs: a substitute, or null for a row that nothing could fill. The first entry of a run
+and each with another order than the one before also have ``order``, the identity as in a state.
 """
 
 from __future__ import annotations
@@ -36,12 +37,23 @@ class SampleLog:
         self._wanted = wanted
         self._keys: list[str] = []
         self._lineage: list[dict[str, Any]] = []
+        self._order: Any = None
 
-    def add(self, batches: Iterable[Mapping[str, Any]]) -> None:
-        """Note the batches of an optimizer step."""
+    def add(
+        self, batches: Iterable[Mapping[str, Any]], order: Mapping[str, Any] | None = None
+    ) -> None:
+        """Note the batches of an optimizer step.
+
+        Args:
+            batches: in the order of steps.
+            order: the identity of their order, ``state["order"]``; written where it changes.
+        """
         for batch in batches if self._wanted else ():
             self._keys += batch["__key__"]
-            self._lineage.append(_describe(batch["__lineage__"]))
+            entry = _describe(batch["__lineage__"])
+            if order != self._order:
+                self._order = entry["order"] = order
+            self._lineage.append(entry)
 
     def take(self) -> dict[str, Any]:
         """Return what the next line gets, and forget it; nothing when nothing was noted."""
@@ -69,6 +81,8 @@ class Logged(NamedTuple):
     planned: Ints
     shown: Ints
     """`UNFILLED` where a row showed nothing."""
+    order: Mapping[str, Any] | None = None
+    """The identity of the order that planned it; None where the log does not say."""
 
 
 def log_files(paths: Iterable[str | Path]) -> list[Path]:
@@ -119,12 +133,14 @@ def read_lineage(paths: Iterable[Path]) -> dict[tuple[int, int], Logged]:
     """
     parts: dict[tuple[int, int], dict[int, tuple[int, Logged]]] = {}
     for path in paths:
+        order = None
         for line in read_lines(path):
             try:
                 rank, world_size = line["rank"], line["world_size"]
                 for entry in line["lineage"]:
+                    order = entry.get("order", order)
                     ranks = parts.setdefault((entry["epoch"], entry["step"]), {})
-                    ranks[rank] = world_size, _logged(entry)
+                    ranks[rank] = world_size, _logged(entry, order)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError):
                 raise ConfigError(
                     f"{path}: step {line.get('num_steps')} has no lineage: train with --log-keys"
@@ -132,12 +148,12 @@ def read_lineage(paths: Iterable[Path]) -> dict[tuple[int, int], Logged]:
     return {at: _joined(ranks) for at, ranks in parts.items()}
 
 
-def _logged(entry: Mapping[str, Any]) -> Logged:
+def _logged(entry: Mapping[str, Any], order: Mapping[str, Any] | None) -> Logged:
     planned = np.array(entry["planned"], dtype=np.int64).reshape(-1, 2)
     shown = planned.copy() if entry.get("shown") else planned
     for row, ref in entry.get("shown", {}).items():
         shown[int(row) - entry["start"]] = UNFILLED if ref is None else ref
-    return Logged(entry["start"], planned, shown)
+    return Logged(entry["start"], planned, shown, order)
 
 
 def _joined(ranks: Mapping[int, tuple[int, Logged]]) -> Logged:
@@ -147,4 +163,4 @@ def _joined(ranks: Mapping[int, tuple[int, Logged]]) -> Logged:
         key=lambda part: part.start,
     )
     planned, shown = (np.concatenate([part[column] for part in parts]) for column in (1, 2))
-    return Logged(parts[0].start, planned, shown)
+    return Logged(parts[0].start, planned, shown, parts[0].order)

@@ -1,42 +1,36 @@
 """The fifth stage: order -> read -> decode -> batch -> LOADER -> device.
 
-Runs a pipeline in this rank's worker processes and counts what it hands over. The transport is a
-torch DataLoader over a map-style "dataset of steps": its sampler yields jobs, so torch's own
-round-robin is "worker k takes every w-th step", batches come back in step order, and persistent
-workers, the next epoch and a resume need no messages.
+Runs a pipeline in this rank's processes (`workers`) and counts what it hands over.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
+from mmstream.badlist import stamps_of
 from mmstream.batching import Batch, BatchLineage
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.mixing import Mixture
 from mmstream.order.defaults import better_grid
 from mmstream.pipeline import Pipeline
-from mmstream.processes import num_cores, pss_bytes
+from mmstream.processes import default_threads, num_cores, pss_bytes
 from mmstream.reading import Job
 from mmstream.resuming import OnChange, load_state_into
 from mmstream.skip import Stats, count_bad
 from mmstream.state import make_state
-from mmstream.worker import Steps, check_picklable, in_one_line, preload_server, start_worker
+from mmstream.worker import in_one_line, preload_server
+from mmstream.workers import StartMethod, Workers
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 
 __all__ = ["Loader"]
 
 logger = logging.getLogger(__name__)
-
-StartMethod = Literal["forkserver", "spawn", "fork"]
 
 
 class Loader(IterableDataset[Batch]):
@@ -90,14 +84,12 @@ class Loader(IterableDataset[Batch]):
         self.pipeline, self.num_workers = pipeline, num_workers
         self.stats = Stats()
         self._world, self._rows_per_rank = world, rows_per_rank
-        self._num_threads = num_threads or (1 if num_workers else min(4, num_cores()))
+        self._num_threads = num_threads or (1 if num_workers else default_threads())
         self._prefetch, self._start_method = prefetch, start_method
         self._on_change = on_change
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
-        self._jobs = _Jobs()
-        self._transport: DataLoader[Batch] | None = None
-        self._started = pipeline  # what the workers run
+        self._workers: Workers | None = None
         self._iteration = 0
         if num_workers and start_method == "forkserver":
             preload_server(pipeline)
@@ -136,12 +128,12 @@ class Loader(IterableDataset[Batch]):
         self._iteration += 1
         iteration = self._iteration
         stride = max(1, self.num_workers)
-        self._jobs.first, self._jobs.stop = Job(epoch, step, *rows, stride), len(self)
+        first = Job(epoch, step, *rows, stride)
         batches: Iterator[Batch] | None = None
         while True:
             started = time.perf_counter()
             try:
-                batches = self._run() if batches is None else batches
+                batches = self._run(first, len(self)) if batches is None else batches
                 made = next(batches, None)
             except BaseException as error:
                 self.close()  # workers may hold half a step: the next iteration starts new ones
@@ -179,6 +171,10 @@ class Loader(IterableDataset[Batch]):
             start=lineage.start,
             rank=resolve_world(self._world).rank,
             sources=self._planned_sources(lineage),
+            stamps=stamps_of(
+                self.pipeline.dataset,
+                (lineage.planned[record.row - lineage.start][0] for record in lineage.bad),
+            ),
         )
         following = make_state(self._current.order, lineage.epoch, lineage.step + 1)
         self._position = following["epoch"], following["step"]
@@ -214,10 +210,9 @@ class Loader(IterableDataset[Batch]):
         self._end_workers()
 
     def _end_workers(self) -> None:
-        transport, self._transport = self._transport, None
-        iterator = getattr(transport, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown_workers()
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.close()
 
     def __repr__(self) -> str:
         epoch, step = self._position
@@ -230,9 +225,8 @@ class Loader(IterableDataset[Batch]):
 
     def memory_bytes(self) -> int:
         """Return the memory of this process and its workers; what they share counts once (PSS)."""
-        iterator = getattr(self._transport, "_iterator", None)
-        workers = getattr(iterator, "_workers", ())
-        return pss_bytes([os.getpid(), *(worker.pid for worker in workers)])
+        workers = [] if self._workers is None else self._workers.pids
+        return pss_bytes([os.getpid(), *workers])
 
     def _advise(self, world: World) -> None:
         """Say once when there are too many threads, or when another grid would read whole lanes."""
@@ -255,45 +249,17 @@ class Loader(IterableDataset[Batch]):
                 world.world_size, self.num_workers, order.grid, better,
             )  # fmt: skip
 
-    def _run(self) -> Iterator[Batch]:
+    def _run(self, first: Job, stop: int) -> Iterator[Batch]:
         if self.num_workers == 0:
-            return self._current.batches(self._jobs, self._num_threads)
-        if self._transport is None or self._started is not self._current:
+            jobs = (first._replace(step=step) for step in range(first.step, stop))
+            return self._current.batches(jobs, self._num_threads)
+        if self._workers is None or self._workers.pipeline is not self._current:
             self._end_workers()
-            self._transport, self._started = self._start(), self._current
-        return iter(self._transport)
-
-    def _start(self) -> DataLoader[Batch]:
-        if self._start_method != "fork":
-            check_picklable(self._current)
-        context = multiprocessing.get_context(self._start_method)
-        return DataLoader(
-            Steps(self._current, self._num_threads),
-            sampler=self._jobs,
-            batch_size=None,
-            collate_fn=_as_it_is,  # torch's own would turn tuples into lists, arrays into tensors
-            num_workers=self.num_workers,
-            multiprocessing_context=context,
-            persistent_workers=True,
-            prefetch_factor=self._prefetch,
-            worker_init_fn=partial(start_worker, dict(os.environ), self._num_threads),
-            pin_memory=torch.cuda.is_available(),
-        )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-class _Jobs(Sampler[Job]):
-    """The jobs of the iteration that starts now."""
-
-    def __init__(self) -> None:
-        self.first, self.stop = Job(0, 0, 0, 0), 0
-
-    def __iter__(self) -> Iterator[Job]:
-        first = self.first  # of this iteration, whatever is set later
-        return (first._replace(step=step) for step in range(first.step, self.stop))
-
-    def __len__(self) -> int:
-        return self.stop - self.first.step
+            self._workers = Workers(
+                self._current,
+                num_workers=self.num_workers,
+                num_threads=self._num_threads,
+                prefetch=self._prefetch,
+                start_method=self._start_method,
+            )
+        return self._workers.batches(first, stop)

@@ -18,13 +18,14 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from mmstream.dataset import Dataset
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, MMStreamError
 from mmstream.manifest import MANIFEST_NAME
 from mmstream.mixing import Mixture
 from mmstream.opening import open_dataset
@@ -71,7 +72,14 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     url = join_url(folder, name)
     if name == MANIFEST_NAME:
         raise ConfigError(f"{url}: a dataset's manifest, no mixture's file: name its folder")
-    file = _parse(open_store(folder).read(name), url)
+    try:
+        file = _parse(open_store(folder).read(name), url)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{url}: no such file of a mixture") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{url}: a folder, no mixture's file; mm.open_dataset opens a dataset's folder"
+        ) from None
     sources: dict[str, _Source] = {
         key: _as(_Source, value, url, "sources", key) for key, value in file.sources.items()
     }
@@ -85,14 +93,32 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
         key: _resolve(source.url, folder, f"{url}: sources.{key}.url")
         for key, source in sources.items()
     }
-    opened = {key: (open_dataset(urls[key]), source.weight) for key, source in sources.items()}
-    try:
+    opened = {
+        key: (_open(urls[key], f"{url}: sources.{key}"), source.weight)
+        for key, source in sources.items()
+    }
+    with _named(url):
         made = Mixture(opened, stop=file.stop, epoch_steps=file.epoch_steps, changes=changes)
-        for now in made.weights.values():  # here, where the file has a name, and not later
+    for step, now in made.weights.items():  # here, where the file has a name, and not later
+        with _named(f"{url}: {f'changes.{step}' if step else 'sources'}"):
             whole_shares(list(now.values()))
-    except ConfigError as error:
-        raise ConfigError(f"{url}: {error}") from None
     return made
+
+
+def _open(source: str, where: str) -> Dataset:
+    """Open a source; whatever is wrong with it also says where in the mixture's file it stands."""
+    try:
+        return open_dataset(source)
+    except (MMStreamError, FileNotFoundError) as error:
+        raise type(error)(f"{where}: {error}") from error
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _parse(data: bytes, url: str) -> _File:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import braceexpand
 import msgspec
@@ -77,12 +78,22 @@ def _open_folder(store: Store, bad_list: bool) -> Dataset:
         logger.warning("%s: %d gzipped tars are left out; see mmstream index --repack", store.url,
                        len(packed))  # fmt: skip
     if not names:
-        folder = isinstance(store, LocalStore) and not os.path.isdir(store.url)  # noqa: PTH112
-        reason = "no such folder" if folder else f"neither {MANIFEST_NAME} nor tars in it"
-        if store.url.endswith(".json"):
-            reason = "no dataset; a mixture's file opens with mm.open_mixture"
-        raise ManifestError(f"{store.url}: {reason}")
+        raise ManifestError(f"{store.url}: {_what_is_no_dataset(store)}")
     return _open_plain(store, names, found, bad_list)
+
+
+def _what_is_no_dataset(store: Store) -> str:
+    if store.url.endswith(".json"):
+        return (
+            "no dataset, but a mixture's file opens with mm.open_mixture, and "
+            "`mmstream info | train | replay`"
+        )
+    path = Path(store.url) if isinstance(store, LocalStore) else None
+    if path is None or path.is_dir():
+        return f"neither {MANIFEST_NAME} nor tars in it"
+    if path.is_file():
+        return "a file that is no tar; `mmstream convert` makes shards of rows"
+    return "no such folder" + "; write s3:// with two slashes" * ("/s3:/" in store.url)
 
 
 def _finisher(store: Store) -> str:
@@ -142,7 +153,8 @@ def _open_plain(
     shards, built = [], {}
     for name in names:
         if name not in sizes:
-            raise FileNotFoundError(f"{store.url_of(name)}: no such tar")
+            hint = "; write a range in braces, or name the folder" if "*" in name else ""
+            raise FileNotFoundError(f"{store.url_of(name)}: no such tar{hint}")
         index_bytes = sizes.get(index_name(name))
         if index_bytes is not None:
             count = num_indexed(index_bytes)

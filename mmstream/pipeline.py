@@ -106,10 +106,18 @@ class Pipeline:
         return pipeline_html(self)
 
     def batches(
-        self, jobs: Iterable[Job], num_threads: int = 1, memory: Memory | None = None
+        self,
+        jobs: Iterable[Job],
+        num_threads: int = 1,
+        memory: Memory | None = None,
+        *,
+        ahead: bool = True,
     ) -> Iterator[Batch]:
-        """Yield the batch of each job; errors as the stages `read`, `decode` and `batch`."""
-        with closing(Reader(self.dataset, self.order, views=self.views)) as reader:
+        """Yield the batch of each job; errors as the stages `read`, `decode` and `batch`.
+
+        Without `ahead` no window is read, each step takes its own samples alone.
+        """
+        with closing(Reader(self.dataset, self.order, views=self.views, ahead=ahead)) as reader:
             yield from batch(self._decoded(jobs, reader, num_threads, memory), self._collate())
 
     def take(self, num_samples: int) -> list[Sample]:

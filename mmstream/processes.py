@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["join_parent", "num_cores", "pss_bytes"]
+__all__ = ["default_threads", "join_parent", "num_cores", "pss_bytes"]
 
 
 def join_parent(environment: dict[str, str]) -> None:
@@ -37,6 +37,11 @@ def _follow() -> None:
 def num_cores() -> int:
     """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Return how many threads decode in the main process, where nobody says it."""
+    return min(4, num_cores())
 
 
 def pss_bytes(pids: Iterable[int]) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from mmstream.dataset import Dataset
 from mmstream.fetching import Fetched, Fetcher, Outcome, Ref
 from mmstream.mixing import Mixture
 from mmstream.order import AnyOrder, Window
+from mmstream.order.checks import keep
 
 __all__ = ["Job", "Outcome", "RawStep", "Reader", "Ref", "read"]
 
@@ -29,8 +30,8 @@ NUM_THREADS = 4
 STEPS_AHEAD = 2
 
 
-Piece: TypeAlias = tuple[dict[int, int], Fetched]
-"""Slot, step * G + row, to place; and the samples of a window by place."""
+Piece: TypeAlias = tuple[np.ndarray, Fetched]
+"""Samples of a window by place, and the slot of each place: step * G + row, rising."""
 
 
 class Job(NamedTuple):
@@ -77,18 +78,43 @@ class Reader:
         order: which samples, and when.
         views: fields are memoryviews of the range that was read instead of bytes of their own:
             nothing is copied, and a range stays in memory until the last view of it is dropped.
+        ahead: whether windows are read; False: the samples of each step alone, when it is asked
+            for: for the few steps of a process that others take over from.
     """
 
-    def __init__(self, dataset: Dataset | Mixture, order: AnyOrder, *, views: bool = False) -> None:
-        self.dataset, self.order = dataset, order
+    def __init__(
+        self,
+        dataset: Dataset | Mixture,
+        order: AnyOrder,
+        *,
+        views: bool = False,
+        ahead: bool = True,
+    ) -> None:
+        self.dataset, self.order, self._ahead = dataset, order, ahead
         self._fetcher = Fetcher(dataset, views=views)
         self._held: dict[tuple[int, int], list[Future[Piece]]] = {}
         self._whole: set[tuple[int, int]] = set()
+        self._windows: dict[Job, list[int]] = {}
         self._following: Job | None = None
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mmstream-read")
 
     def step(self, job: Job) -> RawStep:
         """Return the raw samples of one job; errors as `read`."""
+        if self._ahead:
+            self._look_ahead(job)
+        shards, indexes, valid = (
+            column[job.start : job.stop].tolist() for column in self.order.refs(job.epoch, job.step)
+        )
+        planned = list(zip(shards, indexes, strict=True))
+        if self._ahead:
+            samples = self._take(job, planned)
+        else:
+            fetched = self._fetcher.fetch(planned)
+            samples = fetched.take_all(0, len(planned))
+        return RawStep(job, planned, valid, samples, *self._fetcher.pop_counts())
+
+    def _look_ahead(self, job: Job) -> None:
+        """Start loading what this step and those behind it need, and forget what none needs."""
         self._forget(job)
         numbers = self._numbers(job)
         for number in numbers:  # unforeseen windows: this step's samples first
@@ -101,12 +127,6 @@ class Reader:
         for number in numbers:
             if (job.epoch, number) not in self._whole:
                 self._load(job._replace(step=job.step + job.stride), number, head=False)
-        shards, indexes, valid = (
-            column[job.start : job.stop].tolist() for column in self.order.refs(job.epoch, job.step)
-        )
-        planned = list(zip(shards, indexes, strict=True))
-        samples = self._take(job, planned)
-        return RawStep(job, planned, valid, samples, *self._fetcher.pop_counts())
 
     def one(self, ref: Ref) -> Outcome:
         """Read one sample from storage, now: a second look, or a substitute."""
@@ -117,11 +137,13 @@ class Reader:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _numbers(self, job: Job) -> list[int]:
-        return sorted(set(self._windows(job)))
-
-    def _windows(self, job: Job) -> list[int]:
-        windows = self.order.windows(job.epoch, job.step)[job.start : job.stop]
-        return cast(list[int], windows.tolist())
+        """Return the windows that a job's rows are drawn from."""
+        found = self._windows.get(job)
+        if found is None:
+            windows = self.order.windows(job.epoch, job.step)[job.start : job.stop]
+            found = sorted(set(windows.tolist()))
+            keep(self._windows, job, found, most=2 * STEPS_AHEAD)
+        return found
 
     def _foresee(self, job: Job) -> None:
         """Start loading what a later step needs: whole windows once their lane is running."""
@@ -144,28 +166,27 @@ class Reader:
 
     def _piece(self, window: Window, mine: np.ndarray) -> Piece:
         steps, rows, shards, indexes = (column[mine] for column in window)
-        fetched = self._fetcher.fetch(zip(shards.tolist(), indexes.tolist(), strict=True))
-        slots = (steps * self.order.global_batch_size + rows).tolist()
-        return dict(zip(slots, range(len(slots)), strict=True)), fetched
+        slots = steps * self.order.global_batch_size + rows
+        rising = np.argsort(slots, kind="stable")
+        refs = np.column_stack((shards, indexes))[rising]
+        return slots[rising], self._fetcher.fetch(refs)
 
     def _take(self, job: Job, planned: Sequence[Ref]) -> list[Outcome]:
         """Take a step's samples out of the windows; wait for those that are being loaded."""
-        numbers = self._windows(job)
-        first = job.step * self.order.global_batch_size
-        pieces = {
-            number: [future.result() for future in self._held.get((job.epoch, number), ())]
-            for number in set(numbers)
-        }
-        samples: list[Outcome] = []
-        for row, (number, ref) in enumerate(zip(numbers, planned, strict=True), start=job.start):
-            for places, fetched in pieces[number]:
-                place = places.pop(first + row, None)
-                if place is not None:
-                    samples.append(fetched.take(place))
-                    break
-            else:  # a step asked for twice
-                samples.append(self.one(ref))
-        return samples
+        first = job.step * self.order.global_batch_size + job.start
+        samples: list[Outcome | None] = [None] * len(planned)
+        for number in self._numbers(job):
+            for future in self._held.get((job.epoch, number), ()):
+                slots, fetched = future.result()
+                begin, end = slots.searchsorted((first, first + len(planned))).tolist()
+                if begin < end:
+                    found = fetched.take_all(begin, end)
+                    for slot, sample in zip(slots[begin:end].tolist(), found, strict=True):
+                        samples[slot - first] = sample
+        return [
+            self.one(ref) if sample is None else sample
+            for sample, ref in zip(samples, planned, strict=True)
+        ]
 
     def _forget(self, job: Job) -> None:
         """Forget windows that deliver nothing more here: after a jump, what was held for others."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from mmstream.errors import ConfigError, SkipLimitError
+from mmstream.errors import ConfigError, DecodeError, SkipLimitError
 
 __all__ = ["FILTERED", "KINDS", "Action", "BadSample", "SkipPolicy", "Stats", "count_bad"]
 
@@ -117,6 +117,7 @@ def count_bad(
     start: int,
     rank: int,
     sources: Sequence[str] | None = None,
+    stamps: Sequence[str] | None = None,
 ) -> None:
     """Count the rows of a batch and apply the limits. The one place that judges.
 
@@ -129,12 +130,17 @@ def count_bad(
         rank: names the quarantine file.
         sources: of a mixture, the planned source of each row: else a source that is all bad would
             hide among the others.
+        stamps: `badlist.stamps_of` the planned shard of each record: written with it, so that
+            `verify --quarantine` knows a file of another corpus.
 
     Raises:
         SkipLimitError: a limit is passed; the rows are counted and the records written first.
+        DecodeError: one that the GPU was left with is bad, and `policy` is to raise.
     """
-    stats.num_samples += sum(valid) + sum(record.substitute is None for record in records)
     bad = [record for record in records if record.kind != FILTERED]
+    if bad and policy.action == "raise":  # found behind the workers, which raise by themselves
+        raise DecodeError(bad[0].reason)
+    stats.num_samples += sum(valid) + sum(record.substitute is None for record in records)
     stats.num_bad += len(bad)
     stats.num_skipped += len(records) - len(bad)
     stats.bad.update(record.kind for record in records)
@@ -143,7 +149,7 @@ def count_bad(
         logger.log(level, "%s: %s (epoch %d step %d row %d)", record.kind, record.reason,
                    record.epoch, record.step, record.row)  # fmt: skip
     if records and policy.quarantine is not None:
-        _write(Path(policy.quarantine), rank, records)
+        _write(Path(policy.quarantine), rank, records, stamps)
     run = _longest_run(stats, records, valid, start, sources or [""] * len(valid))
     if policy.max_consecutive and run > policy.max_consecutive:
         raise SkipLimitError(
@@ -196,10 +202,15 @@ def _longest_run(
     return longest
 
 
-def _write(folder: Path, rank: int, records: Sequence[BadSample]) -> None:
+def _write(
+    folder: Path, rank: int, records: Sequence[BadSample], stamps: Sequence[str] | None
+) -> None:
     path = folder / f"quarantine-rank{rank}.jsonl"
+    told = [asdict(record) for record in records]
+    for line, stamp in zip(told, stamps or (), strict=stamps is not None):
+        line["stamp"] = stamp
     # In ASCII: keys of strangers' tars may hold bytes that are no text and cannot be UTF-8.
-    lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+    lines = "".join(json.dumps(line) + "\n" for line in told)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="ascii") as file:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mmstream.batching import Batch, BatchLineage
+from mmstream.decoding.encoded import EncodedImages
 from mmstream.errors import ConfigError
 
 __all__ = ["split_rows"]
@@ -66,7 +67,9 @@ def _by_rows(name: str, value: Any, cuts: list[int]) -> list[Any]:
         return [_lineage_of(value, start, stop) for start, stop in pairwise(cuts)]
     if isinstance(value, dict):
         return _split(value, cuts)
-    has_rows = isinstance(value, list) or (isinstance(value, torch.Tensor) and value.ndim > 0)
+    has_rows = isinstance(value, list | EncodedImages) or (
+        isinstance(value, torch.Tensor) and value.ndim > 0
+    )
     if not has_rows:
         return [value] * (len(cuts) - 1)
     if len(value) != cuts[-1]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mmstream.decoding.encoded import EncodedImages
 from mmstream.memory import Memory, Slot, attach
 
 __all__ = ["Parcel"]
@@ -43,8 +44,8 @@ class Parcel:
     """A batch on its way: packed and pickled in a worker, it arrives as the batch.
 
     Args:
-        batch: what a pipeline made. Tensors in its dicts, lists and tuples cross in shared memory,
-            those in other objects as torch sends them.
+        batch: what a pipeline made. Tensors in its dicts, lists, tuples and encoded pictures cross
+            in shared memory, those in other objects as torch sends them.
         memory: the worker's, shared.
     """
 
@@ -137,4 +138,6 @@ def _map(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
         return {name: _map(item, kind, function) for name, item in value.items()}
     if type(value) is list or type(value) is tuple:
         return type(value)(_map(item, kind, function) for item in value)
+    if isinstance(value, EncodedImages):
+        return value.map(lambda item: _map(item, kind, function))
     return value

@@ -8,8 +8,9 @@ leave out of their order.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from mmstream.index import build_index, index_name
 __all__ = ["Problem", "bad_samples", "verify"]
 
 Check = Callable[[dict[str, object]], object]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class Problem:
 
     shard: str
     reason: str
-    bad: range = range(0)
-    """Indexes of the samples that no run can use for it; none where they can still be read."""
+    bad: Sequence[int] = ()
+    """Indexes of the samples that no run can use for it; none where they can still be read, or
+    could with a new index."""
 
 
 def verify(
@@ -41,9 +44,10 @@ def verify(
     """Read a whole dataset and yield what is wrong with it; nothing when all is well.
 
     Checks each shard's size and sha256 (where the manifest has one), its index against the tar's
-    headers, that every sample parses, and that no key comes twice in a shard. Looks twice at a bad
-    sample. Holds one shard's index and one sample in memory; reads each shard twice where there is
-    a checksum.
+    headers, that every sample parses, and that no key comes twice in a shard. Where only the index
+    is missing or wrong, samples are read by the one that `mmstream index` would build. Looks twice
+    at a bad sample. Holds one shard's index and one sample in memory; reads each shard twice where
+    there is a checksum.
 
     Args:
         dataset: what to check; samples on its bad list too.
@@ -58,7 +62,7 @@ def verify(
         yield from _check(dataset, shard, decode)
 
 
-def bad_samples(dataset: Dataset, problems: Iterable[Problem]) -> npt.NDArray[np.int64]:
+def bad_samples(dataset: Dataset, problems: Iterable[Problem]) -> Ints:
     """Return int64 [n, 2], the (shard, index) of all samples that problems make unusable."""
     shards = {info.name: number for number, info in enumerate(dataset.manifest.shards)}
     refs = [(shards[problem.shard], index) for problem in problems for index in problem.bad]
@@ -74,18 +78,58 @@ def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Probl
         yield Problem(name, f"{name}: no such shard in {store.url}", whole)
         return
     yield from _check_bytes(dataset, shard, size)
+    offsets: Ints | None = None
+    built: Ints | None = None
+    no_index = ""
     try:
         offsets = dataset.offsets(shard)
     except ShardError as error:
-        yield Problem(name, str(error), whole)
-        return
+        no_index = str(error)
     try:
-        if not np.array_equal(build_index(store, name), offsets):
-            reason = "the index is not this tar's; run `mmstream index --overwrite`"
-            yield Problem(name, f"{index_name(name)}: {reason}")
+        built = build_index(store, name)
     except ShardError as error:  # of the headers on the way; samples have their own
-        yield Problem(name, str(error))
-    yield from _check_samples(dataset, shard, decode)
+        if offsets is not None:
+            yield Problem(name, str(error))
+    if built is not None and built.size == len(whole) + 1:
+        if offsets is None or not np.array_equal(built, offsets):
+            yield Problem(name, _wrong_index(dataset, name, offsets, built, no_index))
+            dataset = Dataset(dataset.manifest, store, offsets={name: built})
+        yield from _check_samples(dataset, shard, decode)
+    elif offsets is None:
+        yield Problem(name, no_index, whole)
+    elif built is None:
+        yield from _check_samples(dataset, shard, decode)
+    else:
+        yield _other_tar(dataset, shard, built, list(_check_samples(dataset, shard, decode)))
+
+
+def _wrong_index(
+    dataset: Dataset, name: str, offsets: Ints | None, built: Ints, no_index: str
+) -> str:
+    """Say what is wrong with the index of a tar that is itself as the manifest says."""
+    if offsets is not None:
+        found = f"{index_name(name)}: the index is not this tar's"
+        found += f": {np.count_nonzero(offsets != built):,} of {built.size:,} offsets differ"
+        return f"{found}; run `{_command(dataset, name)}`"
+    return f"{no_index.partition('; run ')[0]}; the tar is there: run `{_command(dataset, name)}`"
+
+
+def _other_tar(dataset: Dataset, shard: int, built: Ints, problems: list[Problem]) -> Problem:
+    """Make one problem of an index that counts other samples than the tar has."""
+    bad = sorted({index for problem in problems for index in problem.bad})
+    first = f" ({len(bad):,} cannot be read, the first: {problems[0].reason})" if bad else ""
+    name, count = dataset.name_of(shard), dataset.counts[shard]
+    counts = f"{count:,} samples, the tar has {built.size - 1:,}"
+    command = _command(dataset, name)
+    reason = f"{index_name(name)}: the index is not this tar's: {counts}{first}; run `{command}`"
+    return Problem(name, reason, bad)
+
+
+def _command(dataset: Dataset, name: str) -> str:
+    """Return the command that builds the index of a shard."""
+    there, elsewhere = dataset.index_store, dataset.index_store.url != dataset.store.url
+    words = ["mmstream", "index", dataset.store.url, *(["--output", there.url] * elsewhere)]
+    return shlex.join(words + ["--overwrite"] * there.exists(index_name(name)))
 
 
 def _check_bytes(dataset: Dataset, shard: int, size: int) -> Iterator[Problem]:

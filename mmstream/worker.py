@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Steps(Dataset[Batch]):
-    """Step -> batch, as a `Parcel`, in a worker.
+    """Step -> batch, as a `Parcel`, in a worker; None -> None, as soon as it is up.
 
     The pipeline's generators live on from one job to the next.
     """
@@ -44,7 +44,9 @@ class Steps(Dataset[Batch]):
         self._batches: Iterator[Batch] | None = None
         self._memory: Memory | None = None
 
-    def __getitem__(self, job: Job) -> Any:
+    def __getitem__(self, job: Job | None) -> Any:
+        if job is None:
+            return None  # a greeting: this process is up
         self._waiting.append(job)
         if self._memory is None:  # made here, in the worker
             self._memory = Memory(shared=True)
@@ -64,13 +66,20 @@ def preload_server(pipeline: Pipeline) -> None:
     It imports what is slow to import once, while this process goes on: torch, and the library of
     the tokenizer.
     """
+    _check_main_guard()
     modules = ["mmstream.forkserver", "mmstream.loader"]
     if pipeline.decode is not None and pipeline.decode.text is not None:
         modules.append(type(pipeline.decode.text.tokenizer).__module__)
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         [name for name in modules if name != "__main__"]
     )
-    forkserver.ensure_running()
+    # It begins with the mask of this thread: signals to the group wait until they can be ignored.
+    resource_tracker.ensure_running()  # which would lift the mask when it starts
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def start_worker(environment: dict[str, str], num_threads: int, _worker: int) -> None:
@@ -108,6 +117,7 @@ def in_one_line(error: MMStreamError) -> MMStreamError:
 
 def check_picklable(pipeline: Pipeline) -> None:
     """Refuse what a worker that starts afresh could not load, before it tries."""
+    _check_main_guard()
     advice = 'or pass start_method="fork" or num_workers=0'
     try:
         data = pickle.dumps(pipeline)
@@ -121,4 +131,12 @@ def check_picklable(pipeline: Pipeline) -> None:
         raise ConfigError(
             "workers cannot import what a notebook, a prompt or standard input defines: "
             f"put transforms and collate into a module, {advice}"
+        )
+
+
+def _check_main_guard() -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "this script would start its workers again in each worker: put what it runs under "
+            '`if __name__ == "__main__":`'
         )

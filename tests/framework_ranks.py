@@ -18,6 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mmstream._torchvision import import_torchvision
+
 DOCS = Path(__file__).parent.parent / "docs" / "frameworks"
 
 
@@ -115,6 +117,7 @@ def play(example: str, shards: str, out: Path, stage: Stage) -> None:
 def main() -> None:
     example, shards, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     sys.path.insert(0, str(DOCS))
+    import_torchvision()  # before the frameworks do, where it does not load by itself
     importlib.import_module(example)
     for number, stage in enumerate(sys.argv[4:]):
         play(example, shards, out, Stage(number, *map(int, stage.split(","))))

@@ -1,6 +1,9 @@
 """What the tests of docs/frameworks have in common; its modules are on pytest's path."""
 
 import mmstream as mm
+from mmstream._torchvision import import_torchvision
+
+import_torchvision()  # before the frameworks do, where it does not load by itself
 
 NUM_STEPS = 6
 """Of 16 samples, in an epoch of the fixture `corpus`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,15 @@ from conftest import write_corpus, write_shard
 from convert_corpus import make_corpus, run
 
 import mmstream as mm
-from mmstream.badlist import BAD_NAME, PREVIOUS_NAME, quarantined, read_bad, trim_bad, write_bad
+from mmstream.badlist import (
+    BAD_NAME,
+    PREVIOUS_NAME,
+    quarantined,
+    read_bad,
+    stamps_of,
+    trim_bad,
+    write_bad,
+)
 from mmstream.cli import cli
 from mmstream.decoding import Decode, ImageDecoder, decode_sample
 from mmstream.errors import ConfigError, DecodeError, ManifestError
@@ -258,11 +267,17 @@ def cut(folder) -> list[int]:
 
 def without_index(folder) -> list[int]:
     (folder / "shard-000001.tar.idx").unlink()
-    return list(range(9))
+    return []  # `mmstream index` brings it back
 
 
 def garbled_index(folder) -> list[int]:
     (folder / "shard-000001.tar.idx").write_bytes(b"\xff" * 80)
+    return []
+
+
+def cut_without_index(folder) -> list[int]:
+    cut(folder)
+    (folder / "shard-000001.tar.idx").unlink()
     return list(range(9))
 
 
@@ -273,7 +288,9 @@ def header(folder) -> list[int]:
     return [3]
 
 
-@pytest.mark.parametrize("damage", [missing, cut, without_index, garbled_index, header])
+@pytest.mark.parametrize(
+    "damage", [missing, cut, without_index, garbled_index, cut_without_index, header]
+)
 def test_verify_lists_the_samples_that_a_damaged_shard_has_lost_and_only_those(tmp_path, damage):
     write_corpus(tmp_path, [4, 9, 5])
     lost = damage(tmp_path)
@@ -281,8 +298,9 @@ def test_verify_lists_the_samples_that_a_damaged_shard_has_lost_and_only_those(t
     listed = write_bad(dataset, bad_samples(dataset, verify(dataset, progress=False)))
     assert listed.tolist() == [[1, index] for index in lost]
     assert known(tmp_path) == listed.tolist()
-    bad = json.loads((tmp_path / BAD_NAME).read_bytes())["bad"]
-    assert bad == {"shard-000001.tar": "all" if len(lost) == 9 else lost}
+    if lost:
+        bad = json.loads((tmp_path / BAD_NAME).read_bytes())["bad"]
+        assert bad == {"shard-000001.tar": "all" if len(lost) == 9 else lost}
 
 
 def test_a_checksum_that_differs_makes_no_sample_bad(tmp_path):
@@ -377,6 +395,62 @@ def test_a_file_that_is_no_quarantine_of_this_dataset_is_refused(tmp_path, line,
     path.write_text(f"{json.dumps(good)}\n{json.dumps(line)}\n")
     with pytest.raises(ConfigError, match=rf"q\.jsonl:2: .*{reason}"):
         quarantined([path], dataset)
+
+
+def stamped(dataset, shard, index, kind="DecodeError"):
+    [stamp] = stamps_of(dataset, [shard])
+    return {"shard": dataset.name_of(shard), "index": index, "kind": kind, "stamp": stamp}
+
+
+@pytest.mark.parametrize("counts", [[8, 1, 0, 7], [8, 2, 0, 6], [8, 1, 0, 6, 5]])
+def test_a_quarantine_of_another_corpus_with_such_shards_is_refused(tmp_path, counts):
+    dataset = mm.open_dataset(write_tiny(tmp_path / "ours", COUNTS))
+    other = mm.open_dataset(write_tiny(tmp_path / "theirs", counts))
+    path = tmp_path / "q.jsonl"
+    for shard in (0, 1, 3):
+        path.write_text(json.dumps(stamped(other, shard, 0)) + "\n")
+        if counts[shard] == COUNTS[shard]:  # as where a corpus has grown
+            assert quarantined([path], dataset).tolist() == [[shard, 0]]
+            continue
+        with pytest.raises(ConfigError, match=r"q\.jsonl:1: is of another corpus: its shard-00000"):
+            quarantined([path], dataset)
+    code, output = verified(tmp_path / "theirs", "--quarantine", path)
+    assert (code, output[:5]) == (0, "1 of ")
+
+
+def test_a_checksum_tells_shards_of_one_size_apart_and_one_unknown_does_not_matter(tmp_path):
+    made = []
+    for name, sums in (("a", "aa"), ("b", "bb"), ("c", None)):
+        plain = mm.open_dataset(write_tiny(tmp_path / name, [8]))
+        shards = (replace(plain.manifest.shards[0], sha256=sums and sums * 32),)
+        plain.store.write(MANIFEST_NAME, replace(plain.manifest, shards=shards).to_bytes())
+        made.append(mm.open_dataset(tmp_path / name))
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps(stamped(made[0], 0, 3)) + "\n")
+    assert quarantined([path], made[0]).tolist() == [[0, 3]]
+    assert quarantined([path], made[2]).tolist() == [[0, 3]]
+    with pytest.raises(ConfigError, match="another corpus"):
+        quarantined([path], made[1])
+
+
+def test_a_run_stamps_its_quarantine(tmp_path):
+    ours, theirs = write_tiny(tmp_path / "a", [20, 16]), write_tiny(tmp_path / "b", [20, 17])
+    made = mm.Pipeline(
+        mm.open_dataset(ours), global_batch_size=6, transforms=(refuses_some,),
+        on_bad=mm.SkipPolicy(max_fraction=1, quarantine=str(tmp_path)),
+    )  # fmt: skip
+    list(mm.Loader(made))
+    path = tmp_path / "quarantine-rank0.jsonl"
+    assert len(quarantined([path], mm.open_dataset(ours))) == 8
+    with pytest.raises(ConfigError, match="is of another corpus: its shard-000001"):
+        quarantined([path], mm.open_dataset(theirs))
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "."])
+def test_a_quarantine_file_that_is_none_is_told_in_words(tmp_path, name):
+    write_tiny(tmp_path, COUNTS)
+    with pytest.raises(ConfigError, match=r"no such file; runs with|no quarantine file: Is a"):
+        quarantined([tmp_path / name], mm.open_dataset(tmp_path))
 
 
 def test_quarantine_alone_does_not_decode(tmp_path):

@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_corpus
+from conftest import write_corpus, write_shard
 from convert_corpus import make_corpus, write_rows
 from foreign import FOREIGN, make_tar
 
 from mmstream.cli import cli, main
 from mmstream.cli import info as module
+from mmstream.cli.command import in_options
+from mmstream.converting import FORMATS
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.train import TrainConfig
 
@@ -115,6 +117,88 @@ def test_the_version(mmstream):
     code, out, _ = mmstream("--version")
     assert code == 0
     assert out.startswith("mmstream, version ")
+
+
+def test_help_of_convert_names_every_format(mmstream):
+    shown = re.sub(r"\s+", " ", mmstream("convert", "--help")[1])
+    assert all(re.search(rf"\b{name}\b", shown) for name in FORMATS)
+
+
+# -- messages of the library, in the words of a command -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("replace it with overwrite=True", "replace it with --overwrite"),
+        ("media_root=media: no such folder", "--media-root media: no such folder"),
+        ('x. Loader(on_change="finish_epoch") ends', "x. --on-change finish_epoch ends"),
+        ("format='x': must be one of", "--format x: must be one of"),
+        ("(model=, out=), or", "(--model, --out), or"),
+        ("train: epochs is 0", "--epochs is 0"),
+        ("train: on_change is 0", "--on-change is 0"),
+        ("model: x is not clip", "--model: x is not clip"),
+        ("bad (max_fraction=0.01)", "bad (--max-bad-fraction 0.01)"),
+        ("a media_root that", "a --media-root that"),
+        ("/data/media_root/model=3/on_change.py", "/data/media_root/model=3/on_change.py"),
+        ("an epoch of the model", "an epoch of the model"),
+        ("model 'x' has no samples", "model 'x' has no samples"),
+        ("drop_last=False", "drop_last=False"),
+    ],
+)
+def test_a_message_names_options_and_no_arguments(message, told):
+    names = ("overwrite", "media_root", "on_change", "format", "model", "out", "epochs")
+    options = {name: f"--{name.replace('_', '-')}" for name in names}
+    assert in_options(message, options | {"max_fraction": "--max-bad-fraction"}) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "convert {rows} {tmp}/out --media-root {tmp}/none",
+            "usage: --media-root {tmp}/none: no s",
+        ),
+        ("convert {rows} {tmp}/out --format json", "usage: --format json: must be one of captions"),
+        ("convert {rows} {tmp}/tars", "name another destination, or replace it with --overwrite\n"),
+        (
+            "train {tmp}/tars --out {tmp}/run --epochs 0",
+            "usage: --epochs is 0; it must be 1 or more",
+        ),
+        (
+            "train {tmp}/tars --out {tmp}/run --model nope",
+            "usage: --model: nope is not clip, vlm or",
+        ),
+        ("info {rows}", "rows.jsonl: a file that is no tar; `mmstream convert` makes shards of r"),
+        ("verify {tmp}/tars/*.tar", "no such tar; write a range in braces, or name the folder"),
+        ("verify {tmp}/tars --source a", "--source says what --quarantine is of"),
+        ("index {tmp}/none", "/none: no tars to index: no such folder"),
+        ("index {tmp}/tars/a.tar", "/a.tar: no tars to index; name their folder"),
+        ("info gs://bucket/x", "usage: gs://: Please install gcsfs"),
+        (
+            "convert {tmp}/utf16.jsonl {tmp}/out",
+            "is UTF-16, as Windows writes it; save it as UTF-8",
+        ),
+        ("demo --out {rows}", "error: {rows}: File exists\n"),
+        ("train {tmp}/tars --out {rows}", "usage: train: {rows} is a file, and --out a folder\n"),
+        ("train {tmp}/tars --out {tmp}/run --tokenizer no", "usage: --tokenizer: no is no folder"),
+        ("train {tmp}/tars --out {tmp}/run --tokenizer {tmp}", "usage: --tokenizer: {tmp} holds n"),
+        (
+            "info {tmp}/mix.json/",
+            "no dataset, but a mixture's file opens with mm.open_mixture, and",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_options(mmstream, rows, tmp_path, words, told):
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "a.tar").write_bytes(make_tar([("a.txt", b"")]))
+    (tmp_path / "mix.json").write_text("{}")
+    (tmp_path / "utf16.jsonl").write_text('{"text": "a"}', encoding="utf-16")
+    names = {"rows": rows, "tmp": tmp_path}
+    code, out, err = mmstream(*words.format(**names).split())
+    assert (code in (1, 2), out) == (True, "")
+    assert err.count("\n") == 1 or err.startswith("Usage: ")
+    assert told.format(**names) in err
 
 
 # -- happy paths --------------------------------------------------------------------------------
@@ -345,9 +429,32 @@ def test_the_module_and_the_script_run_without_torch(corpus):
 def test_a_conversion_without_a_sample_fails_and_says_why(mmstream, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"image": "absent.jpg", "text": "a"}\n')
     convert = ("convert", tmp_path / "rows.jsonl", tmp_path / "out", "--num-workers", 1)
-    code, out, err = mmstream(*convert)
-    assert code == 1
-    assert "row 1: absent.jpg: no such file" in out
-    assert "is --media-root right?" in err
-    assert "nothing was done (--overwrite does it anew)" in mmstream(*convert)[1]
+    for _ in range(2):
+        code, out, err = mmstream(*convert)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert err.startswith("error: none of 1 rows became a sample, so no dataset was made; ")
+        assert "row 1: absent.jpg: no such file" in err
+        assert "--media-root" in err
     assert mmstream("verify", tmp_path / "out")[0] == 1
+
+
+def test_keys_that_are_no_plain_text_stay_on_their_line(mmstream, tmp_path):
+    made = [(key, {"txt": b"x"}) for key in ("å b", "日本", "x\ny", "\x1b[31m")]
+    write_shard(tmp_path, "ü 1.tar", made)
+    out = mmstream("info", tmp_path)[1]
+    assert out.splitlines()[-1] == r"  first keys: å b, 日本, 'x\ny', '\x1b[31m'"
+
+
+def test_a_run_with_nothing_left_to_do_says_what_to_raise(mmstream, tmp_path):
+    told = ["--max-steps", 1, "--global-batch-size", 4, "--image-size", 16, "--num-workers", 0]
+    told += ["--device", "cpu", "--no-progress", "--out", tmp_path / "run"]
+    corpus = write_corpus(tmp_path / "corpus", [8])
+    assert "1 steps, last loss " in mmstream("train", corpus, *told)[1]
+    out = mmstream("train", corpus, *told)[1]
+    assert out.startswith("1 steps, nothing was left to do: raise --max-steps or --epochs (1); ")
+    code, _, err = mmstream("train", corpus, *told, "--max-steps", 2, "--seed", 3)
+    assert code == 1
+    assert err.splitlines()[-1].startswith(
+        f"error: {tmp_path}/run/checkpoints: step 1: the state of epoch 0 step 1 does not fit"
+    )
+    assert "--on-change finish_epoch ends this epoch as it was planned" in err

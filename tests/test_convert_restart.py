@@ -87,7 +87,7 @@ def test_another_plan_is_refused_in_a_finished_and_an_unfinished_place(
 
 def test_other_rows_and_other_media_are_another_plan(corpus, tmp_path, monkeypatch):
     interrupted(monkeypatch, corpus, tmp_path / "out", after=1)
-    with pytest.raises(ConfigError, match="began with media_root="):
+    with pytest.raises(ConfigError, match=r"began here with media root .*overwrite=True"):
         run(corpus, tmp_path / "out", media_root=tmp_path / "images")
     with corpus.open("a") as file:
         file.write('{"text": "one more"}\n')

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -13,7 +16,8 @@ from convert_corpus import keys, make_corpus, rejects, run, shards, tree, write_
 
 from mmstream.converting import rows as rows_module
 from mmstream.converting import shard
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, ManifestError, MMStreamError
+from mmstream.manifest import MANIFEST_NAME, Manifest
 from mmstream.opening import open_dataset
 
 
@@ -61,12 +65,55 @@ def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path
     assert by_key["000000016"]["29.jpg"] == jpeg(1)
 
 
-def test_a_dataset_whose_every_row_is_rejected_is_empty_but_finished(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", [{"image": "none.jpg", "text": "t"}] * 9)
-    report = run(path, tmp_path / "out", samples_per_shard=4)
-    assert (report.num_samples, report.num_rejects, report.num_shards) == (0, 9, 0)
-    assert len(open_dataset(tmp_path / "out")) == 0
-    assert shards(tmp_path / "out") == {}
+@pytest.mark.parametrize("splits", [None, {"a": 0.5, "b": 0.5}])
+def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_again(
+    tmp_path, splits
+):
+    rows = [{"id": i, "image": "late.jpg", "text": f"t{i}"} for i in range(9)]
+    path, out = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out"
+    for _ in range(2):
+        with pytest.raises(MMStreamError) as caught:
+            run(path, out, samples_per_shard=4, splits=splits)
+        assert re.search(
+            r"none of 9 rows became a sample, so no dataset was made; all reasons are in "
+            rf"{out}(/a)?/rejects.jsonl, the first: row \d: late.jpg: no such file. Media are "
+            rf"looked for in {tmp_path} \(media_root=\)$", str(caught.value)
+        )  # fmt: skip
+        folders = [out] if splits is None else [out / name for name in splits]
+        assert sorted(number for folder in folders for number in rejects(folder)) == [*range(1, 10)]
+        assert {Path(name).name for name in tree(out)} == {"rejects.jsonl"}
+        for folder in folders:
+            with pytest.raises(ManifestError, match=r"neither mmstream\.json nor tars"):
+                open_dataset(folder)
+    media = tmp_path / "elsewhere"  # another root is no other conversion either
+    media.mkdir()
+    (media / "late.jpg").write_bytes(jpeg(0))
+    report = run(path, out, samples_per_shard=4, splits=splits, media_root=media)
+    assert (report.num_samples, report.was_finished) == (9, False)
+
+
+def test_an_empty_dataset_of_an_older_version_is_tried_again(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(jpeg(0))
+    path = write_rows(tmp_path / "rows.jsonl", [{"image": "a.jpg", "text": "t"}] * 9)
+    out = tmp_path / "out"
+    run(path, out)
+    manifest = Manifest.from_bytes((out / MANIFEST_NAME).read_bytes())
+    (out / MANIFEST_NAME).write_bytes(replace(manifest, shards=()).to_bytes())
+    assert run(path, out).num_samples == 9
+    assert run(path, out).was_finished
+
+
+def test_a_file_that_is_no_json_at_all_is_told_what_rows_are(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("image,text\na.jpg,a\n")
+    with pytest.raises(MMStreamError, match=r"not JSON: .*\. Rows are JSON objects, one a line"):
+        run(path, tmp_path / "out")
+
+
+def test_other_reasons_than_media_do_not_point_at_their_folder(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", ["words"])
+    with pytest.raises(MMStreamError, match=r"row 1: row: expected an object, found a string$"):
+        run(path, tmp_path / "out")
 
 
 def test_gzip_json_array_bom_and_crlf_give_the_same_shards_as_plain_jsonl(corpus, tmp_path):
@@ -123,8 +170,8 @@ def test_rows_behind_a_url_have_no_media_root_of_their_own(corpus, tmp_path, mem
     run(url, tmp_path / "out", media_root=tmp_path)
     run(corpus, tmp_path / "local")
     assert tree(tmp_path / "out") == tree(tmp_path / "local")
-    report = run(url, tmp_path / "alone")
-    assert report.num_rejects == 40
+    with pytest.raises(MMStreamError, match="no media root; remote rows need one to be named"):
+        run(url, tmp_path / "alone")
     assert "no media root" in rejects(tmp_path / "alone")[1]
 
 

@@ -239,6 +239,7 @@ def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
         {"tiles": DynamicTiles(), "size": (8, 8)},
         {"tiles": DynamicTiles(), "size": 8, "resize": "exact"},
         {"tiles": DynamicTiles(), "size": 8, "flip": 0.5},
+        {"tiles": 3, "size": 8},
         {"tiles": DynamicTiles(), "size": 8, "resize_size": 9},
     ],
 )

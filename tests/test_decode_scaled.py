@@ -41,14 +41,14 @@ def refused(decoder: ImageDecoder, data: bytes) -> bool:
 def scales(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The factors at which JPEGs are decoded, one a call."""
     seen: list[int] = []
-    real = simplejpeg.decode_jpeg
+    real = jpeg._decode_strictly
 
-    def spy(data: bytes, *args: object, **kwargs: object) -> np.ndarray:
-        image = real(data, *args, **kwargs)
+    def spy(data: bytes, max_pixels: int, factor: int) -> tuple[np.ndarray, int]:
+        image, factor = real(data, max_pixels, factor)
         seen.append(round(simplejpeg.decode_jpeg_header(data)[0] / image.shape[0]))
-        return image
+        return image, factor
 
-    monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", spy)
+    monkeypatch.setattr(jpeg, "_decode_strictly", spy)
     return seen
 
 

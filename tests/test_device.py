@@ -11,6 +11,7 @@ from fake_loader import FakeLoader
 
 from mmstream.device import Normalize, to_device
 from mmstream.errors import ConfigError
+from mmstream.normalizing import Normalizer
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -119,6 +120,59 @@ def test_normalisation_is_bit_equal_to_the_formula(device: str) -> None:
     assert moved["image"].is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(moved["image"].cpu(), reference(host["image"]))
     assert torch.equal(loader.batch(0, 0)["image"], host["image"])
+
+
+@devices
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(9, 3, 130, 151), (2, 3, 1, 1), (0, 3, 4, 4), (3, 40, 31)])
+@pytest.mark.parametrize("is_planar", [False, True])
+def test_every_size_and_layout_is_normalised_to_the_formulas_bits(
+    device: str, dtype: torch.dtype, shape: tuple[int, ...], is_planar: bool
+) -> None:
+    image = torch.randint(0, 256, shape, dtype=torch.uint8)
+    if not is_planar:
+        image = image.movedim(-3, -1).contiguous().movedim(-1, -3)
+    scale = Normalizer(Normalize(MEAN, STD), dtype, torch.device(device))
+    made = scale(image.to(device))
+    assert made.dtype == dtype
+    assert 1 in shape or made.stride() == image.stride()
+    assert torch.equal(made.cpu(), reference(image[None])[0].to(dtype))
+
+
+def test_every_byte_of_one_channel_or_three_is_normalised_alike() -> None:
+    image = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    single = Normalizer(Normalize((0.5,), (0.2,)), torch.float32, torch.device("cpu"))
+    expected = (image.float() / 255 - 0.5) / torch.tensor(0.2)
+    assert torch.equal(single(image), expected)
+    assert torch.equal(single(image.expand(1, 3, 16, 16)), expected.expand(1, 3, 16, 16))
+    with pytest.raises(ConfigError, match="2 means for images of 3 channels"):
+        Normalizer(Normalize((0.5, 0.5), (1, 1)), torch.float32, torch.device("cpu"))(
+            image.expand(1, 3, 16, 16)
+        )
+
+
+def test_torchs_defaults_do_not_change_the_numbers() -> None:
+    image = FakeLoader().batch(0, 0)["image"]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        made = Normalizer(Normalize(MEAN, STD), torch.float64, torch.device("cpu"))(image)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(made, reference(image).double())
+
+
+def test_memory_of_normalised_pictures_comes_back_when_nobody_looks_at_them() -> None:
+    scale = Normalizer(None, torch.float32, torch.device("cpu"))
+    image = torch.full((4, 3, 64, 64), 255, dtype=torch.uint8)
+    image = image.contiguous(memory_format=torch.channels_last)
+    held = scale(image)
+    row, address = held[2], held.data_ptr()
+    del held
+    other = scale(image // 2)
+    assert other.data_ptr() != address
+    assert torch.equal(row, torch.ones(3, 64, 64))
+    del row
+    assert scale(image).data_ptr() == address
 
 
 @devices

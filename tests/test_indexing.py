@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from conftest import captioned, write_corpus, write_shard
 from convert_corpus import make_corpus, run, tree
 from foreign import make_tar, ours, plain
 
+from mmstream.decoding import Decode, ImageDecoder, decode_sample
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.index import decode_index, encode_index
 from mmstream.indexing import IndexReport, index_tars
@@ -252,10 +255,28 @@ def test_a_wrong_index_is_found(converted):
         data[:] = encode_index(offsets)
 
     change(converted / f"{SHARD}.idx", shift)
-    found = problems(converted)
-    assert found[0] == f"{SHARD}.idx: the index is not this tar's; run `mmstream index --overwrite`"
-    assert all(reason.startswith(f"{SHARD}[") for reason in found[1:])
-    assert found[1:]
+    assert problems(converted) == [
+        f"{SHARD}.idx: the index is not this tar's: 1 of 9 offsets differ; "
+        f"run `mmstream index {converted} --overwrite`"
+    ]
+    index(converted, overwrite=True)
+    assert problems(converted) == []
+
+
+def test_a_tar_that_was_replaced_is_one_problem_with_a_count(tmp_path):
+    folder = Path(write_corpus(tmp_path, [30, 40]))
+    made = [(f"new{n}", {"txt": b"n" * 100 * n}) for n in range(50)]
+    keep = (folder / f"{SHARD}.idx").read_bytes()
+    write_shard(folder, SHARD, made)
+    (folder / f"{SHARD}.idx").write_bytes(keep)
+    size, reason = problems(folder)
+    assert "the manifest says" in size
+    assert reason.startswith(
+        f"{SHARD}.idx: the index is not this tar's: 40 samples, the tar has 50"
+    )
+    assert re.search(r"\(\d\d cannot be read, the first: shard-000001.tar\[\d\]", reason)
+    index(folder)
+    assert problems(folder) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"123", encode_index([0, 512])])
@@ -263,12 +284,31 @@ def test_a_damaged_index_is_one_problem(converted, damage):
     (converted / f"{SHARD}.idx").write_bytes(damage)
     (reason,) = problems(converted)
     assert reason.startswith(f"{SHARD}.idx: ")
+    assert reason.endswith(f"; the tar is there: run `mmstream index {converted} --overwrite`")
 
 
 def test_a_missing_index_is_one_problem(converted):
     (converted / f"{SHARD}.idx").unlink()
     (reason,) = problems(converted)
     assert reason.startswith(f"{SHARD}: no index")
+    assert reason.endswith(f"; the tar is there: run `mmstream index {converted}`")
+    index(converted)
+    assert problems(converted) == []
+
+
+def test_samples_of_a_shard_without_an_index_are_checked_all_the_same(tmp_path):
+    tars, indexes = Path(write_corpus(tmp_path / "tars", [4, 9])), tmp_path / "its index"
+    index(tars, output=indexes)
+    at = int(decode_index((tars / f"{SHARD}.idx").read_bytes(), "")[3])
+    change(tars / SHARD, lambda data: data.__setitem__(slice(at + 512, at + 514), b"\0\0"))
+    (indexes / f"{SHARD}.idx").unlink()
+
+    def decode(sample):
+        decode_sample(sample, Decode(image=ImageDecoder(size=16)))
+
+    (missing, image) = problems(indexes, decode=decode)
+    assert missing.endswith(f"run `mmstream index {tars} --output '{indexes}'`")
+    assert image.startswith(f"{SHARD}[3] 000007.jpg: ")
 
 
 @pytest.mark.parametrize("num_bytes", [0, 300, 512, 3000, 8192])

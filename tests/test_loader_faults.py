@@ -205,7 +205,7 @@ def test_a_resume_reads_only_what_is_left(lanes, monkeypatch, start):
 
 def held(reader: Reader) -> int:
     """Raw samples that a reader has in memory or under way."""
-    return sum(len(future.result()[0]) for pieces in reader._held.values() for future in pieces)
+    return sum(len(future.result()[1]) for pieces in reader._held.values() for future in pieces)
 
 
 @pytest.mark.parametrize("window", [16, 64])

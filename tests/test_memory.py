@@ -182,6 +182,7 @@ def test_batches_that_are_kept_never_change(corpus, num_workers, num_threads):
 def test_a_loaders_memory_counts_its_workers(corpus):
     loader = mm.Loader(pipeline(corpus), num_workers=1)
     alone = loader.memory_bytes()
+    assert len(list(loader)) == len(loader)  # made here, it may be, while the worker starts
     next(iter(loader))
     assert loader.memory_bytes() > alone + 10 * MIB
     loader.close()

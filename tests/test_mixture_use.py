@@ -120,7 +120,34 @@ def test_a_mistake_in_a_file_is_one_line_that_names_file_and_key(folder, tmp_pat
     assert "\n" not in str(error.value)
 
 
+def test_what_is_wrong_with_a_source_says_which_it_is(folder, tmp_path):
+    path = tmp_path / "mix.json"
+    (tmp_path / "empty").mkdir()
+    for url, kind, reason in (
+        ("none", mm.ManifestError, "no such folder"),
+        ("empty", mm.ManifestError, "neither mmstream.json nor tars"),
+        ("none.tar", FileNotFoundError, "no such tar"),
+        ("{a,s3://b/c}.tar", mm.ConfigError, "local tars and remote"),
+    ):
+        sources = {"good": {"url": str(folder / "a"), "weight": 1}, "b": {"url": url, "weight": 1}}
+        path.write_text(text_of(sources, stop="all"))
+        with pytest.raises(kind) as error:
+            mm.open_mixture(path)
+        assert str(error.value).startswith(f"{path}: sources.b: ")
+        assert reason in str(error.value)
+
+
+def test_weights_that_are_none_say_where_they_stand(folder, tmp_path):
+    sources = {"a": {"url": str(folder / "a"), "weight": 1}}
+    path = tmp_path / "mix.json"
+    path.write_text(text_of(sources, epoch_steps=3, changes={"5": {"a": 0}}))
+    with pytest.raises(mm.ConfigError, match=r"mix\.json: changes\.5: weights \[0\]: at least one"):
+        mm.open_mixture(path)
+
+
 def test_what_is_no_mixture_says_what_it_is(folder):
+    with pytest.raises(mm.ConfigError, match=r"a: a folder, no mixture's file; mm\.open_dataset"):
+        mm.open_mixture(folder / "a")
     with pytest.raises(FileNotFoundError, match=r"absent\.json"):
         mm.open_mixture(folder / "absent.json")
     with pytest.raises(mm.ConfigError, match="a dataset's manifest"):

@@ -148,6 +148,13 @@ def test_reasons_in_any_language_or_none_are_written(tmp_path):
     assert json.loads(line)["reason"] == odd.reason
 
 
+def test_each_line_has_the_stamp_of_its_shard_where_it_is_known(tmp_path):
+    limits, records = policy(quarantine=str(tmp_path)), [record(0), record(2)]
+    count_bad(Stats(), limits, records, [True] * 3, start=0, rank=0, stamps=["4-10-", "6-20-ab"])
+    lines = (tmp_path / "quarantine-rank0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["stamp"] for line in lines] == ["4-10-", "6-20-ab"]
+
+
 def test_none_writes_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     count(Stats(), policy(quarantine=None), "bb")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fake_loader import FakeLoader
+from tiny_model import TinyModel
 
 from mmstream.device import Normalize, to_device
 from mmstream.errors import ConfigError, StateError
@@ -91,8 +92,18 @@ def test_a_resumed_run_takes_the_learning_rate_it_is_given(tmp_path: Path) -> No
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     fit_here(config(tmp_path, max_steps=3))
-    with pytest.raises(StateError, match="step 3 is of another model"):
-        fit_here(config(tmp_path), hidden_vocab=65)
+    for run, reason in (
+        (lambda: fit_here(config(tmp_path), hidden_vocab=65),
+         r"1 weights have another shape \(clip\.text.*: \(64, 128\) there, \(65, 128\) here\)"),
+        (lambda: fit(config(tmp_path), TinyModel(), to_device(FakeLoader(), "cpu", normalize=HALF),
+                     HERE),
+         r"7 weights are missing in it \(embed\.weight\), \d\d weights are unknown here \(clip\."),
+        (lambda: fit_here(config(tmp_path, freeze=("*text*",))), "loaded state dict contains a"),
+    ):  # fmt: skip
+        with pytest.raises(StateError, match=f"step 3 is of another model: {reason}") as caught:
+            run()
+        assert "\n" not in str(caught.value)
+        assert "the settings that it was trained with (model=, image_size=," in str(caught.value)
 
 
 def test_undone_and_torn_lines_are_cut_from_the_metrics(tmp_path: Path) -> None:

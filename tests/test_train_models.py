@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import write_corpus
 
 import mmstream as mm
 from mmstream.demo import corpus_rows
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, SkipLimitError
 from mmstream.train import TrainConfig, TrainResult, train
 from mmstream.train.clip import small_clip
-from mmstream.train.models import CLIP_NORMALIZE, build_model, normalize_for, open_model_tokenizer
+from mmstream.train.models import (
+    CLIP_NORMALIZE,
+    build_model,
+    hint_at_model,
+    normalize_for,
+    open_model_tokenizer,
+)
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.vlm import small_vlm
 
@@ -48,6 +55,21 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
     media = str(Path(corpus_rows()).parent)
     mm.convert(str(path), str(folder / "shards"), media_root=media, num_workers=1, progress=False)
     return str(folder / "shards")
+
+
+def test_clip_on_conversations_names_the_other_model(conversations: str, tmp_path: Path) -> None:
+    with pytest.raises(SkipLimitError, match=r'no text: .*; model="vlm" takes chats, with any'):
+        run(conversations, tmp_path)
+
+
+def test_data_that_clip_can_take_or_nobody_gives_no_hint(corpus: str, tmp_path: Path) -> None:
+    config = TrainConfig(url="", out="")
+    data = mm.open_dataset(corpus)
+    assert hint_at_model(config, data) == ""
+    assert hint_at_model(TrainConfig(url="", out="", model="vlm"), data) == ""
+    for path in Path(write_corpus(tmp_path, [4])).glob("*.tar"):
+        path.write_bytes(b"")
+    assert hint_at_model(config, mm.open_dataset(tmp_path)) == ""
 
 
 def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str, Any]]]:

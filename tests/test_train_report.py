@@ -41,7 +41,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     ("times", "expected"),
     [
         (Times(wait_s=6.0, transfer_s=0.1, compute_s=4.0), "data"),
-        (Times(wait_s=0.1, transfer_s=3.0, compute_s=7.0), "host-to-device"),
+        (Times(wait_s=0.1, transfer_s=4.0, compute_s=6.0), "host-to-device"),
+        (Times(wait_s=3.4, transfer_s=0.1, compute_s=6.5), "data"),
+        (Times(wait_s=3.2, transfer_s=0.1, compute_s=6.7), "compute"),
         (Times(wait_s=0.2, transfer_s=0.2, compute_s=9.6), "compute"),
         (Times(wait_s=2.0, transfer_s=1.9, compute_s=0.5), "data"),
         (Times(wait_s=0.1, transfer_s=0.1, compute_s=9.8, idle_s=4.0), "host-to-device"),
@@ -55,6 +57,16 @@ def test_the_summary_names_the_bottleneck(times: Times, expected: str) -> None:
     assert f"Bottleneck: {expected}: " in text
     assert "device idle" in text
     assert "device idle" not in summarize(times, 10, 160.0, cuda=False)
+
+
+def test_what_is_no_bottleneck_but_worth_a_tenth_is_told_too() -> None:
+    text = summarize(Times(wait_s=1.2, transfer_s=0.2, compute_s=8.6), 10, 160.0, cuda=False)
+    assert "Bottleneck: compute: " in text
+    assert text.index("Bottleneck: ") < text.index("Worth 12% of the time: data: the step waits")
+    text = summarize(Times(wait_s=0.9, transfer_s=0.2, compute_s=8.9), 10, 160.0, cuda=False)
+    assert "Worth" not in text
+    text = summarize(Times(wait_s=4.0, transfer_s=0.2, compute_s=5.8), 10, 160.0, cuda=False)
+    assert "Worth" not in text
 
 
 def test_the_clock_tells_waiting_from_moving_and_computing(monkeypatch: pytest.MonkeyPatch) -> None:

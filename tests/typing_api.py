@@ -40,6 +40,17 @@ def look(folder: Path) -> None:
         assert_type(sample, dict[str, Any])
 
 
+def pixels(shape: mm.ImageShape) -> int:
+    return shape.height * shape.width * shape.num_tiles
+
+
+def pictures_of_every_size(tokenizer: Any) -> None:
+    image = mm.ImageDecoder(resize="max_pixels", multiple_of=28)
+    for length in (256, mm.qwen_vl_length(), mm.internvl_length(), pixels):
+        mm.Decode(image=image, text=mm.TextDecoder(tokenizer, image_length=length))
+    assert_type(image.prepared_shape(b""), mm.ImageShape | None)
+
+
 def stream(tokenizer: Any, world: mm.World | None) -> None:
     dataset = mm.open_dataset("corpus")
     pipeline = mm.Pipeline(

@@ -29,6 +29,7 @@ from PIL import Image
 import mmstream
 from mmstream import ImageDecoder
 from mmstream._torchvision import import_torchvision
+from mmstream.decoding.reduced import decode_reduced
 
 Pixels = NDArray[np.uint8]
 Way = Callable[[bytes], Any]
@@ -115,6 +116,8 @@ def all_ways() -> dict[str, Way]:
             bytes_only(Image.open(io.BytesIO(data)).convert("RGB"))
         ),
         "Pillow draft, reduced resize, uint8": pillow_draft,
+        "libjpeg at 1/4, decode only": lambda data: at_a_quarter(data)[:0],
+        "decode_reduced at 1/4, decode only": decode_only,
         "simplejpeg whole, decode only": lambda data: simplejpeg.decode_jpeg(data)[:0],
         "simplejpeg whole, ATen resize": lambda data: resize_whole(simplejpeg.decode_jpeg(data)),
         "ImageDecoder(size=224, exact=True)": lambda data: exact(data, row),
@@ -128,6 +131,21 @@ def all_ways() -> dict[str, Way]:
     for name, flag in (("whole", 1), ("REDUCED_2", 17), ("REDUCED_4", 33), ("REDUCED_8", 65)):
         ways[f"OpenCV {name}, INTER_AREA"] = partial(opencv, cv2, flag)
     return ways
+
+
+def at_a_quarter(data: bytes) -> Pixels:
+    """Return a picture that libjpeg decodes at a quarter of its size."""
+    height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+    small: Pixels = simplejpeg.decode_jpeg(
+        data, "RGB", min_height=-(-height // 4), min_width=-(-width // 4)
+    )
+    return small
+
+
+def decode_only(data: bytes) -> Pixels | None:
+    """Decode at a quarter of the size by the compiled module; None where it leaves the file."""
+    image = decode_reduced(data, 4)
+    return None if image is None else image[:0]
 
 
 def resize_whole(image: Pixels) -> Pixels:

@@ -18,9 +18,10 @@ says what the whole brings, the second what the loader alone does. mmstream deli
 used, and float32 normalised on the host in a row of its own. A bare loop only decodes and resizes
 pictures in memory, in as many processes as the others have workers.
 
-"samples/s" and CPU time (of all processes of the run) count from an eighth of the epoch on; memory
-is the peak of the run's proportional set size, imports included; "first batch" is the time from
-after the imports to the first batch, starting the workers included.
+"samples/s" and CPU time (of all processes of the run) count when three seconds and an eighth of the
+epoch have passed, for eight seconds or to the epoch's end; memory is the peak of the run's
+proportional set size, imports included; "first batch" is the time from after the imports to the
+first batch, starting the workers included.
 
 The peers' environments are made at the first run (minutes): see ``peers.py``.
 """

@@ -90,18 +90,18 @@ def rows_of_curve() -> tuple[Row, ...]:
 
 TABLES = {
     "decoded": Table(
-        "photographs of 500x375 (about 48 kB) to 224", rows_of_all(), 4000, 64, num_rounds=3
+        "photographs of 500x375 (about 48 kB) to 224", rows_of_all(), 24000, 64, num_rounds=3
     ),
     "large": Table(
         "pictures of 2 to 12 megapixels to 224",
         rows_of_all(Row("mmstream, exact=True", "mmstream", "mmstream", "uint8", {"exact": True})),
-        256,
+        1280,
         16,
         num_rounds=2,
         large=True,
         settings={"shuffle_buffer": 64},
     ),
     "curve": Table(
-        "mmstream, photographs of 500x375 to 224", rows_of_curve(), 4000, 64, num_rounds=3
+        "mmstream, photographs of 500x375 to 224", rows_of_curve(), 24000, 64, num_rounds=3
     ),
 }

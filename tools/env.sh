@@ -1,10 +1,10 @@
 # Sourced by quickstart.sh and test.sh: this project's own virtual environment in .venv, with the
 # versions of constraints.txt. A second run takes a second: the environment is made anew only when
-# pyproject.toml or constraints.txt changed.
+# pyproject.toml, constraints.txt or what is compiled changed.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv="$root/.venv"
 stamp="$venv/.mmstream-$1"
-wanted=$(cat "$root/pyproject.toml" "$root/constraints.txt" | sha256sum)
+wanted=$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/mmstream/csrc/* | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "setting up $venv (pinned versions, a few minutes on a new machine)"
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {

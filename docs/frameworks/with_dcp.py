@@ -52,6 +52,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
                 done = state["epoch"] * len(loader) + state["step"]
                 dcp.save(app, checkpoint_id=Path(out) / f"step-{done:08d}")
     loader.close()
+    del model, app  # a model that outlives its gloo group may end it in a deadlock
     dist.destroy_process_group()
 
 

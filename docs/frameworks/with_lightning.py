@@ -7,15 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+import lightning
+from lightning.pytorch.callbacks import ModelCheckpoint
 from shared import Model, make_optimizer, make_pipeline
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
-
-import_torchvision()  # only where a CPU build of torch stands beside PyPI's torchvision
-
-import lightning  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 
 class Captions(lightning.LightningModule):

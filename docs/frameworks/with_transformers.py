@@ -7,14 +7,10 @@ import sys
 from pathlib import Path
 
 from shared import Model, make_pipeline
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
-
-import_torchvision()  # only where a CPU build of torch stands beside PyPI's torchvision
-
-from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
 
 
 class LoaderState(TrainerCallback, ExportableState):

@@ -36,7 +36,10 @@ __all__ = ["cli", "main"]
 )  # fmt: skip
 @click.version_option(package_name="mmstream")
 def cli() -> None:
-    """Multimodal training data on plain WebDataset tars."""
+    """Multimodal training data on plain WebDataset tars.
+
+    `mmstream demo` shows all of it at work. The help of each command starts with a line to copy.
+    """
 
 
 def main() -> NoReturn:
@@ -59,6 +62,9 @@ def main() -> NoReturn:
         click.echo(f"usage: {error}", err=True)
         sys.exit(USAGE)
     except (MMStreamError, OSError) as error:
-        click.echo(f"error: {error}", err=True)
+        reason = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            reason = f"{error.filename}: {error.strerror}"  # without [Errno 2]
+        click.echo(f"error: {reason}", err=True)
         sys.exit(PROBLEM)
     sys.exit(0)

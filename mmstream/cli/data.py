@@ -14,16 +14,50 @@ from mmstream.cli.command import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, usage
 __all__ = ["convert", "index", "verify"]
 
 
-@command("mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8")
+@command(
+    "mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8",
+    format="--format", splits="--split",
+)  # fmt: skip
 @click.argument("rows")
 @click.argument("dest")
-@click.option("--media-root", help="Folder that media paths are relative to; else that of ROWS.")
-@click.option("--samples-per-shard", type=AT_LEAST_1, default=5000, show_default=True)
-@click.option("--num-workers", type=AT_LEAST_0, default=os.cpu_count() or 1, show_default="cores")
-@click.option("--format", "row_format", help="Of all rows; else each row is recognised.")
-@click.option("--captions", type=click.Choice(["all", "each"]), default="all", show_default=True)
-@click.option("--shuffle-seed", type=int, help="Permute the rows first: for a sorted corpus.")
-@click.option("--split", "split", metavar="NAME=FRACTION,...", help="train=0.98,val=0.02")
+@click.option(
+    "--media-root", help="Folder that media paths in ROWS are relative to; else the folder of ROWS."
+)
+@click.option(
+    "--samples-per-shard", type=AT_LEAST_1, default=5000, show_default=True, help="Rows of a tar."
+)
+@click.option(
+    "--num-workers",
+    type=AT_LEAST_0,
+    default=os.cpu_count() or 1,
+    show_default="cores",
+    help="Processes; the output is the same for any number.",
+)
+@click.option(
+    "--format",
+    "row_format",
+    metavar="NAME",
+    help="Of all rows: captions, llava, messages, qwen-vl, instruction or text; else "
+    "each row is recognised by its keys.",
+)
+@click.option(
+    "--captions",
+    type=click.Choice(["all", "each"]),
+    default="all",
+    show_default=True,
+    help="All captions of a row in one sample, or a sample each.",
+)
+@click.option(
+    "--shuffle-seed",
+    type=int,
+    help="Permute the rows first, by this number: for a corpus sorted by class.",
+)
+@click.option(
+    "--split",
+    "split",
+    metavar="NAME=FRACTION,...",
+    help="A dataset each at DEST/NAME, as train=0.98,val=0.02.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace another conversion at DEST.")
 def convert(
     rows: str, dest: str, row_format: str | None, split: str | None, **options: Any
@@ -45,9 +79,6 @@ def convert(
     )  # fmt: skip
     for folder in [f"{dest}/{name}" for name in report.splits] or [dest]:
         _show_rejects(folder)
-    if not report.num_samples:
-        click.echo("error: no row became a sample; is --media-root right?", err=True)
-        sys.exit(PROBLEM)
 
 
 @command("mmstream index s3://bucket/tars --output indexes/")
@@ -55,7 +86,13 @@ def convert(
 @click.option("--output", help="Where indexes and manifest go; else beside the tars.")
 @click.option("--repack", is_flag=True, help="Unpack gzipped tars to plain ones.")
 @click.option("--overwrite", is_flag=True, help="Build indexes anew that are there already.")
-@click.option("--num-threads", type=AT_LEAST_1, default=8, show_default=True)
+@click.option(
+    "--num-threads",
+    type=AT_LEAST_1,
+    default=8,
+    show_default=True,
+    help="Tars indexed side by side.",
+)
 def index(url: str, **options: Any) -> None:
     """Index the tars at URL that others wrote, so that they open at once.
 
@@ -73,9 +110,20 @@ def index(url: str, **options: Any) -> None:
 @command("mmstream verify s3://bucket/corpus --decode")
 @click.argument("url")
 @click.option("--decode", is_flag=True, help="Also decode every image and parse every json.")
-@click.option("--write-bad", is_flag=True, help="List what is bad, for runs to leave out.")
-@click.option("--quarantine", multiple=True, metavar="FILE", help="Of a run: list these too.")
-@click.option("--source", metavar="NAME", help="URL's name in the mixture that the run was on.")
+@click.option(
+    "--write-bad",
+    is_flag=True,
+    help="Write mmstream.bad.json beside the data: new runs leave out what it lists.",
+)
+@click.option(
+    "--quarantine",
+    multiple=True,
+    metavar="FILE",
+    help="quarantine-rank0.jsonl of a run: list its samples too. May come several times.",
+)
+@click.option(
+    "--source", metavar="NAME", help="Of a run on a mixture: the name that URL has in it."
+)
 def verify(
     url: str, decode: bool, write_bad: bool, quarantine: tuple[str, ...], source: str | None
 ) -> None:
@@ -90,6 +138,8 @@ def verify(
     from mmstream.verifying import bad_samples
     from mmstream.verifying import verify as run
 
+    if source is not None and not quarantine:
+        raise click.UsageError("--source says what --quarantine is of; give both")
     if quarantine and not write_bad:
         if decode:
             raise click.UsageError("--quarantine reads no data to decode; add --write-bad")

@@ -79,9 +79,11 @@ def _tell(dataset: Any, about: dict[str, Any]) -> None:
         click.echo(f"  fields of the first {len(about['keys'])} samples:")
     for name, count in about["fields"].items():
         click.echo(f"  .{name}" + (f": {count:,}" if count is not None else ""))
-    click.echo(f"  first keys: {', '.join(about['keys'])}")
+    keys = (key if key.isprintable() else repr(key) for key in about["keys"])
+    click.echo(f"  first keys: {', '.join(keys)}")
     for name, value in about["source"].items():
-        click.echo(f"  {name}: {value}")
+        if value is not None:
+            click.echo(f"  {name}: {value}")
 
 
 def _first_samples(dataset: Any, count: int) -> list[dict[str, Any]]:

@@ -22,11 +22,18 @@ __all__ = ["replay"]
     help="JSON of a loader's state_dict(), - for standard input, a checkpoint, or the folder that "
     "`mmstream train` wrote to.",
 )  # fmt: skip
-@click.option("--step", "steps", metavar="S|A:B", help="One step, or A to B - 1; else the state's.")
-@click.option("--epoch", type=AT_LEAST_0, help="Any, past or future; else the state's.")
-@click.option("--rank", type=AT_LEAST_0, help="Only this rank's rows, of --world-size.")
-@click.option("--world-size", type=AT_LEAST_1, help="Data-parallel ranks.")
-@click.option("--rows-per-rank", metavar="N,N,...", help="For ranks of different size.")
+@click.option(
+    "--step",
+    "steps",
+    metavar="S|A:B",
+    help="One step, or A to B - 1; else the state's, which comes next.",
+)
+@click.option("--epoch", type=AT_LEAST_0, help="From 0, past or future; else the state's.")
+@click.option("--rank", type=AT_LEAST_0, help="Only this rank's rows, from 0; with --world-size.")
+@click.option("--world-size", type=AT_LEAST_1, help="Number of data-parallel ranks.")
+@click.option(
+    "--rows-per-rank", metavar="N,N,...", help="Rows of each rank, where they are not equal."
+)
 @click.option("--keys", is_flag=True, help="Read the samples' keys: one tar header each.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a row.")
 @click.option(
@@ -40,10 +47,12 @@ def replay(
 ) -> None:  # fmt: skip
     """Print which samples a step of a run on URL has: epoch, step, row, shard[index].
 
-    URL is a dataset, or a mixture's JSON file.
+    URL is a dataset, or a mixture's JSON file. Without --step, it is the step that the run goes on
+    with from STATE. In a terminal the columns have a header.
 
     Only manifests are read, so any past or future step of any rank is told at once. Where a bad
-    sample is planned, what was shown instead stands in the logs, which --check compares.
+    sample is planned, what was shown instead stands in the logs, which --check compares; where the
+    run's settings changed between two epochs, each is set beside its own plan.
     """
     from mmstream.mixfile import open_data
     from mmstream.planning import order_of_state
@@ -64,6 +73,11 @@ def replay(
     first, stop = wanted or (at_step, at_step + 1)
     rows = _rows(order.global_batch_size, **whose)
     chosen = range(first, order.steps_per_epoch if stop is None else stop)
+    if epoch is None and at_epoch and not at_step:
+        click.echo(f"epoch {at_epoch} is the state's, of which no step was done yet; --epoch "
+                   f"{at_epoch - 1} is the one before", err=True)  # fmt: skip
+    if sys.stdout.isatty() and not as_json:
+        click.echo("epoch step row shard[index]" + " key" * keys)
     for row in run(dataset, order, at_epoch if epoch is None else epoch, chosen, rows, keys=keys):
         if as_json:
             click.echo(json.dumps(row._asdict()))
@@ -82,7 +96,7 @@ def _check(
     as_json: bool,
 ) -> None:
     """Compare logs with the plan; exit code 1 where they differ."""
-    from mmstream.checking import check_logs, steps_logged
+    from mmstream.checking import check_logs, orders_logged, steps_logged
     from mmstream.lineage import log_files, read_lineage
 
     logged = read_lineage(log_files(logs))
@@ -91,12 +105,13 @@ def _check(
     def is_wanted(at: tuple[int, int]) -> bool:
         return epoch in (None, at[0]) and first <= at[1] and (stop is None or at[1] < stop)
 
+    orders = orders_logged(order, logged, dataset)
     logged = {at: rows for at, rows in logged.items() if is_wanted(at)}
     if not logged:
         click.echo("error: these logs have no such step", err=True)
         sys.exit(PROBLEM)
-    planned = filter(is_wanted, steps_logged(order, logged))
-    found = check_logs(order, logged, planned, name_of=dataset.name_of)
+    planned = filter(is_wanted, steps_logged(orders, logged))
+    found = check_logs(orders, logged, planned, name_of=dataset.name_of)
     if as_json:
         click.echo(json.dumps({**asdict(found), "holds": found.holds}))
     else:

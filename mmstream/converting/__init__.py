@@ -68,7 +68,8 @@ def convert(
             that holds something else.
         FileNotFoundError: no such file of rows.
         StorageError: storage failed after retries.
-        MMStreamError: a worker process died.
+        MMStreamError: a worker process died, or no row became a sample: ``rejects.jsonl`` says why,
+            and the same call tries again.
     """
     options = Options(
         samples_per_shard=samples_per_shard,

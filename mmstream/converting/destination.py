@@ -7,6 +7,7 @@
 
 A list of bad samples that lies there belongs to what was there before, and goes before the marker
 comes. A killed run leaves the marker, so `open_dataset` refuses the folder and names the command.
+A run that gave no sample leaves nothing but the rejects, and the next one tries every row again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -25,7 +27,7 @@ from mmstream.errors import ConfigError, ManifestError
 from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.storage import LocalStore, Store, open_store
 
-__all__ = ["REJECTS_NAME", "State", "begin", "finish", "inspect"]
+__all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect"]
 
 REJECTS_NAME = "rejects.jsonl"
 
@@ -49,21 +51,23 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
         _compare(store, "an unfinished conversion", marker.get("plan"), plan)
         if marker.get("media_root") != media_root:
             raise ConfigError(
-                f"{store.url}: began with media_root={marker.get('media_root')!r}, "
-                f"this run has {media_root!r}; pass overwrite to start anew"
+                f"{store.url}: a conversion began here with media root "
+                f"{marker.get('media_root')!r}, this run has {media_root!r}; "
+                "overwrite=True starts anew"
             )
         return "unfinished"
     if MANIFEST_NAME in names:
         if overwrite:
             return "clear"
-        source = Manifest.from_bytes(store.read(MANIFEST_NAME)).source
+        manifest = Manifest.from_bytes(store.read(MANIFEST_NAME))
+        source = manifest.source
         _compare(store, "a dataset", {k: source.get(k) for k in plan}, plan)
-        return "finished"
+        return "finished" if manifest.num_samples or not plan["num_rows"] else "clear"
     tars = [name for name in names if name.endswith(".tar")]
     if tars and not overwrite:
         raise ConfigError(
             f"{store.url}: holds {tars[0]}, which no conversion accounts for; "
-            "name another destination, or pass overwrite"
+            "name another destination, or replace it with overwrite=True"
         )
     return "clear" if tars else "fresh"
 
@@ -85,11 +89,7 @@ def begin(
 
 def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
     """Write ``rejects.jsonl`` and the manifest, then remove the marker."""
-    with store.create(REJECTS_NAME) as file:
-        for report in reports:
-            for reject in report.rejects:
-                line = {"file": plan["rows"], "row": reject.row, "reason": reject.reason}
-                file.write(msgspec.json.encode(line) + b"\n")
+    _write_rejects(store, plan, reports)
     fields: Counter[str] = Counter()
     for report in reports:
         fields.update(report.fields)
@@ -103,13 +103,35 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
     store.remove(MARKER_NAME)
 
 
+def give_up(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
+    """Leave ``rejects.jsonl`` alone, of a conversion without a sample: it is no dataset."""
+    _write_rejects(store, plan, reports)
+    _remove_reports(store)
+    store.remove(MARKER_NAME)
+
+
+def _write_rejects(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
+    with store.create(REJECTS_NAME) as file:
+        for report in reports:
+            for reject in report.rejects:
+                line = {"file": plan["rows"], "row": reject.row, "reason": reject.reason}
+                file.write(msgspec.json.encode(line) + b"\n")
+
+
+def _remove_reports(store: Store) -> None:
+    reports = open_store(store.url_of(REPORTS))
+    for name in reports.list():
+        reports.remove(name)
+    if isinstance(reports, LocalStore):
+        with suppress(OSError):  # there is none, or something else lies in it
+            Path(reports.url).rmdir()
+
+
 def _clear(store: Store) -> None:
     """Remove what a conversion writes, and nothing else."""
     store.remove(MANIFEST_NAME)
     store.remove(REJECTS_NAME)
-    reports = open_store(store.url_of(REPORTS))
-    for name in reports.list():
-        reports.remove(name)
+    _remove_reports(store)
     for name in store.list():
         if _SHARD_FILE.fullmatch(name):
             store.remove(name)
@@ -129,7 +151,7 @@ def _compare(store: Store, what: str, there: Any, plan: dict[str, Any]) -> None:
     if differing:
         raise ConfigError(
             f"{store.url}: holds {what} of another plan: {'; '.join(differing)}. "
-            "Name another destination, or pass overwrite to replace it"
+            "Name another destination, or replace it with overwrite=True"
         )
 
 

@@ -31,6 +31,7 @@ MAX_ROW_BYTES = 64 << 20
 """A longer line is a reject: no text row is, and a file without line ends is no JSONL."""
 
 BOM = b"\xef\xbb\xbf"
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BLOCK = 4 << 20
 
 
@@ -106,7 +107,7 @@ def open_rows(rows: str) -> Iterator[RowFile]:
 
     Raises:
         FileNotFoundError: no such file.
-        ConfigError: no rows in it, a damaged gzip, or a JSON array that does not parse.
+        ConfigError: no rows in it, a damaged gzip, UTF-16, or a JSON array that does not parse.
         StorageError: a remote file could not be read.
     """
     name = split_url(rows.rstrip("/"))[1]
@@ -118,6 +119,8 @@ def open_rows(rows: str) -> Iterator[RowFile]:
             raise FileNotFoundError(f"{rows}: no such file of rows")
         if _head(path)[:2] == b"\x1f\x8b":
             path = _unzip(path, Path(folder, "plain"), rows)
+        if _head(path).startswith(UTF16):
+            raise ConfigError(f"{rows}: is UTF-16, as Windows writes it; save it as UTF-8")
         if _head(path).removeprefix(BOM).lstrip()[:1] == b"[":
             path = _unroll(path, Path(folder, "lines"), rows)
         stamp = _stamp(path)

@@ -19,12 +19,19 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from mmstream.converting.destination import State, begin, finish, inspect
+from mmstream.converting.destination import (
+    REJECTS_NAME,
+    State,
+    begin,
+    finish,
+    give_up,
+    inspect,
+)
 from mmstream.converting.plan import Options, plan_of, select, shard_name
 from mmstream.converting.pool import run_jobs
 from mmstream.converting.rows import RowFile, open_rows
 from mmstream.converting.shard import ShardJob, ShardReport
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, MMStreamError
 from mmstream.manifest import MANIFEST_NAME, Manifest
 from mmstream.storage import LocalStore, Store, is_remote, join_url, open_store
 
@@ -46,7 +53,7 @@ class ConvertReport:
     """Of the tars that this run wrote; the others stood there from an earlier run."""
     seconds: float
     was_finished: bool = False
-    """The destination held this conversion already: nothing was done. Pass overwrite to redo it."""
+    """The destination held this conversion already: nothing was done. See `overwrite`."""
     splits: dict[str, ConvertReport] = field(default_factory=dict)
     """The same for each split; empty without splits."""
 
@@ -89,6 +96,7 @@ def run_conversion(
             if part.state != "finished":
                 begin(part.store, part.state, part.plan, root, command)
         reports = _write(parts, row_file, options, root, num_workers, progress)
+    _require_samples(parts, reports, root)
     done: dict[str | None, ConvertReport] = {}
     for part in parts:
         if part.state != "finished":
@@ -146,6 +154,33 @@ def _write(
             reports[splits[url]].append(report)
             bar.update(report.num_rows)
     return {split: sorted(done, key=_shard_order) for split, done in reports.items()}
+
+
+def _require_samples(
+    parts: list[_Part], reports: dict[str | None, list[ShardReport]], root: str | None
+) -> None:
+    """Refuse to leave a dataset behind that would be empty; its rejects stay."""
+    done = any(report.num_samples for split in reports.values() for report in split)
+    if done or any(part.state == "finished" for part in parts):
+        return
+    for part in parts:
+        give_up(part.store, part.plan, reports[part.split])
+    rejects = [
+        (part.store.url_of(REJECTS_NAME), reject)
+        for part in parts
+        for report in reports[part.split]
+        for reject in report.rejects
+    ]
+    where, first = rejects[0]
+    hint = ""
+    if first.reason.endswith(("no such file", "media root")):
+        hint = f". Media are looked for in {root} (media_root=)"
+    elif first.reason.startswith("not JSON"):
+        hint = ". Rows are JSON objects, one a line, or one array of them"
+    raise MMStreamError(
+        f"none of {len(rejects):,} rows became a sample, so no dataset was made; all reasons are "
+        f"in {where}, the first: row {first.row}: {first.reason}{hint}"
+    )
 
 
 def _shard_order(report: ShardReport) -> tuple[int, str]:

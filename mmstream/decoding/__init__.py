@@ -7,7 +7,9 @@ names:
                               with tiles also "image_tiles", "image_size"
     json messages, or txt  -> "input_ids", "attention_mask", "labels"  TextDecoder (text, chat)
 
-Fields without a decoder stay bytes, compressed ones too.
+Fields without a decoder stay bytes, compressed ones too. Where the text shows images by as many
+tokens as their pictures' shapes demand, those are read from the headers: the texts of a step become
+tokens in one call, before any picture is decoded.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ import msgspec
 import numpy as np
 import torch
 
+from mmstream.decoding.encoded import encode_or_decode
 from mmstream.decoding.fields import image_fields
 from mmstream.decoding.image import ImageDecoder
+from mmstream.decoding.lengths import ImageShape
 from mmstream.decoding.text import TextDecoder, Tokens, decode_text
 from mmstream.decoding.tiles import AnyResolution, DynamicTiles
 from mmstream.errors import ConfigError, DecodeError, where
@@ -56,6 +60,10 @@ class Decode:
     image: ImageDecoder | None = None
     text: TextDecoder | None = None
 
+    def __post_init__(self) -> None:
+        if self.image is None and self.text is not None and self.text.needs_shapes:
+            raise ConfigError("image_length is a function of the image: give Decode(image=) too")
+
 
 def decode_sample(
     sample: Sample,
@@ -77,7 +85,8 @@ def decode_sample(
         ``image``: uint8 [3, H, W], a view of H, W, 3 memory (of ``image_out`` where it was used),
         or a list of such tensors, possibly empty, unless there is exactly one. A decoder with tiles
         makes several of each picture: ``image_tiles``, int64 [num_pictures], says how many, and
-        ``image_size``, int64 [num_pictures, 2], its own height and width. With ``decode.text``
+        ``image_size``, int64 [num_pictures, 2], its own height and width. One that is left to the
+        GPU is an `EncodedImage` in the place of a tensor. With ``decode.text``
         there are ``input_ids``, ``attention_mask`` and ``labels``, int64 [T] arrays, and ``txt`` is
         a string.
 
@@ -91,7 +100,11 @@ def decode_sample(
         return decoded
     if decode.text is not None:
         name = decode.text.source(decoded)
-        tokenize = partial(decode.text, decoded) if tokens is None else partial(_given, tokens)
+        tokenize = (
+            partial(decode.text, decoded, _image_shapes(sample, decode))
+            if tokens is None
+            else partial(_given, tokens)
+        )
         decoded.update(_at(sample, name, tokenize))
         if "txt" in sample:
             decoded["txt"] = _at(sample, "txt", partial(decode_text, sample["txt"]))
@@ -109,15 +122,49 @@ def decode_texts(
 
     Returns:
         Of each sample what `decode_sample` takes in its place, and its tokens: the result is the
-        same, the error of a bad one included. A sample whose ``json`` is damaged is as it was.
+        same, the error of a bad one included. A sample whose ``json`` is damaged is as it was; one
+        whose text depends on a picture of an odd header has no tokens yet.
     """
     parsed = [_try_parse(sample) for sample in samples]
     if decode is None or decode.text is None:
         return [(sample, None) for sample in parsed]
-    whole = [not isinstance(sample.get("json"), bytes) for sample in parsed]
-    found = iter(decode.text.decode_all(list(compress(parsed, whole))))
+    shapes = [_prepared_shapes(sample, decode) for sample in parsed]
+    whole = [
+        of_images is not None and not isinstance(sample.get("json"), bytes)
+        for sample, of_images in zip(parsed, shapes, strict=True)
+    ]
+    ready, known = list(compress(parsed, whole)), list(compress(shapes, whole))
+    found = iter(decode.text.decode_all(ready, known))
     return [
         (sample, next(found) if good else None) for sample, good in zip(parsed, whole, strict=True)
+    ]
+
+
+def _prepared_shapes(sample: Sample, decode: Decode) -> list[ImageShape] | None:
+    """Read from the headers what the sample's images will be, where its text depends on that.
+
+    Returns:
+        None where a header does not tell.
+    """
+    if decode.image is None or decode.text is None or not decode.text.needs_shapes:
+        return []
+    found = [decode.image.prepared_shape(sample[name]) for name in image_fields(sample)]
+    return None if None in found else [shape for shape in found if shape is not None]
+
+
+def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
+    """Do the same; where the headers do not tell, decode the pictures once more than it takes.
+
+    Raises:
+        DecodeError: One cannot be decoded.
+    """
+    shapes, decoder = _prepared_shapes(sample, decode), decode.image
+    if shapes is not None or decoder is None:
+        return shapes or []
+    decode_one = partial(decoder.decode, rng=_rng(sample, decoder))
+    return [
+        decoder.shape_of(_at(sample, name, partial(decode_one, sample[name])).picture)
+        for name in image_fields(sample)
     ]
 
 
@@ -144,6 +191,12 @@ def _decode_images(
     if out is not None and len(names) == 1:
         _at(sample, names[0], partial(decoder, sample[names[0]], out.numpy(), rng))
         return {"image": out.permute(2, 0, 1)}  # of the batch's memory: collate need not copy
+    if decoder.device != "cpu":
+        left = [
+            _at(sample, name, partial(encode_or_decode, sample[name], name, decoder, rng))
+            for name in names
+        ]
+        return {"image": left[0] if len(left) == 1 else left}
     found = [_at(sample, name, partial(decoder.decode, sample[name], rng=rng)) for name in names]
     if decoder.tiles is None:
         images = [torch.from_numpy(one.pixels).permute(2, 0, 1) for one in found]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmstream.decoding.tiles import AnyResolution, DynamicTiles
 from mmstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _CHOICES = {
     "crop_rounding": ("even", "down"),
     "interpolation": ("bilinear", "bicubic"),
     "exact": (False, True),
+    "device": ("cpu", "cuda"),
 }
 
 
@@ -66,8 +68,12 @@ def _check_together(decoder: ImageDecoder) -> None:
         raise ConfigError(f"size={size}: without a crop give one number, the shorter side")
     if decoder.tiles is None:
         return
+    if not isinstance(decoder.tiles, AnyResolution | DynamicTiles):
+        raise ConfigError(f"tiles={decoder.tiles!r}: give AnyResolution() or DynamicTiles()")
     if not isinstance(size, int) or resize is not None or crop == "random" or decoder.flip:
         raise ConfigError("tiles go with one number as size, and neither resize, crop nor flip")
+    if decoder.device != "cpu":
+        raise ConfigError('tiles are cut by the CPU: device="cpu"')
     decoder.tiles.check(size)
 
 

@@ -20,9 +20,10 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from mmstream.decoding.jpeg import decode_jpeg
+from mmstream.decoding.geometry import Shape
+from mmstream.decoding.jpeg import decode_jpeg, jpeg_shape
 from mmstream.decoding.orientation import upright
-from mmstream.decoding.pillow import check_png, decode_with_pillow
+from mmstream.decoding.pillow import check_png, decode_with_pillow, has_late_metadata, pillow_shape
 from mmstream.errors import DecodeError
 
 JPEG_START = b"\xff\xd8"
@@ -50,6 +51,24 @@ def decode_bytes(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray
         check_png(data)
     picture = decode_with_pillow(plugin, data, max_pixels)
     return upright(picture.pixels, picture.orientation), 1
+
+
+def header_shape(data: bytes) -> Shape | None:
+    """Read the (height, width) of an upright image from its header, without judging the file.
+
+    Returns:
+        The shape that `decode_bytes` at factor 1 gives if it succeeds. None where the header does
+        not tell: libjpeg or Pillow dislike it, or a PNG's orientation follows its picture data.
+
+    Raises:
+        DecodeError: The format is not known.
+    """
+    if data.startswith(JPEG_START):
+        return jpeg_shape(data)
+    plugin = _plugin(data)
+    if plugin is PngImagePlugin.PngImageFile and has_late_metadata(data):
+        return None
+    return pillow_shape(plugin, data)
 
 
 def _plugin(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:

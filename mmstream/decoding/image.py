@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.checks import check_settings
-from mmstream.decoding.formats import JPEG_START, decode_bytes
+from mmstream.decoding.encoded import Plan
+from mmstream.decoding.formats import JPEG_START, decode_bytes, header_shape
 from mmstream.decoding.geometry import (
     Shape,
     View,
@@ -33,7 +34,9 @@ from mmstream.decoding.geometry import (
     whole,
 )
 from mmstream.decoding.jpeg import jpeg_shape
+from mmstream.decoding.lengths import ImageShape
 from mmstream.decoding.pillow import check_pixels
+from mmstream.decoding.plain import plain_jpeg
 from mmstream.decoding.resize import render
 from mmstream.decoding.tiles import AnyResolution, DynamicTiles
 from mmstream.errors import ConfigError, DecodeError
@@ -90,6 +93,9 @@ class ImageDecoder:
             and on the picture that resizing makes of a very long one. Default 128 Mi, 384 MiB as
             RGB.
         max_bytes: Limit on the encoded image. Default 256 MiB.
+        device: "cuda": in a pipeline, JPEGs of which nothing is odd stay files until
+            `mmstream.to_device` has them decoded by the GPU, at full size; all other pictures, and
+            calls by hand, are decoded by the CPU. Not with `tiles`.
 
     Raises:
         ConfigError: A setting is of the wrong type or range, or does not go with another.
@@ -111,6 +117,7 @@ class ImageDecoder:
     exact: bool = False
     max_pixels: int = MAX_PIXELS
     max_bytes: int = MAX_BYTES
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -174,28 +181,27 @@ class ImageDecoder:
         data: bytes,
         out: NDArray[np.uint8] | None = None,
         rng: np.random.Generator | None = None,
+        plan: Plan | None = None,
     ) -> Decoded:
-        """Decode one image as a call does; return its own (height, width) too."""
+        """Decode one image as a call does, or by a plan; return its own (height, width) too."""
         shape = self.output_shape
         if out is not None and not (
             shape and out.shape == (*shape, 3) and out.dtype == np.uint8 and out.flags.c_contiguous
         ):
             raise ConfigError(f"out: {out.dtype} {out.shape} cannot hold a result of {shape}")
-        if self.is_random and rng is None:
-            raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
+        if plan is None:
+            self._check_rng(rng)
         if len(data) > self.max_bytes:
             raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        picture, views, factor = None, None, 1
-        if not self.exact and self.resize != "native" and data.startswith(JPEG_START):
-            picture = jpeg_shape(data)
-        if picture is not None:
-            check_pixels(*picture, self.max_pixels)
-            views = self._views(picture, rng)
-            factor = shrink_factor(views, picture)
+        planned = self._planned(data, rng) if plan is None else (plan.picture, [plan.view])
+        factor = 1
+        if planned is not None and not self.exact:
+            factor = shrink_factor(planned[1], planned[0])
         pixels, factor = decode_bytes(data, self.max_pixels, factor)
-        if picture is None or views is None:
+        if planned is None:
             picture = (pixels.shape[0], pixels.shape[1])
-            views = self._views(picture, rng)
+            planned = picture, self._views(picture, rng)
+        picture, views = planned
         if factor > 1:
             views = [shrunk(view, picture, factor) for view in views]
         results = [render(pixels, v, self.interpolation, self.fill, out) for v in views]
@@ -203,6 +209,62 @@ class ImageDecoder:
             return Decoded(results[0], picture)
         stacks = [result if result.ndim == 4 else result[None] for result in results]
         return Decoded(np.concatenate(stacks), picture)
+
+    def plan(self, data: bytes, rng: np.random.Generator | None = None) -> Plan | None:
+        """Plan the result of an image that is left to the GPU; None: it is for the CPU.
+
+        Raises:
+            DecodeError: It exceeds a limit.
+        """
+        self._check_rng(rng)
+        if self.device == "cpu" or len(data) > self.max_bytes or not data.startswith(JPEG_START):
+            return None
+        header = plain_jpeg(data)
+        if header is None:
+            return None
+        plan = Plan(*header, whole(header[0], header[0]))
+        check_pixels(*plan.picture, self.max_pixels)
+        return plan._replace(view=self._views(plan.picture, rng)[0])
+
+    def _check_rng(self, rng: np.random.Generator | None) -> None:
+        if self.is_random and rng is None:
+            raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
+
+    def _planned(
+        self, data: bytes, rng: np.random.Generator | None
+    ) -> tuple[Shape, list[View]] | None:
+        """Plan the results of a JPEG that may be decoded smaller; None: after decoding it."""
+        if self.exact or self.resize == "native" or not data.startswith(JPEG_START):
+            return None
+        picture = jpeg_shape(data)
+        if picture is None:
+            return None
+        check_pixels(*picture, self.max_pixels)
+        return picture, self._views(picture, rng)
+
+    def prepared_shape(self, data: bytes) -> ImageShape | None:
+        """Tell from an image's header alone what decoding it will make of it.
+
+        Returns:
+            What the result's shape will be if decoding succeeds, which this does not say. None
+            where that takes decoding: an odd header, or one that decoding will refuse.
+        """
+        try:
+            picture = header_shape(data) if len(data) <= self.max_bytes else None
+            return None if picture is None else self.shape_of(picture)
+        except DecodeError:
+            return None
+
+    def shape_of(self, picture: Shape) -> ImageShape:
+        """Return what becomes of a picture of this (height, width), upright.
+
+        Raises:
+            DecodeError: It exceeds a limit.
+        """
+        if self.output_shape:
+            return ImageShape(*self.output_shape, picture)
+        check_pixels(*picture, self.max_pixels)
+        return ImageShape.of(picture, self._views(picture, None))
 
     def _views(self, picture: Shape, rng: np.random.Generator | None) -> list[View]:
         """Plan the results of a picture of this shape, drawing what is random."""

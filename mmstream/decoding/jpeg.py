@@ -38,6 +38,7 @@ from PIL import Image, JpegImagePlugin
 
 from mmstream.decoding.orientation import SIDEWAYS, exif_orientation, upright, xmp_orientation
 from mmstream.decoding.pillow import check_pixels, decode_with_pillow, one_line
+from mmstream.decoding.reduced import decode_reduced
 from mmstream.errors import DecodeError
 
 _SOI = b"\xff\xd8"
@@ -60,7 +61,7 @@ def jpeg_shape(data: bytes) -> tuple[int, int] | None:
         return None
     if height < 1 or width < 1:
         return None
-    return (width, height) if _orientation(data) in SIDEWAYS else (height, width)
+    return (width, height) if orientation_of(read_header(data)[0]) in SIDEWAYS else (height, width)
 
 
 def decode_jpeg(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
@@ -69,8 +70,8 @@ def decode_jpeg(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[
     Args:
         data: The file, starting with FF D8.
         max_pixels: Larger pictures are refused from their header.
-        factor: 1, 2, 4 or 8: how many times smaller to decode it. libjpeg then reads all of the
-            picture data all the same, so damage is noticed as at full size.
+        factor: 1, 2, 4 or 8: how many times smaller to decode it. All of the picture data is
+            read all the same, so damage is noticed as at full size.
 
     Returns:
         uint8 [H, W, 3], RGB, C-contiguous, sides divided by the factor and rounded up; and the
@@ -93,7 +94,7 @@ def decode_jpeg(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[
                 raise DecodeError(f"JPEG: {one_line(first)}") from None
             plugin = JpegImagePlugin.JpegImageFile
             image, factor = decode_with_pillow(plugin, data, max_pixels).pixels, 1
-    return upright(image, _orientation(data)), factor
+    return upright(image, orientation_of(read_header(data)[0])), factor
 
 
 def _decode_strictly(data: bytes, max_pixels: int, factor: int) -> tuple[NDArray[np.uint8], int]:
@@ -105,6 +106,9 @@ def _decode_strictly(data: bytes, max_pixels: int, factor: int) -> tuple[NDArray
         return np.array(cmyk.convert("RGB")), 1
     if factor == 1:
         return simplejpeg.decode_jpeg(data, "RGB"), 1
+    reduced = decode_reduced(data, factor)
+    if reduced is not None:
+        return reduced, factor
     # Of its scales n/8 simplejpeg takes the smallest that is not below these: exactly 1/factor.
     small = (-(-height // factor), -(-width // factor))
     image = simplejpeg.decode_jpeg(data, "RGB", min_height=small[0], min_width=small[1])
@@ -196,10 +200,10 @@ def _without_padding(body: bytes) -> bytes:
     return kept + stuffing + body[end:]
 
 
-def _orientation(data: bytes) -> int | None:
-    """EXIF first, then XMP, as Pillow reads them."""
+def orientation_of(segments: list[Segment]) -> int | None:
+    """Return the orientation that a header asks for: EXIF first, then XMP, as Pillow reads them."""
     xmp = None
-    for marker, payload in read_header(data)[0]:
+    for marker, payload in segments:
         if marker == _APP1 and payload.startswith(b"Exif\0\0"):
             found = exif_orientation(payload)
             if found is not None:

@@ -68,11 +68,15 @@ def upright(image: NDArray[np.uint8], orientation: int | None) -> NDArray[np.uin
     if orientation in (None, 1):
         return image
     # ATen mirrors a channels_last picture in SIMD, sixty times as fast as numpy moves its bytes.
-    pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    pixels = upright_tensor(torch.from_numpy(image)[None].permute(0, 3, 1, 2), orientation)
+    turned: NDArray[np.uint8] = pixels[0].permute(1, 2, 0).contiguous().numpy()
+    return turned
+
+
+def upright_tensor(pixels: torch.Tensor, orientation: int | None) -> torch.Tensor:
+    """Turn pictures [B, 3, H, W] of any device upright; without need they are returned as given."""
     rows = [2] if orientation in (3, 4, 6, 7) else []
     columns = [3] if orientation in (2, 3, 7, 8) else []
-    pixels = torch.flip(pixels, rows + columns)[0].permute(1, 2, 0)
-    if orientation in SIDEWAYS:
-        pixels = pixels.transpose(0, 1)
-    turned: NDArray[np.uint8] = pixels.contiguous().numpy()
-    return turned
+    if rows or columns:
+        pixels = torch.flip(pixels, rows + columns)
+    return pixels.transpose(2, 3) if orientation in SIDEWAYS else pixels

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from mmstream.decoding.orientation import exif_orientation, xmp_orientation
+from mmstream.decoding.orientation import SIDEWAYS, exif_orientation, xmp_orientation
 from mmstream.errors import DecodeError
 
 _PNG_SIGNATURE_BYTES = 8
+_PNG_ORIENTING = (b"exif\0", b"xmp\0", b"XML:com.adobe.xmp\0")
+"""Keywords of text chunks in which Pillow finds metadata."""
 _MAX_REASON_CHARS = 160
 
 
@@ -61,6 +63,20 @@ def decode_with_pillow(
         raise DecodeError(f"{format_name}: {reason}") from None
 
 
+def pillow_shape(
+    plugin: Callable[[io.BytesIO], ImageFile.ImageFile], data: bytes
+) -> tuple[int, int] | None:
+    """Read the (height, width) of an upright image from its header; None where Pillow cannot."""
+    try:
+        with plugin(io.BytesIO(data)) as image:
+            height, width = image.height, image.width
+            return (width, height) if _orientation(image) in SIDEWAYS else (height, width)
+    except MemoryError:
+        raise
+    except Exception:
+        return None
+
+
 def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     """Turn a loaded picture of any mode into RGB.
 
@@ -90,16 +106,33 @@ def check_png(data: bytes) -> None:
         DecodeError: An IDAT chunk is cut short or does not match its CRC.
     """
     view = memoryview(data)
-    position = _PNG_SIGNATURE_BYTES
-    while position + 8 <= len(data):
-        stop = position + 8 + int.from_bytes(view[position : position + 4], "big")
-        if data.startswith(b"IDAT", position + 4):
+    for start, stop in _png_chunks(data):
+        if data.startswith(b"IDAT", start):
             if stop + 4 > len(data):
                 raise DecodeError("PNG: truncated picture data")
-            if zlib.crc32(view[position + 4 : stop]) != int.from_bytes(
-                view[stop : stop + 4], "big"
-            ):
+            if zlib.crc32(view[start:stop]) != int.from_bytes(view[stop : stop + 4], "big"):
                 raise DecodeError("PNG: damaged picture data (wrong checksum)")
+
+
+def has_late_metadata(data: bytes) -> bool:
+    """Tell whether a PNG may say behind its picture data which way up it is."""
+    seen = False
+    for start, _ in _png_chunks(data):
+        if data.startswith(b"IDAT", start):
+            seen = True
+        elif seen and (
+            data.startswith(b"eXIf", start) or data.startswith(_PNG_ORIENTING, start + 4)
+        ):
+            return True
+    return False
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each chunk's name and payload start and stop."""
+    position = _PNG_SIGNATURE_BYTES
+    while position + 8 <= len(data):
+        stop = position + 8 + int.from_bytes(data[position : position + 4], "big")
+        yield position + 4, stop
         position = stop + 4
 
 

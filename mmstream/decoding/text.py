@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from mmstream.decoding.chat import Chat, Span, check_messages, probe_chat
 from mmstream.decoding.fields import image_fields
-from mmstream.decoding.placeholders import Ids, check_fields, expand_images, placeholder_id
+from mmstream.decoding.lengths import ImageLength, ImageShape
+from mmstream.decoding.placeholders import Ids, Placeholders, check_fields, make_placeholders
 from mmstream.errors import ConfigError, DecodeError
 
 IGNORED_LABEL = -100  # what torch's cross entropy leaves out
@@ -51,9 +52,10 @@ class TextDecoder:
         field: The field to take instead: "json" insists on messages, any other name on text.
         image_token: Stands for an image in the text where the chat template cannot take images.
         image_length: For vision-language models: tokens that an image takes, such as the patches of
-            the vision tower. Each ``image_token`` in the text becomes so many; the text must hold
-            one for each image of the sample. Before plain text without any, such as a caption, all
-            images are put. None: images are no concern of the text.
+            the vision tower; or, where that depends on the picture, a function from `ImageShape` to
+            it, such as ``mm.qwen_vl_length()``. Each ``image_token`` in the text becomes so many;
+            the text must hold one for each image of the sample. Before plain text without any, such
+            as a caption, all images are put. None: images are no concern of the text.
 
     Raises:
         ConfigError: A slow tokenizer (it cannot say which characters a token came from, so turns
@@ -66,10 +68,10 @@ class TextDecoder:
     padding: Literal["longest", "max_length"] = "longest"
     field: str | None = None
     image_token: str = "<image>"
-    image_length: int | None = None
+    image_length: int | ImageLength | None = None
     _chat: Chat | None = dataclasses.field(init=False, repr=False)
     _core: Any = dataclasses.field(init=False, repr=False)
-    _image_id: int = dataclasses.field(init=False, repr=False)
+    _images: Placeholders | None = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not getattr(self.tokenizer, "is_fast", False):
@@ -87,13 +89,11 @@ class TextDecoder:
         )
         core.no_padding()
         core.enable_truncation(self.max_length)
-        if self.image_length is not None and self.image_length < 1:
-            raise ConfigError(f"image_length={self.image_length!r}: give a number from 1 up")
-        image_id = -1 if self.image_length is None else placeholder_id(core, self.image_token)
+        images = make_placeholders(core, self.image_token, self.image_length, self.max_length)
         chat = probe_chat(self.tokenizer, self.image_token) if has_template else None
         object.__setattr__(self, "_chat", chat)
         object.__setattr__(self, "_core", core)
-        object.__setattr__(self, "_image_id", image_id)
+        object.__setattr__(self, "_images", images)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
@@ -116,6 +116,11 @@ class TextDecoder:
         """The tokenizer's, "right" or "left"."""
         return str(self.tokenizer.padding_side)
 
+    @property
+    def needs_shapes(self) -> bool:
+        """Whether the tokens of a text depend on the shapes of its sample's images."""
+        return callable(self.image_length)
+
     def source(self, sample: dict[str, Any]) -> str:
         """Name the field that this sample's text comes from."""
         if self.field is not None:
@@ -124,11 +129,15 @@ class TextDecoder:
         has_turns = isinstance(row, dict) and bool(row.get("messages"))
         return "json" if has_turns and self._chat is not None else "txt"
 
-    def __call__(self, sample: dict[str, Any]) -> Tokens:
+    def __call__(
+        self, sample: dict[str, Any], shapes: Sequence[ImageShape] | None = None
+    ) -> Tokens:
         """Tokenize one sample.
 
         Args:
             sample: With ``json`` parsed. Text fields are bytes in UTF-8, or strings.
+            shapes: Where ``image_length`` is a function: `ImageDecoder.prepared_shape` of each of
+                the sample's images, in the order of `image_fields`.
 
         Returns:
             ``input_ids``, ``attention_mask`` (ones) and ``labels``, each int64 [T] with
@@ -141,14 +150,24 @@ class TextDecoder:
             DecodeError: There is no text, it is not UTF-8, or the template or the tokenizer refuses
                 it. With ``image_length`` also: the text does not show the sample's images, each
                 once and in order, or ``max_length`` ends before an image does.
+            ConfigError: ``image_length`` is a function and returned no whole number from 1 up, or
+                has not been given a shape for each image.
         """
-        found = self.decode_all([sample])[0]
+        found = self.decode_all([sample], [shapes])[0]
         if isinstance(found, DecodeError):
             raise found
         return found
 
-    def decode_all(self, samples: Sequence[dict[str, Any]]) -> list[Tokens | DecodeError]:
+    def decode_all(
+        self,
+        samples: Sequence[dict[str, Any]],
+        shapes: Sequence[Sequence[ImageShape] | None] | None = None,
+    ) -> list[Tokens | DecodeError]:
         """Tokenize the texts of many samples in one call of the tokenizer.
+
+        Args:
+            samples: As a call takes them.
+            shapes: Of the images of each, where calls need them.
 
         Returns:
             Of each sample what calling this returns, or the error that it raises.
@@ -167,8 +186,10 @@ class TextDecoder:
         return [
             prompt
             if isinstance(prompt, DecodeError)
-            else self._try(self._finish, sample, prompt, encoding)
-            for sample, prompt, encoding in zip(samples, prompts, encodings, strict=True)
+            else self._try(self._finish, sample, prompt, encoding, of_sample)
+            for sample, prompt, encoding, of_sample in zip(
+                samples, prompts, encodings, shapes or [None] * len(samples), strict=True
+            )
         ]
 
     def _encode(self, texts: list[str], is_chat: bool) -> list[Any]:
@@ -190,21 +211,27 @@ class TextDecoder:
         if self.source(sample) == "json":
             return self._render(sample)
         text = self._plain_text(sample)
-        if self.image_length is not None and self.image_token not in text:
-            text = self.image_token * len(image_fields(sample)) + text
-        return _Prompt(text, None)
+        return _Prompt(self._images.put_before(text, sample) if self._images else text, None)
 
-    def _finish(self, sample: dict[str, Any], prompt: _Prompt, encoding: Any) -> Tokens:
+    def _finish(
+        self,
+        sample: dict[str, Any],
+        prompt: _Prompt,
+        encoding: Any,
+        shapes: Sequence[ImageShape] | None,
+    ) -> Tokens:
         if isinstance(encoding, DecodeError):
             raise encoding
         ids = labels = np.asarray(encoding.ids, dtype=np.int64)
         if prompt.spans is not None:
             labels = _labels(ids, encoding, prompt.spans)
-        if self.image_length is not None:
+        if self._images is not None:
             num_last = 0  # special tokens at the end, of plain text alone
             if prompt.spans is None:
                 num_last = sum(1 for _ in takewhile(bool, reversed(encoding.special_tokens_mask)))
-            ids, labels = self._expand_images(sample, prompt.text, ids, labels, num_last)
+            ids, labels = self._images.expand(
+                sample, prompt.text, ids, labels, shapes=shapes, keep=num_last
+            )
         if not len(ids):
             raise DecodeError("empty text: no tokens")
         return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
@@ -228,28 +255,9 @@ class TextDecoder:
         if self._chat is None or not isinstance(row, dict):
             raise DecodeError("no messages: not a JSON object")
         messages = check_messages(row.get("messages"))
-        if self.image_length is not None:
+        if self._images is not None:
             check_fields(messages, image_fields(sample))
         return _Prompt(*self._chat.render(messages))
-
-    def _expand_images(
-        self, sample: dict[str, Any], text: str, ids: Ids, labels: Ids, num_last: int
-    ) -> tuple[Ids, Ids]:
-        """Expand the placeholders; the last `num_last` tokens are kept when the text is cut."""
-        num_images, num_placeholders = len(image_fields(sample)), text.count(self.image_token)
-        if num_placeholders != num_images:
-            raise DecodeError(
-                f"{num_placeholders} {self.image_token} in the text, {num_images} images"
-            )
-        return expand_images(
-            ids,
-            labels,
-            token_id=self._image_id,
-            length=self.image_length or 1,
-            num_images=num_images,
-            max_length=self.max_length,
-            keep=num_last,
-        )
 
 
 def _labels(ids: Ids, encoding: Any, spans: list[Span]) -> Ids:

@@ -86,8 +86,8 @@ def pixels_of(value: Any) -> Pixels:
     """Return uint8 [H, W, 3] of an encoded image, or of a decoded one.
 
     Args:
-        value: bytes; or a tensor [3, H, W], uint8, or floating after normalisation, which is
-            stretched to the full range so that one can see it.
+        value: bytes; an `EncodedImage`; or a tensor [3, H, W], uint8, or floating after
+            normalisation, which is stretched to the full range so that one can see it.
 
     Raises:
         DecodeError: no picture can be made of it.
@@ -97,6 +97,8 @@ def pixels_of(value: Any) -> Pixels:
 
         limits = ImageDecoder(max_pixels=MAX_PICTURE_PIXELS, max_bytes=MAX_PICTURE_BYTES)
         return limits(value)
+    if hasattr(value, "plan"):  # an `EncodedImage`, which the GPU would decode
+        value = value.decode()
     if not hasattr(value, "detach"):
         raise DecodeError(f"no picture: {type(value).__name__}")
     array = value.detach().cpu()

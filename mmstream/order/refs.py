@@ -46,7 +46,7 @@ def refs_of_step(step: int, numbers: Ints, window: Callable[[int], Window]) -> R
     )
     for number in np.unique(numbers):
         found = window(int(number))
-        here = found.step == step
+        here = np.flatnonzero(found.step == step)
         rows = found.row[here]
         refs.shard[rows], refs.index[rows] = found.shard[here], found.index[here]
     return refs

@@ -99,7 +99,7 @@ class Order:
         require(
             total >= rows or not drop_last,
             f"{total} samples do not fill one step of global_batch_size {rows}: "
-            "lower it, or pass drop_last=False",
+            "lower it, or in Python pass drop_last=False",
         )
         grid = (int(grid[0]), int(grid[1])) if grid else default_grid(total, rows)
         require(

@@ -169,6 +169,9 @@ class RemoteStore:
             return
 
 
+_HINT = " (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws; AWS_ENDPOINT_URL)"
+
+
 def _client(url: str) -> Any:
     """Return this process's fsspec file system for a URL, as the environment is now."""
     settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
@@ -187,7 +190,10 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
             "connect_timeout": 10,
             "retries": {"max_attempts": 0},
         }
-    client = fsspec.filesystem(scheme, **options)
+    try:
+        client = fsspec.filesystem(scheme, **options)
+    except ImportError as error:  # fsspec's words name the package
+        raise ConfigError(f"{scheme}://: {error}") from error
     client.retries = 1  # s3fs'; with botocore's and ours, a dead server would be asked 125 times
     return client
 
@@ -215,7 +221,7 @@ def _retry(url: str, call: Callable[[], T]) -> T:
             if kind == "ParamValidationError":
                 raise ConfigError(f"{url}: {error}") from error
             if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
-                raise StorageError(f"{url}: {error}; check the credentials") from error
+                raise StorageError(f"{url}: {error}; check the credentials{_HINT}") from error
             if attempt == MAX_ATTEMPTS:
                 raise StorageError(
                     f"{url}: failed {attempt} times, last {kind}: {error}"

@@ -165,9 +165,31 @@ def resume_training(store: Store, trained: Trained, batches: DeviceLoader, place
         trained.load_state_dict(found.content)
     except (KeyError, RuntimeError, ValueError) as error:
         raise StateError(
-            f"{store.url}: step {found.num_steps} is of another model: {error}"
+            f"{store.url}: step {found.num_steps} is of another model: "
+            f"{_difference(trained, found.content) or str(error).partition(chr(10))[0]}; give the "
+            "settings that it was trained with (model=, image_size=, max_length=, tokenizer=, "
+            "freeze=), or another folder (out=)"
         ) from error
-    batches.load_state_dict(json.loads(found.content["loader"]))
+    try:
+        batches.load_state_dict(json.loads(found.content["loader"]))
+    except StateError as error:
+        raise StateError(f"{store.url}: step {found.num_steps}: {error}") from error
     if place.rank == 0:
         logger.info("going on from %s, step %d", store.url, found.num_steps)
     return found.num_steps
+
+
+def _difference(trained: Trained, content: dict[str, Any]) -> str:
+    """Say in a line in which weights a checkpoint differs from the model; nothing if in none."""
+    ours, saved = trained.model.state_dict(), content.get("model", {})
+    shapes = [name for name in ours if name in saved and ours[name].shape != saved[name].shape]
+    parts = {
+        "are missing in it": [name for name in ours if name not in saved],
+        "are unknown here": [name for name in saved if name not in ours],
+        "have another shape": shapes,
+    }
+    told = [f"{len(names):,} weights {what} ({names[0]}" for what, names in parts.items() if names]
+    if shapes:
+        was, now = (tuple(weights[shapes[0]].shape) for weights in (saved, ours))
+        told[-1] += f": {was} there, {now} here"
+    return "".join(f"{part}), " for part in told).removesuffix(", ")

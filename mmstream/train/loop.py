@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmstream.device import DeviceLoader, to_device
-from mmstream.errors import MMStreamError
+from mmstream.errors import ConfigError, MMStreamError, SkipLimitError
 from mmstream.lineage import SampleLog
 from mmstream.mixfile import open_data
 from mmstream.storage import join_url, open_store
@@ -32,7 +32,13 @@ from mmstream.train.distributed import (
 )
 from mmstream.train.meter import Meter
 from mmstream.train.metrics import StepLog
-from mmstream.train.models import build_model, decode_for, normalize_for, open_model_tokenizer
+from mmstream.train.models import (
+    build_model,
+    decode_for,
+    hint_at_model,
+    normalize_for,
+    open_model_tokenizer,
+)
 from mmstream.train.schedule import learning_rate_of
 from mmstream.train.step import prepare, seed_step, train_step
 from mmstream.train.tracing import deterministic, traced
@@ -47,6 +53,8 @@ Batch = dict[str, Any]
 
 def run(config: TrainConfig) -> TrainResult:
     """Open the data, join the other ranks and train: what `mmstream.train.train` calls."""
+    if config.log_folder is not None and Path(config.log_folder).is_file():
+        raise ConfigError(f"train: {config.log_folder} is a file, and out= a folder")
     with leave_on_sigterm(), process_group(config.device) as place, ExitStack() as loaders:
         share_threads(config.num_workers)
         tokenizer = open_model_tokenizer(config)
@@ -63,7 +71,13 @@ def run(config: TrainConfig) -> TrainResult:
             validation = Validation(
                 open_batches(config.validation, shuffle=False, drop_last=False, log="validation")
             )
-        result = fit(config, model, open_batches(config.url), place, validation)
+        try:
+            result = fit(config, model, open_batches(config.url), place, validation)
+        except (ConfigError, SkipLimitError) as error:
+            hint = hint_at_model(config, open_data(config.url))
+            if not hint:
+                raise
+            raise type(error)(f"{error}{hint}") from error
     if result.stopped_by == "SIGINT":
         raise KeyboardInterrupt
     return result
@@ -145,7 +159,7 @@ def fit(
                 stopped_by = _signal_of(flags)
                 if stopped_by is not None:
                     break
-            samples.add(group)
+            samples.add(group, state.get("order"))
             seed_step(config.seed, num_steps, place.rank)
             lr = learning_rate_of(config, num_steps, planned)
             part, norm = train_step(trained, group, total, lr, config, place)

@@ -7,21 +7,25 @@ write those and hand it to `mmstream.train.loop.fit`.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from mmstream.batching import Batch
+from mmstream.dataset import Dataset
 from mmstream.decoding import Decode, ImageDecoder, TextDecoder
+from mmstream.decoding.fields import image_fields
 from mmstream.device import Normalize
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, MMStreamError
+from mmstream.mixing import Mixture
 from mmstream.train import clip
 from mmstream.train.config import TrainConfig
 from mmstream.train.tokenizer import open_tokenizer
 
-__all__ = ["CLIP_NORMALIZE", "Trainable", "build_model", "decode_for", "normalize_for",
-           "open_model_tokenizer"]  # fmt: skip
+__all__ = ["CLIP_NORMALIZE", "Trainable", "build_model", "decode_for", "hint_at_model",
+           "normalize_for", "open_model_tokenizer"]  # fmt: skip
 
 CLIP_NORMALIZE = Normalize(
     mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)
@@ -114,6 +118,27 @@ def normalize_for(config: TrainConfig) -> Normalize:
     if "image_mean" not in about or "image_std" not in about:
         return CLIP_NORMALIZE
     return Normalize(tuple(about["image_mean"]), tuple(about["image_std"]))
+
+
+def hint_at_model(config: TrainConfig, data: Dataset | Mixture) -> str:
+    """Return what to add to an error of CLIP's where a VLM could take the data; else nothing.
+
+    A VLM needs no such hint: captions with an image are short chats to it.
+    """
+    if _kind(config) == "vlm":
+        return ""
+    for dataset in data.datasets.values() if isinstance(data, Mixture) else [data]:
+        try:
+            if not all(map(_is_captioned, islice(dataset, 16))):
+                return '; model="vlm" takes chats, with any number of images'
+        except (MMStreamError, OSError, ValueError):  # the error itself says what is wrong
+            continue
+    return ""
+
+
+def _is_captioned(sample: dict[str, Any]) -> bool:
+    """Tell whether CLIP can take a raw sample: one image, one text."""
+    return len(image_fields(sample)) == 1 and "txt" in sample
 
 
 def _folder(config: TrainConfig) -> str | None:

@@ -69,8 +69,8 @@ def prepare(config: TrainConfig, model: nn.Module, place: Place) -> Trained:
     """
     if not getattr(model, "separable", True) and max(config.accumulate, config.micro_batches) > 1:
         raise ConfigError(
-            "train: this model's loss is over the whole global batch: set accumulate and "
-            "micro_batches to 1, and use activation_checkpointing to save memory"
+            "train: this model's loss is over the whole global batch: set accumulate=1 and "
+            "micro_batches=1; activation_checkpointing=True saves memory"
         )
     freeze_parameters(model, config.freeze)
     model = model.to(place.device).train()

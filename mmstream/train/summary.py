@@ -18,8 +18,11 @@ from mmstream.train.distributed import Place
 
 __all__ = ["Clock", "Times", "bottleneck", "slowest", "summarize"]
 
+LIMITS = 1 / 3
+"""A share of the time from which waiting is what limits a run: without it, half as fast again."""
+
 MATTERS = 0.1
-"""A share of the time that is worth acting on."""
+"""A share of the time that is worth a word."""
 
 ADVICE = {
     "data": "the step waits for batches: raise num_workers, or make a sample cheaper (smaller "
@@ -117,13 +120,21 @@ class Clock:
 def bottleneck(times: Times) -> str:
     """Return what limits a run: "data", "host-to-device" or "compute".
 
-    The device's idle time that the host did not wait for is a copy's that came late. Data and
-    transfer only matter from a tenth of the time on: below that, nothing else would be faster.
+    Data and transfer only from a third of the time on.
+    """
+    worst, share = _worst(times)
+    return worst if share >= LIMITS else "compute"
+
+
+def _worst(times: Times) -> tuple[str, float]:
+    """Return what the model waits for most, and its share of the time.
+
+    The device's idle time that the host did not wait for is a copy's that came late.
     """
     late = max(0.0, times.idle_s - times.wait_s - times.transfer_s)
-    shares = {"data": times.wait_s, "host-to-device": times.transfer_s + late}
-    worst = max(shares, key=lambda name: shares[name])
-    return worst if shares[worst] >= MATTERS * max(times.total_s, 1e-9) else "compute"
+    seconds = {"data": times.wait_s, "host-to-device": times.transfer_s + late}
+    worst = max(seconds, key=lambda name: seconds[name])
+    return worst, seconds[worst] / max(times.total_s, 1e-9)
 
 
 def slowest(times: Times, place: Place) -> Times:
@@ -142,8 +153,12 @@ def summarize(times: Times, num_steps: int, num_samples: float, *, cuda: bool) -
     total = max(times.total_s, 1e-9)
     name = bottleneck(times)
     idle = f", device idle between steps {times.idle_s / total:.0%}" if cuda else ""
+    worst, share = _worst(times)
+    also = f". Worth {share:.0%} of the time: {worst}: {ADVICE[worst]}"
     return (
         f"{num_steps:,} steps in {times.total_s:.1f} s, {num_samples / total:,.0f} samples/s; "
         f"waiting for data {times.wait_s / total:.0%}, moving it {times.transfer_s / total:.0%}, "
         f"computing {times.compute_s / total:.0%}{idle}. Bottleneck: {name}: {ADVICE[name]}"
+        + also
+        * (name == "compute" and share >= MATTERS)
     )

@@ -78,15 +78,21 @@ def open_tokenizer(folder: str | None, *, chat: bool = False) -> Any:
             folder's template also from ``chat_template.json``, where older processors keep it.
 
     Raises:
-        ConfigError: `chat`, and the folder has no chat template.
+        ConfigError: it is no such folder; or `chat`, and it has no chat template.
     """
     if folder is None:
         return byte_tokenizer(chat=chat)
+    if not Path(folder).is_dir():
+        raise ConfigError(f"tokenizer: {folder} is no folder; save one with save_pretrained")
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"tokenizer: {folder} holds none: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if chat and not tokenizer.chat_template:

@@ -1,0 +1,173 @@
+"""Part of the loader: a rank's worker processes, and the steps that are made until they are up.
+
+The transport is a torch DataLoader over a map-style "dataset of steps": its sampler yields jobs, so
+torch's own round-robin is "worker k takes every w-th step", batches come back in step order, and
+persistent workers, the next epoch and a resume need no messages.
+
+A fork server imports torch before it forks, which takes a second or two. A step is a function of
+its number, so this process makes the first ones meanwhile: the first batch is there as early as
+without workers, and nobody can tell who made it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from mmstream.batching import Batch
+from mmstream.errors import ConfigError
+from mmstream.pipeline import Pipeline
+from mmstream.processes import default_threads
+from mmstream.reading import Job
+from mmstream.worker import Steps, check_picklable, start_worker
+
+__all__ = ["StartMethod", "Workers"]
+
+StartMethod = Literal["forkserver", "spawn", "fork"]
+
+
+class Workers:
+    """The workers that run one pipeline, started when they are first needed.
+
+    Args:
+        pipeline: what they run.
+        num_workers: processes.
+        num_threads: decode threads of each.
+        prefetch: batches that each makes ahead.
+        start_method: "forkserver" alone is bridged by steps made here.
+
+    Raises:
+        ConfigError: the pipeline cannot be sent to workers, or this process is itself a worker that
+            imports an unguarded script.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        num_workers: int,
+        num_threads: int,
+        prefetch: int,
+        start_method: StartMethod,
+    ) -> None:
+        if start_method != "fork":
+            check_picklable(pipeline)
+        self.pipeline = pipeline
+        self._bridged = start_method == "forkserver"
+        # As many greetings as torch asks for ahead: the first real job is then asked for when the
+        # first worker has answered, and not before.
+        self._num_greetings = prefetch * num_workers if self._bridged else 0
+        self._jobs = _Jobs(num_workers)
+        self._transport: DataLoader[Batch] = DataLoader(
+            Steps(pipeline, num_threads),
+            sampler=self._jobs,
+            batch_size=None,
+            collate_fn=_as_it_is,  # torch's own would turn tuples into lists, arrays into tensors
+            num_workers=num_workers,
+            multiprocessing_context=multiprocessing.get_context(start_method),
+            persistent_workers=True,
+            prefetch_factor=prefetch,
+            worker_init_fn=partial(start_worker, dict(os.environ), num_threads),
+            pin_memory=torch.cuda.is_available(),
+        )
+        self._started: Future[Iterator[Batch]] | None = None
+
+    def batches(self, first: Job, stop: int) -> Iterator[Batch]:
+        """Yield the batches of an iteration's jobs, in step order: errors as `Pipeline.batches`.
+
+        Args:
+            first: the first job.
+            stop: the step behind the last one.
+        """
+        if self._started is not None:
+            self._started.result()  # an epoch may have ended before they were up
+        elif self._bridged:
+            self._jobs.begin(first, stop, self._num_greetings)
+            return self._bridge()
+        self._jobs.begin(first, stop)
+        return iter(self._transport)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run."""
+        iterator = getattr(self._transport, "_iterator", None)
+        return [worker.pid for worker in getattr(iterator, "_workers", ())]
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._started is not None:
+            self._started.exception()  # they are still starting: no way to stop that half way
+        iterator = getattr(self._transport, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+    def _bridge(self) -> Iterator[Batch]:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="mmstream-start")
+        self._started = pool.submit(self._start)
+        pool.shutdown(wait=False)
+        jobs = self._jobs.here(until=self._started)
+        yield from self.pipeline.batches(jobs, default_threads(), ahead=False)
+        yield from self._started.result()
+
+    def _start(self) -> Iterator[Batch]:
+        try:
+            batches = iter(self._transport)
+            for _ in range(self._num_greetings):
+                next(batches)
+        except RuntimeError as error:
+            raise ConfigError(
+                "workers ended while they started; what they said stands above. If it is of a "
+                "missing import, or of this script itself: put what the script runs under "
+                '`if __name__ == "__main__":`'
+            ) from error
+        return batches
+
+
+class _Jobs(Sampler[Job | None]):
+    """The jobs of the iteration that starts now: some for this process, all others for workers."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._lock = threading.Lock()
+        self.begin(Job(0, 0, 0, 0), 0)
+
+    def begin(self, first: Job, stop: int, num_greetings: int = 0) -> None:
+        """Set the jobs of the next iteration."""
+        self._first, self._stop, self._num_greetings = first, stop, num_greetings
+        self._next = first.step
+        self._stop_here = stop if num_greetings else first.step
+
+    def here(self, until: Future[Any]) -> Iterator[Job]:
+        """Yield the jobs of this process, up to those that workers have begun with."""
+        while True:
+            with self._lock:
+                if self._next >= self._stop_here or (until.done() and until.exception()):
+                    return
+                self._next += 1
+                job = self._first._replace(step=self._next - 1, stride=1)
+            yield job
+
+    def __iter__(self) -> Iterator[Job | None]:
+        first, stop, num_greetings = self._first, self._stop, self._num_greetings
+        yield from [None] * num_greetings
+        with self._lock:
+            # This process makes a step for each worker while these make their first.
+            ahead = self._num_workers if num_greetings else 0
+            self._stop_here = begin = min(stop, self._next + ahead)
+        for step in range(begin, stop):
+            yield first._replace(step=step, stride=self._num_workers)
+
+    def __len__(self) -> int:
+        return self._num_greetings + self._stop - self._first.step
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
