@@ -20,7 +20,7 @@ from mmstream.index import decode_index, index_name
 from mmstream.manifest import Manifest
 from mmstream.order import Corpus
 from mmstream.sample import Lineage, Sample
-from mmstream.storage import LocalStore, Store
+from mmstream.storage import LocalFile, LocalStore, Store
 from mmstream.tar import parse_sample
 
 __all__ = ["Dataset", "DatasetView"]
@@ -184,6 +184,11 @@ class Dataset(Sequence[Sample]):
         """Return a local shard as a map of its file. Raises OSError, ValueError: it is empty."""
         assert isinstance(self.store, LocalStore)
         return self.store.map(self.name_of(shard))
+
+    def open_shard(self, shard: int) -> LocalFile:
+        """Return a local shard held open. Raises OSError."""
+        assert isinstance(self.store, LocalStore)
+        return self.store.open(self.name_of(shard))
 
     def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
         """Tell a shard that is gone or too short (ShardError) from storage that fails."""

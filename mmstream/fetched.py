@@ -17,6 +17,7 @@ from mmstream.dataset import Dataset
 from mmstream.errors import SampleError, ShardError
 from mmstream.mixing import Mixture
 from mmstream.sample import Lineage, Sample
+from mmstream.storage import LocalFile
 from mmstream.tarscan import Scan, blocks_of, scan_samples
 
 __all__ = ["Fetched", "Group", "Outcome"]
@@ -71,7 +72,7 @@ class Fetched:
         self._dataset, self._views = dataset, views
         self._num_samples = num_samples
         self._errors: dict[int, ShardError] = {}
-        self._put: list[tuple[Group, Any, int]] = []
+        self._put: list[tuple[Group, Any, int, LocalFile | None]] = []
         self._key, self._url, self._source = (self._objects() for _ in range(3))
         self._data = self._parts()
         self._shard, self._own_shard, self._index = (self._ints() for _ in range(3))
@@ -88,25 +89,28 @@ class Fetched:
         """Hold why samples cannot be had."""
         self._errors |= dict.fromkeys(places.tolist(), error)
 
-    def put(self, group: Group, data: Any, begin: int) -> None:
+    def put(self, group: Group, data: Any, begin: int, file: LocalFile | None = None) -> None:
         """Hold samples; `find` has to follow.
 
         Args:
             group: which.
             data: bytes of their shard, or a view or map of them; for views they stay in memory.
             begin: where in the shard they start.
+            file: the shard, to read fields from again when samples are taken, instead of holding
+                them here; None: hold them.
         """
-        self._put.append((group, data, begin))
+        self._put.append((group, data, begin, file))
 
     def find(self) -> None:
         """Find the members of all samples that were put since the time before."""
         put, self._put = self._put, []
         if not put:
             return
-        groups, data, begins = zip(*put, strict=True)
+        groups, data, begins, files = zip(*put, strict=True)
         of = np.repeat(np.arange(len(put)), [group.place.size for group in groups])
         index, start, stop, place = map(np.concatenate, zip(*(g[1:] for g in groups), strict=True))
-        start, stop = start - np.array(begins)[of], stop - np.array(begins)[of]
+        begin = np.array(begins)[of]
+        start, stop = start - begin, stop - begin
         origins = [_locate(self._dataset, group.shard) for group in groups]
         self._source[place] = _column([source for source, _, _ in origins])[of]
         self._url[place] = _column([dataset.url_of(shard) for _, dataset, shard in origins])[of]
@@ -114,28 +118,36 @@ class Fetched:
         self._shard[place] = np.array([group.shard for group in groups])[of]
         self._index[place], self._start[place], self._stop[place] = index, start, stop
         held = _column([memoryview(one) for one in data])[of]
+        file = _column(files)[of]
         blocks = [blocks_of(one) for one in data]
         for first in range(0, place.size, MAX_SCANNED):
             some = slice(first, first + MAX_SCANNED)
             scan = scan_samples(blocks, of[some], start[some], stop[some])
-            self._hold(place[some], held[some], scan)
+            self._hold(place[some], held[some], begin[some], file[some], scan)
 
-    def _hold(self, place: Ints, data: Objects, scan: Scan) -> None:
+    def _hold(self, place: Ints, data: Objects, begin: Ints, file: Objects, scan: Scan) -> None:
         """Hold what was found in samples: where in the data it lies, or bytes of its own."""
         self._key[place], self._is_odd[place] = scan.keys, scan.odd
         for depth, (field, start, stop) in enumerate(scan.members):
             if depth == len(self._members):
                 self._members.append((self._objects(), self._parts(), self._ints(), self._ints()))
             fields, parts, starts, stops = self._members[depth]
-            part = data
-            if not self._views:
-                part, start, stop = _copies(data, start, stop), start - start, stop - start
+            part, start, stop = self._own(data, begin, file, start, stop)
             fields[place], parts[place], starts[place], stops[place] = field, part, start, stop
         odd = place[scan.odd]
-        start, stop, part = self._start[odd], self._stop[odd], data[scan.odd]
-        if not self._views:
-            part, start, stop = _copies(part, start, stop), start - start, stop - start
-        self._data[odd], self._start[odd], self._stop[odd] = part, start, stop
+        self._data[odd], self._start[odd], self._stop[odd] = self._own(
+            data[scan.odd], begin[scan.odd], file[scan.odd], self._start[odd], self._stop[odd]
+        )
+
+    def _own(
+        self, data: Objects, begin: Ints, file: Objects, start: Ints, stop: Ints
+    ) -> tuple[Objects, Ints, Ints]:
+        """Return what bytes [start, stop) of data are to be taken from, and their places there."""
+        if self._views:
+            return data, start, stop
+        if file.size and file[0] is not None:  # what `find` finds together is of one range
+            return file, start + begin, stop + begin
+        return _copies(data, start, stop), start - start, stop - start
 
     def take(self, place: int) -> Outcome:
         """Return a sample."""
@@ -150,11 +162,7 @@ class Fetched:
         samples: list[Sample] = [
             {"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)
         ]
-        for columns in self._members:
-            found = zip(samples, *(column[here].tolist() for column in columns), strict=True)
-            for sample, field, part, start, stop in found:
-                if field is not None:
-                    sample[field] = part[start:stop]  # all of some bytes are these bytes
+        failed = self._add_fields(samples, here)
         lineages = map(Lineage._make, zip(own_shards, indexes, *repeat(repeat(0), 3), strict=False))
         for sample, lineage in zip(samples, lineages, strict=True):
             sample["__lineage__"] = lineage
@@ -164,21 +172,47 @@ class Fetched:
         outcomes: list[Outcome] = [*samples]
         for row in np.flatnonzero(self._is_odd[here]).tolist():
             outcomes[row] = self._alone(first + row)
+        for row, why in failed.items():
+            outcomes[row] = self._explained(why, first + row)
         for column in (self._data, *(parts for _, parts, _, _ in self._members)):
             column[here] = b""
         self._is_odd[here], self._is_held[here] = True, False
         return outcomes
 
+    def _add_fields(self, samples: list[Sample], here: slice) -> dict[int, OSError]:
+        """Add the fields of samples; return why some cannot be read any more, by row."""
+        failed: dict[int, OSError] = {}
+        for columns in self._members:
+            found = zip(samples, *(column[here].tolist() for column in columns), strict=True)
+            for row, (sample, field, part, start, stop) in enumerate(found):
+                if field is not None:
+                    try:
+                        sample[field] = part[start:stop]  # all of some bytes are these bytes
+                    except OSError as error:
+                        failed[row] = error
+        return failed
+
     def _alone(self, place: int) -> Outcome:
         """Return a sample that is not like most, or why there is none."""
         if place in self._errors:
             return self._errors[place]
-        part = memoryview(self._data[place])[self._start[place] : self._stop[place]]
         shard, index = int(self._shard[place]), int(self._index[place])
         try:
+            part = memoryview(self._data[place][self._start[place] : self._stop[place]])
             return self._dataset.parse(part, shard, index, views=self._views)
         except SampleError as error:
             return error
+        except OSError as error:
+            return self._explained(error, place)
+
+    def _explained(self, error: OSError, place: int) -> ShardError:
+        """Return why a sample cannot be read any more. Raises StorageError: storage failed."""
+        shard, index = int(self._shard[place]), int(self._index[place])
+        stop = int(self._dataset.offsets(shard)[index + 1])
+        found = self._dataset.explain(error, shard, stop)
+        if not isinstance(found, ShardError):
+            raise found
+        return found
 
     def _objects(self) -> Objects:
         return np.full(self._num_samples, None, dtype=np.object_)

@@ -1,9 +1,10 @@
 """Part of reading: from (shard, index) pairs to raw samples, in few and long ranges.
 
 Samples that lie close come in one range. A range of a remote shard is a request, and all of a call
-travel side by side. Ranges of local shards are read a few megabytes at a time, so that the memory
-of some serves the next. For views shards are mapped instead, and nothing is copied. What came is
-handed to `Fetched`, which makes samples of it.
+travel side by side. Ranges of local shards are read two megabytes at a time, so that the memory of
+some serves the next; what the system's page cache then holds is forgotten here, and read again when
+a sample is taken. For views shards are mapped instead, and nothing is copied. What came is handed
+to `Fetched`, which makes samples of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mmstream.dataset import Dataset
 from mmstream.errors import ShardError
 from mmstream.fetched import Fetched, Group, Outcome
 from mmstream.mixing import Mixture
-from mmstream.storage import LocalStore, RemoteStore
+from mmstream.storage import LocalFile, LocalStore, RemoteStore
 
 __all__ = ["Fetched", "Fetcher", "Outcome", "Ref"]
 
@@ -31,14 +32,14 @@ Ints = npt.NDArray[np.int64]
 MAX_GAP_BYTES = {LocalStore: 4 * 1024, RemoteStore: 256 * 1024}
 """Samples closer than this come in one range: at 100 MB/s, 256 KiB cost 3 ms, a request 20."""
 
-MAX_RANGE_BYTES = 8 * 1024 * 1024
+MAX_RANGE_BYTES = {LocalStore: 2 * 1024 * 1024, RemoteStore: 8 * 1024 * 1024}
 """Longest merged range: long enough for full bandwidth, short enough to run several at once."""
 
-MAX_LOT_BYTES = 8 * 1024 * 1024
-"""Bytes of local ranges that are read before they are cut into samples."""
+MAX_LOT_BYTES = 2 * 1024 * 1024
+"""Bytes of local ranges that are read before they are looked at: each thread's own memory."""
 
-MAX_MAPS = 256
-"""Shards mapped at a time: each holds an open file, of which a process may often have 1,024."""
+MAX_OPEN = 256
+"""Shards mapped or open at a time: open files, of which a process may often have 1,024."""
 
 Ref: TypeAlias = tuple[int, int]
 """(shard, index)."""
@@ -53,14 +54,17 @@ class Fetcher:
     def __init__(self, dataset: Dataset | Mixture, *, views: bool) -> None:
         self._dataset, self._views = dataset, views
         self._maps: WeakValueDictionary[int, mmap] = WeakValueDictionary()  # views keep them alive
+        self._files: WeakValueDictionary[int, LocalFile] = WeakValueDictionary()  # samples do
         self._num_bytes = self._num_requests = 0
         self._lock = threading.Lock()
 
-    def fetch(self, refs: Sequence[Ref] | Ints) -> Fetched:
+    def fetch(self, refs: Sequence[Ref] | Ints, *, later: bool = False) -> Fetched:
         """Return samples; errors of data become values here.
 
         Args:
             refs: (shard, index) of each.
+            later: they are taken some time later: what the system's page cache holds of local
+                shards is read again then, and not held here.
 
         Raises:
             StorageError: storage failed after retries.
@@ -78,7 +82,8 @@ class Fetcher:
                 fetched.put_error(place, error)
                 continue
             whole = Group(shard, index, offsets[index], offsets[index + 1], place)
-            groups = _merge(whole, MAX_GAP_BYTES[type(self._dataset.store_of(shard))])
+            kind = type(self._dataset.store_of(shard))
+            groups = _merge(whole, MAX_GAP_BYTES[kind], MAX_RANGE_BYTES[kind])
             num_requests += len(groups)
             num_bytes += sum(group.num_bytes for group in groups)
             mapped = self._mapped(whole, groups) if self._views else None
@@ -88,7 +93,7 @@ class Fetcher:
                 fetched.put(whole, mapped, 0)
         fetched.find()
         for group, data in self._read(unread):
-            self._put(group, data, fetched)
+            self._put(group, data, fetched, later=later and not self._views)
             if not self._views:
                 fetched.find()
         fetched.find()
@@ -130,7 +135,7 @@ class Fetcher:
             return None
         with self._lock:
             found = self._maps.get(whole.shard)
-            if found is None and len(self._maps) < MAX_MAPS:
+            if found is None and len(self._maps) < MAX_OPEN:
                 try:
                     found = self._maps[whole.shard] = self._dataset.map_shard(whole.shard)
                 except (OSError, ValueError):  # ValueError: an empty file
@@ -143,10 +148,23 @@ class Fetcher:
             found.madvise(MADV_WILLNEED, page, stop - page)  # all ranges come in at once, behind us
         return found
 
-    def _put(self, group: Group, data: Data, fetched: Fetched) -> None:
+    def _cached(self, group: Group) -> LocalFile | None:
+        """Return the shard of a range that was read just now; None: the system does not hold it."""
+        if not self._is_near(group):
+            return None
+        with self._lock:
+            file = self._files.get(group.shard)
+            if file is None and len(self._files) < MAX_OPEN:
+                try:
+                    file = self._files[group.shard] = self._dataset.open_shard(group.shard)
+                except OSError:
+                    return None
+        return file if file is not None and file.is_cached(*group.range[1:]) else None
+
+    def _put(self, group: Group, data: Data, fetched: Fetched, *, later: bool) -> None:
         """Hold what came of a range."""
         if not isinstance(data, OSError):
-            fetched.put(group, data, group.range[1])
+            fetched.put(group, data, group.range[1], self._cached(group) if later else None)
             return
         error = self._dataset.explain(data, group.shard, group.range[2])
         if not isinstance(error, ShardError):
@@ -156,16 +174,16 @@ class Fetcher:
             return
         for number in range(group.place.size):  # samples before the cut are still good
             one = group.part(number, number + 1)
-            self._put(one, self._dataset.read_ranges([one.range])[0], fetched)
+            self._put(one, self._dataset.read_ranges([one.range])[0], fetched, later=later)
 
 
-def _merge(whole: Group, max_gap_bytes: int) -> list[Group]:
+def _merge(whole: Group, max_gap_bytes: int, max_range_bytes: int) -> list[Group]:
     """Cut a shard's samples into groups that one range each shall fetch."""
     far = whole.start[1:] - whole.stop[:-1] > max_gap_bytes
     groups = []
     for first, end in pairwise([0, *(np.flatnonzero(far) + 1).tolist(), whole.start.size]):
         while first < end:
-            limit = int(whole.start[first]) + MAX_RANGE_BYTES
+            limit = int(whole.start[first]) + max_range_bytes
             fitting = int(np.searchsorted(whole.stop[first:end], limit, side="right"))
             following = first + max(1, fitting)
             groups.append(whole.part(first, following))

@@ -19,7 +19,7 @@ from mmstream.errors import ConfigError, ShardError
 from mmstream.order import Corpus, Stop
 from mmstream.order.checks import integer
 from mmstream.sample import Sample
-from mmstream.storage import Store
+from mmstream.storage import LocalFile, Store
 
 __all__ = ["Mixture"]
 
@@ -154,6 +154,11 @@ class Mixture:
         """Return a local shard as a map of its file; as `Dataset.map_shard`."""
         _, dataset, local = self.locate(shard)
         return dataset.map_shard(local)
+
+    def open_shard(self, shard: int) -> LocalFile:
+        """Return a local shard held open; as `Dataset.open_shard`."""
+        _, dataset, local = self.locate(shard)
+        return dataset.open_shard(local)
 
     def parse(
         self, data: bytes | memoryview, shard: int, index: int, *, views: bool = False

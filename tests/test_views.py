@@ -69,7 +69,7 @@ def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
     if instead == "far away":
         monkeypatch.setattr(Fetcher, "_is_near", lambda fetcher, group: False)
     elif instead == "too many shards":
-        monkeypatch.setattr(fetching, "MAX_MAPS", 1)
+        monkeypatch.setattr(fetching, "MAX_OPEN", 1)
     else:
         monkeypatch.setattr(LocalStore, "map", refuse)
     found = list(steps_of(dataset, True))

@@ -18,11 +18,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 from mmstream.errors import ConfigError
-from mmstream.storage.local import LocalStore
+from mmstream.storage.local import LocalFile, LocalStore
 from mmstream.storage.remote import RemoteStore
 from mmstream.storage.urls import is_remote, join_url, split_url
 
-__all__ = ["LocalStore", "RemoteStore", "Store", "is_remote", "join_url", "open_store", "split_url"]
+__all__ = [
+    "LocalFile",
+    "LocalStore",
+    "RemoteStore",
+    "Store",
+    "is_remote",
+    "join_url",
+    "open_store",
+    "split_url",
+]
 
 Store: TypeAlias = LocalStore | RemoteStore
 """Where shards, indexes, manifests and checkpoints lie."""

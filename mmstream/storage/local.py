@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,46 @@ from typing import Any, BinaryIO
 from mmstream.errors import StorageError
 from mmstream.storage.urls import Range, join_url
 
-__all__ = ["LocalStore"]
+__all__ = ["LocalFile", "LocalStore"]
+
+NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+"""Linux: read what lies in memory, or fail at once."""
+
+
+class LocalFile:
+    """A file held open; a slice of it reads these bytes, when it is asked for.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        FileNotFoundError: no such file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._fd = path, os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._fd).atexit = False
+
+    def __getitem__(self, part: slice) -> bytes:
+        """Return exactly these bytes. Raises StorageError: the file ends before."""
+        data = os.pread(self._fd, part.stop - part.start, part.start)
+        if len(data) < part.stop - part.start:
+            return _read(self._fd, self._path, part.start, part.stop)
+        return data
+
+    def is_cached(self, start: int, stop: int) -> bool:
+        """Tell whether the system holds the file's bytes [start, stop) in its page cache.
+
+        Asked of both ends. False, too, where the file system cannot tell: tmpfs and most network
+        file systems among them.
+        """
+        byte = bytearray(1)
+        try:
+            return bool(NOWAIT) and all(
+                os.preadv(self._fd, [byte], at, NOWAIT) for at in (start, stop - 1)
+            )
+        except OSError:
+            return False
 
 
 @dataclass(frozen=True)
@@ -43,18 +83,13 @@ class LocalStore:
         """
         fd = os.open(self.url_of(name), os.O_RDONLY)
         try:
-            size = os.fstat(fd).st_size
-            if size < stop:  # asked first: a damaged index may name more bytes than there is memory
-                raise StorageError(f"{self.url_of(name)}: ends {stop - size} bytes before {stop}")
-            parts: list[bytes] = []
-            while start < stop and (part := os.pread(fd, stop - start, start)):
-                parts.append(part)
-                start += len(part)
-            if start < stop:
-                raise StorageError(f"{self.url_of(name)}: cut while it was read")
+            return _read(fd, self.url_of(name), start, stop)
         finally:
             os.close(fd)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def open(self, name: str) -> LocalFile:
+        """Return an object held open. Raises FileNotFoundError when there is none."""
+        return LocalFile(self.url_of(name))
 
     def map(self, name: str) -> mmap:
         """Return an object mapped into memory, for reading: its pages come when they are touched.
@@ -113,6 +148,19 @@ class LocalStore:
     def remove(self, name: str) -> None:
         """Remove an object; one that is absent is fine."""
         Path(self.url, name).unlink(missing_ok=True)
+
+
+def _read(fd: int, path: str, start: int, stop: int) -> bytes:
+    size = os.fstat(fd).st_size
+    if size < stop:  # asked first: a damaged index may name more bytes than there is memory
+        raise StorageError(f"{path}: ends {stop - size} bytes before {stop}")
+    parts: list[bytes] = []
+    while start < stop and (part := os.pread(fd, stop - start, start)):
+        parts.append(part)
+        start += len(part)
+    if start < stop:
+        raise StorageError(f"{path}: cut while it was read")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _attempt(call: Callable[[str, int, int], bytes], *item: Any) -> bytes | OSError:
