@@ -96,6 +96,9 @@ class DeviceLoader:
     dtype: torch.dtype | None = None
     decode_jpegs: DecodeJpegs | None = None
     _memory: Memory = field(default_factory=Memory, init=False, repr=False, compare=False)
+    _streams: list[torch.cuda.Stream] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -138,7 +141,9 @@ class _Mover:
         if self._device.type == "cuda":
             if not torch.cuda.is_available():
                 raise ConfigError('to_device: no CUDA device is to be seen here; "cpu" works')
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if not stage._streams:  # one for good: each has its own pool of memory
+                stage._streams.append(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+            self._stream = stage._streams[0]
             self._device = self._stream.device  # with its number, which threads do not share
         self._decoder: DeviceDecoder | None = None
         self._pool: ThreadPoolExecutor | None = None

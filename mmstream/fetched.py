@@ -172,24 +172,24 @@ class Fetched:
         outcomes: list[Outcome] = [*samples]
         for row in np.flatnonzero(self._is_odd[here]).tolist():
             outcomes[row] = self._alone(first + row)
-        for row, why in failed.items():
-            outcomes[row] = self._explained(why, first + row)
+        for row in failed:
+            outcomes[row] = self._again(first + row)
         for column in (self._data, *(parts for _, parts, _, _ in self._members)):
             column[here] = b""
         self._is_odd[here], self._is_held[here] = True, False
         return outcomes
 
-    def _add_fields(self, samples: list[Sample], here: slice) -> dict[int, OSError]:
-        """Add the fields of samples; return why some cannot be read any more, by row."""
-        failed: dict[int, OSError] = {}
+    def _add_fields(self, samples: list[Sample], here: slice) -> set[int]:
+        """Add the fields of samples; return the rows that cannot be taken as they were found."""
+        failed: set[int] = set()
         for columns in self._members:
             found = zip(samples, *(column[here].tolist() for column in columns), strict=True)
             for row, (sample, field, part, start, stop) in enumerate(found):
                 if field is not None:
                     try:
                         sample[field] = part[start:stop]  # all of some bytes are these bytes
-                    except OSError as error:
-                        failed[row] = error
+                    except OSError:
+                        failed.add(row)
         return failed
 
     def _alone(self, place: int) -> Outcome:
@@ -202,17 +202,27 @@ class Fetched:
             return self._dataset.parse(part, shard, index, views=self._views)
         except SampleError as error:
             return error
-        except OSError as error:
-            return self._explained(error, place)
+        except OSError:
+            return self._again(place)
 
-    def _explained(self, error: OSError, place: int) -> ShardError:
-        """Return why a sample cannot be read any more. Raises StorageError: storage failed."""
+    def _again(self, place: int) -> Outcome:
+        """Return a sample whose shard was changed or failed since it was looked at: read now.
+
+        Raises:
+            StorageError: storage failed.
+        """
         shard, index = int(self._shard[place]), int(self._index[place])
-        stop = int(self._dataset.offsets(shard)[index + 1])
-        found = self._dataset.explain(error, shard, stop)
-        if not isinstance(found, ShardError):
-            raise found
-        return found
+        start, stop = self._dataset.offsets(shard)[index : index + 2].tolist()
+        data = self._dataset.read_ranges([(shard, start, stop)])[0]
+        if isinstance(data, OSError):
+            error = self._dataset.explain(data, shard, stop)
+            if not isinstance(error, ShardError):
+                raise error
+            return error
+        try:
+            return self._dataset.parse(data, shard, index)
+        except SampleError as bad:
+            return bad
 
     def _objects(self) -> Objects:
         return np.full(self._num_samples, None, dtype=np.object_)

@@ -174,7 +174,7 @@ class Fetcher:
             return
         for number in range(group.place.size):  # samples before the cut are still good
             one = group.part(number, number + 1)
-            self._put(one, self._dataset.read_ranges([one.range])[0], fetched, later=later)
+            self._put(one, self._dataset.read_ranges([one.range])[0], fetched, later=False)
 
 
 def _merge(whole: Group, max_gap_bytes: int, max_range_bytes: int) -> list[Group]:

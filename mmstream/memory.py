@@ -20,6 +20,9 @@ __all__ = ["Memory", "Slot", "attach"]
 HEADER_BYTES = 64
 """Before a slot's data: whether the process that it was sent to holds it."""
 
+ALL_PAGES = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+"""Of memory that is there: its 2,400 pages at once, where each touch of a new one is a fault."""
+
 ROUND_BYTES = 64 * 1024
 MAX_FREE = 4
 """Slots that wait for use; more are given back to the system."""
@@ -118,7 +121,7 @@ def attach(file: int, num_bytes: int) -> torch.Tensor:
         num_bytes: Of data.
     """
     try:
-        memory = mmap.mmap(file, HEADER_BYTES + num_bytes)
+        memory = mmap.mmap(file, HEADER_BYTES + num_bytes, flags=ALL_PAGES)
     finally:
         os.close(file)
     array = _view(memory)

@@ -2,10 +2,10 @@
 
 In: jobs, the steps that this process shall deliver. Out: each step's raw samples. Bytes are read a
 window at a time, ahead of use, in ranges that are merged where samples lie close: a worker that
-owns whole lanes reads megabytes at once and no byte twice from storage. Only raw bytes are held, and
-only until their step; windows of different lanes end one after another, so memory stays near half
-of all windows (`Order`'s default: 2 GiB over all ranks and workers). Of local shards the system's
-page cache holds them, where it does: that memory is shared, and the system can take it back.
+owns whole lanes reads megabytes at once and no byte twice from storage. Only raw bytes are held,
+and only until their step; windows of different lanes end one after another, so memory stays near
+half of all windows (`Order`'s default: 2 GiB over all ranks and workers). Of local shards the
+system's page cache holds them, where it does: that memory is shared, and can be taken back.
 
 The first step of a run, or after a resume, reads just its own samples; the rest of its windows
 follow in the background.

@@ -25,7 +25,7 @@ from mmstream.processes import join_parent
 from mmstream.reading import Job
 from mmstream.transport import Parcel
 
-__all__ = ["Steps", "check_picklable", "in_one_line", "preload_server", "start_worker"]
+__all__ = ["Steps", "in_one_line", "pickle_pipeline", "preload_server", "start_worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +34,23 @@ class Steps(Dataset[Batch]):
     """Step -> batch, as a `Parcel`, in a worker; None -> None, as soon as it is up.
 
     The pipeline's generators live on from one job to the next.
+
+    Args:
+        pipeline: what to run.
+        num_threads: decode threads.
+        pickled: the pipeline as it is sent to workers; None: they are forked, and have it.
     """
 
-    def __init__(self, pipeline: Pipeline, num_threads: int) -> None:
+    def __init__(self, pipeline: Pipeline, num_threads: int, pickled: bytes | None = None) -> None:
         if pipeline.views:
             raise ConfigError("views=True: views stay in their process; num_workers=0")
-        self._pipeline, self._num_threads = pipeline, num_threads
+        self._pipeline, self._num_threads, self._pickled = pipeline, num_threads, pickled
         self._waiting: deque[Job] = deque()
         self._batches: Iterator[Batch] | None = None
         self._memory: Memory | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, (self._pickled, self._num_threads)
 
     def __getitem__(self, job: Job | None) -> Any:
         if job is None:
@@ -58,6 +66,10 @@ class Steps(Dataset[Batch]):
         except BaseException:
             self._batches = None  # an error ends a generator for good
             raise
+
+
+def _load(pickled: bytes, num_threads: int) -> Steps:
+    return Steps(pickle.loads(pickled), num_threads)
 
 
 def preload_server(pipeline: Pipeline) -> None:
@@ -115,8 +127,8 @@ def in_one_line(error: MMStreamError) -> MMStreamError:
     return type(error)(reason) if space and "Original Traceback" in str(error) else error
 
 
-def check_picklable(pipeline: Pipeline) -> None:
-    """Refuse what a worker that starts afresh could not load, before it tries."""
+def pickle_pipeline(pipeline: Pipeline) -> bytes:
+    """Return a pipeline as it is sent to workers; refuse what they could not load."""
     _check_main_guard()
     advice = 'or pass start_method="fork" or num_workers=0'
     try:
@@ -132,6 +144,7 @@ def check_picklable(pipeline: Pipeline) -> None:
             "workers cannot import what a notebook, a prompt or standard input defines: "
             f"put transforms and collate into a module, {advice}"
         )
+    return data
 
 
 def _check_main_guard() -> None:

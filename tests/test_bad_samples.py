@@ -40,7 +40,7 @@ from mmstream.errors import (
     StorageError,
 )
 from mmstream.reading import Reader
-from mmstream.storage import LocalStore
+from mmstream.storage import LocalFile, LocalStore
 
 BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
 
@@ -185,7 +185,9 @@ def test_real_workers_make_the_same_substitutes_as_one_process(tmp_path, decoder
     ) == assert_resumes_exactly(lambda: mm.Loader(made), images=True)
 
 
-def test_a_passing_error_of_the_first_read_changes_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_passing_error_of_the_first_read_changes_nothing(tmp_path, monkeypatch, cached):
+    monkeypatch.setattr(LocalFile, "is_cached", lambda file, start, stop: cached)
     corpus = write_faulty(tmp_path, [30, 30], ())
     made = pipeline(corpus)
     calm = run(made).steps

@@ -104,7 +104,20 @@ def without(data: bytes, marker: int) -> bytes:
     return data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4], "big") :]
 
 
+DC_LENGTHS = (
+    bytes([0, 0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0]),
+    bytes([0, 0, 1, 5, 1, 1, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0]),
+)
+"""How many codes there are of each length: the table that all use, and with one of ones alone."""
+
+AC_LENGTHS = (
+    bytes([0x10, 0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 0x7D]),
+    bytes([0x10, 0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 2, 0x7C]),
+)
+
+
 def left_to_libjpeg() -> dict[str, bytes]:
+    table = b"\xff\xc4\x00\x13\x00" + bytes(16)
     start, frame = PLAIN.index(b"\xff\xda"), PLAIN.index(b"\xff\xc0")
     restarts = FILES["restart markers by rows"]
     swapped = bytearray(restarts)
@@ -123,6 +136,9 @@ def left_to_libjpeg() -> dict[str, bytes]:
         "12 bits": PLAIN[: frame + 4] + b"\x0c" + PLAIN[frame + 5 :],
         "no quantization tables": without(without(PLAIN, 0xDB), 0xDB),
         "no Huffman tables": without(PLAIN, 0xC4),
+        "a Huffman code of ones alone, of DC": PLAIN.replace(*DC_LENGTHS, 1),
+        "a Huffman code of ones alone, of AC": PLAIN.replace(*AC_LENGTHS, 1),
+        "a hundred Huffman tables": PLAIN[:2] + table * 100 + PLAIN[2:],
         "no end": PLAIN[:-2],
         "zeroes before the end": PLAIN[:-2] + bytes(9) + PLAIN[-2:],
         "a byte before the end": PLAIN[:-2] + b"\x55" + PLAIN[-2:],

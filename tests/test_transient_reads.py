@@ -17,7 +17,7 @@ import mmstream as mm
 from mmstream.decoding.filling import MAX_LOOKS
 from mmstream.errors import ShardError, StorageError
 from mmstream.index import encode_index
-from mmstream.storage import LocalStore
+from mmstream.storage import LocalFile, LocalStore
 
 COUNTS = [30, 1, 0, 40, 26]
 BAD = {5, 29, 30, 58, 70}
@@ -53,6 +53,15 @@ class Storage:
 
         monkeypatch.setattr(LocalStore, "read", spoilt_read)
         monkeypatch.setattr(LocalStore, "read_ranges", spoilt_ranges)
+        take = LocalFile.__getitem__
+
+        def spoilt_take(file, part):  # what the page cache held is read again
+            data = self.spoil(take(file, part), (file._path, part.start, part.stop))
+            if isinstance(data, OSError):
+                raise data
+            return data
+
+        monkeypatch.setattr(LocalFile, "__getitem__", spoilt_take)
 
     def spoil(self, data, item):
         self.times[item] += 1

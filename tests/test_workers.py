@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
 import threading
 import time
 
+import numpy as np
 import pytest
+import torch
 
 import mmstream as mm
 from mmstream.errors import ConfigError, ShardError
@@ -21,15 +24,32 @@ def note_process(sample):
     return {**sample, "process": os.getpid()}
 
 
+class KeepsALock:
+    """Opens on its first sample what cannot be sent to another process."""
+
+    lock = None
+
+    def __call__(self, sample):
+        self.lock = self.lock or threading.Lock()
+        with self.lock:
+            return note_process(sample)
+
+
+def draw(sample):
+    """Draw from all global generators, as transforms should not."""
+    drawn = random.random() + np.random.random() + torch.rand(()).item()
+    return {**sample, "process": os.getpid(), "drawn": drawn}
+
+
 @pytest.fixture
 def held(monkeypatch):
     """Let workers of a Loader start only when this event is set."""
     event = threading.Event()
     start = Workers._start
 
-    def wait(self):
+    def wait(self, *given):
         assert event.wait(60)
-        return start(self)
+        return start(self, *given)
 
     monkeypatch.setattr(Workers, "_start", wait)
     return event
@@ -74,6 +94,29 @@ def test_steps_are_made_here_until_workers_are_up_and_nobody_can_tell(
     again = taken(loader)
     assert os.getpid() not in {process for _, process in again}
     assert len({process for _, process in again}) == num_workers
+    loader.close()
+
+
+def test_what_a_transform_keeps_stays_out_of_the_pipeline_that_is_sent(corpus, held):
+    keeps = KeepsALock()
+    made = pipeline(corpus, transforms=(keeps,))
+    loader = mm.Loader(made, num_workers=2)
+    assert len(taken(loader, held, after=2)) == len(loader)
+    assert keeps.lock is None
+    loader.close()
+    assert len(taken(loader)) == len(loader)  # new workers are sent the same
+    loader.close()
+
+
+@pytest.mark.parametrize("num_here", [1, 4])
+def test_steps_made_here_move_no_global_generator(corpus, held, num_here):
+    loader = mm.Loader(pipeline(corpus, transforms=(draw,)), num_workers=1)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    drawn = [batch["drawn"].tolist() for batch, _ in zip(loader, range(num_here), strict=False)]
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert before == after
+    assert len({number for batch in drawn for number in batch}) == 4 * num_here
+    held.set()
     loader.close()
 
 

@@ -50,7 +50,7 @@ static int define_huffman(Huffman *table, const uint8_t *counts, const uint8_t *
         table->offset[length] = index - (int)code;
         code += counts[length - 1];
         index += counts[length - 1];
-        if (code > 1u << length)
+        if (code >= 1u << length) /* no code is all ones */
             return 0;
         table->limit[length] = code << (16 - length);
         code <<= 1;

@@ -12,6 +12,8 @@
 #define BATCH 4 /* MCUs that are read before they are transformed */
 #define MCU_BLOCKS 6
 
+#define MAX_TABLES 32 /* of Huffman codes: each takes microseconds, and a file may have millions */
+
 typedef struct {
     int id, across, down, quantizer, dc_table, ac_table;
     int side; /* samples that a block becomes: 1, 2 or 4 each way */
@@ -24,7 +26,7 @@ typedef struct {
 } Component;
 
 typedef struct {
-    int factor, width, height, count, restart_interval, jfif, adobe, profile;
+    int factor, width, height, count, restart_interval, num_tables, jfif, adobe, profile;
     Component components[3];
     uint8_t quantizers[4][1 + BLOCK]; /* defined or not, then in zigzag order */
     Huffman dc[4], ac[4];
@@ -53,6 +55,8 @@ static int read_quantizers(Picture *picture, const uint8_t *p, size_t size)
 static int read_huffman(Picture *picture, const uint8_t *p, size_t size)
 {
     while (size >= 17) {
+        if (++picture->num_tables > MAX_TABLES)
+            return 0;
         size_t count = 0;
         for (int i = 1; i <= 16; i++)
             count += p[i];

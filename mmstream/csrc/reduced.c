@@ -187,9 +187,10 @@ static int decode(Picture *picture, const uint8_t *data, size_t size, uint8_t *r
     picture->mcu_blocks = blocks;
     for (int i = blocks; i <= BATCH * blocks; i++)
         picture->steps[i] = picture->steps[i - blocks];
-    uint8_t *memory = malloc(wide + rows + STRIP + size + PADDING), *at = memory + wide;
+    uint8_t *memory = malloc(wide + rows + STRIP + size + PADDING);
     if (!memory)
         return 0;
+    uint8_t *at = memory + wide;
     for (int i = 0; i < picture->count; i++) {
         Component *c = &picture->components[i];
         c->rows = at, at += c->stride * (size_t)(c->down * c->side);
@@ -202,10 +203,10 @@ static int decode(Picture *picture, const uint8_t *data, size_t size, uint8_t *r
 
 /* ---- Python */
 
-static PyObject *decode_view(const Py_buffer *view, int factor, Picture *picture)
+static PyObject *decode_bytes(PyObject *bytes, int factor, Picture *picture)
 {
-    const uint8_t *data = view->buf;
-    size_t size = (size_t)view->len, start;
+    const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(bytes);
+    size_t size = (size_t)PyBytes_GET_SIZE(bytes), start;
     int good, width, height;
     picture->factor = factor;
     Py_BEGIN_ALLOW_THREADS
@@ -229,10 +230,10 @@ static PyObject *decode_view(const Py_buffer *view, int factor, Picture *picture
 
 static PyObject *decode_reduced(PyObject *module, PyObject *args)
 {
-    Py_buffer view;
+    PyObject *bytes; /* and no other buffer: what is checked must not change before it is used */
     int factor;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*i", &view, &factor))
+    if (!PyArg_ParseTuple(args, "Si", &bytes, &factor))
         return NULL;
     PyObject *result = NULL;
     Picture *picture = calloc(1, sizeof *picture);
@@ -241,9 +242,8 @@ static PyObject *decode_reduced(PyObject *module, PyObject *args)
     else if (factor != 4 && factor != 8)
         PyErr_SetString(PyExc_ValueError, "factor is 4 or 8");
     else
-        result = decode_view(&view, factor, picture);
+        result = decode_bytes(bytes, factor, picture);
     free(picture);
-    PyBuffer_Release(&view);
     return result;
 }
 

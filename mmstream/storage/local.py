@@ -33,9 +33,12 @@ class LocalFile:
     def __init__(self, path: str) -> None:
         self._path, self._fd = path, os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._fd).atexit = False
+        self._version = _version(self._fd)
 
     def __getitem__(self, part: slice) -> bytes:
-        """Return exactly these bytes. Raises StorageError: the file ends before."""
+        """Return exactly these bytes. Raises StorageError: it was written to, or ends before."""
+        if _version(self._fd) != self._version:
+            raise StorageError(f"{self._path}: was written to while it was read")
         data = os.pread(self._fd, part.stop - part.start, part.start)
         if len(data) < part.stop - part.start:
             return _read(self._fd, self._path, part.start, part.stop)
@@ -148,6 +151,11 @@ class LocalStore:
     def remove(self, name: str) -> None:
         """Remove an object; one that is absent is fine."""
         Path(self.url, name).unlink(missing_ok=True)
+
+
+def _version(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_size, status.st_mtime_ns
 
 
 def _read(fd: int, path: str, start: int, stop: int) -> bytes:
