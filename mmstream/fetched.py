@@ -20,7 +20,7 @@ from mmstream.sample import Lineage, Sample
 from mmstream.storage import LocalFile
 from mmstream.tarscan import Scan, blocks_of, scan_samples
 
-__all__ = ["Fetched", "Group", "Outcome"]
+__all__ = ["Fetched", "Group", "Outcome", "shard_error"]
 
 Ints = npt.NDArray[np.int64]
 Objects = npt.NDArray[np.object_]
@@ -215,10 +215,7 @@ class Fetched:
         start, stop = self._dataset.offsets(shard)[index : index + 2].tolist()
         data = self._dataset.read_ranges([(shard, start, stop)])[0]
         if isinstance(data, OSError):
-            error = self._dataset.explain(data, shard, stop)
-            if not isinstance(error, ShardError):
-                raise error
-            return error
+            return shard_error(self._dataset, data, shard, stop)
         try:
             return self._dataset.parse(data, shard, index)
         except SampleError as bad:
@@ -232,6 +229,18 @@ class Fetched:
 
     def _ints(self) -> Ints:
         return np.zeros(self._num_samples, dtype=np.int64)
+
+
+def shard_error(dataset: Dataset | Mixture, error: OSError, shard: int, stop: int) -> ShardError:
+    """Return what is wrong with a shard that was not read up to byte `stop`.
+
+    Raises:
+        StorageError: nothing is, its storage failed.
+    """
+    found = dataset.explain(error, shard, stop)
+    if not isinstance(found, ShardError):
+        raise found
+    return found
 
 
 def _locate(dataset: Dataset | Mixture, shard: int) -> tuple[str, Dataset, int]:

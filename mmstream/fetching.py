@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mmstream.dataset import Dataset
 from mmstream.errors import ShardError
-from mmstream.fetched import Fetched, Group, Outcome
+from mmstream.fetched import Fetched, Group, Outcome, shard_error
 from mmstream.mixing import Mixture
 from mmstream.storage import LocalFile, LocalStore, RemoteStore
 
@@ -166,9 +166,7 @@ class Fetcher:
         if not isinstance(data, OSError):
             fetched.put(group, data, group.range[1], self._cached(group) if later else None)
             return
-        error = self._dataset.explain(data, group.shard, group.range[2])
-        if not isinstance(error, ShardError):
-            raise error
+        error = shard_error(self._dataset, data, group.shard, group.range[2])
         if group.place.size == 1:
             fetched.put_error(group.place, error)
             return
