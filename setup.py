@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "mmstream.decoding._reduced",
+            "mmstream.decoding.image._reduced",
             sources=["mmstream/csrc/reduced.c"],
             depends=[f"mmstream/csrc/{name}.h" for name in ("entropy", "headers", "pixels")],
             extra_compile_args=["-std=c11", "-O3"],

@@ -13,56 +13,70 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmstream.batching import batch as batch
-    from mmstream.batching import collate as collate
+    from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
+    from mmstream.batching.collate import batch as batch
+    from mmstream.batching.collate import collate as collate
+    from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting import ConvertReport as ConvertReport
     from mmstream.converting import convert as convert
-    from mmstream.dataset import Dataset as Dataset
-    from mmstream.decoding import AnyResolution as AnyResolution
-    from mmstream.decoding import Decode as Decode
-    from mmstream.decoding import DynamicTiles as DynamicTiles
-    from mmstream.decoding import ImageDecoder as ImageDecoder
-    from mmstream.decoding import TextDecoder as TextDecoder
-    from mmstream.decoding.lengths import ImageShape as ImageShape
-    from mmstream.decoding.lengths import internvl_length as internvl_length
-    from mmstream.decoding.lengths import llava_next_length as llava_next_length
-    from mmstream.decoding.lengths import qwen_vl_length as qwen_vl_length
+    from mmstream.dataset.dataset import Dataset as Dataset
+    from mmstream.dataset.mixture import Mixture as Mixture
+    from mmstream.dataset.mixture_file import open_mixture as open_mixture
+    from mmstream.dataset.open import open_dataset as open_dataset
+    from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
+    from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
+    from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
+    from mmstream.decoding.sample import Decode as Decode
+    from mmstream.decoding.sample_rng import sample_rng as sample_rng
     from mmstream.decoding.stage import decode as decode
-    from mmstream.device import Normalize as Normalize
-    from mmstream.device import to_device as to_device
+    from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
+    from mmstream.decoding.text.image_lengths import ImageShape as ImageShape
+    from mmstream.decoding.text.image_lengths import internvl_length as internvl_length
+    from mmstream.decoding.text.image_lengths import llava_next_length as llava_next_length
+    from mmstream.decoding.text.image_lengths import qwen_vl_length as qwen_vl_length
+    from mmstream.device.normalize import Normalize as Normalize
+    from mmstream.device.to_device import to_device as to_device
     from mmstream.display import show as show
+    from mmstream.errors import BadSampleLimitError as BadSampleLimitError
     from mmstream.errors import ConfigError as ConfigError
     from mmstream.errors import DecodeError as DecodeError
     from mmstream.errors import ManifestError as ManifestError
     from mmstream.errors import MMStreamError as MMStreamError
     from mmstream.errors import SampleError as SampleError
     from mmstream.errors import ShardError as ShardError
-    from mmstream.errors import SkipLimitError as SkipLimitError
     from mmstream.errors import SkipSample as SkipSample
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
-    from mmstream.loader import Loader as Loader
-    from mmstream.mixfile import open_mixture as open_mixture
-    from mmstream.mixing import Mixture as Mixture
-    from mmstream.opening import open_dataset as open_dataset
+    from mmstream.loader.loader import Loader as Loader
     from mmstream.order import Order as Order
     from mmstream.pipeline import Pipeline as Pipeline
-    from mmstream.reading import read as read
-    from mmstream.sample import sample_rng as sample_rng
-    from mmstream.skip import SkipPolicy as SkipPolicy
-    from mmstream.splitting import split_rows as split_rows
+    from mmstream.reading.reader import read as read
     from mmstream.world import World as World
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "batching": ("batch", "collate"),
+    "bad_samples.policy": ("BadSamplePolicy",),
+    "batching.collate": ("batch", "collate"),
+    "batching.split": ("split_rows",),
     "converting": ("ConvertReport", "convert"),
-    "dataset": ("Dataset",),
-    "decoding": ("AnyResolution", "Decode", "DynamicTiles", "ImageDecoder", "TextDecoder"),
-    "decoding.lengths": ("ImageShape", "internvl_length", "llava_next_length", "qwen_vl_length"),
+    "dataset.dataset": ("Dataset",),
+    "dataset.mixture": ("Mixture",),
+    "dataset.mixture_file": ("open_mixture",),
+    "dataset.open": ("open_dataset",),
+    "decoding.image.decoder": ("ImageDecoder",),
+    "decoding.image.tiles": ("LlavaNextTiles", "InternVLTiles"),
+    "decoding.sample": ("Decode",),
     "decoding.stage": ("decode",),
-    "device": ("Normalize", "to_device"),
+    "decoding.text.decoder": ("TextDecoder",),
+    "decoding.text.image_lengths": (
+        "ImageShape",
+        "internvl_length",
+        "llava_next_length",
+        "qwen_vl_length",
+    ),
+    "device.normalize": ("Normalize",),
+    "device.to_device": ("to_device",),
     "display": ("show",),
     "errors": (
         "ConfigError",
@@ -71,21 +85,16 @@ _HOMES = {
         "ManifestError",
         "SampleError",
         "ShardError",
-        "SkipLimitError",
+        "BadSampleLimitError",
         "SkipSample",
         "StateError",
         "StorageError",
     ),
-    "loader": ("Loader",),
-    "mixfile": ("open_mixture",),
-    "mixing": ("Mixture",),
-    "opening": ("open_dataset",),
+    "loader.loader": ("Loader",),
     "order": ("Order",),
     "pipeline": ("Pipeline",),
-    "reading": ("read",),
-    "sample": ("sample_rng",),
-    "skip": ("SkipPolicy",),
-    "splitting": ("split_rows",),
+    "reading.reader": ("read",),
+    "decoding.sample_rng": ("sample_rng",),
     "world": ("World",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -9,7 +9,7 @@
       SampleError                 one sample unusable; skippable
         DecodeError               bytes that are not what their field says
         SkipSample                raised by a user's filter: substituted, outside the limits
-      SkipLimitError              too many bad samples; not a SampleError, so it always stops a run
+      BadSampleLimitError         too many bad samples; not a SampleError, so it always stops a run
 
 Every class can be built from one string, because DataLoader workers re-raise errors that way, and
 every message about data reads ``shard[index] key.field: reason`` (see `where`).
@@ -18,13 +18,13 @@ every message about data reads ``shard[index] key.field: reason`` (see `where`).
 from __future__ import annotations
 
 __all__ = [
+    "BadSampleLimitError",
     "ConfigError",
     "DecodeError",
     "MMStreamError",
     "ManifestError",
     "SampleError",
     "ShardError",
-    "SkipLimitError",
     "SkipSample",
     "StateError",
     "StorageError",
@@ -68,8 +68,8 @@ class SkipSample(SampleError):  # noqa: N818 - a request, not a failure; the nam
     """Raised by a user's filter to leave a sample out; counted apart from bad samples."""
 
 
-class SkipLimitError(MMStreamError):
-    """More samples are bad than the SkipPolicy allows."""
+class BadSampleLimitError(MMStreamError):
+    """More samples are bad than the BadSamplePolicy allows."""
 
 
 def where(shard: str, index: int, key: str = "", field: str = "") -> str:

@@ -13,18 +13,18 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
-from mmstream.batching import Batch, Collate, batch, collate
-from mmstream.dataset import Dataset
-from mmstream.decoding import Decode
+from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.batching.collate import Batch, Collate, batch, collate
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.mixture import Mixture
+from mmstream.decoding.sample import Decode
 from mmstream.decoding.stage import DecodedStep, Transform, decode
 from mmstream.errors import ConfigError
-from mmstream.memory import Memory
-from mmstream.mixing import Mixture
+from mmstream.loader.batch_memory import Memory
 from mmstream.order import AnyOrder
 from mmstream.planning import plan
-from mmstream.reading import Job, Reader, read
-from mmstream.sample import Sample
-from mmstream.skip import SkipPolicy
+from mmstream.reading.reader import Job, Reader, read
+from mmstream.types import Sample
 from mmstream.world import World
 
 __all__ = ["Pipeline"]
@@ -49,7 +49,7 @@ class Pipeline:
     """M, samples of a lane that are permuted together; None: about 2 GiB over all lanes."""
     decode: Decode | None = None
     """Decoders of images and text; None: fields stay bytes, ``json`` is parsed."""
-    views: bool = False
+    zero_copy: bool = False
     """Fields are memoryviews of the mapped shards instead of bytes: nothing is copied, ``json`` is
     not parsed, no decoders and no workers. For shards on local disks that nobody cuts meanwhile."""
     transforms: tuple[Transform, ...] = ()
@@ -57,15 +57,15 @@ class Pipeline:
     collate: Collate = collate
     shuffle: bool = True
     drop_last: bool = True
-    on_bad: SkipPolicy = field(default_factory=SkipPolicy)
+    bad_samples: BadSamplePolicy = field(default_factory=BadSamplePolicy)
 
     def __post_init__(self) -> None:
         if not isinstance(self.dataset, Dataset | Mixture):
             raise ConfigError(f"dataset: {self.dataset!r} is none; pass mm.open_dataset(...)")
         if not isinstance(self.decode, Decode | None):
             raise ConfigError("decode: pass mm.Decode(image=..., text=...)")
-        if self.views and self.decode is not None:
-            raise ConfigError("views=True: decoders take bytes; leave out one of the two")
+        if self.zero_copy and self.decode is not None:
+            raise ConfigError("zero_copy=True: decoders take bytes; leave out one of the two")
         if type(self.global_batch_size) is not int:
             raise ConfigError(f"global_batch_size {self.global_batch_size!r}: needs an integer")
         if callable(self.transforms):
@@ -117,7 +117,9 @@ class Pipeline:
 
         Without `ahead` no window is read, each step takes its own samples alone.
         """
-        with closing(Reader(self.dataset, self.order, views=self.views, ahead=ahead)) as reader:
+        with closing(
+            Reader(self.dataset, self.order, zero_copy=self.zero_copy, ahead=ahead)
+        ) as reader:
             yield from batch(self._decoded(jobs, reader, num_threads, memory), self._collate())
 
     def take(self, num_samples: int) -> list[Sample]:
@@ -126,7 +128,7 @@ class Pipeline:
         def samples() -> Iterator[Sample]:
             rows = min(num_samples, self.global_batch_size)
             jobs = (Job(0, step, 0, rows) for step in range(self.order.steps_per_epoch))
-            with closing(Reader(self.dataset, self.order, views=self.views)) as reader:
+            with closing(Reader(self.dataset, self.order, zero_copy=self.zero_copy)) as reader:
                 for step in self._decoded(jobs, reader):
                     yield from step.samples
 
@@ -141,7 +143,7 @@ class Pipeline:
         """
         from webdataset import DataPipeline
 
-        from mmstream.wds import RawStream
+        from mmstream.webdataset_stream import RawStream
 
         return DataPipeline(RawStream(self.dataset, self.order, epoch, world))
 
@@ -157,8 +159,8 @@ class Pipeline:
             reader,
             self.decode,
             self.transforms,
-            skip_shards=self.on_bad.shards,
-            action=self.on_bad.action,
+            substitute_shards=self.bad_samples.shards,
+            action=self.bad_samples.action,
             num_threads=num_threads,
             memory=memory,
         )

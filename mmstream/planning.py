@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mmstream.dataset import Dataset
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.mixture import Mixture
 from mmstream.errors import StateError
-from mmstream.mixing import Mixture
 from mmstream.order import AnyOrder, MixtureOrder, Order, Recipe
 from mmstream.state import load_state
 

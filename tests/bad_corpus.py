@@ -9,7 +9,7 @@ import numpy as np
 from conftest import captioned, write_corpus
 
 import mmstream as mm
-from mmstream.index import decode_index
+from mmstream.dataset.index import decode_index
 
 
 def truncated_jpeg(number: int) -> dict[str, bytes]:
@@ -81,12 +81,12 @@ def pipeline(corpus: str, **settings: object) -> mm.Pipeline:
         "global_batch_size": 12,
         "seed": 3,
         "window": 24,
-        "on_bad": policy(),
+        "bad_samples": policy(),
         **settings,
     }
     return mm.Pipeline(mm.open_dataset(corpus), **settings)
 
 
-def policy(**limits: object) -> mm.SkipPolicy:
+def policy(**limits: object) -> mm.BadSamplePolicy:
     limits = {"max_fraction": 1.0, "max_consecutive": 0, "quarantine": None, **limits}
-    return mm.SkipPolicy(**limits)
+    return mm.BadSamplePolicy(**limits)

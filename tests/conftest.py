@@ -15,10 +15,10 @@ import s3_server
 from PIL import Image
 
 import mmstream as mm
-from mmstream.index import encode_index, index_name
-from mmstream.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from mmstream.dataset.index import encode_index, index_name
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.storage import open_store
-from mmstream.tar import TarWriter
+from mmstream.tar.writer import TarWriter
 
 
 def jpeg(number: int, size: tuple[int, int] = (40, 30)) -> bytes:

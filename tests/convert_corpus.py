@@ -9,7 +9,7 @@ import pytest
 from conftest import jpeg
 
 from mmstream.converting import convert, shard
-from mmstream.opening import open_dataset
+from mmstream.dataset.open import open_dataset
 
 
 def make_corpus(folder):

@@ -13,11 +13,11 @@ from conftest import captioned
 from pictures import JPEG, PNG, read
 
 import mmstream as mm
-from mmstream.decoding.encoded import EncodedImage, EncodedImages
-from mmstream.decoding.plain import plain_jpeg
-from mmstream.ondevice import DecodeJpegs, DeviceDecoder, nvjpeg
+from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
+from mmstream.decoding.image.gpu_eligible import plain_jpeg
+from mmstream.device.nvjpeg import DecodeJpegs, DeviceDecoder, nvjpeg
 
-IMAGES = sorted((Path(mm.__file__).parent / "corpus" / "images").glob("*.jpg"))
+IMAGES = sorted((Path(mm.__file__).parent / "demo" / "corpus" / "images").glob("*.jpg"))
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 devices = pytest.mark.parametrize(
@@ -68,7 +68,9 @@ def on_device(
 
 
 def on_cpu(data: bytes, rng: Any = None, **settings: Any) -> torch.Tensor:
-    return torch.from_numpy(mm.ImageDecoder(exact=True, **settings)(data, rng=rng)).permute(2, 0, 1)
+    return torch.from_numpy(
+        mm.ImageDecoder(scaled_decoding=False, **settings)(data, rng=rng)
+    ).permute(2, 0, 1)
 
 
 def broken_inside() -> bytes:
@@ -91,10 +93,10 @@ def photograph(number: int) -> dict[str, bytes]:
 
 
 def pipeline(url: str, device: str = "cuda", rows: int = 8, **settings: Any) -> mm.Pipeline:
-    names = ("shuffle", "drop_last", "on_bad", "transforms", "seed")
+    names = ("shuffle", "drop_last", "bad_samples", "transforms", "seed")
     given = {name: settings.pop(name) for name in names if name in settings}
-    image = {"size": 224, "exact": True, **settings}
-    given.setdefault("on_bad", mm.SkipPolicy(quarantine=None))
+    image = {"size": 224, "scaled_decoding": False, **settings}
+    given.setdefault("bad_samples", mm.BadSamplePolicy(quarantine=None))
     return mm.Pipeline(
         mm.open_dataset(url),
         global_batch_size=rows,

@@ -42,7 +42,7 @@ class FakeLoader:
     def __len__(self) -> int:
         return self.num_steps
 
-    def uncounted(self) -> Any:
+    def iter_undelivered(self) -> Any:
         epoch = self.epoch
         try:
             for step in range(self.step, self.num_steps):
@@ -53,7 +53,7 @@ class FakeLoader:
         finally:
             self.closed += 1
 
-    def count(self, batch: dict[str, Any]) -> None:
+    def mark_delivered(self, batch: dict[str, Any]) -> None:
         lineage = batch["__lineage__"]
         assert (lineage.epoch, lineage.step) == (self.epoch, self.step), "counted out of order"
         if lineage.step == self.limit_at:

@@ -13,9 +13,9 @@ from PIL import Image
 from test_decode_resize import PHOTOS
 
 import mmstream as mm
+from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding import Decode, ImageDecoder, TextDecoder
-from mmstream.decoding.lengths import ImageLength, ImageShape
+from mmstream.decoding.text.image_lengths import ImageLength, ImageShape
 
 import_torchvision()
 import transformers  # noqa: E402

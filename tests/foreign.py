@@ -11,8 +11,8 @@ from pathlib import Path
 
 from webdataset import tariterators
 
-from mmstream.index import build_index
-from mmstream.tar import parse_sample
+from mmstream.dataset.index import build_index
+from mmstream.tar.samples import parse_sample
 
 FOREIGN = Path(__file__).parent / "data" / "foreign"
 """Real tars of webdataset's own test data."""

@@ -18,7 +18,7 @@ def mixed(datasets, a=2.0, b=0.5, c=7.5, **given):
 
 def pipeline(mixture, **given):
     given = {"global_batch_size": 12, "seed": 5, "grid": (2, 3), "window": 24,
-             "on_bad": policy(), **given}  # fmt: skip
+             "bad_samples": policy(), **given}  # fmt: skip
     return mm.Pipeline(mixture, **given)
 
 

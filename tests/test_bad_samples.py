@@ -28,18 +28,18 @@ from pictures import ODD
 from topology import Step, assert_resumes_exactly, run
 
 import mmstream as mm
-from mmstream.dataset import Dataset
-from mmstream.decoding import Decode, ImageDecoder, TextDecoder
+from mmstream import Decode, ImageDecoder, TextDecoder
+from mmstream.dataset.dataset import Dataset
 from mmstream.errors import (
+    BadSampleLimitError,
     ConfigError,
     DecodeError,
     SampleError,
     ShardError,
-    SkipLimitError,
     SkipSample,
     StorageError,
 )
-from mmstream.reading import Reader
+from mmstream.reading.reader import Reader
 from mmstream.storage import LocalFile, LocalStore
 
 BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
@@ -220,7 +220,7 @@ def test_a_passing_error_of_the_first_read_changes_nothing(tmp_path, monkeypatch
 
 def test_a_storage_error_is_never_substituted(tmp_path, monkeypatch):
     corpus = write_faulty(tmp_path, [30, 30], {3, 40})
-    made = pipeline(corpus, on_bad=policy(shards=True))
+    made = pipeline(corpus, bad_samples=policy(shards=True))
     read_ranges, calls = LocalStore.read_ranges, []
 
     def failing(self, ranges):
@@ -280,7 +280,7 @@ def test_an_unreadable_shard_stops_the_run_unless_the_policy_skips_it(tmp_path, 
     made = pipeline(corpus, global_batch_size=6)
     with pytest.raises(ShardError, match=rf"shard-000001\.tar.*{reason}"):
         list(mm.Loader(made))
-    made = replace(made, on_bad=policy(shards=True))
+    made = replace(made, bad_samples=policy(shards=True))
     steps = run(made).steps
     assert_epoch_is_whole(made, steps, bad)
     assert {record.kind for step in steps for record in step.bad} == {"ShardError"}
@@ -311,7 +311,7 @@ def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(
 ):
     corpus = write_faulty(tmp_path, [30, 31], {8})
     strict = policy(max_fraction=0.1, min_samples=1, max_consecutive=1)
-    made = pipeline(corpus, transforms=(keep,), on_bad=strict)
+    made = pipeline(corpus, transforms=(keep,), bad_samples=strict)
     one, again = Reader.one, []
 
     def counted(self, ref):
@@ -416,7 +416,9 @@ def test_lineage_survives_a_transform_that_drops_it(corpus, transform):
 def test_when_all_is_bad_the_run_stops_at_once_with_the_reason(tmp_path):
     made = pipeline(write_faulty(tmp_path, [24], set(range(24))), global_batch_size=4)
     loader = mm.Loader(made)
-    with pytest.raises(SkipLimitError, match=r"no row could be filled.*shard-000000\.tar.*JSON"):
+    with pytest.raises(
+        BadSampleLimitError, match=r"no row could be filled.*shard-000000\.tar.*JSON"
+    ):
         next(iter(loader))
     assert loader.state_dict()["step"] == 0
     assert loader.pipeline.order.steps_per_epoch > 0
@@ -488,7 +490,9 @@ def test_a_key_that_is_no_text_is_no_reason_to_stop(tmp_path):
             block[148:156] = b"%06o\0 " % total
             patch(corpus, 0, at, bytes(block))
     quarantine = tmp_path / "bad"
-    made = pipeline(str(corpus), global_batch_size=4, on_bad=policy(quarantine=str(quarantine)))
+    made = pipeline(
+        str(corpus), global_batch_size=4, bad_samples=policy(quarantine=str(quarantine))
+    )
     assert_epoch_is_whole(made, run(made).steps, {(0, 4)})
     assert len(list(mm.Loader(made))) == 3
     assert len((quarantine / "quarantine-rank0.jsonl").read_bytes().splitlines()) == 1

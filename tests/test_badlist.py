@@ -15,7 +15,9 @@ from conftest import write_corpus, write_shard
 from convert_corpus import make_corpus, run
 
 import mmstream as mm
-from mmstream.badlist import (
+from mmstream import Decode, ImageDecoder
+from mmstream.cli import cli
+from mmstream.dataset.bad_list import (
     BAD_NAME,
     PREVIOUS_NAME,
     quarantined,
@@ -24,13 +26,12 @@ from mmstream.badlist import (
     trim_bad,
     write_bad,
 )
-from mmstream.cli import cli
-from mmstream.decoding import Decode, ImageDecoder, decode_sample
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME
+from mmstream.dataset.verify import bad_samples, verify
+from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, ManifestError
-from mmstream.indexing import index_tars
-from mmstream.manifest import MANIFEST_NAME
 from mmstream.storage import open_store
-from mmstream.verifying import bad_samples, verify
 
 COUNTS = [8, 1, 0, 6]
 
@@ -349,7 +350,7 @@ def test_what_transforms_refuse_gets_onto_the_list_without_reading_data(tmp_path
     made = mm.Pipeline(
         mm.open_dataset(write_tiny(corpus, [20, 16])), global_batch_size=6,
         transforms=(refuses_some,),
-        on_bad=mm.SkipPolicy(max_fraction=1, quarantine=str(tmp_path)),
+        bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(tmp_path)),
     )  # fmt: skip
     for rank in range(2):
         list(mm.Loader(made, world=mm.World(rank, 2)))
@@ -437,7 +438,7 @@ def test_a_run_stamps_its_quarantine(tmp_path):
     ours, theirs = write_tiny(tmp_path / "a", [20, 16]), write_tiny(tmp_path / "b", [20, 17])
     made = mm.Pipeline(
         mm.open_dataset(ours), global_batch_size=6, transforms=(refuses_some,),
-        on_bad=mm.SkipPolicy(max_fraction=1, quarantine=str(tmp_path)),
+        bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(tmp_path)),
     )  # fmt: skip
     list(mm.Loader(made))
     path = tmp_path / "quarantine-rank0.jsonl"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding import Decode, ImageDecoder, TextDecoder
+from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream.errors import ConfigError
 
 LAST = torch.channels_last

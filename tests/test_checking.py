@@ -13,11 +13,11 @@ from fake_loader import FakeLoader
 from tiny_model import TinyModel
 
 import mmstream as mm
-from mmstream.checking import Check, check_logs, steps_logged
+from mmstream.audit.check_log import Check, check_logs, steps_logged
+from mmstream.audit.training_log import SampleLog, log_files, read_lineage
 from mmstream.cli import main
-from mmstream.device import to_device
+from mmstream.device.to_device import to_device
 from mmstream.errors import ConfigError, SkipSample
-from mmstream.lineage import SampleLog, log_files, read_lineage
 from mmstream.train import TrainConfig
 from mmstream.train.distributed import Place
 from mmstream.train.loop import fit
@@ -85,7 +85,7 @@ def test_a_run_with_substitutes_is_as_planned_on_every_topology(
 
 
 def test_rows_that_show_nothing_are_null(faulty, tmp_path):
-    made = pipeline(faulty, on_bad=policy(action="mask"), drop_last=False)
+    made = pipeline(faulty, bad_samples=policy(action="mask"), drop_last=False)
     write_logs(made, tmp_path, [12])
     found = checked(made, tmp_path)
     assert found.holds

@@ -10,10 +10,10 @@ import pytest
 from bad_corpus import pipeline, write_tiny
 
 import mmstream as mm
-from mmstream.badlist import write_bad
-from mmstream.checking import check_logs, orders_logged, steps_logged
+from mmstream.audit.check_log import check_logs, orders_logged, steps_logged
+from mmstream.audit.training_log import SampleLog, log_files, read_lineage
 from mmstream.cli import main
-from mmstream.lineage import SampleLog, log_files, read_lineage
+from mmstream.dataset.bad_list import write_bad
 from mmstream.world import World
 
 

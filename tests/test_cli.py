@@ -19,7 +19,7 @@ from mmstream.cli import cli, main
 from mmstream.cli import info as module
 from mmstream.cli.command import in_options
 from mmstream.converting import FORMATS
-from mmstream.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.train import TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -396,7 +396,7 @@ def test_an_interrupt_has_exit_code_130(mmstream, monkeypatch, corpus):
 @pytest.mark.slow
 def test_ctrl_c_in_a_real_process_has_exit_code_130():
     waiting = (
-        "import sys, time, mmstream.opening as d; from mmstream.cli import main\n"
+        "import sys, time, mmstream.dataset.open as d; from mmstream.cli import main\n"
         "d.open_dataset = lambda url: (print('ready', flush=True), time.sleep(60))\n"
         "sys.argv = ['mmstream', 'info', 'x']; main()"
     )

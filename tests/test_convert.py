@@ -14,10 +14,10 @@ from convert_corpus import keys, make_corpus, rejects, run, tree, write_rows
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from mmstream.converting import rows as rows_module
+from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError
-from mmstream.manifest import MARKER_NAME
-from mmstream.opening import open_dataset
-from mmstream.tar import iter_members
+from mmstream.tar.samples import iter_members
 
 
 @pytest.fixture

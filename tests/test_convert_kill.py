@@ -19,9 +19,9 @@ from convert_corpus import tree
 
 import mmstream
 from mmstream.converting import convert
+from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.open import open_dataset
 from mmstream.errors import ManifestError
-from mmstream.manifest import MARKER_NAME
-from mmstream.opening import open_dataset
 from mmstream.storage import LocalStore
 
 

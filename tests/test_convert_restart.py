@@ -8,9 +8,9 @@ import pytest
 from convert_corpus import interrupted, make_corpus, run, tree
 
 from mmstream.converting import ConvertReport
+from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.manifest import MARKER_NAME
-from mmstream.opening import open_dataset
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from convert_corpus import keys, make_corpus, rejects, run, shards, tree, write_
 
 from mmstream.converting import rows as rows_module
 from mmstream.converting import shard
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
-from mmstream.manifest import MANIFEST_NAME, Manifest
-from mmstream.opening import open_dataset
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from conftest import captioned, write_corpus, write_shard
 from foreign import FOREIGN, make_tar, plain, theirs
 
 import mmstream as mm
+from mmstream.dataset.index import encode_index
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError
-from mmstream.index import encode_index
-from mmstream.indexing import index_tars
-from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
-from mmstream.opening import open_dataset
 
 
 def keys(dataset):

@@ -22,7 +22,7 @@ from chats import (
     user,
 )
 
-from mmstream.decoding.text import TextDecoder
+from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import DecodeError
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pictures import JPEG, PNG, encoded, read
 from PIL import Image
 
-from mmstream.decoding import jpeg
-from mmstream.decoding.image import ImageDecoder
-from mmstream.decoding.jpeg import tidy
+from mmstream.decoding.image import jpeg
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.jpeg import tidy
 from mmstream.errors import DecodeError
 
 SAMPLES = ["hopper.jpg", "hopper.gif", "hopper.webp", "hopper.avif"]

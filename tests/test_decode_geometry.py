@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.geometry import (
+from mmstream.decoding.image.geometry import (
     View,
     budgeted,
     covering,
@@ -21,7 +21,7 @@ from mmstream.decoding.geometry import (
     shrunk,
     whole,
 )
-from mmstream.decoding.tiles import AnyResolution, DynamicTiles
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError, DecodeError
 
 import_torchvision()
@@ -66,7 +66,7 @@ def test_any_resolution_chooses_and_fits_as_llava_next() -> None:
     from transformers.image_processing_utils import get_patch_output_size, select_best_resolution
 
     many = tuple((336 * i, 336 * j) for i in range(1, 5) for j in range(1, 5))
-    for rule in (AnyResolution(), AnyResolution(many)):
+    for rule in (LlavaNextTiles(), LlavaNextTiles(many)):
         chosen = set()
         for picture in PICTURES:
             best = select_best_resolution(picture, list(rule.shapes))
@@ -85,7 +85,7 @@ def test_dynamic_tiles_choose_the_grid_of_internvl(fewest: int, most: int) -> No
 
     for picture in PICTURES:
         columns, rows = get_optimal_tiled_canvas(picture, (448, 448), fewest, most)
-        assert DynamicTiles(fewest, most).best(picture, 448) == (rows, columns), picture
+        assert InternVLTiles(fewest, most).best(picture, 448) == (rows, columns), picture
 
 
 def boxes_of_torchvision(
@@ -182,11 +182,11 @@ def test_the_smallest_decoding_that_is_enough_is_taken() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: AnyResolution(()),
-        lambda: AnyResolution(((336,),)),
-        lambda: AnyResolution(((0, 336),)),
-        lambda: DynamicTiles(0),
-        lambda: DynamicTiles(5, 4),
+        lambda: LlavaNextTiles(()),
+        lambda: LlavaNextTiles(((336,),)),
+        lambda: LlavaNextTiles(((0, 336),)),
+        lambda: InternVLTiles(0),
+        lambda: InternVLTiles(5, 4),
     ],
 )
 def test_impossible_tiles_are_config_errors(make: object) -> None:

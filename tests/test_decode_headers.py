@@ -12,14 +12,15 @@ from pictures import JPEG, ODD, PNG, encoded, photo, read
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding import Decode, ImageDecoder, decode_sample, decode_texts
+from mmstream import Decode, ImageDecoder
+from mmstream.decoding.sample import decode_sample, decode_texts
 from mmstream.errors import DecodeError
 
 DECODERS = [
     ImageDecoder(),
-    ImageDecoder(exact=True, resize="max_pixels", pixel_budget=(56 * 56, 28 * 28 * 16)),
-    ImageDecoder(size=56, tiles=mm.AnyResolution(((56, 112), (112, 56), (112, 112)))),
-    ImageDecoder(size=56, tiles=mm.DynamicTiles(max_tiles=6)),
+    ImageDecoder(scaled_decoding=False, resize="max_pixels", pixel_budget=(56 * 56, 28 * 28 * 16)),
+    ImageDecoder(size=56, tiles=mm.LlavaNextTiles(((56, 112), (112, 56), (112, 112)))),
+    ImageDecoder(size=56, tiles=mm.InternVLTiles(max_tiles=6)),
     ImageDecoder(size=56, crop=None),
     ImageDecoder(size=56, crop="random", flip=0.5),
 ]

@@ -11,8 +11,8 @@ import pytest
 from pictures import JPEG, ODD, PNG, encoded, photo, read
 from PIL import Image, ImageOps
 
-from mmstream.decoding.image import ImageDecoder
-from mmstream.decoding.tiles import AnyResolution, DynamicTiles
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError, DecodeError
 
 # file -> (height, width) when it decodes, else a part of the reason
@@ -233,14 +233,14 @@ def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
         {"interpolation": ["bilinear"]},
         {"fill": (0, 0, 256)},
         {"fill": (0, 0)},
-        {"exact": 1},
-        {"tiles": AnyResolution()},
-        {"tiles": AnyResolution(), "size": 224},
-        {"tiles": DynamicTiles(), "size": (8, 8)},
-        {"tiles": DynamicTiles(), "size": 8, "resize": "exact"},
-        {"tiles": DynamicTiles(), "size": 8, "flip": 0.5},
+        {"scaled_decoding": 1},
+        {"tiles": LlavaNextTiles()},
+        {"tiles": LlavaNextTiles(), "size": 224},
+        {"tiles": InternVLTiles(), "size": (8, 8)},
+        {"tiles": InternVLTiles(), "size": 8, "resize": "exact"},
+        {"tiles": InternVLTiles(), "size": 8, "flip": 0.5},
         {"tiles": 3, "size": 8},
-        {"tiles": DynamicTiles(), "size": 8, "resize_size": 9},
+        {"tiles": InternVLTiles(), "size": 8, "resize_size": 9},
     ],
 )
 def test_impossible_arguments_are_config_errors(arguments: dict[str, object]) -> None:
@@ -256,11 +256,11 @@ def test_the_output_shape_is_known_when_it_is_fixed() -> None:
     assert ImageDecoder().output_shape is None
     assert ImageDecoder(size=8, crop=None).output_shape is None
     assert ImageDecoder(resize="max_pixels").output_shape is None
-    assert ImageDecoder(size=8, tiles=DynamicTiles()).output_shape is None
+    assert ImageDecoder(size=8, tiles=InternVLTiles()).output_shape is None
 
 
 def test_a_decoder_can_be_pickled_and_shared_by_threads() -> None:
-    tiles = ImageDecoder(size=8, tiles=DynamicTiles(max_tiles=3), fill=(1, 2, 3))
+    tiles = ImageDecoder(size=8, tiles=InternVLTiles(max_tiles=3), fill=(1, 2, 3))
     assert pickle.loads(pickle.dumps(tiles)) == tiles
     assert hash(tiles) != hash(ImageDecoder(size=8))
     decoder = pickle.loads(pickle.dumps(ImageDecoder(size=40, resize_size=48)))

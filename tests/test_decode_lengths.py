@@ -15,8 +15,9 @@ from pictures import JPEG, encoded, photo
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding import Decode, ImageDecoder, decode_sample, decode_texts
-from mmstream.decoding.lengths import ImageLength, ImageShape
+from mmstream import Decode, ImageDecoder
+from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.decoding.text.image_lengths import ImageLength, ImageShape
 from mmstream.errors import ConfigError, DecodeError
 
 

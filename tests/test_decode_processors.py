@@ -14,9 +14,9 @@ from PIL import Image
 from test_decode_resize import PHOTOS, psnr
 
 import mmstream as mm
+from mmstream import Decode, ImageDecoder
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding import Decode, ImageDecoder
-from mmstream.decoding.tiles import AnyResolution, DynamicTiles
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError
 
 import_torchvision()
@@ -52,7 +52,7 @@ def plain_pixels(processor: Any, image: Image.Image) -> np.ndarray:
 @pytest.mark.parametrize(("name", "settings"), KNOWN, ids=str)
 def test_a_known_processors_pixels_are_ours(name: str, settings: dict[str, Any]) -> None:
     processor = getattr(transformers, name)(**settings)
-    decoder = ImageDecoder.from_processor(processor, exact=True)
+    decoder = ImageDecoder.from_processor(processor, scaled_decoding=False)
     for path in PHOTOS[:6]:
         with Image.open(path) as image:
             expected = plain_pixels(processor, image.convert("RGB"))
@@ -75,9 +75,9 @@ def test_settings_are_taken_over_and_can_be_overridden() -> None:
     decoder = ImageDecoder.from_processor(qwen)
     assert (decoder.multiple_of, decoder.pixel_budget) == (28, (10_000, 90_000))
     llava = transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=336)
-    assert ImageDecoder.from_processor(llava).tiles == AnyResolution()
+    assert ImageDecoder.from_processor(llava).tiles == LlavaNextTiles()
     intern = transformers.GotOcr2ImageProcessor(crop_to_patches=True, max_patches=6)
-    assert ImageDecoder.from_processor(intern).tiles == DynamicTiles(1, 6)
+    assert ImageDecoder.from_processor(intern).tiles == InternVLTiles(1, 6)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ import torch
 from conftest import captioned, write_corpus
 
 import mmstream as mm
-from mmstream.decoding import Decode, DynamicTiles, ImageDecoder, decode_sample
+from mmstream import Decode, ImageDecoder, InternVLTiles
+from mmstream.decoding.sample import decode_sample
+from mmstream.decoding.sample_rng import sample_rng
 from mmstream.errors import ConfigError
-from mmstream.sample import Lineage, sample_rng
+from mmstream.types import SampleLineage
 
 RANDOM = ImageDecoder(size=16, crop="random", flip=0.5)
 
@@ -82,14 +84,14 @@ def test_a_transforms_draws_do_not_depend_on_the_decoders(tmp_path: Any) -> None
 
 
 def test_the_streams_of_a_sample_are_apart_and_its_first_one_is_what_it_was() -> None:
-    sample = {"__lineage__": Lineage(shard=1, index=2, epoch=3, seed=4)}
+    sample = {"__lineage__": SampleLineage(shard=1, index=2, epoch=3, seed=4)}
     transform, image = sample_rng(sample), sample_rng(sample, "image")
     assert transform.random() == sample_rng(sample, "transform").random() != image.random()
 
 
 def test_several_pictures_of_a_sample_are_drawn_one_after_another() -> None:
     picture = captioned(1)["jpg"]
-    lineage = Lineage(shard=0, index=0)
+    lineage = SampleLineage(shard=0, index=0)
     sample = {"__key__": "0", "0.jpg": picture, "1.jpg": picture, "__lineage__": lineage}
     decoded = decode_sample(sample, Decode(image=RANDOM))
     rng = sample_rng(sample, "image")
@@ -100,7 +102,7 @@ def test_several_pictures_of_a_sample_are_drawn_one_after_another() -> None:
 
 def test_exact_draws_the_same_box_from_the_same_stream() -> None:
     picture = captioned(1)["jpg"]
-    exact = ImageDecoder(size=16, crop="random", flip=0.5, exact=True)
+    exact = ImageDecoder(size=16, crop="random", flip=0.5, scaled_decoding=False)
     rngs = [np.random.default_rng(0) for _ in range(2)]
     RANDOM(picture, rng=rngs[0])
     exact(picture, rng=rngs[1])
@@ -116,7 +118,7 @@ def test_a_random_decoder_without_a_stream_is_a_config_error() -> None:
 
 
 def test_tiles_arrive_with_their_counts_and_the_pictures_own_sizes(tmp_path: Any) -> None:
-    decoder = ImageDecoder(size=16, tiles=DynamicTiles(max_tiles=4))
+    decoder = ImageDecoder(size=16, tiles=InternVLTiles(max_tiles=4))
     made = mm.Pipeline(
         mm.open_dataset(write_corpus(tmp_path, [8])),
         global_batch_size=4,
@@ -132,7 +134,7 @@ def test_tiles_arrive_with_their_counts_and_the_pictures_own_sizes(tmp_path: Any
 
 
 def test_a_sample_without_pictures_has_no_tiles() -> None:
-    decode = Decode(image=ImageDecoder(size=16, tiles=DynamicTiles()))
+    decode = Decode(image=ImageDecoder(size=16, tiles=InternVLTiles()))
     decoded = decode_sample({"__key__": "0", "txt": b"words"}, decode)
     assert decoded["image"] == []
     assert decoded["image_tiles"].shape == (0,)

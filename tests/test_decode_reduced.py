@@ -15,13 +15,15 @@ from pictures import ODD, encoded, photo, read
 from PIL import Image
 
 import mmstream
-from mmstream.decoding import jpeg
-from mmstream.decoding.jpeg import decode_jpeg
-from mmstream.decoding.reduced import decode_reduced, load_native
+from mmstream.decoding.image import jpeg
+from mmstream.decoding.image.jpeg import decode_jpeg
+from mmstream.decoding.image.reduced import decode_reduced, load_native
 from mmstream.errors import DecodeError
 
-built = pytest.mark.skipif(load_native() is None, reason="mmstream.decoding._reduced is not built")
-DEMO = sorted((Path(mmstream.__file__).parent / "corpus" / "images").glob("*.jpg"))
+built = pytest.mark.skipif(
+    load_native() is None, reason="mmstream.decoding.image._reduced is not built"
+)
+DEMO = sorted((Path(mmstream.__file__).parent / "demo" / "corpus" / "images").glob("*.jpg"))
 PHOTO = photo(83, 131)
 PLAIN = encoded(PHOTO, "jpeg", quality=85)
 FILES = {
@@ -206,7 +208,7 @@ def test_without_the_compiled_module_libjpeg_decodes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = {factor: decode_jpeg(PLAIN, 10**6, factor)[0] for factor in (4, 8)}
-    monkeypatch.setitem(sys.modules, "mmstream.decoding._reduced", None)
+    monkeypatch.setitem(sys.modules, "mmstream.decoding.image._reduced", None)
     load_native.cache_clear()
     try:
         with caplog.at_level(logging.DEBUG, "mmstream"):

@@ -14,16 +14,16 @@ from PIL import Image
 
 import mmstream
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.geometry import View, random_box
-from mmstream.decoding.image import ImageDecoder
-from mmstream.decoding.resize import render
-from mmstream.decoding.tiles import AnyResolution, DynamicTiles
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.geometry import View, random_box
+from mmstream.decoding.image.resize import render
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError
 
 import_torchvision()
 from torchvision.transforms import InterpolationMode, v2  # noqa: E402
 
-PHOTOS = sorted((Path(mmstream.__file__).parent / "corpus" / "images").glob("*.jpg"))
+PHOTOS = sorted((Path(mmstream.__file__).parent / "demo" / "corpus" / "images").glob("*.jpg"))
 BICUBIC = InterpolationMode.BICUBIC
 Reference = Callable[[torch.Tensor], torch.Tensor]
 
@@ -81,7 +81,7 @@ PATHS: list[tuple[dict[str, Any], Reference]] = [
 def test_without_scaled_decoding_every_way_to_resize_is_bit_equal_to_torchvision(
     settings: dict[str, Any], reference: Reference
 ) -> None:
-    decoder = ImageDecoder(**settings, exact=True)
+    decoder = ImageDecoder(**settings, scaled_decoding=False)
     for data in [*(path.read_bytes() for path in PHOTOS[:25]), *noise()]:
         expected = reference(pixels_of(data)).permute(1, 2, 0).numpy()
         actual = decoder(data, rng=np.random.default_rng(0))
@@ -93,7 +93,7 @@ def test_without_scaled_decoding_every_way_to_resize_is_bit_equal_to_torchvision
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_a_random_crop_is_bit_equal_to_torchvisions_of_the_same_box(interpolation: str) -> None:
     decoder = ImageDecoder(
-        size=80, crop="random", flip=0.5, interpolation=interpolation, exact=True
+        size=80, crop="random", flip=0.5, interpolation=interpolation, scaled_decoding=False
     )
     flipped = 0
     for seed, path in enumerate(PHOTOS):
@@ -128,14 +128,14 @@ def large_photos() -> list[bytes]:
         {"size": (100, 160), "resize": "exact"},
         {"size": 96, "resize": "letterbox"},
         {"resize": "max_pixels", "pixel_budget": (10_000, 60_000)},
-        {"size": 56, "tiles": DynamicTiles(max_tiles=4)},
+        {"size": 56, "tiles": InternVLTiles(max_tiles=4)},
         {"size": 112, "crop": "random", "flip": 0.5},
         {"size": 64, "crop": "random", "interpolation": "bicubic"},
     ],
     ids=str,
 )
 def test_scaled_decoding_is_near_the_exact_picture(settings: dict[str, Any]) -> None:
-    scaled, exact = ImageDecoder(**settings), ImageDecoder(**settings, exact=True)
+    scaled, exact = ImageDecoder(**settings), ImageDecoder(**settings, scaled_decoding=False)
     ratios = []
     for seed, data in enumerate([*large_photos(), *(path.read_bytes() for path in PHOTOS)]):
         made = [one(data, rng=np.random.default_rng(seed)) for one in (scaled, exact)]
@@ -149,20 +149,20 @@ def test_scaled_decoding_is_near_the_exact_picture(settings: dict[str, Any]) -> 
 
 def test_tiles_are_the_parts_of_one_resized_picture() -> None:
     data = encoded(photo(300, 600), "png")
-    tiles = ImageDecoder(size=64, tiles=DynamicTiles(max_tiles=6))(data)
+    tiles = ImageDecoder(size=64, tiles=InternVLTiles(max_tiles=6))(data)
     whole = ImageDecoder(size=(64, 128), resize="exact")(data)
     thumbnail = ImageDecoder(size=(64, 64), resize="exact")(data)
     assert tiles.shape == (3, 64, 64, 3)
     np.testing.assert_array_equal(tiles, [whole[:, :64], whole[:, 64:], thumbnail])
     shapes = ((64, 192), (128, 64))
-    tiles = ImageDecoder(size=64, tiles=AnyResolution(shapes), fill=(9, 9, 9))(data)
+    tiles = ImageDecoder(size=64, tiles=LlavaNextTiles(shapes), fill=(9, 9, 9))(data)
     padded = ImageDecoder(size=(64, 192), resize="letterbox", fill=(9, 9, 9))(data)
     parts = [padded[:, 64 * i : 64 * i + 64] for i in range(3)]
     np.testing.assert_array_equal(tiles, [thumbnail, *parts])
 
 
 def test_a_picture_of_one_tile_has_no_thumbnail() -> None:
-    tiles = ImageDecoder(size=64, tiles=DynamicTiles(max_tiles=6))(encoded(photo(60, 60), "png"))
+    tiles = ImageDecoder(size=64, tiles=InternVLTiles(max_tiles=6))(encoded(photo(60, 60), "png"))
     assert tiles.shape == (1, 64, 64, 3)
 
 
@@ -207,4 +207,4 @@ def test_a_row_that_cannot_hold_the_result_is_a_config_error(row: np.ndarray) ->
     with pytest.raises(ConfigError, match="out"):
         ImageDecoder(size=32, crop=None)(JPEG, row)
     with pytest.raises(ConfigError, match="out"):
-        ImageDecoder(size=32, tiles=DynamicTiles())(JPEG, row)
+        ImageDecoder(size=32, tiles=InternVLTiles())(JPEG, row)

@@ -13,7 +13,9 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mmstream.decoding import Decode, ImageDecoder, TextDecoder, decode_sample, image_fields
+from mmstream import Decode, ImageDecoder, TextDecoder
+from mmstream.decoding.fields import image_fields
+from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError
 
 

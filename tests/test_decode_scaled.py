@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pictures import ODD, encoded, photo, read
 from PIL import Image
 
-from mmstream.decoding import jpeg
-from mmstream.decoding.image import ImageDecoder
-from mmstream.decoding.jpeg import decode_jpeg, jpeg_shape
+from mmstream.decoding.image import jpeg
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
 from mmstream.errors import DecodeError
 
 FULL = ImageDecoder()
@@ -60,7 +60,7 @@ def test_a_large_picture_is_decoded_small_unless_it_is_to_be_exact(
         ImageDecoder(size=size)(FILES[name])
     assert scales == [8, 4, 4, 2, 2, 1, 1]
     scales.clear()
-    ImageDecoder(size=60, exact=True)(FILES[name])
+    ImageDecoder(size=60, scaled_decoding=False)(FILES[name])
     ImageDecoder()(FILES[name])
     assert scales == [1, 1]
 
@@ -140,7 +140,7 @@ def test_other_formats_do_not_change_with_exact() -> None:
     for format in ("png", "webp", "bmp"):
         file = io.BytesIO()
         LARGE.save(file, format)
-        exact = ImageDecoder(size=60, exact=True)
+        exact = ImageDecoder(size=60, scaled_decoding=False)
         np.testing.assert_array_equal(
             ImageDecoder(size=60)(file.getvalue()), exact(file.getvalue())
         )

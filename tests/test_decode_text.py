@@ -12,7 +12,7 @@ from chats import CHATML, LLAMA, MARKED, TWO_TURNS, assistant, byte_level_bpe, t
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from mmstream.decoding.text import TextDecoder
+from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError, DecodeError
 
 

@@ -26,7 +26,8 @@ from chats import (
 from conftest import jpeg
 
 import mmstream as mm
-from mmstream.decoding import Decode, ImageDecoder, TextDecoder, decode_sample
+from mmstream import Decode, ImageDecoder, TextDecoder
+from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.train.tokenizer import byte_tokenizer, image_token_of, open_tokenizer
 

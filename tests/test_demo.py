@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows
-from mmstream.lineage import Logged
-from mmstream.proof import History, prove
+from mmstream.audit.compare_runs import History, prove
+from mmstream.audit.training_log import Logged
+from mmstream.demo.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from fake_loader import FakeLoader
 
-from mmstream.device import Normalize, to_device
+from mmstream.device.normalize import Normalizer
+from mmstream.device.to_device import Normalize, to_device
 from mmstream.errors import ConfigError
-from mmstream.normalizing import Normalizer
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -78,7 +78,7 @@ def test_after_a_break_the_batch_fetched_ahead_comes_again(device: str) -> None:
     gc.collect()
     assert loader.closed == 1
     assert stage.state_dict() == {"epoch": 0, "step": 2}
-    assert seen + keys(stage) == keys(FakeLoader(num_steps=4).uncounted())
+    assert seen + keys(stage) == keys(FakeLoader(num_steps=4).iter_undelivered())
 
 
 @pytest.mark.parametrize("stop", range(5))

@@ -26,7 +26,7 @@ from device_images import (
 from pictures import JPEG
 
 import mmstream as mm
-from mmstream.decoding import decode_sample
+from mmstream.decoding.sample import decode_sample
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,8 @@ def test_memory_that_runs_out_is_no_fault_of_the_pictures() -> None:
 
 
 def test_what_no_decoder_takes_makes_its_row_invalid(faulty: str, tmp_path: Path) -> None:
-    policy = mm.SkipPolicy(quarantine=str(tmp_path), max_fraction=1)
-    made = pipeline(faulty, rows=16, on_bad=policy, shuffle=False, size=24)
+    policy = mm.BadSamplePolicy(quarantine=str(tmp_path), max_fraction=1)
+    made = pipeline(faulty, rows=16, bad_samples=policy, shuffle=False, size=24)
     loader = mm.Loader(made, world=mm.World(0, 1))
     (batch,) = mm.to_device(loader, "cpu", decode_jpegs=strict)
     assert batch["__valid__"].tolist() == [row != 7 for row in range(16)]
@@ -102,7 +102,7 @@ def test_damage_that_the_device_does_not_see_is_shown(faulty: str) -> None:
 
 
 def test_to_raise_at_bad_samples_is_to_raise_at_those_of_the_device(faulty: str) -> None:
-    made = pipeline(faulty, on_bad=mm.SkipPolicy("raise"), shuffle=False, size=24)
+    made = pipeline(faulty, bad_samples=mm.BadSamplePolicy("raise"), shuffle=False, size=24)
     loader = mm.Loader(made, world=mm.World(0, 1))
     with pytest.raises(mm.DecodeError, match=r"shard-000000\.tar\[7\] 000007\.jpg: JPEG"):
         list(mm.to_device(loader, "cpu", decode_jpegs=strict))
@@ -116,8 +116,8 @@ def drop_odd(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_substitute_that_is_bad_too_leaves_its_row_invalid(faulty: str) -> None:
-    policy = mm.SkipPolicy(quarantine=None, max_fraction=1, max_consecutive=0)
-    made = pipeline(faulty, on_bad=policy, shuffle=False, size=24, transforms=(drop_odd,))
+    policy = mm.BadSamplePolicy(quarantine=None, max_fraction=1, max_consecutive=0)
+    made = pipeline(faulty, bad_samples=policy, shuffle=False, size=24, transforms=(drop_odd,))
     loader = mm.Loader(made, world=mm.World(0, 1))
     for batch in mm.to_device(loader, "cpu", decode_jpegs=strict):
         assert not batch["__valid__"].any()

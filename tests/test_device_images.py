@@ -27,15 +27,15 @@ from device_images import (
 from pictures import JPEG, PNG, encoded, photo, read
 
 import mmstream as mm
-from mmstream import ondevice
-from mmstream.decoding import decode_sample
-from mmstream.decoding.encoded import EncodedImage
-from mmstream.decoding.plain import plain_jpeg
+from mmstream.decoding.image.encoded import EncodedImage
+from mmstream.decoding.image.gpu_eligible import plain_jpeg
+from mmstream.decoding.sample import decode_sample
+from mmstream.device import nvjpeg as ondevice
+from mmstream.device.nvjpeg import DeviceDecoder
 from mmstream.display import batch_html
-from mmstream.memory import Memory
-from mmstream.ondevice import DeviceDecoder
-from mmstream.sample import Lineage
-from mmstream.transport import Parcel
+from mmstream.loader.batch_memory import Memory
+from mmstream.loader.batch_transport import Parcel
+from mmstream.types import SampleLineage
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_a_picture_that_shrinks_too_much_for_cuda_is_decoded_here_with_the_same_
     data = encoded(photo(420, 600), "jpeg")
     kinds = set()
     for number in range(12):
-        sample = {"__key__": "a", "jpg": data, "__lineage__": Lineage(0, number)}
+        sample = {"__key__": "a", "jpg": data, "__lineage__": SampleLineage(0, number)}
         found = decode_sample(sample, mm.Decode(image=decoder))["image"]
         expected = decode_sample(sample, mm.Decode(image=here))["image"]
         kinds.add(type(found))
@@ -266,6 +266,6 @@ def test_files_cross_processes_in_one_piece(photographs: str) -> None:
 
 def test_tiles_are_not_cut_on_the_device() -> None:
     with pytest.raises(mm.ConfigError, match='device="cpu"'):
-        mm.ImageDecoder(size=336, tiles=mm.AnyResolution(), device="cuda")
+        mm.ImageDecoder(size=336, tiles=mm.LlavaNextTiles(), device="cuda")
     with pytest.raises(mm.ConfigError, match="device='mps': give one of"):
         mm.ImageDecoder(device="mps")  # type: ignore[arg-type]

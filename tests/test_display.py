@@ -172,7 +172,7 @@ def test_a_batch_marks_substitutes_and_padding(tmp_path):
     )
     pipeline = mm.Pipeline(
         dataset, global_batch_size=6, decode=mm.Decode(image=mm.ImageDecoder(size=16)),
-        drop_last=False, shuffle=False, on_bad=mm.SkipPolicy(quarantine=None),
+        drop_last=False, shuffle=False, bad_samples=mm.BadSamplePolicy(quarantine=None),
     )  # fmt: skip
     first, last = mm.Loader(pipeline)
     assert "substitute for " in parse(mm.show(first)).words

@@ -13,10 +13,10 @@ from foreign import FOREIGN, Memory, make_tar, ours, special, theirs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmstream.dataset.index import build_index, decode_index, encode_index, index_name, num_indexed
 from mmstream.errors import ShardError
-from mmstream.index import build_index, decode_index, encode_index, index_name, num_indexed
 from mmstream.storage import LocalStore, open_store
-from mmstream.tar import TarWriter
+from mmstream.tar.writer import TarWriter
 
 
 def test_an_index_has_an_offset_a_sample_and_the_end(tmp_path):

@@ -13,13 +13,14 @@ from conftest import captioned, write_corpus, write_shard
 from convert_corpus import make_corpus, run, tree
 from foreign import make_tar, ours, plain
 
-from mmstream.decoding import Decode, ImageDecoder, decode_sample
+from mmstream import Decode, ImageDecoder
+from mmstream.dataset.index import decode_index, encode_index
+from mmstream.dataset.index_tars import IndexReport, index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.open import open_dataset
+from mmstream.dataset.verify import verify
+from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, ShardError
-from mmstream.index import decode_index, encode_index
-from mmstream.indexing import IndexReport, index_tars
-from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
-from mmstream.opening import open_dataset
-from mmstream.verifying import verify
 
 
 def index(url, **options):

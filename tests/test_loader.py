@@ -168,13 +168,15 @@ def test_the_padded_tail_is_marked(corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("multiprocessing_context", ["forkserver", "spawn", "fork"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
-def test_images_are_the_same_from_every_start_method_and_thread_count(corpus, start_method):
+def test_images_are_the_same_from_every_start_method_and_thread_count(
+    corpus, multiprocessing_context
+):
     made = pipeline(corpus, decode=decoding())
     plain = list(mm.Loader(made, num_threads=1))
     threaded = list(mm.Loader(made, num_threads=3))
-    loader = mm.Loader(made, num_workers=1, start_method=start_method)
+    loader = mm.Loader(made, num_workers=1, multiprocessing_context=multiprocessing_context)
     workers = list(loader)
     loader.close()
     for ours in (threaded, workers):

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from topology import assert_resumes_exactly, described, run
 
 import mmstream as mm
-from mmstream import fetching
-from mmstream.decoding import Decode, ImageDecoder
+from mmstream import Decode, ImageDecoder
 from mmstream.errors import (
+    BadSampleLimitError,
     ConfigError,
     ShardError,
-    SkipLimitError,
     StorageError,
 )
-from mmstream.memory import Memory
-from mmstream.reading import STEPS_AHEAD, Job, Reader
+from mmstream.loader.batch_memory import Memory
+from mmstream.loader.batch_transport import Parcel
+from mmstream.reading import fetcher as fetching
+from mmstream.reading.reader import STEPS_AHEAD, Job, Reader
 from mmstream.storage import LocalStore
-from mmstream.transport import Parcel
 
 BAD = {0, 5, 30, 31, 70}
 
@@ -50,7 +50,14 @@ class Raises:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_path, num_workers):
     corpus = write_corpus(tmp_path / "corpus", [20, 20])
-    for kind in (ShardError, StorageError, ConfigError, SkipLimitError, NameError, MemoryError):
+    for kind in (
+        ShardError,
+        StorageError,
+        ConfigError,
+        BadSampleLimitError,
+        NameError,
+        MemoryError,
+    ):
         calm = tmp_path / kind.__name__
         made = pipeline(corpus, transforms=(Raises(kind("s.tar[3] k.jpg: why"), calm),))
         loader = mm.Loader(made, num_workers=num_workers)
@@ -67,7 +74,7 @@ def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_pat
 def test_a_step_that_nothing_can_fill_in_a_worker_is_a_skip_limit_error(tmp_path):
     made = pipeline(write_tiny(tmp_path, [12], set(range(12))), global_batch_size=2)
     loader = mm.Loader(made, num_workers=1)
-    with pytest.raises(SkipLimitError, match=r"no row could be filled.*shard-000000\.tar\["):
+    with pytest.raises(BadSampleLimitError, match=r"no row could be filled.*shard-000000\.tar\["):
         next(iter(loader))
     loader.close()
 
@@ -77,10 +84,10 @@ def test_a_limit_passed_in_the_main_process_leaves_the_workers_usable(tmp_path):
     made = pipeline(
         write_tiny(tmp_path, [48], {12, 13, 14, 15}),
         shuffle=False,
-        on_bad=policy(max_consecutive=3),
+        bad_samples=policy(max_consecutive=3),
     )
     loader = mm.Loader(made, num_workers=1)
-    with pytest.raises(SkipLimitError, match="4 bad samples in a row"):
+    with pytest.raises(BadSampleLimitError, match="4 bad samples in a row"):
         list(loader)
     state = loader.state_dict()
     assert state["step"] == 1

@@ -10,11 +10,11 @@ import torch
 from pictures import encoded, photo
 
 import mmstream as mm
-from mmstream.index import encode_index
-from mmstream.memory import MAX_FREE, Memory
+from mmstream.dataset.index import encode_index
+from mmstream.loader.batch_memory import MAX_FREE, Memory
+from mmstream.loader.batch_transport import Parcel
 from mmstream.processes import num_cores, pss_bytes
-from mmstream.tar import TarWriter
-from mmstream.transport import Parcel
+from mmstream.tar.writer import TarWriter
 
 MIB = 1 << 20
 

@@ -121,7 +121,7 @@ def test_a_shard_that_is_gone_is_named_with_its_source(tmp_path, datasets):
     (tmp_path / "gone" / "shard-000000.tar").unlink()
     with pytest.raises(mm.ShardError, match=r"shard-000000\.tar"):
         next(iter(mm.Loader(made)))
-    made = pipeline(mixture, on_bad=policy(shards=True))
+    made = pipeline(mixture, bad_samples=policy(shards=True))
     bad = next(iter(mm.Loader(made)))["__lineage__"].bad
     assert {record.shard for record in bad} == {"gone/shard-000000.tar"}
 
@@ -177,7 +177,7 @@ def _draw(sample):
 
 
 def test_a_bad_list_is_left_out_of_a_source(tmp_path):
-    from mmstream.badlist import write_bad
+    from mmstream.dataset.bad_list import write_bad
 
     url = write_tiny(tmp_path / "one", [20, 20])
     write_bad(mm.open_dataset(url), [(0, 3), (1, 0)])
@@ -212,8 +212,8 @@ def test_a_source_without_samples_is_refused(tmp_path, datasets):
 
 
 def test_a_replay_of_a_mixture_tells_what_was_shown(datasets):
+    from mmstream.audit.replay import replay
     from mmstream.planning import order_of_state
-    from mmstream.replaying import replay
 
     made = pipeline(mixed(datasets, epoch_steps=9))
     loader = mm.Loader(made)

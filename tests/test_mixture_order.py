@@ -26,7 +26,7 @@ def test_every_source_gives_its_part_to_less_than_a_sample_a_lane(datasets):
 @given(weights=st.lists(st.integers(0, 400), min_size=1, max_size=6).filter(any))
 @settings(max_examples=60, deadline=None)
 def test_at_every_place_of_a_schedule_each_source_has_had_its_due(weights):
-    from mmstream.order.schedule import Table, whole_shares
+    from mmstream.order.mixture.schedule import Table, whole_shares
 
     shares = whole_shares(weights)
     table, period = Table.of(shares), sum(shares)
@@ -40,7 +40,7 @@ def test_at_every_place_of_a_schedule_each_source_has_had_its_due(weights):
 
 
 def test_a_lane_is_never_two_samples_off_its_part():
-    from mmstream.order.draws import Draws
+    from mmstream.order.mixture.draws import Draws
 
     shares = np.array([45, 3, 17, 35])
     draws = Draws({0: shares.tolist()}, 16, (2, 4), 1, rotate=True)
@@ -50,7 +50,7 @@ def test_a_lane_is_never_two_samples_off_its_part():
 
 
 def test_weights_without_a_common_measure_are_shares_of_65536():
-    from mmstream.order.schedule import whole_shares
+    from mmstream.order.mixture.schedule import whole_shares
 
     weights = np.array([np.pi, np.e, 0.01])
     shares = whole_shares(weights.tolist())
@@ -192,7 +192,7 @@ def test_any_mixture_draws_each_sample_once_an_epoch_of_its_source(
     ("shares", "grid", "share"), [([8, 143], (2, 8), 4), ([16, 8, 197], (1, 8), 4)]
 )
 def test_lanes_do_not_draw_a_source_all_at_once(shares, grid, share):
-    from mmstream.order.draws import Draws
+    from mmstream.order.mixture.draws import Draws
 
     rows, part = grid[1] * share, shares[0] / sum(shares)
     draws = Draws({0: shares}, rows, grid, 3, rotate=True)

@@ -17,9 +17,9 @@ from conftest import captioned, write_corpus
 from topology import run
 
 import mmstream as mm
-from mmstream.badlist import quarantined
+from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.cli import main
-from mmstream.lineage import log_files, read_lineage
+from mmstream.dataset.bad_list import quarantined
 from mmstream.storage import open_store
 from mmstream.train.distributed import Place
 from mmstream.train.meter import Meter
@@ -270,7 +270,7 @@ def broken(tmp_path, **settings):
     mixture = mm.Mixture(
         {"good": (datasets["good"], 3), "web/bad": (datasets["web/bad"], 1)}, epoch_steps=40
     )
-    return datasets, mm.Pipeline(mixture, global_batch_size=8, on_bad=policy(**settings))
+    return datasets, mm.Pipeline(mixture, global_batch_size=8, bad_samples=policy(**settings))
 
 
 def test_metrics_count_the_valid_rows_of_each_source(tmp_path):
@@ -289,7 +289,7 @@ def test_metrics_count_the_valid_rows_of_each_source(tmp_path):
 def test_a_source_that_is_all_bad_stops_the_run_however_rare_it_is(tmp_path):
     _, made = broken(tmp_path, max_consecutive=20, quarantine=str(tmp_path / "logs"))
     loader = mm.Loader(made)
-    with pytest.raises(mm.SkipLimitError, match="in a row"):
+    with pytest.raises(mm.BadSampleLimitError, match="in a row"):
         list(loader)
     assert loader.stats.consecutive["good"] == 0
     assert 20 < loader.stats.consecutive["web/bad"] == loader.stats.num_bad <= 22
@@ -306,7 +306,7 @@ def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream
     with pytest.raises(mm.ConfigError, match="say which source"):
         quarantined([file], datasets["web/bad"])
     limited = broken(tmp_path, max_samples=3, quarantine=str(tmp_path / "more"))[1]
-    with pytest.raises(mm.SkipLimitError, match="--source NAME` leaves them out of new runs"):
+    with pytest.raises(mm.BadSampleLimitError, match="--source NAME` leaves them out of new runs"):
         list(mm.Loader(limited))
     words = ("--quarantine", file, "--source", "web/bad")
     code, out, _ = mmstream("verify", tmp_path / "bad", *words)

@@ -8,7 +8,7 @@ from bad_corpus import pipeline, write_tiny
 from topology import described, run
 
 import mmstream as mm
-from mmstream.badlist import write_bad
+from mmstream.dataset.bad_list import write_bad
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 import mmstream as mm
 from mmstream.errors import ShardError, StorageError
-from mmstream.fetching import Fetcher
-from mmstream.reading import Job, Reader
+from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.reader import Job, Reader
 from mmstream.storage import LocalFile, LocalStore
 
 NUM_SAMPLES = 18
@@ -35,7 +35,7 @@ def cached(request, monkeypatch):
 
 def fetched(folder, num_samples=NUM_SAMPLES, **settings):
     refs = [(0, index) for index in range(num_samples)]
-    return Fetcher(mm.open_dataset(str(folder)), views=False).fetch(refs, **settings)
+    return Fetcher(mm.open_dataset(str(folder)), zero_copy=False).fetch(refs, **settings)
 
 
 def test_samples_are_the_same_wherever_they_are_held(copy, cached):

@@ -22,7 +22,7 @@ FIXED = [
     "Normalize",
     "Order",
     "Pipeline",
-    "SkipPolicy",
+    "BadSamplePolicy",
     "SkipSample",
     "TextDecoder",
     "World",
@@ -43,7 +43,7 @@ ERRORS = [
     "ManifestError",
     "SampleError",
     "ShardError",
-    "SkipLimitError",
+    "BadSampleLimitError",
     "SkipSample",
     "StateError",
     "StorageError",
@@ -98,12 +98,12 @@ def test_every_name_is_documented_and_public_where_it_lives(name):
 
 
 def test_the_modules_do_not_hide_the_functions_of_nearly_the_same_name():
-    for module in ("converting", "reading", "decoding", "batching", "dataset", "indexing"):
+    for module in ("converting", "dataset.open", "device.to_device", "pipeline"):
         importlib.import_module(f"mmstream.{module}")
     from mmstream.converting import convert
 
     assert mm.convert is convert
-    for name in ("convert", "read", "decode", "batch"):
+    for name in ("convert", "open_dataset", "to_device"):
         assert type(getattr(mm, name)) is type(convert), name
 
 
@@ -116,7 +116,7 @@ def test_the_errors_are_one_tree_and_built_from_one_string():
     assert issubclass(mm.StorageError, OSError)
     assert issubclass(mm.StateError, ValueError)
     assert issubclass(mm.DecodeError, mm.SampleError)
-    assert not issubclass(mm.SkipLimitError, mm.SampleError)
+    assert not issubclass(mm.BadSampleLimitError, mm.SampleError)
 
 
 # -- what importing costs -----------------------------------------------------------------------
@@ -125,7 +125,8 @@ LIGHT = """
 import sys, mmstream as mm
 dir(mm), mm.__all__, mm.Order, mm.open_dataset, mm.convert, mm.World, mm.ShardError
 mm.Order.from_counts([10, 20], global_batch_size=4, seed=0).refs(0, 0)
-import mmstream.tar, mmstream.index, mmstream.manifest, mmstream.storage, mmstream.indexing
+import mmstream.tar.samples, mmstream.dataset.index, mmstream.dataset.manifest, mmstream.storage
+import mmstream.dataset.index_tars
 import mmstream.cli
 """
 CHECK = """

@@ -18,7 +18,7 @@ from torch.utils.data import (
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import mmstream as mm
-from mmstream.demo import corpus_rows
+from mmstream.demo.demo import corpus_rows
 from mmstream.train.tokenizer import byte_tokenizer
 
 PAGE = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text()

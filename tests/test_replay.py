@@ -14,12 +14,12 @@ from conftest import captioned, write_corpus, write_shard
 from topology import Step, described, joined
 
 import mmstream as mm
+from mmstream.audit.read_keys import read_keys
+from mmstream.audit.replay import read_state, replay
 from mmstream.cli import main
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError, StateError, StorageError
-from mmstream.keys import read_keys
-from mmstream.manifest import MANIFEST_NAME, Manifest
 from mmstream.planning import order_of_state
-from mmstream.replaying import read_state, replay
 from mmstream.storage import LocalStore, RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, save_checkpoint
 from mmstream.world import World, rows_of_rank

@@ -12,10 +12,10 @@ from browser import open_page
 from conftest import write_corpus
 
 import mmstream as mm
+from mmstream.audit.compare_runs import Proof
 from mmstream.converting import ConvertReport
 from mmstream.display.charts import Line, line_chart, ticks
 from mmstream.display.report import Evidence, facts, html_report, markdown_report
-from mmstream.proof import Proof
 
 EPOCHS, STEPS, G, KILLED, SAVED = 3, 10, 6, 17, 15
 

@@ -11,12 +11,12 @@ import torch
 from conftest import captioned, jpeg, write_corpus, write_shard
 
 import mmstream as mm
-from mmstream.index import index_name
-from mmstream.indexing import index_tars
-from mmstream.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.index import index_name
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.verify import verify
 from mmstream.storage import RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, list_checkpoints, load_newest, save_checkpoint
-from mmstream.verifying import verify
 
 pytestmark = pytest.mark.s3
 
@@ -129,12 +129,12 @@ def test_a_loader_makes_the_same_batches_as_from_local_shards(remote, corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+@pytest.mark.parametrize("multiprocessing_context", ["forkserver", "fork"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
-def test_workers_make_the_same_batches_as_the_main_process(remote, corpus, start_method):
+def test_workers_make_the_same_batches_as_the_main_process(remote, corpus, multiprocessing_context):
     assert len(mm.open_dataset(remote)[3]["jpg"]) > 100  # this process has a client already
     made = pipeline(remote, drop_last=False)
-    loader = mm.Loader(made, num_workers=2, start_method=start_method)
+    loader = mm.Loader(made, num_workers=2, multiprocessing_context=multiprocessing_context)
     try:
         first, second = keys(loader), keys(loader)
     finally:

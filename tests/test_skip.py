@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.errors import ConfigError, SkipLimitError
-from mmstream.skip import BadSample, Stats, count_bad
+from mmstream.bad_samples.policy import BadSample, Stats, count_bad
+from mmstream.errors import BadSampleLimitError, ConfigError
 
 
 def record(row: int, kind: str = "DecodeError", substitute=("s.tar", 9)) -> BadSample:
@@ -38,7 +38,7 @@ def count(stats, limits, marks: str, start: int = 0, rank: int = 0) -> None:
 def test_the_fraction_is_judged_from_min_samples_on():
     stats, limits = Stats(), policy(max_fraction=0.25, min_samples=8)
     count(stats, limits, "bbbg")  # 3 of 4: too early to tell
-    with pytest.raises(SkipLimitError, match=r"3 of 8 samples are bad \(max_fraction=0\.25\)"):
+    with pytest.raises(BadSampleLimitError, match=r"3 of 8 samples are bad \(max_fraction=0\.25\)"):
         count(stats, limits, "gggg")
 
 
@@ -53,7 +53,7 @@ def test_exactly_the_fraction_is_allowed():
 def test_a_fraction_of_zero_allows_none():
     stats, limits = Stats(), policy(max_fraction=0.0, min_samples=1)
     count(stats, limits, "gggf")
-    with pytest.raises(SkipLimitError, match="1 of 8"):
+    with pytest.raises(BadSampleLimitError, match="1 of 8"):
         count(stats, limits, "gggb")
 
 
@@ -84,7 +84,7 @@ def test_bad_samples_in_a_row_are_counted_over_batches(batches, longest, start):
         count(stats, limits, marks, start)
     if longest > 1:
         stats, limits = Stats(), policy(max_consecutive=longest - 1)
-        with pytest.raises(SkipLimitError, match=r"in a row.*the last: s\.tar"):  # noqa: PT012
+        with pytest.raises(BadSampleLimitError, match=r"in a row.*the last: s\.tar"):  # noqa: PT012
             for marks in batches:
                 count(stats, limits, marks, start)
 
@@ -98,7 +98,7 @@ def test_runs_and_counts_are_those_of_the_rows_laid_end_to_end(batches, most):
     for marks in batches:
         try:
             count(stats, policy(max_consecutive=most), marks, start)
-        except SkipLimitError:
+        except BadSampleLimitError:
             too_long = True
         start += 5
     assert too_long == any(len(run) > most for run in runs)
@@ -122,7 +122,7 @@ def test_a_limit_of_zero_in_a_row_is_no_limit():
 )  # fmt: skip
 def test_impossible_limits_are_refused(limits):
     with pytest.raises(ConfigError):
-        mm.SkipPolicy(**limits)
+        mm.BadSamplePolicy(**limits)
 
 
 def test_the_quarantine_file_has_a_line_for_each_record(tmp_path):
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
 
 
 def test_the_first_bad_samples_are_warnings_and_a_filter_is_none(caplog):
-    caplog.set_level(logging.DEBUG, "mmstream.skip")
+    caplog.set_level(logging.DEBUG, "mmstream.bad_samples.policy")
     stats = Stats()
     for _ in range(3):
         count(stats, policy(), "ffffbbbb")
@@ -199,11 +199,11 @@ def test_a_limit_holds_its_batch_back_and_the_state_stays_before_it(tmp_path, ah
     corpus = write_tiny(tmp_path / "corpus", [48], set(range(12, 18)))
     quarantine = tmp_path / "bad"
     strict = policy(max_consecutive=3, quarantine=str(quarantine))
-    made = pipeline(corpus, shuffle=False, on_bad=strict)
+    made = pipeline(corpus, shuffle=False, bad_samples=strict)
     loader = mm.Loader(made)
     stage = mm.to_device(loader, "cpu") if ahead else loader
     seen = []
-    with pytest.raises(SkipLimitError, match="6 bad samples in a row"):  # noqa: PT012
+    with pytest.raises(BadSampleLimitError, match="6 bad samples in a row"):  # noqa: PT012
         for batch in stage:
             seen += batch["__key__"]
     assert len(seen) == 12
@@ -211,7 +211,7 @@ def test_a_limit_holds_its_batch_back_and_the_state_stays_before_it(tmp_path, ah
     assert (state["epoch"], state["step"]) == (0, 1)
     assert loader.stats.num_steps == 1
     assert len((quarantine / "quarantine-rank0.jsonl").read_text().splitlines()) == 6
-    with pytest.raises(SkipLimitError):  # the same loader does not slip past it
+    with pytest.raises(BadSampleLimitError):  # the same loader does not slip past it
         next(iter(stage))
     other = mm.Loader(pipeline(corpus, shuffle=False))
     other.load_state_dict(state)
@@ -223,11 +223,11 @@ def test_counters_start_anew_after_a_resume(tmp_path):
         write_tiny(tmp_path, [48], {0, 1, 2, 3, 4, 5}),
         shuffle=False,
         global_batch_size=4,
-        on_bad=policy(max_consecutive=5, max_fraction=0.5, min_samples=8),
+        bad_samples=policy(max_consecutive=5, max_fraction=0.5, min_samples=8),
     )
     loader = mm.Loader(made)
     next(iter(loader))
-    with pytest.raises(SkipLimitError, match="6 bad samples in a row"):
+    with pytest.raises(BadSampleLimitError, match="6 bad samples in a row"):
         list(loader)
     other = mm.Loader(made)
     other.load_state_dict(loader.state_dict())
@@ -238,7 +238,7 @@ def test_counters_start_anew_after_a_resume(tmp_path):
 def test_the_default_policy_bears_one_bad_sample_and_says_where(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     corpus = write_faulty(tmp_path / "corpus", [24], {5})
-    loader = mm.Loader(pipeline(corpus, on_bad=mm.SkipPolicy()))
+    loader = mm.Loader(pipeline(corpus, bad_samples=mm.BadSamplePolicy()))
     assert len(list(loader)) == 2
     (line,) = (tmp_path / "quarantine-rank0.jsonl").read_text().splitlines()
     written = json.loads(line)

@@ -14,7 +14,7 @@ from chats import tokenizer
 from topology import assert_resumes_exactly, described, run
 
 import mmstream as mm
-from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, SkipLimitError
+from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError, SampleError, ShardError
 from mmstream.train import TrainConfig
 from mmstream.train.loop import _open_loader
 
@@ -36,7 +36,7 @@ def without_odd(sample):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_masked_row_keeps_the_batchs_shape_and_no_sample_counts_twice(tmp_path, name, drop_last):
     corpus = write_faulty(tmp_path, COUNTS, BAD, FAULTS[name])
-    made = pipeline(corpus, decode=DECODE, drop_last=drop_last, on_bad=policy(action="mask"))
+    made = pipeline(corpus, decode=DECODE, drop_last=drop_last, bad_samples=policy(action="mask"))
     counted = []
     for batch in mm.Loader(made):
         assert batch["image"].shape == (12, 3, 16, 16)
@@ -57,7 +57,7 @@ def test_a_masked_row_keeps_the_batchs_shape_and_no_sample_counts_twice(tmp_path
 def test_a_masked_row_shows_what_a_substitute_would_be(tmp_path, drop_last):
     corpus = write_faulty(tmp_path, COUNTS, BAD)
     made = pipeline(corpus, drop_last=drop_last)
-    masking = replace(made, on_bad=policy(action="mask"))
+    masking = replace(made, bad_samples=policy(action="mask"))
     for one, other in zip(run(made).steps, run(masking).steps, strict=True):
         assert (one.planned, one.shown, one.keys) == (other.planned, other.shown, other.keys)
         rows = {record.row for record in other.bad}
@@ -65,7 +65,7 @@ def test_a_masked_row_shows_what_a_substitute_would_be(tmp_path, drop_last):
 
 
 def test_masked_batches_are_the_same_on_every_topology_and_after_a_resume(tmp_path):
-    made = pipeline(write_faulty(tmp_path, COUNTS, BAD), on_bad=policy(action="mask"))
+    made = pipeline(write_faulty(tmp_path, COUNTS, BAD), bad_samples=policy(action="mask"))
     whole = run(made).steps
     for size, num_workers in ((2, 1), (3, 2), (4, 3)):
         assert run(made, size, num_workers, num_threads=2).steps == whole
@@ -74,7 +74,7 @@ def test_masked_batches_are_the_same_on_every_topology_and_after_a_resume(tmp_pa
 
 def test_a_step_of_nothing_but_bad_samples_is_masked_whole_and_the_run_goes_on(tmp_path):
     corpus = write_tiny(tmp_path, [48], set(range(12, 24)))
-    made = pipeline(corpus, shuffle=False, on_bad=policy(action="mask"))
+    made = pipeline(corpus, shuffle=False, bad_samples=policy(action="mask"))
     loader = mm.Loader(made)
     assert [int(batch["__valid__"].sum()) for batch in loader] == [12, 0, 12, 12]
     assert (loader.stats.num_samples, loader.stats.num_bad) == (48, 12)
@@ -85,7 +85,7 @@ def test_a_masked_row_moves_no_weight(tmp_path):
 
     corpus = write_faulty(tmp_path, COUNTS, BAD)
     (batch, *_) = mm.to_device(
-        mm.Loader(pipeline(corpus, decode=DECODE, on_bad=policy(action="mask"))), "cpu",
+        mm.Loader(pipeline(corpus, decode=DECODE, bad_samples=policy(action="mask"))), "cpu",
         normalize=mm.Normalize((0.5,) * 3, (0.5,) * 3),
     )  # fmt: skip
     valid = batch["__valid__"]
@@ -101,7 +101,7 @@ def test_a_masked_row_moves_no_weight(tmp_path):
 
 def test_labels_of_invalid_rows_are_ignored_by_losses_that_know_only_them(tmp_path):
     corpus = write_faulty(tmp_path, [26], {3, 4})
-    made = pipeline(corpus, decode=DECODE, drop_last=False, on_bad=policy(action="mask"))
+    made = pipeline(corpus, decode=DECODE, drop_last=False, bad_samples=policy(action="mask"))
     num_invalid = 0
     for batch in mm.Loader(made):
         valid = batch["__valid__"]
@@ -117,7 +117,7 @@ def test_labels_that_are_not_of_tokens_are_left_alone(tmp_path, shape):
         return {"labels": torch.ones(shape), "input_ids": torch.ones((12, 3))}
 
     made = pipeline(
-        write_tiny(tmp_path, [24], {3, 4}), collate=collate, on_bad=policy(action="mask")
+        write_tiny(tmp_path, [24], {3, 4}), collate=collate, bad_samples=policy(action="mask")
     )
     for batch in mm.Loader(made):
         assert (batch["labels"] == 1).all()
@@ -125,7 +125,7 @@ def test_labels_that_are_not_of_tokens_are_left_alone(tmp_path, shape):
 
 def test_a_filter_masks_where_the_policy_masks(tmp_path):
     corpus = write_tiny(tmp_path, [30, 31])
-    made = pipeline(corpus, transforms=(without_odd,), on_bad=policy(action="mask"))
+    made = pipeline(corpus, transforms=(without_odd,), bad_samples=policy(action="mask"))
     loader = mm.Loader(made)
     shown = [
         int(key)
@@ -143,7 +143,7 @@ def test_notebooks_show_what_is_masked_and_what_the_policy_is(tmp_path):
     corpus = write_faulty(tmp_path, COUNTS, BAD)
     made = pipeline(corpus, decode=DECODE, shuffle=False)
     shown = {
-        action: replace(made, on_bad=policy(action=action, max_consecutive=7))
+        action: replace(made, bad_samples=policy(action=action, max_consecutive=7))
         for action in ("substitute", "mask", "raise")
     }
     assert (
@@ -163,7 +163,7 @@ def test_notebooks_show_what_is_masked_and_what_the_policy_is(tmp_path):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_workers, ahead):
     corpus = write_tiny(tmp_path, [48], {30, 33})
-    made = pipeline(corpus, shuffle=False, on_bad=policy(action="raise"))
+    made = pipeline(corpus, shuffle=False, bad_samples=policy(action="raise"))
     with closing(mm.Loader(made, num_workers=num_workers)) as loader:
         stage = mm.to_device(loader, "cpu") if ahead else loader
         seen = []
@@ -175,9 +175,9 @@ def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_worke
     assert "\n" not in str(caught.value)
     assert seen == [(0, index) for index in range(24)]
     assert (state["epoch"], state["step"]) == (0, 2)
-    other = mm.Loader(replace(made, on_bad=policy()))
+    other = mm.Loader(replace(made, bad_samples=policy()))
     other.load_state_dict(state)
-    calm = run(replace(made, on_bad=policy())).steps
+    calm = run(replace(made, bad_samples=policy())).steps
     assert [described(batch) for batch in other] == calm[2:]
 
 
@@ -186,7 +186,7 @@ def test_a_bad_sample_of_a_transform_keeps_its_address(tmp_path):
         raise ValueError("too dark")
 
     made = pipeline(
-        write_tiny(tmp_path, [12]), transforms=(refuses,), on_bad=policy(action="raise")
+        write_tiny(tmp_path, [12]), transforms=(refuses,), bad_samples=policy(action="raise")
     )
     with pytest.raises(SampleError, match=r"^shard-000000\.tar\[\d+\] \d+: refuses: ValueError: "):
         list(mm.Loader(made))
@@ -196,7 +196,7 @@ def test_a_bad_sample_of_a_transform_keeps_its_address(tmp_path):
 def test_an_unreadable_shard_is_raised_as_what_it_is(tmp_path, shards):
     corpus = write_tiny(tmp_path, [40, 20])
     Path(corpus, "shard-000001.tar").unlink()
-    made = pipeline(corpus, on_bad=policy(action="raise", shards=shards))
+    made = pipeline(corpus, bad_samples=policy(action="raise", shards=shards))
     with pytest.raises(ShardError, match=r"^shard-000001\.tar: no such shard"):
         list(mm.Loader(made))
 
@@ -204,7 +204,7 @@ def test_an_unreadable_shard_is_raised_as_what_it_is(tmp_path, shards):
 def test_a_filter_finds_no_fault_and_is_substituted(tmp_path):
     corpus = write_tiny(tmp_path, [30, 31])
     made = pipeline(corpus, transforms=(without_odd,))
-    raising = replace(made, on_bad=policy(action="raise"))
+    raising = replace(made, bad_samples=policy(action="raise"))
     assert run(raising).steps == run(made).steps
     loader = mm.Loader(raising)
     assert len(list(loader)) == 5
@@ -215,7 +215,7 @@ def test_without_bad_samples_all_actions_are_one(tmp_path):
     corpus = write_tiny(tmp_path, [30, 31])
     made = pipeline(corpus, drop_last=False)
     for action in ("mask", "raise"):
-        assert run(replace(made, on_bad=policy(action=action))).steps == run(made).steps
+        assert run(replace(made, bad_samples=policy(action=action))).steps == run(made).steps
 
 
 # -- limits -------------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ def test_without_bad_samples_all_actions_are_one(tmp_path):
 def test_max_samples_is_an_absolute_limit(tmp_path, most, step, action):
     corpus = write_faulty(tmp_path, COUNTS, BAD)
     limits = policy(action=action, max_samples=most)
-    loader = mm.Loader(pipeline(corpus, shuffle=False, on_bad=limits))
-    with pytest.raises(SkipLimitError, match=rf"samples are bad \(max_samples={most}\)"):
+    loader = mm.Loader(pipeline(corpus, shuffle=False, bad_samples=limits))
+    with pytest.raises(BadSampleLimitError, match=rf"samples are bad \(max_samples={most}\)"):
         list(loader)
     assert loader.stats.num_steps == loader.state_dict()["step"] == step
 
@@ -235,7 +235,7 @@ def test_max_samples_is_an_absolute_limit(tmp_path, most, step, action):
 @pytest.mark.parametrize("most", [None, 8])
 def test_at_the_limit_a_run_goes_on(tmp_path, most):
     corpus = write_faulty(tmp_path, COUNTS, BAD)
-    loader = mm.Loader(pipeline(corpus, shuffle=False, on_bad=policy(max_samples=most)))
+    loader = mm.Loader(pipeline(corpus, shuffle=False, bad_samples=policy(max_samples=most)))
     assert len(list(loader)) == 8
     assert loader.stats.num_bad == 8  # the ninth lies behind the last full step
 
@@ -243,11 +243,11 @@ def test_at_the_limit_a_run_goes_on(tmp_path, most):
 @pytest.mark.parametrize("limits", [{"max_samples": -1}, {"action": "ignore"}, {"action": None}])
 def test_impossible_policies_are_refused(limits):
     with pytest.raises(ConfigError):
-        mm.SkipPolicy(**limits)
+        mm.BadSamplePolicy(**limits)
 
 
 @pytest.mark.parametrize(
-    ("log", "on_bad", "action"),
+    ("log", "bad_samples", "action"),
     [
         ("", "substitute", "substitute"),
         ("", "mask", "mask"),
@@ -256,18 +256,22 @@ def test_impossible_policies_are_refused(limits):
         ("validation", "raise", "raise"),
     ],
 )
-def test_training_settings_become_the_loaders_policy(tmp_path, log, on_bad, action):
+def test_training_settings_become_the_loaders_policy(tmp_path, log, bad_samples, action):
     corpus = write_tiny(tmp_path / "corpus", [40])
     config = TrainConfig(
-        url=corpus, out=str(tmp_path), on_bad=on_bad, max_bad_fraction=0.5, skip_bad_shards=True
+        url=corpus,
+        out=str(tmp_path),
+        bad_samples=bad_samples,
+        max_bad_fraction=0.5,
+        substitute_bad_shards=True,
     )
-    found = _open_loader(config, corpus, None, log=log).pipeline.on_bad
-    assert found == mm.SkipPolicy(
+    found = _open_loader(config, corpus, None, log=log).pipeline.bad_samples
+    assert found == mm.BadSamplePolicy(
         action=action, max_fraction=0.5, shards=True, quarantine=str(tmp_path / log)
     )
 
 
-@pytest.mark.parametrize("told", [{"on_bad": "ignore"}, {"max_bad_fraction": 1.5}])
+@pytest.mark.parametrize("told", [{"bad_samples": "ignore"}, {"max_bad_fraction": 1.5}])
 def test_impossible_training_settings_are_refused(tmp_path, told):
     corpus = write_tiny(tmp_path / "corpus", [40])
     with pytest.raises(ConfigError):

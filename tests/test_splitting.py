@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.batching import BatchLineage
-from mmstream.skip import BadSample
+from mmstream.bad_samples.policy import BadSample
+from mmstream.batching.collate import BatchLineage
 
 
 def made_batch(images_of_rows: list[int], start: int, *, whole: bool) -> dict[str, Any]:

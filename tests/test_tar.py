@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
 from mmstream.errors import SampleError
-from mmstream.tar import TarWriter, iter_members, parse_sample, split_name
+from mmstream.tar.samples import iter_members, parse_sample, split_name
+from mmstream.tar.writer import TarWriter
 
 # Anything that a file's name may hold. A key has no dots; names __x__ are metadata.
 letters = st.characters(exclude_characters="./\0", exclude_categories=["Cs"])

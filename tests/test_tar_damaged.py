@@ -10,9 +10,9 @@ from foreign import Memory, make_tar, ours
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmstream.dataset.index import build_index
 from mmstream.errors import SampleError, ShardError
-from mmstream.index import build_index
-from mmstream.tar import iter_members, parse_sample
+from mmstream.tar.samples import iter_members, parse_sample
 
 SMALL = make_tar(
     [("a.txt", b"1" * 600), ("a.jpg", b"2"), ("n" * 150 + ".txt", b"3"), ("b.txt", b"")]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstream.errors import ShardError
-from mmstream.tar import iter_members
+from mmstream.tar.samples import iter_members
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 LONG, LONGER = "n" * 120, "n" * 240

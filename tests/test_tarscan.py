@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream import tarscan
+from mmstream.dataset.index import build_index
 from mmstream.errors import SampleError, ShardError
-from mmstream.fetching import Fetcher
-from mmstream.index import build_index
-from mmstream.tar import TarWriter, parse_sample
-from mmstream.tarheader import BLOCK
+from mmstream.reading.fetcher import Fetcher
+from mmstream.tar import scan as tarscan
+from mmstream.tar.header import BLOCK
+from mmstream.tar.samples import parse_sample
+from mmstream.tar.writer import TarWriter
 
 keys = st.sampled_from(
     ["a", "b", "0001", "é" * 3, "folder/a", "./a", "x.y/a", "__a", "_a", "long" * 30, "n" * 94]
@@ -168,9 +169,9 @@ def test_ranges_that_make_no_sense_are_left_to_the_careful_way():
     assert [n for n, fields in enumerate(found) if fields == "odd"] == [3, 5, 7, 9]
 
 
-@pytest.mark.parametrize("views", [True, False])
+@pytest.mark.parametrize("zero_copy", [True, False])
 @pytest.mark.parametrize("mixed", [True, False])
-def test_a_fetch_is_the_same_with_and_without_a_look_at_all(tmp_path, monkeypatch, views, mixed):
+def test_a_fetch_is_the_same_with_and_without_a_scan(tmp_path, monkeypatch, zero_copy, mixed):
     odd = [
         ("é.jpg", b"5"), ("é.TXT", b"6"), ("f.jpg", b"1"), ("f.JPG", b"twice"),
         ("g.__key__", b"ours"), ("h.__lineage__", b"replaced"), ("x/y.a", b"7"), ("README", b""),
@@ -191,7 +192,7 @@ def test_a_fetch_is_the_same_with_and_without_a_look_at_all(tmp_path, monkeypatc
     np.random.default_rng(0).shuffle(refs)
 
     def fetch(refs):
-        found = Fetcher(source, views=views).fetch(refs)
+        found = Fetcher(source, zero_copy=zero_copy).fetch(refs)
         cut = len(refs) // 3
         taken = found.take_all(0, cut) + [found.take(n) for n in range(cut, len(refs))]
         return [list(s.items()) if isinstance(s, dict) else (type(s), str(s)) for s in taken]
@@ -205,13 +206,13 @@ def test_a_fetch_is_the_same_with_and_without_a_look_at_all(tmp_path, monkeypatc
     assert len(bad) == (10 if mixed else 5)  # f and g in both shards, and the damaged one
     kinds = {type(value) for sample in quick if isinstance(sample, list) for name, value in sample
              if name[:2] != "__"}  # fmt: skip
-    assert kinds == {memoryview if views else bytes}
+    assert kinds == {memoryview if zero_copy else bytes}
 
 
 def test_bytes_that_were_taken_are_held_by_nobody_else(corpus):
     dataset = mm.open_dataset(corpus)
     refs = [(0, n) for n in range(int(dataset.counts[0]))]
-    fetched = Fetcher(dataset, views=False).fetch(refs)
+    fetched = Fetcher(dataset, zero_copy=False).fetch(refs)
     assert len(fetched) == len(refs) > tarscan.MIN_HEADERS
     (sample, *_) = fetched.take_all(0, len(refs) // 2)
     assert len(fetched) == len(refs) - len(refs) // 2

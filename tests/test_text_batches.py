@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.decoding import decode_sample, decode_texts
+from mmstream.decoding.sample import decode_sample, decode_texts
 from mmstream.decoding.stage import _side_by_side
 from mmstream.errors import DecodeError
 from mmstream.train.tokenizer import byte_tokenizer

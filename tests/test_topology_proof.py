@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from topology import Step, described, run
 
 import mmstream as mm
-from mmstream.badlist import write_bad
+from mmstream.dataset.bad_list import write_bad
 from mmstream.errors import StateError
 from mmstream.state import load_state, make_state
 
@@ -90,7 +90,7 @@ def test_any_corpus_on_any_chain_of_topologies_comes_whole_and_the_same(data):
                 drop_last=drop_last,
                 shuffle=shuffle,
                 window=window,
-                on_bad=policy(action=action),
+                bad_samples=policy(action=action),
             )
 
         shuffle = data.draw(st.booleans(), "shuffle")
@@ -144,7 +144,9 @@ def test_a_whole_missing_shard_on_the_list_stops_no_run(tmp_path):
     write(str(tmp_path), [20, 9, 20], set(), {(1, index) for index in range(9)})
     (tmp_path / "shard-000001.tar").unlink()
     (tmp_path / "shard-000001.tar.idx").unlink()
-    made = pipeline(str(tmp_path), global_batch_size=4, on_bad=mm.SkipPolicy(quarantine=None))
+    made = pipeline(
+        str(tmp_path), global_batch_size=4, bad_samples=mm.BadSamplePolicy(quarantine=None)
+    )
     loader = mm.Loader(made)
     keys = [key for batch in loader for key in batch["__key__"]]
     assert sorted(keys) == [f"{n:06d}" for n in [*range(20), *range(29, 49)]]

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from fake_loader import FakeLoader
 from torch.nn.parallel import DistributedDataParallel
 
-from mmstream.device import Normalize, to_device
+from mmstream.device.to_device import Normalize, to_device
 from mmstream.train.clip import ContrastiveClip, contrastive_loss, small_clip
 from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import Place

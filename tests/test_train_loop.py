@@ -15,7 +15,7 @@ import torch
 from fake_loader import FakeLoader
 from tiny_model import TinyModel
 
-from mmstream.device import Normalize, to_device
+from mmstream.device.to_device import Normalize, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.clip import ContrastiveClip, small_clip

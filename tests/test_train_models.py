@@ -12,8 +12,8 @@ import torch
 from conftest import write_corpus
 
 import mmstream as mm
-from mmstream.demo import corpus_rows
-from mmstream.errors import ConfigError, SkipLimitError
+from mmstream.demo.demo import corpus_rows
+from mmstream.errors import BadSampleLimitError, ConfigError
 from mmstream.train import TrainConfig, TrainResult, train
 from mmstream.train.clip import small_clip
 from mmstream.train.models import (
@@ -58,7 +58,9 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_clip_on_conversations_names_the_other_model(conversations: str, tmp_path: Path) -> None:
-    with pytest.raises(SkipLimitError, match=r'no text: .*; model="vlm" takes chats, with any'):
+    with pytest.raises(
+        BadSampleLimitError, match=r'no text: .*; model="vlm" takes chats, with any'
+    ):
         run(conversations, tmp_path)
 
 

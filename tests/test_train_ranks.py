@@ -44,7 +44,7 @@ def open_batches(config: TrainConfig, **order: Any) -> Any:
         decode=mm.Decode(
             image=mm.ImageDecoder(size=32), text=mm.TextDecoder(byte_tokenizer(), max_length=64)
         ),
-        on_bad=mm.SkipPolicy(quarantine=None),
+        bad_samples=mm.BadSamplePolicy(quarantine=None),
         **order,
     )
     rows = config.rows_per_rank or "balanced"

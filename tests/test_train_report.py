@@ -15,8 +15,8 @@ from fake_loader import FakeLoader
 from ragged_loader import RaggedLoader
 from tiny_model import TinyModel
 
-from mmstream.device import Normalize, to_device
-from mmstream.skip import Stats
+from mmstream.bad_samples.policy import Stats
+from mmstream.device.to_device import Normalize, to_device
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.distributed import Place
 from mmstream.train.loop import fit
@@ -119,8 +119,8 @@ def test_a_line_every_so_many_steps_covers_all_of_them(tmp_path: Path) -> None:
 
 def test_bad_samples_are_counted_in_the_metrics(tmp_path: Path) -> None:
     class Bad(FakeLoader):
-        def count(self, batch: dict[str, Any]) -> None:
-            super().count(batch)
+        def mark_delivered(self, batch: dict[str, Any]) -> None:
+            super().mark_delivered(batch)
             self.stats.bad.update({"DecodeError": 2, "SkipSample": 3})
 
     loader = Bad(num_steps=3)

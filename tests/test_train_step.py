@@ -15,7 +15,7 @@ from fake_loader import FakeLoader
 from ragged_loader import RaggedLoader
 from tiny_model import TinyModel
 
-from mmstream.device import Normalize, to_device
+from mmstream.device.to_device import Normalize, to_device
 from mmstream.errors import ConfigError, MMStreamError, StateError
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.clip import ContrastiveClip, small_clip

@@ -10,8 +10,8 @@ from chats import QWEN_VL, SPECIAL, assistant, byte_chat, user
 
 import mmstream as mm
 from mmstream._torchvision import import_torchvision
+from mmstream.batching.split import split_rows
 from mmstream.errors import ConfigError
-from mmstream.splitting import split_rows
 from mmstream.train.vision import image_inputs
 from mmstream.train.vlm import ConversationVlm, load_vlm
 

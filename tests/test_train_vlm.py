@@ -13,13 +13,13 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
+from mmstream.batching.split import split_rows
 from mmstream.converting.captions import conversations_of
 from mmstream.errors import ConfigError
-from mmstream.splitting import split_rows
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.vlm import ConversationVlm, load_vlm, small_vlm, vlm_decode
 
-CORPUS = Path(mm.__file__).parent / "corpus"
+CORPUS = Path(mm.__file__).parent / "demo" / "corpus"
 NORMALIZE = mm.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 SIZE, LENGTH = 32, 4
 COUNTS = [2, 1, 3, 0, 0, 0]

@@ -14,9 +14,9 @@ from bad_corpus import offsets, pipeline, policy, truncated_jpeg, write_faulty
 from topology import described, run
 
 import mmstream as mm
-from mmstream.decoding.filling import MAX_LOOKS
+from mmstream.dataset.index import encode_index
+from mmstream.decoding.substitute import MAX_LOOKS
 from mmstream.errors import ShardError, StorageError
-from mmstream.index import encode_index
 from mmstream.storage import LocalFile, LocalStore
 
 COUNTS = [30, 1, 0, 40, 26]
@@ -203,7 +203,7 @@ def test_a_bad_sample_is_read_twice_and_one_in_other_bytes_each_time_no_more_tha
             for item, data in zip(ranges, read_ranges(store, ranges), strict=True)
         ]
 
-    made = pipeline(corpus, shuffle=False, on_bad=policy())
+    made = pipeline(corpus, shuffle=False, bad_samples=policy())
     monkeypatch.setattr(LocalStore, "read_ranges", counted)
     (calm,) = run(made).steps
     assert len(asked) == 1  # alone; the first time it came with the others in one range

@@ -87,9 +87,9 @@ def test_a_masked_pass_is_the_mean_over_the_good_samples(tmp_path):
     bad = {0, 5, 6, 29, 30, 31, 58, 70, 96}
     counts, model = [30, 1, 0, 40, 26], TinyModel()
     corpus = write_faulty(tmp_path / "bad", counts, bad, truncated_jpeg)
-    found = one_pass(validation_of(corpus, on_bad=policy(action="mask")), model)
+    found = one_pass(validation_of(corpus, bad_samples=policy(action="mask")), model)
     total = weight = 0.0
-    for batch in validation_of(corpus, global_batch_size=1, on_bad=policy()).batches:
+    for batch in validation_of(corpus, global_batch_size=1, bad_samples=policy()).batches:
         if not batch["__lineage__"].bad:
             loss, counted = model(batch)
             total, weight = total + loss.item(), weight + counted.item()
@@ -115,7 +115,7 @@ def test_validation_in_between_costs_the_training_stream_nothing(corpus):
 def test_the_training_loop_masks_what_is_bad_in_its_validation_set(tmp_path):
     bad = {0, 5, 6, 29, 30, 31, 58, 70, 96}
     corpus = write_faulty(tmp_path / "bad", [30, 1, 0, 40, 26], bad, truncated_jpeg)
-    out = tmp_path / "run"  # on_bad="substitute" is the default
+    out = tmp_path / "run"  # bad_samples="substitute" is the default
     config = TrainConfig(
         url=corpus, out=str(out), validation=corpus, max_bad_fraction=1.0,
         max_steps=1, global_batch_size=8, image_size=32, num_workers=0, device="cpu",

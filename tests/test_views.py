@@ -16,21 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream import fetching
+from mmstream.dataset.index import build_index
 from mmstream.errors import SampleError, ShardError
-from mmstream.fetching import Fetcher
-from mmstream.index import build_index
 from mmstream.order import Order
-from mmstream.reading import Job, Reader
+from mmstream.reading import fetcher as fetching
+from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.reader import Job, Reader
 from mmstream.storage import LocalStore
-from mmstream.tarheader import BLOCK, plain_file, read_member
+from mmstream.tar.header import BLOCK, plain_file, read_member
 
 
 def steps_of(dataset, views, num_steps=None, order=None):
     """All samples of an epoch, step by step; errors as their text."""
     order = order or mm.Pipeline(dataset, global_batch_size=8, window=16).order
     jobs = (Job(0, step, 0, 8) for step in range(order.steps_per_epoch))
-    with closing(Reader(dataset, order, views=views)) as reader:
+    with closing(Reader(dataset, order, zero_copy=views)) as reader:
         for step in islice(mm.read(jobs, reader), num_steps):
             yield [s if isinstance(s, dict) else (type(s), str(s)) for s in step.samples]
 
@@ -158,7 +158,7 @@ def test_a_missing_shard_is_an_error_of_its_samples(tmp_path):
 def test_a_pipeline_of_views_is_the_same_batches_with_nothing_parsed(corpus):
     dataset = mm.open_dataset(corpus)
     as_bytes = mm.Pipeline(dataset, global_batch_size=8)
-    as_views = mm.Pipeline(dataset, global_batch_size=8, views=True)
+    as_views = mm.Pipeline(dataset, global_batch_size=8, zero_copy=True)
     assert as_views.order.identity() == as_bytes.order.identity()
     for one, other in zip(mm.Loader(as_bytes), mm.Loader(as_views), strict=True):
         assert one["__key__"] == other["__key__"]
@@ -170,8 +170,8 @@ def test_a_pipeline_of_views_is_the_same_batches_with_nothing_parsed(corpus):
 def test_views_refuse_decoders_and_workers(corpus):
     dataset = mm.open_dataset(corpus)
     with pytest.raises(mm.ConfigError, match="decoders take bytes"):
-        mm.Pipeline(dataset, global_batch_size=8, views=True, decode=mm.Decode())
-    pipeline = mm.Pipeline(dataset, global_batch_size=8, views=True)
+        mm.Pipeline(dataset, global_batch_size=8, zero_copy=True, decode=mm.Decode())
+    pipeline = mm.Pipeline(dataset, global_batch_size=8, zero_copy=True)
     with pytest.raises(mm.ConfigError, match="num_workers=0"):
         next(iter(mm.Loader(pipeline, num_workers=1)))
 

@@ -19,7 +19,7 @@ from pictures import JPEG, read
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding import Decode
+from mmstream import Decode
 
 PAGE = (Path(__file__).parent.parent / "docs" / "images.md").read_text("utf-8")
 INPUTS: dict[str, Any] = {"torch": torch}
@@ -53,7 +53,7 @@ def batches(dataset: mm.Dataset, decode: Decode, num_workers: int = 0) -> list[d
         global_batch_size=4,
         seed=3,
         decode=decode,
-        on_bad=mm.SkipPolicy(quarantine=None),
+        bad_samples=mm.BadSamplePolicy(quarantine=None),
     )
     return list(mm.Loader(made, num_workers=num_workers))
 
@@ -119,7 +119,7 @@ def small_llava_next(vocab_size: int, ids: dict[str, int]) -> Any:
             text_config=transformers.LlamaConfig(**TEXT, vocab_size=vocab_size),
             vision_config=transformers.CLIPVisionConfig(**VISION, image_size=336),
             image_token_index=ids["<image>"],
-            image_grid_pinpoints=[list(shape) for shape in mm.AnyResolution().shapes],
+            image_grid_pinpoints=[list(shape) for shape in mm.LlavaNextTiles().shapes],
         )
     )
 
@@ -147,7 +147,7 @@ class Case:
 CASES = {
     "qwen2-vl": Case(small_qwen, "qwen_inputs", {}),
     "llava-next": Case(small_llava_next, "llava_next_inputs", {}),
-    "internvl": Case(small_intern_vl, "internvl_inputs", {"tiles": mm.DynamicTiles(max_tiles=3)}),
+    "internvl": Case(small_intern_vl, "internvl_inputs", {"tiles": mm.InternVLTiles(max_tiles=3)}),
 }
 
 
@@ -164,7 +164,7 @@ def test_a_model_of_transformers_takes_the_batch(varied: mm.Dataset, name: str) 
         global_batch_size=4,
         decode=decode,
         shuffle=False,
-        on_bad=mm.SkipPolicy(quarantine=None),
+        bad_samples=mm.BadSamplePolicy(quarantine=None),
     )
     loader = mm.Loader(pipeline, num_workers=0)
     normalize = mm.Normalize((0.5,) * 3, (0.5,) * 3)
@@ -187,7 +187,7 @@ def test_a_model_of_transformers_takes_the_batch(varied: mm.Dataset, name: str) 
 def test_patches_are_in_the_order_of_qwens_processor(name: str) -> None:
     family = FAMILIES[name]()
     processor = family.processor.image_processor
-    decoder = replace(family.decode.image, exact=True)
+    decoder = replace(family.decode.image, scaled_decoding=False)
     expected = processor(
         [Image.open(io.BytesIO(picture)) for picture in PICTURES],
         return_tensors="pt",

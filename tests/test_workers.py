@@ -16,7 +16,7 @@ import torch
 
 import mmstream as mm
 from mmstream.errors import ConfigError, ShardError
-from mmstream.workers import Workers
+from mmstream.loader.workers import Workers
 
 
 def note_process(sample):
@@ -161,7 +161,7 @@ def test_a_loader_can_be_closed_while_its_workers_start(corpus, held):
 def test_a_step_that_fails_here_fails_as_everywhere(corpus, held, tmp_path):
     copy = tmp_path / "corpus"
     shutil.copytree(corpus, copy)
-    made = pipeline(str(copy), on_bad=mm.SkipPolicy(shards=False))
+    made = pipeline(str(copy), bad_samples=mm.BadSamplePolicy(shards=False))
     for path in copy.glob("*.tar"):
         os.truncate(path, 512)
     loader = mm.Loader(made, num_workers=1)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 import mmstream as mm
-from mmstream.reading import Job
-from mmstream.skip import BadSample
+from mmstream.bad_samples.policy import BadSample
+from mmstream.reading.reader import Job
 from mmstream.world import World, rows_of_rank
 
 

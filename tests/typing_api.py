@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import mmstream as mm
-from mmstream.dataset import DatasetView
+from mmstream.dataset.dataset import DatasetView
 
 
 def transform(sample: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def stream(tokenizer: Any, world: mm.World | None) -> None:
         collate=mm.collate,
         shuffle=True,
         drop_last=True,
-        on_bad=mm.SkipPolicy(max_fraction=0.01, min_samples=1000, max_consecutive=100),
+        bad_samples=mm.BadSamplePolicy(max_fraction=0.01, min_samples=1000, max_consecutive=100),
     )
     pipeline.take(8)
     loader = mm.Loader(pipeline, num_workers=8, rows_per_rank=None, world=world)

@@ -78,8 +78,8 @@ def write_tokenizer(folder: Path, vocabulary: int = 2000) -> None:
 def _write_tars(
     folder: Path, pictures: list[Photograph], num_samples: int, samples_per_shard: int
 ) -> None:
-    from mmstream.index import encode_index
-    from mmstream.tar import TarWriter
+    from mmstream.dataset.index import encode_index
+    from mmstream.tar.writer import TarWriter
 
     numbers = iter(range(num_samples))
     for shard in range(-(-num_samples // samples_per_shard)):
@@ -95,7 +95,7 @@ def _write_tars(
 
 
 def _rows() -> list[dict[str, Any]]:
-    from mmstream.demo import corpus_rows
+    from mmstream.demo.demo import corpus_rows
 
     return [json.loads(line) for line in Path(corpus_rows()).read_text().splitlines()]
 
@@ -103,7 +103,7 @@ def _rows() -> list[dict[str, Any]]:
 def _embedded() -> Iterator[tuple[Any, list[str]]]:
     from PIL import Image
 
-    from mmstream.demo import corpus_rows
+    from mmstream.demo.demo import corpus_rows
 
     for row in _rows():
         image = Image.open(Path(corpus_rows()).parent / row["image"]).convert("RGB")

@@ -29,7 +29,7 @@ from PIL import Image
 import mmstream
 from mmstream import ImageDecoder
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.reduced import decode_reduced
+from mmstream.decoding.image.reduced import decode_reduced
 
 Pixels = NDArray[np.uint8]
 Way = Callable[[bytes], Any]
@@ -61,7 +61,7 @@ def main() -> None:
 
 def mosaic(shape: tuple[int, int], seed: int) -> bytes:
     """Return a JPEG of this (width, height) laid out of photographs at their own size."""
-    folder = Path(mmstream.__file__).parent / "corpus" / "images"
+    folder = Path(mmstream.__file__).parent / "demo" / "corpus" / "images"
     photos = sorted(folder.glob("*.jpg"))
     order = np.random.default_rng(seed).permutation(len(photos))
     canvas = Image.new("RGB", shape)
@@ -109,7 +109,7 @@ def all_ways() -> dict[str, Way]:
     to_float = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
     floats = v2.Compose([*crop, *to_float, v2.Normalize([0.5] * 3, [0.25] * 3)])
     bytes_only = v2.Compose(crop)
-    scaled, exact = ImageDecoder(size=SIZE), ImageDecoder(size=SIZE, exact=True)
+    scaled, exact = ImageDecoder(size=SIZE), ImageDecoder(size=SIZE, scaled_decoding=False)
     ways: dict[str, Way] = {
         REFERENCE: lambda data: floats(Image.open(io.BytesIO(data)).convert("RGB")),
         "Pillow, torchvision Resize, uint8": lambda data: np.asarray(
@@ -120,7 +120,7 @@ def all_ways() -> dict[str, Way]:
         "decode_reduced at 1/4, decode only": decode_only,
         "simplejpeg whole, decode only": lambda data: simplejpeg.decode_jpeg(data)[:0],
         "simplejpeg whole, ATen resize": lambda data: resize_whole(simplejpeg.decode_jpeg(data)),
-        "ImageDecoder(size=224, exact=True)": lambda data: exact(data, row),
+        "ImageDecoder(size=224, scaled_decoding=False)": lambda data: exact(data, row),
         "ImageDecoder(size=224)": lambda data: scaled(data, row),
     }
     try:

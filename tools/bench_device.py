@@ -34,8 +34,8 @@ from bench_corpus import photographs, write_corpus
 from torch import nn
 
 import mmstream as mm
-from mmstream.decoding.encoded import EncodedImages, encode_or_decode
-from mmstream.ondevice import DecodeJpegs, DeviceDecoder, nvjpeg
+from mmstream.decoding.image.encoded import EncodedImages, encode_or_decode
+from mmstream.device.nvjpeg import DecodeJpegs, DeviceDecoder, nvjpeg
 
 SIZE = 224
 Backend: TypeAlias = Literal["cpu", "cuda"]

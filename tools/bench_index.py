@@ -65,7 +65,7 @@ def main() -> None:
 
 def write_tars(folder: Path, num_samples: int, num_shards: int) -> int:
     """Write tars of samples of about 1 kB in two files; return their bytes."""
-    from mmstream.tar import TarWriter
+    from mmstream.tar.writer import TarWriter
 
     rng, num_bytes = random.Random(0), 0
     for shard in range(num_shards):

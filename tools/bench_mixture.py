@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import mmstream as mm
 from mmstream.converting.captions import conversations_of
-from mmstream.demo import corpus_rows
+from mmstream.demo.demo import corpus_rows
 
 WEIGHTS = {"captions": 0.7, "chats": 0.25, "rare": 0.05}
 NUM_STEPS, GLOBAL_BATCH_SIZE = 1000, 32

@@ -68,7 +68,7 @@ def main() -> None:
 
 def write_manifest(folder: Path, num_shards: int, samples_per_shard: int) -> int:
     """Write a manifest without shards; return its bytes."""
-    from mmstream.manifest import MANIFEST_NAME, Manifest, ShardInfo
+    from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 
     shards = tuple(
         ShardInfo(

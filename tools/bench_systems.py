@@ -94,7 +94,15 @@ TABLES = {
     ),
     "large": Table(
         "pictures of 2 to 12 megapixels to 224",
-        rows_of_all(Row("mmstream, exact=True", "mmstream", "mmstream", "uint8", {"exact": True})),
+        rows_of_all(
+            Row(
+                "mmstream, scaled_decoding=False",
+                "mmstream",
+                "mmstream",
+                "uint8",
+                {"scaled_decoding": False},
+            )
+        ),
         1280,
         16,
         num_rounds=2,

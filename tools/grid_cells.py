@@ -87,8 +87,8 @@ def write_corpus(folder: Path, num_shards: int, bad_percent: int) -> Corpus:
     """Write shards of equal sizes (as near as can be), a share of their pictures cut short."""
     from PIL import Image
 
-    from mmstream.indexing import index_tars
-    from mmstream.tar import TarWriter
+    from mmstream.dataset.index_tars import index_tars
+    from mmstream.tar.writer import TarWriter
 
     picture = BytesIO()
     Image.new("RGB", (16, 16), "teal").save(picture, "JPEG")

@@ -29,23 +29,23 @@ BATCH = 64
 
 STAGES: dict[str, tuple[str, ...]] = {
     "order: refs, windows": (
-        "mmstream.order.single:Order.refs",
-        "mmstream.order.single:Order.windows",
-        "mmstream.order.single:Order.window",
-        "mmstream.order.single:Order.stream",
+        "mmstream.order.order:Order.refs",
+        "mmstream.order.order:Order.windows",
+        "mmstream.order.order:Order.window",
+        "mmstream.order.order:Order.stream",
     ),
     "read: bytes from the page cache": ("mmstream.storage.local:LocalStore.read_ranges",),
-    "read: ranges to samples (tar)": ("mmstream.reading:Reader._piece",),
-    "read: hand over a step": ("mmstream.reading:Reader.step",),
+    "read: ranges to samples (tar)": ("mmstream.reading.reader:Reader._piece",),
+    "read: hand over a step": ("mmstream.reading.reader:Reader.step",),
     "text: json and tokens of a step": ("mmstream.decoding.stage:decode_texts",),
     "image: entropy decode": ("simplejpeg:decode_jpeg",),
     "image: headers, orientation, checks": ("mmstream.decoding.image:ImageDecoder.__call__",),
     "image: resize": ("torch.nn.functional:interpolate",),
     "image: crop, copy to the batch": ("numpy:copyto",),
-    "sample: dicts, lineage, transforms": ("mmstream.decoding.filling:Filler.__call__",),
+    "sample: dicts, lineage, transforms": ("mmstream.decoding.substitute:Filler.__call__",),
     "batch: memory": ("mmstream.decoding.stage:_picture_buffer",),
     "batch: collate": (),
-    "IPC: pack": ("mmstream.transport:Parcel.__init__",),
+    "IPC: pack": ("mmstream.loader.batch_transport:Parcel.__init__",),
     "IPC: pickle": ("multiprocessing.queues:_ForkingPickler.dumps",),
     "IPC: unpickle, attach": ("multiprocessing.queues:_ForkingPickler.loads",),
     "count, state": ("mmstream.loader:Loader.count",),
@@ -127,7 +127,7 @@ def measure(name: str, corpus: str) -> dict[str, float]:
     )
     num_workers, num_threads = map(int, name.split("x"))
     loader = mm.Loader(
-        pipeline, num_workers=num_workers, num_threads=num_threads, start_method="fork"
+        pipeline, num_workers=num_workers, num_threads=num_threads, multiprocessing_context="fork"
     )
     before, started = snapshot(clocks), time.perf_counter()
     last: dict[int, dict[str, float]] = {}
@@ -148,7 +148,7 @@ def measure(name: str, corpus: str) -> dict[str, float]:
 
 def install(clocks: Clocks) -> None:
     """Wrap the functions of all stages, and let each batch say what its process has spent."""
-    import mmstream.loader
+    import mmstream.loader.loader
     import mmstream.pipeline
 
     for stage, names in STAGES.items():

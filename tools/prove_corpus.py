@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 import mmstream as mm
-from mmstream.index import encode_index
-from mmstream.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from mmstream.sample import Sample
-from mmstream.tar import TarWriter
+from mmstream.dataset.index import encode_index
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from mmstream.tar.writer import TarWriter
+from mmstream.types import Sample
 
 __all__ = ["NUM_FEATURES", "Corpus", "Ref", "make_features", "open_pipeline",
            "write_corpus", "write_mixture"]  # fmt: skip
@@ -111,7 +111,7 @@ def open_pipeline(url: str, global_batch_size: int, seed: int) -> mm.Pipeline:
         window=48,
         drop_last=False,
         transforms=(make_features,),
-        on_bad=mm.SkipPolicy(max_fraction=1.0, max_consecutive=0, quarantine=None),
+        bad_samples=mm.BadSamplePolicy(max_fraction=1.0, max_consecutive=0, quarantine=None),
     )
 
 

@@ -21,8 +21,8 @@ from prove_corpus import NUM_FEATURES, open_pipeline
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
-from mmstream.batching import Batch
-from mmstream.device import DeviceLoader
+from mmstream.batching.collate import Batch
+from mmstream.device.to_device import DeviceLoader
 from mmstream.storage import open_store
 from mmstream.train.checkpoint import Checkpoint, resume_training, save_checkpoint
 from mmstream.train.distributed import Place, process_group

@@ -98,7 +98,7 @@ def index(url: str, **options: Any) -> None:
 
     Reads headers only: of a local tar with 1 MB images 2 %.
     """
-    from mmstream.indexing import index_tars
+    from mmstream.dataset.index_tars import index_tars
 
     report = index_tars(url, **options)
     click.echo(
@@ -132,11 +132,11 @@ def verify(
     --write-bad makes a new list beside the data, or none when nothing is bad any more. --quarantine
     without it adds to the list that is there, and reads no data.
     """
-    from mmstream.badlist import quarantined
-    from mmstream.badlist import write_bad as write
-    from mmstream.opening import open_dataset
-    from mmstream.verifying import bad_samples
-    from mmstream.verifying import verify as run
+    from mmstream.dataset.bad_list import quarantined
+    from mmstream.dataset.bad_list import write_bad as write
+    from mmstream.dataset.open import open_dataset
+    from mmstream.dataset.verify import bad_samples
+    from mmstream.dataset.verify import verify as run
 
     if source is not None and not quarantine:
         raise click.UsageError("--source says what --quarantine is of; give both")
@@ -194,7 +194,8 @@ def _show_rejects(folder: str, most: int = 3) -> None:
 
 
 def _decoder() -> Any:
-    from mmstream.decoding import Decode, ImageDecoder, decode_sample
+    from mmstream.decoding.image.decoder import ImageDecoder
+    from mmstream.decoding.sample import Decode, decode_sample
 
     decoders = Decode(image=ImageDecoder())
     return lambda sample: decode_sample(sample, decoders)

@@ -25,8 +25,8 @@ def info(url: str, num_keys: int, as_json: bool) -> None:
 
     Of a mixture's JSON file: its weights, what ends an epoch, and so of each source.
     """
-    from mmstream.mixfile import open_data
-    from mmstream.mixing import Mixture
+    from mmstream.dataset.mixture import Mixture
+    from mmstream.dataset.mixture_file import open_data
 
     data = open_data(url)
     if not isinstance(data, Mixture):

@@ -54,10 +54,10 @@ def replay(
     sample is planned, what was shown instead stands in the logs, which --check compares; where the
     run's settings changed between two epochs, each is set beside its own plan.
     """
-    from mmstream.mixfile import open_data
+    from mmstream.audit.replay import parse_state, read_state
+    from mmstream.audit.replay import replay as run
+    from mmstream.dataset.mixture_file import open_data
     from mmstream.planning import order_of_state
-    from mmstream.replaying import parse_state, read_state
-    from mmstream.replaying import replay as run
 
     if more_logs and not logs:
         raise click.UsageError(f"unexpected {' '.join(more_logs)}: logs come after --check")
@@ -96,8 +96,8 @@ def _check(
     as_json: bool,
 ) -> None:
     """Compare logs with the plan; exit code 1 where they differ."""
-    from mmstream.checking import check_logs, orders_logged, steps_logged
-    from mmstream.lineage import log_files, read_lineage
+    from mmstream.audit.check_log import check_logs, orders_logged, steps_logged
+    from mmstream.audit.training_log import log_files, read_lineage
 
     logged = read_lineage(log_files(logs))
     first, stop = steps or (0, None)

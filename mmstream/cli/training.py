@@ -50,10 +50,12 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @_option("--micro-batches", help="Parts that a rank cuts its batches into.")
 @_option("--rows-per-rank", metavar="N,N,...", help="For devices of different size; else equal.")
 @_option("--num-workers", help="Loader processes of each rank; 0: none.")
-@_option("--on-bad", type=click.Choice(["substitute", "mask", "raise"]),
+@_option("--bad-samples", type=click.Choice(["substitute", "mask", "raise"]),
          help="Show another sample in a bad one's place, leave it out, or stop.")  # fmt: skip
 @_option("--max-bad-fraction", help="Share of bad samples that stops the run.")
-@_option("--skip-bad-shards", help="An unreadable shard is so many bad samples; else it stops.")
+@_option(
+    "--substitute-bad-shards", help="An unreadable shard is so many bad samples; else it stops."
+)
 @_option("--on-change", type=click.Choice(["refuse", "finish_epoch"]),
          help="In mid-epoch, with other settings or more shards than the checkpoint: refuse, or "
          "finish that epoch as it was planned and change then.")  # fmt: skip
@@ -109,7 +111,7 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
 @click.option("--shards", help="Where the shards and checkpoints go, e.g. s3://bucket/x; else OUT.")
 def demo(out: str, shards: str | None) -> None:
     """Run the main job on the embedded corpus: convert, train, kill -9, resume, prove."""
-    from mmstream.demo import run_demo
+    from mmstream.demo.demo import run_demo
 
     if not run_demo(out, shards, say=click.echo):
         sys.exit(PROBLEM)

@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from mmstream.badlist import BAD_NAME, PREVIOUS_NAME
 from mmstream.converting.shard import REPORTS, ShardReport
+from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.storage import LocalStore, Store, open_store
 
 __all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect"]

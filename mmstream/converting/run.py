@@ -31,8 +31,8 @@ from mmstream.converting.plan import Options, plan_of, select, shard_name
 from mmstream.converting.pool import run_jobs
 from mmstream.converting.rows import RowFile, open_rows
 from mmstream.converting.shard import ShardJob, ShardReport
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.manifest import MANIFEST_NAME, Manifest
 from mmstream.storage import LocalStore, Store, is_remote, join_url, open_store
 
 __all__ = ["ConvertReport", "run_conversion"]

@@ -19,10 +19,10 @@ from mmstream.converting.draft import RowError, samples_of
 from mmstream.converting.formats import draft_of
 from mmstream.converting.media import load_media
 from mmstream.converting.rows import MAX_ROW_BYTES, RowRange, read_rows
+from mmstream.dataset.index import encode_index, index_name
 from mmstream.errors import ManifestError
-from mmstream.index import encode_index, index_name
 from mmstream.storage import Store
-from mmstream.tar import TarWriter
+from mmstream.tar.writer import TarWriter
 
 __all__ = ["REPORTS", "Reject", "ShardJob", "ShardReport", "report_name", "write_shard"]
 

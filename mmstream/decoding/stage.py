@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import torch
 
-from mmstream.decoding import Decode, decode_texts
-from mmstream.decoding.filling import SHAPE_ATTEMPTS, Filler, Ready, Row, Transform
-from mmstream.errors import SampleError, SkipLimitError
-from mmstream.memory import Memory
+from mmstream.bad_samples.policy import Action, BadSample
+from mmstream.decoding.sample import Decode, decode_texts
+from mmstream.decoding.substitute import SHAPE_ATTEMPTS, Filler, Ready, Row, Transform
+from mmstream.errors import BadSampleLimitError, SampleError
+from mmstream.loader.batch_memory import Memory
 from mmstream.order import AnyOrder
-from mmstream.reading import Job, RawStep, Reader, Ref
-from mmstream.sample import Lineage, Sample
-from mmstream.skip import Action, BadSample
+from mmstream.reading.reader import Job, RawStep, Reader
+from mmstream.types import Sample, SampleLineage, SampleRef
 
 __all__ = ["DecodedStep", "Transform", "decode"]
 
@@ -32,8 +32,8 @@ class DecodedStep(NamedTuple):
     job: Job
     samples: list[Sample]
     valid: list[bool]
-    planned: list[Ref]
-    shown: list[Ref]
+    planned: list[SampleRef]
+    shown: list[SampleRef]
     bad: tuple[BadSample, ...]
     num_bytes: int
     num_requests: int
@@ -45,7 +45,7 @@ def decode(
     decoders: Decode | None = None,
     transforms: Sequence[Transform] = (),
     *,
-    skip_shards: bool = False,
+    substitute_shards: bool = False,
     action: Action = "substitute",
     num_threads: int = 1,
     memory: Memory | None = None,
@@ -57,15 +57,15 @@ def decode(
         reader: for second reads and substitutes.
         decoders: of images and text; None only parses ``json``.
         transforms: functions from sample to sample, run in this order after decoding.
-        skip_shards: whether an unreadable shard makes bad samples or ends the stream.
-        action: what becomes of a bad sample's row; see `SkipPolicy`.
+        substitute_shards: whether an unreadable shard makes bad samples or ends the stream.
+        action: what becomes of a bad sample's row; see `BadSamplePolicy`.
         num_threads: rows decoded side by side; decoders release the GIL.
         memory: for pictures of one size; None: of this process alone.
 
     Raises:
-        ShardError: an unreadable shard, unless `skip_shards`.
+        ShardError: an unreadable shard, unless `substitute_shards`.
         SampleError: a bad sample, where `action` is "raise".
-        SkipLimitError: a step of which no row can be filled.
+        BadSampleLimitError: a step of which no row can be filled.
         StorageError: storage failed after retries.
         NameError, AttributeError, ...: a transform has a bug.
     """
@@ -73,7 +73,7 @@ def decode(
     if decoders and decoders.image and decoders.image.device == "cpu":
         shape = decoders.image.output_shape
     memory = memory or Memory()
-    filler = Filler(reader, decoders, tuple(transforms), skip_shards, action)
+    filler = Filler(reader, decoders, tuple(transforms), substitute_shards, action)
     as_read = decoders is None and not transforms
     if as_read:
         num_threads = 1  # nothing here is worth handing to a thread
@@ -103,7 +103,7 @@ def _as_read(step: RawStep, order: AnyOrder) -> DecodedStep | None:
     for row, sample in enumerate(samples, start=job.start):
         seed, epoch = order.stream(job.epoch, job.step, row)
         lineage = (*sample["__lineage__"][:2], epoch, job.step, seed)
-        sample["__lineage__"] = Lineage._make(lineage)  # half the time of a call
+        sample["__lineage__"] = SampleLineage._make(lineage)  # half the time of a call
     return DecodedStep(
         job,
         samples,
@@ -170,7 +170,7 @@ def _assemble(step: RawStep, rows: list[Row]) -> DecodedStep:
     spare = next((row for row in rows if row.sample is not None), None)
     if spare is None:
         reason = next((row.bad.reason for row in rows if row.bad), "padding only")
-        raise SkipLimitError(
+        raise BadSampleLimitError(
             f"epoch {step.job.epoch} step {step.job.step}: no row could be filled, nor by "
             f"{SHAPE_ATTEMPTS[SampleError]} substitutes each or more; the first: {reason}"
         )

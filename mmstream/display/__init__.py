@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from mmstream.dataset.mixture import Mixture
 from mmstream.display.contents import (
     MAX_FIELDS,
     batch_pictures,
@@ -33,7 +34,6 @@ from mmstream.display.markup import (
 )
 from mmstream.display.mixtures import named, rows_of_sources, sources_table
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.mixing import Mixture
 
 __all__ = ["Shown", "batch_html", "batch_sheet", "dataset_html", "loader_html", "pipeline_html",
            "sample_html", "samples_html", "show", "view_html"]  # fmt: skip
@@ -188,7 +188,7 @@ def pipeline_html(pipeline: Any) -> str:
     last = "left out" if pipeline.drop_last else "one more, padded step"
     last = "" if mixed else f"; left-over samples: {last}"
     steps = f"{order.steps_per_epoch:,} steps of {order.global_batch_size} an epoch, {mixing}"
-    policy = pipeline.on_bad
+    policy = pipeline.bad_samples
     done = {"substitute": "substituted", "mask": "masked"}.get(policy.action, "")
     limits = (
         f"{done}; the run stops above {100 * policy.max_fraction:g} % or "

@@ -53,7 +53,7 @@ def text_of(sample: Mapping[str, Any]) -> object:
 
 def pictures_of(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return the pictures of a sample by field: bytes, or tensors once they are decoded."""
-    from mmstream.decoding import image_fields
+    from mmstream.decoding.fields import image_fields
 
     if "image" not in sample:
         return {name: sample[name] for name in image_fields(dict(sample))

@@ -93,7 +93,7 @@ def pixels_of(value: Any) -> Pixels:
         DecodeError: no picture can be made of it.
     """
     if isinstance(value, bytes):
-        from mmstream.decoding.image import ImageDecoder
+        from mmstream.decoding.image.decoder import ImageDecoder
 
         limits = ImageDecoder(max_pixels=MAX_PICTURE_PIXELS, max_bytes=MAX_PICTURE_BYTES)
         return limits(value)

@@ -16,8 +16,8 @@ from mmstream.display import batch_sheet
 from mmstream.display.charts import Line, line_chart
 
 if TYPE_CHECKING:
+    from mmstream.audit.compare_runs import Proof
     from mmstream.converting import ConvertReport
-    from mmstream.proof import Proof
 
 __all__ = ["Evidence", "Fact", "facts", "html_report", "markdown_report"]
 

@@ -4,7 +4,7 @@ The order of an epoch is a pure function of integers, computed before any byte i
 ``order(epoch, step, row) -> (shard, index)``. Who asks (which rank, which worker, after which
 crash) is no argument of it, so every topology sees the same global batches.
 
-    single.py    steps of one corpus;  mixture.py: of several, see there
+    order.py     steps of one corpus;  mixture/: of several
     corpus.py    what an order knows of a dataset
     chunks.py    N slots of an epoch: chunks of each shard, permuted, end to end, rotated
     lanes.py     steps of G rows: slots cut into lanes, drawn from window by window
@@ -18,10 +18,10 @@ permutations: slot = step*G + row. Set-up costs O(chunks) an epoch, a step O(row
 from typing import TypeAlias
 
 from mmstream.order.corpus import Corpus
-from mmstream.order.mixture import MixtureOrder
-from mmstream.order.recipe import Recipe, Stop
+from mmstream.order.mixture.order import MixtureOrder
+from mmstream.order.mixture.recipe import Recipe, Stop
+from mmstream.order.order import Order
 from mmstream.order.refs import MAX_ATTEMPTS, NEAR_ATTEMPTS, Refs, Window
-from mmstream.order.single import Order
 
 AnyOrder: TypeAlias = Order | MixtureOrder
 """They answer the same questions: which samples make a step, in which windows."""

@@ -12,25 +12,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.order.corpus import Corpus
 from mmstream.order.permute import permutation, random_words
+from mmstream.types import IntArray
 
 __all__ = ["ChunkTable", "EpochChunks"]
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ChunkTable:
     """The chunks of a corpus, in its own order."""
 
-    counts: Ints
+    counts: IntArray
     """[num_shards] samples of each shard, without those on the bad list."""
     chunk: int
     """C, samples of a chunk; the last one of a shard may be shorter."""
-    first: Ints
+    first: IntArray
     """[num_shards + 1] number of each shard's first chunk, and the number of all chunks."""
     gaps: Gaps | None
 
@@ -59,13 +57,13 @@ class EpochChunks:
     """The chunks of one epoch, laid end to end."""
 
     table: ChunkTable
-    chunks: Ints
+    chunks: IntArray
     """[num_chunks] chunk numbers in the order of this epoch."""
-    ends: Ints
+    ends: IntArray
     """[num_chunks] position at which each of them ends."""
     rotation: int
 
-    def find(self, slots: Ints) -> tuple[Ints, Ints]:
+    def find(self, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Return (shard, index), int64 like `slots`, of slots in [0, N)."""
         position = (slots + self.rotation) % int(self.ends[-1])
         at = np.searchsorted(self.ends, position, side="right")
@@ -82,11 +80,11 @@ class EpochChunks:
 class Gaps:
     """Where known-bad samples lie between the others of their shards."""
 
-    starts: Ints
+    starts: IntArray
     """[num_shards] good samples before each shard."""
-    first: Ints
+    first: IntArray
     """[num_shards] bad samples before each shard."""
-    passed: Ints
+    passed: IntArray
     """[num_bad] good samples before each bad one, over all shards; rises."""
 
     @classmethod
@@ -98,7 +96,7 @@ class Gaps:
         before = np.arange(shard.size) - first[shard]  # bad ones of the same shard
         return cls(starts, first, starts[shard] + index - before)
 
-    def step_over(self, shard: Ints, position: Ints) -> Ints:
+    def step_over(self, shard: IntArray, position: IntArray) -> IntArray:
         """Return the index in its shard of each good sample, of its position among good ones."""
         before = np.searchsorted(self.passed, self.starts[shard] + position, side="right")
         return position + before - self.first[shard]

@@ -12,13 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.order.checks import require
+from mmstream.types import IntArray
 
 __all__ = ["Corpus"]
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +27,12 @@ class Corpus:
         ConfigError: negative counts, or bad samples that are not in the corpus.
     """
 
-    counts: Ints
+    counts: IntArray
     """[num_shards] samples of each shard, known-bad ones included."""
     names: Sequence[str] | None = None
     num_bytes: int | None = None
     """Of all shards together."""
-    bad: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    bad: IntArray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     """[num_bad, 2] (shard, index) of samples that are never planned."""
 
     def __post_init__(self) -> None:
@@ -50,7 +48,7 @@ class Corpus:
         object.__setattr__(self, "bad", bad)
 
     @cached_property
-    def good(self) -> Ints:
+    def good(self) -> IntArray:
         """[num_shards] samples of each shard that an order plans."""
         return self.counts - np.bincount(self.bad[:, 0], minlength=self.counts.size)
 

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.order.permute import permutation
+from mmstream.types import IntArray
 
 __all__ = ["Lanes", "interleaved"]
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,14 @@ class Lanes:
         return self.global_batch_size // self.grid[1]
 
     @cached_property
-    def sizes(self) -> Ints:
+    def sizes(self) -> IntArray:
         """Positions of each lane; they sum to the slots of all full steps."""
         groups = self.grid[0]
         group = np.arange(self.num_lanes, dtype=np.int64) % groups
         return (self.num_steps - group + groups - 1) // groups * self.share
 
     @cached_property
-    def starts(self) -> Ints:
+    def starts(self) -> IntArray:
         """First slot of each lane."""
         return np.cumsum(self.sizes) - self.sizes
 
@@ -65,7 +63,7 @@ class Lanes:
         """Return the length of a lane's first window."""
         return 1 + lane * self.window // self.num_lanes if self.shuffle else self.window
 
-    def windows_of_step(self, step: int) -> Ints:
+    def windows_of_step(self, step: int) -> IntArray:
         """Return int64 [G]: the number of the window that each row of a full step is drawn from."""
         groups = self.grid[0]
         position = step // groups * self.share + np.arange(self.share)
@@ -75,21 +73,23 @@ class Lanes:
             rows.append(np.maximum(later, 0) * self.num_lanes + lane)
         return np.concatenate(rows)
 
-    def steps_and_rows(self, number: int) -> tuple[Ints, Ints]:
+    def steps_and_rows(self, number: int) -> tuple[IntArray, IntArray]:
         """Return the step and the row of everything that a window delivers, in order."""
         groups = self.grid[0]
         lane = number % self.num_lanes
         turn, place = np.divmod(np.arange(*self._span(number)), self.share)
         return turn * groups + lane % groups, lane // groups * self.share + place
 
-    def slots(self, number: int, seed: int, epoch: int) -> Ints:
+    def slots(self, number: int, seed: int, epoch: int) -> IntArray:
         """Return the slots that a window delivers, in order."""
         lane = number % self.num_lanes
         start, stop = self._span(number)
         if not self.shuffle:
             return np.arange(start, stop)
         drawn = start + permutation(stop - start, seed, epoch, "window", number)
-        slots: Ints = self.starts[lane] + interleaved(drawn, int(self.sizes[lane]), self.interleave)
+        slots: IntArray = self.starts[lane] + interleaved(
+            drawn, int(self.sizes[lane]), self.interleave
+        )
         return slots
 
     def _span(self, number: int) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class Lanes:
         return start, min(int(self.sizes[lane]), first + window * self.window)
 
 
-def interleaved(drawn: Ints, size: int, places: int) -> Ints:
+def interleaved(drawn: IntArray, size: int, places: int) -> IntArray:
     """Return where positions of a lane lie in it: consecutive ones come from all of its places."""
     each, longer = divmod(size, places)
     place, inside = drawn % places, drawn // places

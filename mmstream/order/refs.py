@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.types import IntArray
+
 __all__ = ["MAX_ATTEMPTS", "NEAR_ATTEMPTS", "Refs", "Window", "refs_of_step"]
 
 NEAR_ATTEMPTS = 8
@@ -16,15 +18,13 @@ NEAR_ATTEMPTS = 8
 MAX_ATTEMPTS = 16
 """Substitutes 8-15 come from anywhere in the epoch; then the row is given up."""
 
-Ints = npt.NDArray[np.int64]
-
 
 class Refs(NamedTuple):
     """Where the rows of a step come from; every array has one entry a row."""
 
-    shard: Ints
+    shard: IntArray
     """Position of the shard in the manifest."""
-    index: Ints  # type: ignore[assignment]  # the field's name wins over tuple.index
+    index: IntArray  # type: ignore[assignment]  # the field's name wins over tuple.index
     """Position of the sample in the shard."""
     valid: npt.NDArray[np.bool_]
     """False for the padding of a last, partial step (`drop_last=False`)."""
@@ -33,13 +33,13 @@ class Refs(NamedTuple):
 class Window(NamedTuple):
     """What one window delivers, in order of delivery."""
 
-    step: Ints
-    row: Ints
-    shard: Ints
-    index: Ints  # type: ignore[assignment]
+    step: IntArray
+    row: IntArray
+    shard: IntArray
+    index: IntArray  # type: ignore[assignment]
 
 
-def refs_of_step(step: int, numbers: Ints, window: Callable[[int], Window]) -> Refs:
+def refs_of_step(step: int, numbers: IntArray, window: Callable[[int], Window]) -> Refs:
     """Return the rows of a step, all valid, from the windows that they are drawn from."""
     refs = Refs(
         np.empty_like(numbers), np.empty_like(numbers), np.ones(numbers.size, dtype=np.bool_)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mmstream.device import DeviceLoader
+from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import StateError
 from mmstream.storage import LocalStore, Store
 from mmstream.train.config import TrainConfig

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
-from mmstream.batching import Batch
+from mmstream.batching.collate import Batch
 from mmstream.errors import ConfigError
 
 __all__ = ["ContrastiveClip", "contrastive_loss", "gather_rows", "load_clip", "small_clip"]

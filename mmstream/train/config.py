@@ -52,12 +52,13 @@ class TrainConfig:
         rows_per_rank: rows of a loader step for each rank, for devices of different size. None:
             equal ones, give or take a row.
         num_workers: loader processes of each rank.
-        on_bad: what becomes of a bad sample's row, as `mmstream.SkipPolicy` says: "substitute",
-            "mask" or "raise". Validation masks for "substitute": there no sample counts twice.
+        bad_samples: what happens to the row of a bad sample: "substitute", "mask" or "raise" (see
+            `mmstream.BadSamplePolicy`). Validation masks where training
+            substitutes, so that no sample counts twice.
         max_bad_fraction: bad samples over all samples of a rank, from the 1,000th on, that end a
             run when there are more.
-        skip_bad_shards: the samples of a shard that cannot be read are bad samples; else it ends
-            the run.
+        substitute_bad_shards: whether the samples of an unreadable shard count as bad samples.
+            False: such a shard ends the run.
         on_change: what to do when the data's settings or the corpus are others than those of the
             checkpoint, in mid-epoch: "refuse", or "finish_epoch" as it was planned and change then
             (see `mmstream.Loader`). The cosine's end counts epochs of the length at the start.
@@ -108,9 +109,9 @@ class TrainConfig:
     micro_batches: int = 1
     rows_per_rank: tuple[int, ...] | None = None
     num_workers: int = 1
-    on_bad: Literal["substitute", "mask", "raise"] = "substitute"
+    bad_samples: Literal["substitute", "mask", "raise"] = "substitute"
     max_bad_fraction: float = 0.01
-    skip_bad_shards: bool = False
+    substitute_bad_shards: bool = False
     on_change: Literal["refuse", "finish_epoch"] = "refuse"
     seed: int = 0
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mmstream.device import DeviceLoader, to_device
-from mmstream.errors import ConfigError, MMStreamError, SkipLimitError
-from mmstream.lineage import SampleLog
-from mmstream.mixfile import open_data
+from mmstream.audit.training_log import SampleLog
+from mmstream.dataset.mixture_file import open_data
+from mmstream.device.to_device import DeviceLoader, to_device
+from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError
 from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import Precision, TrainConfig, TrainResult
@@ -43,12 +43,11 @@ from mmstream.train.schedule import learning_rate_of
 from mmstream.train.step import prepare, seed_step, train_step
 from mmstream.train.tracing import deterministic, traced
 from mmstream.train.validation import Validation
+from mmstream.types import Batch
 
 __all__ = ["fit", "run"]
 
 logger = logging.getLogger(__name__)
-
-Batch = dict[str, Any]
 
 
 def run(config: TrainConfig) -> TrainResult:
@@ -73,7 +72,7 @@ def run(config: TrainConfig) -> TrainResult:
             )
         try:
             result = fit(config, model, open_batches(config.url), place, validation)
-        except (ConfigError, SkipLimitError) as error:
+        except (ConfigError, BadSampleLimitError) as error:
             hint = hint_at_model(config, open_data(config.url))
             if not hint:
                 raise
@@ -92,10 +91,10 @@ def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", *
         global_batch_size=config.global_batch_size,
         seed=config.seed,
         decode=decode,
-        on_bad=mm.SkipPolicy(
-            action="mask" if log and config.on_bad == "substitute" else config.on_bad,
+        bad_samples=mm.BadSamplePolicy(
+            action="mask" if log and config.bad_samples == "substitute" else config.bad_samples,
             max_fraction=config.max_bad_fraction,
-            shards=config.skip_bad_shards,
+            shards=config.substitute_bad_shards,
             quarantine=None if folder is None else str(Path(folder, log)),
         ),
         **order,

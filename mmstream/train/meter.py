@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmstream.batching import Batch
-from mmstream.skip import FILTERED, KINDS
+from mmstream.bad_samples.policy import FILTERED, KINDS
+from mmstream.batching.collate import Batch
 from mmstream.train.distributed import Place
 from mmstream.train.summary import Clock, Times, slowest, summarize
 

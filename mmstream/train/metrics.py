@@ -88,7 +88,7 @@ class StepLog:
                 was allocated), num_bad and num_skipped (bad samples and what a filter left out, of
                 all ranks since the run started), bad (both by kind), of a mixture sources (valid
                 rows of each, all ranks, since the line before), and when they are wanted keys and
-                lineage of this rank's samples since the line before, see `mmstream.lineage`.
+                lineage of this rank's samples since the line before, see `audit.training_log`.
         """
         if self._bar is not None:
             self._bar.set_postfix_str(

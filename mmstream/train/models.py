@@ -13,13 +13,15 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from mmstream.batching import Batch
-from mmstream.dataset import Dataset
-from mmstream.decoding import Decode, ImageDecoder, TextDecoder
+from mmstream.batching.collate import Batch
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.fields import image_fields
-from mmstream.device import Normalize
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.sample import Decode
+from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.device.to_device import Normalize
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.mixing import Mixture
 from mmstream.train import clip
 from mmstream.train.config import TrainConfig
 from mmstream.train.tokenizer import open_tokenizer

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from mmstream.device import DeviceLoader
-from mmstream.splitting import split_rows
+from mmstream.batching.split import split_rows
+from mmstream.device.to_device import DeviceLoader
 from mmstream.train.distributed import Place, StopRequest
 from mmstream.train.step import Trained, autocast, tensors_of
 

@@ -24,16 +24,15 @@ from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.train.tokenizer import image_token_of
 from mmstream.train.vision import choose_image_size, image_inputs, look
+from mmstream.types import IGNORED_LABEL
 
 if TYPE_CHECKING:
-    from mmstream.decoding import Decode
+    from mmstream.decoding.sample import Decode
 
 __all__ = ["ConversationVlm", "load_vlm", "small_vlm", "vlm_decode"]
 
 PATCH_SIZE = 16
 """Of the small model, in pixels."""
-
-IGNORED_LABEL = -100
 
 
 class ConversationVlm(nn.Module):
@@ -204,7 +203,9 @@ def vlm_decode(tokenizer: Any, image_size: int, image_length: int, max_length: i
         image_length: tokens of an image, the model's.
         max_length: longest text in tokens, those of images included.
     """
-    from mmstream.decoding import Decode, ImageDecoder, TextDecoder
+    from mmstream.decoding.image.decoder import ImageDecoder
+    from mmstream.decoding.sample import Decode
+    from mmstream.decoding.text.decoder import TextDecoder
 
     text = TextDecoder(
         tokenizer,

@@ -61,7 +61,7 @@ class Settings:
     """mmstream's own: decode threads in each process."""
     normalize: bool = False
     """mmstream's own: float32, normalised on the host by `to_device`."""
-    exact: bool = False
+    scaled_decoding: bool = True
     """mmstream's own: no scaled decoding."""
     shuffle_buffer: int = 1000
     """Of loaders that ask for one."""
@@ -78,7 +78,9 @@ def sample_work(settings: Settings) -> Callable[[Any, Any], Prepared]:
 
 def image_decoder(settings: Settings) -> ImageDecoder:
     """Return this project's decoder for the same geometry as torchvision's usual pair."""
-    return ImageDecoder(size=SIZE, resize_size=RESIZE_SIZE, exact=settings.exact)
+    return ImageDecoder(
+        size=SIZE, resize_size=RESIZE_SIZE, scaled_decoding=settings.scaled_decoding
+    )
 
 
 def text_decoder(settings: Settings) -> TextDecoder:

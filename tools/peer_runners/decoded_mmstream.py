@@ -25,7 +25,7 @@ def make(folder: str, settings: Settings) -> Any:
 
 def prepare(corpus: str, folder: str) -> None:
     """Link the tars and write what a conversion would have left beside them."""
-    from mmstream.indexing import index_tars
+    from mmstream.dataset.index_tars import index_tars
 
     link_tars(corpus, folder)
     index_tars(folder, progress=False)

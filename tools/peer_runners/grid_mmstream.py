@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from grid import GLOBAL_BATCH, Cell, Delivered, serve
 
-from mmstream import Decode, ImageDecoder, Loader, Pipeline, SkipPolicy, open_dataset
+from mmstream import BadSamplePolicy, Decode, ImageDecoder, Loader, Pipeline, open_dataset
 
 
 def batches(corpus: str, cell: Cell) -> Iterator[Delivered]:
@@ -16,11 +16,14 @@ def batches(corpus: str, cell: Cell) -> Iterator[Delivered]:
         global_batch_size=GLOBAL_BATCH,
         decode=Decode(image=ImageDecoder(size=8)),
         drop_last=False,
-        on_bad=SkipPolicy(max_fraction=1.0, max_consecutive=0, quarantine=None),
+        bad_samples=BadSamplePolicy(max_fraction=1.0, max_consecutive=0, quarantine=None),
     )
     # fork, as the other loaders: a grid starts thousands of workers.
     loader = Loader(
-        pipeline, num_workers=cell.num_workers, rows_per_rank="balanced", start_method="fork"
+        pipeline,
+        num_workers=cell.num_workers,
+        rows_per_rank="balanced",
+        multiprocessing_context="fork",
     )
     for batch in loader:
         lineage = batch["__lineage__"]

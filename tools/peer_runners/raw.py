@@ -30,14 +30,14 @@ def as_they_are(samples: list[Any]) -> list[Any]:
     return samples
 
 
-def mmstream(folder: str, _workers: int, views: bool = False, copy: bool = False) -> Batches:
+def mmstream(folder: str, _workers: int, zero_copy: bool = False, copy: bool = False) -> Batches:
     """Yield the raw samples of each step."""
     import mmstream as mm
-    from mmstream.reading import Job, Reader
+    from mmstream.reading.reader import Job, Reader
 
     dataset = mm.open_dataset(folder)
     order = mm.Pipeline(dataset, global_batch_size=BATCH).order
-    reader = Reader(dataset, order, views=views)
+    reader = Reader(dataset, order, zero_copy=zero_copy)
 
     def batches() -> Batches:
         steps = range(order.steps_per_epoch)
@@ -56,7 +56,7 @@ def mmstream_loader(folder: str, _workers: int) -> Batches:
     """Yield the batches of a Loader in this process, a dict a row."""
     import mmstream as mm
 
-    pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=BATCH, views=True)
+    pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=BATCH, zero_copy=True)
     loader = mm.Loader(pipeline)
 
     def batches() -> Batches:
@@ -125,7 +125,7 @@ def link_tars(corpus: str, folder: str) -> None:
 
 
 SYSTEMS: dict[str, Callable[[str, int], Batches]] = {
-    "mmstream views": lambda folder, workers: mmstream(folder, workers, views=True),
+    "mmstream views": lambda folder, workers: mmstream(folder, workers, zero_copy=True),
     "mmstream bytes": mmstream,
     "mmstream bytes(views)": lambda folder, workers: mmstream(folder, workers, True, True),
     "mmstream Loader, views": mmstream_loader,

@@ -19,12 +19,12 @@ def make(folder: str) -> Loader:
     """Return a fresh loader; shuffling is on by default."""
     pipeline = Pipeline(open_dataset(folder), global_batch_size=BATCH, decode=Decode(image=decoder))
     method = os.environ.get("BENCH_START_METHOD", "forkserver")
-    return Loader(pipeline, num_workers=NUM_WORKERS, start_method=method)  # type: ignore[arg-type]
+    return Loader(pipeline, num_workers=NUM_WORKERS, multiprocessing_context=method)  # type: ignore[arg-type]
 
 
 def prepare(corpus: str, folder: str) -> None:
     """Link the tars and write what a conversion would have left beside them."""
-    from mmstream.indexing import index_tars
+    from mmstream.dataset.index_tars import index_tars
 
     link_tars(corpus, folder)
     index_tars(folder, progress=False)

@@ -1,0 +1,8 @@
+"""Beside the flow: what a run was to deliver, and whether its logs say that it did.
+
+training_log.py  sample lineage in training logs: written and read
+check_log.py     logs against the plan
+compare_runs.py  a disturbed run against an undisturbed one
+replay.py        which samples any step delivers, from its state alone
+read_keys.py     keys of samples from their tar headers
+"""

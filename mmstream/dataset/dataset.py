@@ -1,0 +1,262 @@
+"""A corpus of shards: its length, its indexes, and random access to one raw sample.
+
+Made by `opening.open_dataset`. An index is fetched whole, once, when its shard is first used.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from mmap import mmap
+from typing import Any, overload
+
+import numpy as np
+
+from mmstream.dataset.index import decode_index, index_name
+from mmstream.dataset.manifest import Manifest
+from mmstream.errors import SampleError, ShardError, where
+from mmstream.order import Corpus
+from mmstream.storage import LocalFile, LocalStore, Store
+from mmstream.tar.samples import parse_sample
+from mmstream.types import IntArray, Sample, SampleLineage
+
+__all__ = ["Dataset", "DatasetView"]
+
+
+MAX_LOOKS = 4
+"""Reads of an index that makes no sense."""
+
+MAX_INDEXES = 4096
+"""Indexes kept in memory; of 5,000-sample shards that is 160 MB."""
+
+
+class Dataset(Sequence[Sample]):
+    """The samples of a corpus, in the order of its shards. Make one with `open_dataset`.
+
+    Picklable: what crosses to a worker is the manifest, not connections or indexes.
+
+    Attributes:
+        manifest: shards, fields, where the corpus came from.
+        store: where the tars lie.
+        index_store: where the indexes lie; the same store unless `index --output` wrote them.
+        bad: int64 [num_bad, 2], sorted (shard, index) of samples that are known to be bad (see
+            `badlist`). Length and random access know all samples; an epoch leaves these out.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        store: Store,
+        index_store: Store | None = None,
+        offsets: Mapping[str, IntArray] | None = None,
+        bad: IntArray | None = None,
+    ) -> None:
+        self.manifest, self.store = manifest, store
+        self.index_store = store if index_store is None else index_store
+        self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
+        self._built = dict(offsets or {})  # of tars without an index, built at opening
+        self._indexes: dict[int, IntArray] = {}
+        self._urls: dict[int, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_indexes": {}, "_urls": {}}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    @overload
+    def __getitem__(self, item: int) -> Sample: ...
+    @overload
+    def __getitem__(self, item: slice) -> DatasetView: ...
+    def __getitem__(self, item: int | slice) -> Sample | DatasetView:
+        """Return sample `item` as a dict of bytes, or a view of a slice.
+
+        Raises:
+            IndexError: no such sample.
+            SampleError, ShardError, StorageError: it cannot be read.
+        """
+        if isinstance(item, slice):
+            return DatasetView(self, range(*item.indices(len(self))))
+        number = operator.index(item)
+        number += len(self) if number < 0 else 0
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {item} of {len(self)}")
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        index = number - int(self._ends[shard] - self.counts[shard])
+        return self.read(shard, index)
+
+    def __repr__(self) -> str:
+        size = f"{self.manifest.num_bytes / 1e6:,.1f} MB"
+        bad = f", {len(self.bad):,} known to be bad" if len(self.bad) else ""
+        samples = f"{len(self):,} samples{bad}"
+        return f"<Dataset {self.store.url}: {samples}, {self.num_shards} shards, {size}>"
+
+    def _repr_html_(self) -> str:
+        from mmstream.display import dataset_html
+
+        return dataset_html(self)
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """Samples of each shard, int64 [num_shards]."""
+        return np.array([shard.num_samples for shard in self.manifest.shards], dtype=np.int64)
+
+    @property
+    def corpus(self) -> Corpus:
+        """What an order knows of the dataset."""
+        names = [shard.name for shard in self.manifest.shards]
+        return Corpus(self.counts, names, self.manifest.num_bytes, self.bad)
+
+    @cached_property
+    def _ends(self) -> IntArray:
+        return np.cumsum(self.counts)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the corpus."""
+        return len(self.manifest.shards)
+
+    def name_of(self, shard: int) -> str:
+        """Return a shard's name, relative to the corpus' root."""
+        return self.manifest.shards[shard].name
+
+    def offsets(self, shard: int) -> IntArray:
+        """Return a shard's index: int64 [num_samples + 1] byte offsets.
+
+        Raises:
+            ShardError: no index, a damaged one, or one that does not fit the manifest.
+        """
+        found = self._indexes.get(shard)
+        if found is None:
+            found = self._load_index(shard)
+            if len(self._indexes) >= MAX_INDEXES:
+                self._indexes.pop(list(self._indexes)[0], None)  # noqa: RUF015 - threads share it
+            self._indexes[shard] = found
+        return found
+
+    def forget_index(self, shard: int) -> None:
+        """Read a shard's index anew when it is next used."""
+        self._indexes.pop(shard, None)
+
+    def read(self, shard: int, index: int) -> Sample:
+        """Return one raw sample; errors as `dataset[i]`."""
+        name = self.name_of(shard)
+        offsets = self.offsets(shard)
+        start, stop = int(offsets[index]), int(offsets[index + 1])
+        try:
+            data = self.store.read_range(name, start, stop)
+        except OSError as error:
+            raise self.explain(error, shard, stop) from error
+        return self.parse(data, shard, index)
+
+    def parse(
+        self, data: bytes | memoryview, shard: int, index: int, *, zero_copy: bool = False
+    ) -> Sample:
+        """Return the sample in a byte range of a shard. Raises SampleError with its address."""
+        try:
+            sample = parse_sample(data, self.url_of(shard), zero_copy=zero_copy)
+        except SampleError as error:
+            raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
+        sample["__lineage__"] = SampleLineage(shard, index)
+        return sample
+
+    def url_of(self, shard: int) -> str:
+        """Return a shard's URL."""
+        url = self._urls.get(shard)
+        if url is None:
+            url = self._urls[shard] = self.store.url_of(self.name_of(shard))
+        return url
+
+    def store_of(self, _shard: int) -> Store:
+        """Return where a shard lies."""
+        return self.store
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
+        """Return the bytes of (shard, start, stop) ranges, or why there are none, side by side."""
+        named = [(self.name_of(shard), start, stop) for shard, start, stop in ranges]
+        return self.store.read_ranges(named)
+
+    def map_shard(self, shard: int) -> mmap:
+        """Return a local shard as a map of its file. Raises OSError, ValueError: it is empty."""
+        assert isinstance(self.store, LocalStore)
+        return self.store.map(self.name_of(shard))
+
+    def open_shard(self, shard: int) -> LocalFile:
+        """Return a local shard held open. Raises OSError."""
+        assert isinstance(self.store, LocalStore)
+        return self.store.open(self.name_of(shard))
+
+    def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
+        """Tell a shard that is gone or too short (ShardError) from storage that fails."""
+        name = self.name_of(shard)
+        if isinstance(error, FileNotFoundError):
+            return ShardError(f"{name}: no such shard in {self.store.url}")
+        try:
+            size = self.store.size(name)
+        except OSError:
+            return error
+        if size < stop:
+            return ShardError(f"{name}: truncated: {size} bytes, its index says {stop} and more")
+        return error
+
+    def _load_index(self, shard: int) -> IntArray:
+        info = self.manifest.shards[shard]
+        name = index_name(info.name)
+        if info.name in self._built:
+            return self._built[info.name]
+        try:
+            offsets = self._read_index(name)
+        except FileNotFoundError:
+            raise ShardError(
+                f"{info.name}: no index {name} in {self.index_store.url}; run `mmstream index`"
+            ) from None
+        if offsets.size != info.num_samples + 1:
+            raise ShardError(
+                f"{name}: {offsets.size - 1} samples, the manifest says {info.num_samples}; "
+                "run `mmstream index --overwrite`"
+            )
+        if offsets[-1] > info.num_bytes:
+            raise ShardError(
+                f"{info.name}: {info.num_bytes} bytes, its index goes to {offsets[-1]}: truncated, "
+                "or the index is not this tar's"
+            )
+        return offsets
+
+    def _read_index(self, name: str) -> IntArray:
+        """Return an index; one that makes no sense is read again, for it may only have come so."""
+        for _ in range(MAX_LOOKS - 1):
+            with suppress(ShardError):
+                return decode_index(self.index_store.read(name), name)
+        return decode_index(self.index_store.read(name), name)
+
+
+class DatasetView(Sequence[Sample]):
+    """A slice of a dataset: reads a sample when it is asked for."""
+
+    def __init__(self, dataset: Dataset, rows: range) -> None:
+        self.dataset, self._rows = dataset, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, item: int) -> Sample: ...
+    @overload
+    def __getitem__(self, item: slice) -> DatasetView: ...
+    def __getitem__(self, item: int | slice) -> Sample | DatasetView:
+        if isinstance(item, slice):
+            return DatasetView(self.dataset, self._rows[item])
+        return self.dataset[self._rows[item]]
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self.dataset[row] for row in self._rows)
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} samples of {self.dataset!r}>"
+
+    def _repr_html_(self) -> str:
+        from mmstream.display import view_html
+
+        return view_html(self)

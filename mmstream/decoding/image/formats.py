@@ -1,0 +1,92 @@
+"""Image bytes of any format to upright RGB pixels: the first bytes say what a file is.
+
+Part of the decode stage, called by `decoding.image`: sniff -> `jpeg` or `pillow` ->
+`orientation`. A PNG called ``.jpg`` decodes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    ImageFile,
+    PngImagePlugin,
+    WebPImagePlugin,
+)
+
+from mmstream.decoding.image.geometry import Shape
+from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
+from mmstream.decoding.image.orientation import upright
+from mmstream.decoding.image.pillow import (
+    check_png,
+    decode_with_pillow,
+    has_late_metadata,
+    pillow_shape,
+)
+from mmstream.errors import DecodeError
+
+JPEG_START = b"\xff\xd8"
+
+
+def decode_bytes(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
+    """Decode an image of any known format.
+
+    Args:
+        data: The file.
+        max_pixels: Larger pictures are refused from their header.
+        factor: 1, 2, 4 or 8: how many times smaller a JPEG may be decoded.
+
+    Returns:
+        uint8 [H, W, 3], RGB, upright, C-contiguous; and the factor that was used, 1 where the
+        format or the kind of JPEG has no smaller decoding.
+
+    Raises:
+        DecodeError: The bytes are not a whole image, or exceed the limit.
+    """
+    if data.startswith(JPEG_START):
+        return decode_jpeg(data, max_pixels, factor)
+    plugin = _plugin(data)
+    if plugin is PngImagePlugin.PngImageFile:
+        check_png(data)
+    picture = decode_with_pillow(plugin, data, max_pixels)
+    return upright(picture.pixels, picture.orientation), 1
+
+
+def header_shape(data: bytes) -> Shape | None:
+    """Read the (height, width) of an upright image from its header, without judging the file.
+
+    Returns:
+        The shape that `decode_bytes` at factor 1 gives if it succeeds. None where the header does
+        not tell: libjpeg or Pillow dislike it, or a PNG's orientation follows its picture data.
+
+    Raises:
+        DecodeError: The format is not known.
+    """
+    if data.startswith(JPEG_START):
+        return jpeg_shape(data)
+    plugin = _plugin(data)
+    if plugin is PngImagePlugin.PngImageFile and has_late_metadata(data):
+        return None
+    return pillow_shape(plugin, data)
+
+
+def _plugin(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return PngImagePlugin.PngImageFile
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return GifImagePlugin.GifImageFile
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return WebPImagePlugin.WebPImageFile
+    if data.startswith(b"BM"):
+        return BmpImagePlugin.BmpImageFile
+    if data[4:12] in (b"ftypavif", b"ftypavis"):
+        return AvifImagePlugin.AvifImageFile
+    if not data:
+        raise DecodeError("empty, not an image")
+    raise DecodeError(f"not an image of a known format: starts with {data[:12]!r}")

@@ -1,0 +1,27 @@
+"""Random draws of transforms: a generator per sample, the same on every topology."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmstream.order.permute import stream_key
+from mmstream.types import Sample, SampleLineage
+
+__all__ = ["sample_rng"]
+
+
+def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator:
+    """Return the random generator of a sample in this epoch, for augmentations.
+
+    The draws are a pure function of (seed, epoch, shard, index), so they do not depend on ranks,
+    workers or resumes. Each call starts the stream anew: call it once per transform, or give each
+    transform a stream name of its own. `ImageDecoder` uses the stream ``"image"``.
+
+    Example:
+        >>> def add_noise(sample):
+        ...     rng = mm.sample_rng(sample, "noise")
+        ...     return sample | {"noise": rng.normal(size=4)}
+    """
+    lineage: SampleLineage = sample["__lineage__"]
+    key = stream_key(lineage.seed, lineage.epoch, stream, lineage.shard, lineage.index)
+    return np.random.Generator(np.random.Philox(key=key))

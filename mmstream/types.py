@@ -1,0 +1,40 @@
+"""What flows from stage to stage. Ground floor: everything may import it.
+
+A raw sample is a dict: ``__key__``, ``__url__`` (of its shard), ``__source__`` (its name in a
+mixture), then fields by extension (``jpg``, ``json``, ``0.png``) as bytes. Its lineage travels in
+``__lineage__``. Any function written for WebDataset's ``.map`` takes and returns such a dict.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["IGNORED_LABEL", "Batch", "IntArray", "Sample", "SampleLineage", "SampleRef"]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+Sample: TypeAlias = dict[str, Any]
+
+Batch: TypeAlias = dict[str, Any]
+
+SampleRef: TypeAlias = tuple[int, int]
+"""(shard, index): the position of a shard in its dataset, and of a sample in the shard."""
+
+IGNORED_LABEL = -100
+"""The label that torch's cross entropy leaves out."""
+
+
+class SampleLineage(NamedTuple):
+    """Where a sample comes from, and when it is shown."""
+
+    shard: int
+    """Position of its shard in the manifest of its own dataset."""
+    index: int  # type: ignore[assignment]  # the field's name wins over tuple.index
+    """Position of the sample in its shard."""
+    epoch: int = 0
+    """Epoch of its own dataset: each source of a mixture has epochs of its own."""
+    step: int = 0
+    seed: int = 0
