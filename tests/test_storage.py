@@ -1,25 +1,48 @@
-"""Both stores keep one contract: the same suite runs on a folder and on a real S3 server."""
+"""All stores keep one contract: the same suite runs on a folder, in memory and on an S3 server."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import pickle
+import threading
 from types import SimpleNamespace
 
+import fsspec
 import pytest
 
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage import LocalStore, RemoteStore, join_url, open_store, remote, split_url
+from mmstream.storage import (
+    LocalStore,
+    MemoryStore,
+    RemoteStore,
+    Store,
+    join_url,
+    open_store,
+    remote,
+    split_url,
+)
 
 DATA = bytes(range(256)) * 4
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
-def store(request, tmp_path):
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def store(request, tmp_path) -> Store:
     if request.param == "local":
         return open_store(tmp_path / "root")
+    if request.param == "memory":
+        return open_store(request.getfixturevalue("memory_url"))
     return open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
+
+
+@pytest.fixture
+def memory_url(tmp_path):
+    """A URL in memory; what lies under it is gone after the test."""
+    url = f"memory://{tmp_path.name}/root"
+    yield url
+    file_system = fsspec.filesystem("memory")
+    for path in file_system.find(f"/{tmp_path.name}"):
+        file_system.rm_file(path)
 
 
 @pytest.fixture
@@ -159,8 +182,8 @@ def test_an_error_in_the_block_leaves_nothing(store):
         break_off(store)
     assert store.list() == {}
     assert not store.exists("a.tar")
-    if isinstance(store, LocalStore):
-        assert os.listdir(store.url) == []  # noqa: PTH208
+    folder = store.local_path("")
+    assert folder is None or os.listdir(folder) == []  # noqa: PTH208
 
 
 def test_an_error_in_the_block_leaves_the_old_object(store):
@@ -178,13 +201,47 @@ def test_a_store_is_a_value(store):
     assert other.read("a") == DATA
 
 
+def test_a_local_path_is_that_of_the_object(store):
+    store.write("deep/a", DATA)
+    path = store.local_path("deep/a")
+    assert (path is None) == (not isinstance(store, LocalStore))
+    if path is not None:
+        with open(path, "rb") as file:  # noqa: PTH123
+            assert file.read() == DATA
+
+
+def test_threads_see_whole_objects_while_others_write_them(store):
+    contents = [bytes([i]) * (1 << 18) for i in range(4)]
+    store.write("a", contents[0])
+    seen, done = [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            seen.append(store.read("a"))
+            seen.append(store.read_range("a", 0, 1 << 18))
+            store.list()
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for i in range(20):
+        store.write("a", contents[i % 4])
+        store.write(f"b{i}", b"x")
+        store.remove(f"b{i}")
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert seen
+    assert all(data in contents for data in seen)
+
+
 def read_in_child(store, environment, out):
     os.environ.update(environment)  # a fork server may have started before the S3 server
     out.put((store.read("a"), store.read_ranges([("a", 1, 3)]), store.list()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
 def test_a_child_process_reads_after_its_parent_has_read(store, method):
     store.write("a", DATA)
@@ -211,7 +268,31 @@ def test_open_store_knows_folders_files_and_prefixes(tmp_path, monkeypatch):
     assert open_store("s3://bucket") == RemoteStore("s3://bucket")
 
 
-@pytest.mark.parametrize("url", ["", "file://", "s3://", "s3:///"])
+def test_other_users_of_fsspec_see_the_objects_of_a_memory_store(memory_url):
+    store = open_store(memory_url)
+    assert store == MemoryStore(memory_url)
+    store.write("deep/a", DATA)
+    assert fsspec.filesystem("memory").cat_file(f"{memory_url}/deep/a") == DATA
+    fsspec.filesystem("memory").pipe_file(f"{memory_url}/b", b"theirs")
+    assert store.read("b") == b"theirs"
+
+
+def test_a_pickled_memory_store_brings_its_objects_and_replaces_none(memory_url):
+    store = open_store(memory_url)
+    store.write("kept", b"old")
+    store.write("deep/gone", DATA)
+    open_store(f"{memory_url}-beside").write("other", DATA)
+    pickled = pickle.dumps(store)
+    store.write("kept", b"new")
+    store.remove("deep/gone")
+    open_store(f"{memory_url}-beside").remove("other")
+    assert pickle.loads(pickled) == store
+    assert store.read("kept") == b"new"
+    assert store.read("deep/gone") == DATA
+    assert not open_store(f"{memory_url}-beside").exists("other")
+
+
+@pytest.mark.parametrize("url", ["", "file://", "s3://", "s3:///", "memory://"])
 def test_open_store_refuses_a_name_without_a_place(url):
     with pytest.raises(ConfigError):
         open_store(url)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmstream.errors import ShardError
-from mmstream.storage import LocalStore, Store
+from mmstream.storage import Store
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members, sample_offsets
 from mmstream.types import IntArray
@@ -21,13 +21,6 @@ __all__ = ["build_index", "decode_index", "encode_index", "index_name", "num_ind
 
 
 _CURE = "run `mmstream index --overwrite`"
-
-_LOCAL_READ = 16 * 1024, 256 * 1024
-"""Bytes read at a header of a local tar: several small members come with one system call. Where the
-next header lies hardly further, reads grow: small members are read through, large ones hopped."""
-
-_REMOTE_READ = 1024 * 1024, 8 * 1024 * 1024
-"""Bytes read at a header of a remote tar: at 20 ms and 100 MB/s, 1 MiB costs half a round trip."""
 
 
 def index_name(name: str) -> str:
@@ -67,7 +60,7 @@ def build_index(store: Store, name: str) -> IntArray:
         StorageError, FileNotFoundError: as the store.
     """
     size = store.size(name)
-    least, most = _LOCAL_READ if isinstance(store, LocalStore) else _REMOTE_READ
+    least, most = store.access.min_header_read_bytes, store.access.max_header_read_bytes
     held, held_start, window = b"", 0, least
 
     def read(start: int, stop: int) -> bytes:

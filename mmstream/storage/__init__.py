@@ -1,30 +1,36 @@
-"""Ground floor: bytes in and out of a local folder or an object store, and the only retries.
+"""Bytes in and out of a local folder, an object store or memory; and retries of remote calls.
 
+    store.py     what every store can do
+    local.py     a folder of this machine
+    remote.py    a prefix of an object store, through fsspec (``s3://``): clients, retries
+    memory.py    objects in this process (``memory://``), for tests and small corpora
     urls.py      names of objects
-    local.py     a folder
-    remote.py    a prefix behind fsspec (``s3://``): clients, retries
 
-A store is a root (a folder, or a prefix such as ``s3://bucket/corpus``) and everything else names
-objects relative to it. Stores are plain values: they pickle, compare, and hold no connection.
+A store has a root: a folder, or a prefix such as ``s3://bucket/corpus``. Everything else names
+objects relative to it. Stores are plain values. They can be pickled and compared, and they hold no
+connection.
 
-Credentials and endpoints are the environment's business (``AWS_ACCESS_KEY_ID``,
-``AWS_ENDPOINT_URL``, ``~/.aws``), as for every other S3 tool; a client follows its changes.
+Credentials and endpoints come from the environment (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``,
+``~/.aws``), as for every other S3 tool. Clients follow its changes.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TypeAlias
 
 from mmstream.errors import ConfigError
 from mmstream.storage.local import LocalFile, LocalStore
+from mmstream.storage.memory import MemoryStore
 from mmstream.storage.remote import RemoteStore
+from mmstream.storage.store import Access, Store
 from mmstream.storage.urls import is_remote, join_url, split_url
 
 __all__ = [
+    "Access",
     "LocalFile",
     "LocalStore",
+    "MemoryStore",
     "RemoteStore",
     "Store",
     "is_remote",
@@ -33,15 +39,16 @@ __all__ = [
     "split_url",
 ]
 
-Store: TypeAlias = LocalStore | RemoteStore
-"""Where shards, indexes, manifests and checkpoints lie."""
-
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """Return the store of a folder or a prefix; nothing is read and nothing must exist yet.
+    """Return the store of a folder or a URL prefix. Nothing is read, and nothing must exist yet.
+
+    Args:
+        url: A local folder, ``file://`` and a folder, ``memory://`` and any name, or a prefix that
+            fsspec knows, such as ``s3://bucket/corpus``.
 
     Raises:
-        ConfigError: an empty name, or a URL without a host or bucket.
+        ConfigError: An empty name, or a URL without a host or bucket.
     """
     name = os.fspath(url)
     if name.startswith("file://"):
@@ -53,4 +60,6 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     scheme, _, rest = name.partition("://")
     if not rest.strip("/"):
         raise ConfigError(f"{name}: names no bucket; write {scheme}://bucket/prefix")
+    if scheme == "memory":
+        return MemoryStore(name.rstrip("/"))
     return RemoteStore(name.rstrip("/"))

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
+from mmstream.storage.store import Access
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["LocalFile", "LocalStore"]
@@ -65,8 +66,23 @@ class LocalStore:
 
     url: str
 
+    access: ClassVar[Access] = Access(
+        max_gap_bytes=4 * 1024,
+        # Short ranges: the memory of one serves the next.
+        max_range_bytes=2 * 1024 * 1024,
+        # Several small members come with one system call. Where the next header is hardly further,
+        # reads grow: small members are read through, large ones are skipped.
+        min_header_read_bytes=16 * 1024,
+        max_header_read_bytes=256 * 1024,
+        concurrent=False,
+    )
+
     def url_of(self, name: str) -> str:
         """Return the path of an object, whether it exists or not."""
+        return join_url(self.url, name)
+
+    def local_path(self, name: str) -> str:
+        """Return the path of an object, whether it exists or not; of the folder for ""."""
         return join_url(self.url, name)
 
     def read(self, name: str) -> bytes:

@@ -1,0 +1,173 @@
+"""Storage: objects in the memory of this process, under ``memory://`` URLs.
+
+Made for tests and for small corpora that are generated on the fly. The objects lie in fsspec's own
+memory file system, so other libraries that use fsspec see the same ones.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO, ClassVar
+
+from mmstream.errors import StorageError
+from mmstream.storage.store import Access
+from mmstream.storage.urls import Range, join_url
+
+__all__ = ["MemoryStore"]
+
+
+@dataclass(frozen=True)
+class MemoryStore:
+    r"""A folder of objects in memory. `open_store` returns one for ``memory://folder``.
+
+    All stores of a process share one space of names, and it lives as long as the process.
+
+    A pickled store carries the objects under its root. So loader workers can read them, whatever
+    the start method. Objects that already exist in the process that unpickles are kept as they are.
+    Every worker holds a copy: use it for megabytes, not gigabytes. What a worker process writes is
+    not seen by the others.
+
+    Example:
+        >>> from mmstream.storage import open_store
+        >>> store = open_store("memory://example/corpus")
+        >>> store.write("captions.txt", b"a cat\na dog\n")
+        >>> store.read_range("captions.txt", 2, 5)
+        b'cat'
+        >>> store.list()
+        {'captions.txt': 12}
+    """
+
+    url: str
+
+    access: ClassVar[Access] = Access(
+        max_gap_bytes=4 * 1024,
+        max_range_bytes=2 * 1024 * 1024,
+        min_header_read_bytes=16 * 1024,
+        max_header_read_bytes=256 * 1024,
+        concurrent=False,
+    )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.url, self._objects())
+
+    def url_of(self, name: str) -> str:
+        """Return the URL of an object, whether it exists or not."""
+        return join_url(self.url, name)
+
+    def local_path(self, name: str) -> None:
+        """Return None: an object in memory has no file."""
+
+    def read(self, name: str) -> bytes:
+        """Return a whole object. Raises FileNotFoundError when there is none."""
+        return self._slice(name, None, None)
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return exactly bytes [start, stop) of an object.
+
+        Raises:
+            FileNotFoundError: No such object.
+            StorageError: The object is shorter than `stop`.
+        """
+        data = self._slice(name, start, max(start, stop))
+        if len(data) < stop - start:
+            missing = stop - self.size(name)
+            raise StorageError(f"{self.url_of(name)}: ends {missing} bytes before {stop}")
+        return data
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+        """Return the bytes of every range, or the error in its place."""
+        outcomes: list[bytes | OSError] = []
+        for name, start, stop in ranges:
+            try:
+                outcomes.append(self.read_range(name, start, stop))
+            except OSError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def size(self, name: str) -> int:
+        """Return the size of an object in bytes. Raises FileNotFoundError when there is none."""
+        with self._absent_is_named(name):
+            info = _file_system().info(self._path(name))
+        if info["type"] != "file":
+            raise FileNotFoundError(f"{self.url_of(name)}: no such object")
+        return int(info["size"])
+
+    def exists(self, name: str) -> bool:
+        """Tell whether an object of this name exists."""
+        return bool(_file_system().isfile(self._path(name)))
+
+    def list(self) -> dict[str, int]:
+        """Return {name: size in bytes} of the objects directly under the root, sorted by name.
+
+        Names that start with a dot are left out.
+        """
+        root = self._path("")
+        try:
+            entries = _file_system().ls(root, detail=True)
+        except FileNotFoundError:
+            return {}
+        sizes = {
+            entry["name"].removeprefix(f"{root}/"): int(entry["size"])
+            for entry in entries
+            if entry["type"] == "file" and entry["name"].startswith(f"{root}/")
+        }
+        return {name: sizes[name] for name in sorted(sizes) if not name.startswith(".")}
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a new object for writing; it appears whole when the block ends, or not at all."""
+        buffer = io.BytesIO()
+        yield buffer
+        self.write(name, buffer.getvalue())
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one object, whole or not at all."""
+        _file_system().pipe_file(self._path(name), bytes(data))
+
+    def remove(self, name: str) -> None:
+        """Remove an object; one that is absent is fine."""
+        with suppress(FileNotFoundError):
+            _file_system().rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        """Return the name of an object in the file system, where all names are absolute."""
+        return "/" + self.url_of(name).removeprefix("memory://").strip("/")
+
+    def _slice(self, name: str, start: int | None, stop: int | None) -> bytes:
+        with self._absent_is_named(name):
+            data: bytes = _file_system().cat_file(self._path(name), start, stop)
+        return data
+
+    @contextmanager
+    def _absent_is_named(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{self.url_of(name)}: no such object") from None
+
+    def _objects(self) -> dict[str, bytes]:
+        """Return all objects under the root by their paths, those of subfolders too."""
+        file_system, objects = _file_system(), dict[str, bytes]()
+        for path in file_system.find(self._path("")):
+            with suppress(FileNotFoundError):  # removed by another thread since
+                objects[path] = file_system.cat_file(path)
+        return objects
+
+
+def _restore(kind: type[MemoryStore], url: str, objects: Mapping[str, bytes]) -> MemoryStore:
+    """Make a store from its pickle, and the objects that this process does not have yet."""
+    file_system = _file_system()
+    for path, data in objects.items():
+        if not file_system.isfile(path):
+            file_system.pipe_file(path, data)
+    return kind(url)
+
+
+def _file_system() -> Any:
+    """Return fsspec's memory file system; all of its instances share their objects."""
+    import fsspec
+
+    return fsspec.filesystem("memory")

@@ -1,0 +1,110 @@
+"""What every store can do, so that the rest of the package need not know which one it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+from mmstream.storage.urls import Range
+
+__all__ = ["Access", "Store"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How reads of a store are best cut. A property of the storage, not a user's setting.
+
+    Attributes:
+        max_gap_bytes: Two samples with at most this many bytes between them are read in one range.
+            The bytes between them are read and dropped.
+        max_range_bytes: Longest range that several samples share.
+        min_header_read_bytes: Bytes that are read at once where a tar header is expected.
+        max_header_read_bytes: Header reads grow up to this size while members are small.
+        concurrent: Whether many ranges are best read at the same time, because each of them is a
+            request that mostly waits. False: ranges are read one after the other.
+    """
+
+    max_gap_bytes: int
+    max_range_bytes: int
+    min_header_read_bytes: int
+    max_header_read_bytes: int
+    concurrent: bool
+
+
+class Store(Protocol):
+    """A folder of named objects: on a local disk, in an object store, or in memory.
+
+    A store is a plain value: a root URL and no connection. It can be pickled, compared and hashed,
+    and used by several threads. Every other name is relative to the root. It may contain slashes.
+    """
+
+    @property
+    def url(self) -> str:
+        """The root: a local path, or a URL such as ``s3://bucket/prefix``."""
+
+    @property
+    def access(self) -> Access:
+        """How reads are best cut."""
+
+    def url_of(self, name: str) -> str:
+        """Return the path or URL of an object, whether it exists or not."""
+
+    def local_path(self, name: str) -> str | None:
+        """Return the path of an object that is a file and may be mapped into memory.
+
+        The file need not exist. The empty name stands for the root folder.
+
+        Returns:
+            The path, or None where objects are not files of this machine.
+        """
+
+    def read(self, name: str) -> bytes:
+        """Return a whole object.
+
+        Raises:
+            FileNotFoundError: No such object.
+            StorageError: The storage failed after retries.
+        """
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return exactly bytes [start, stop) of an object.
+
+        Raises:
+            FileNotFoundError: No such object.
+            StorageError: The object is shorter than `stop`, or the storage failed after retries.
+        """
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+        """Return the bytes of every (name, start, stop), in the order of `ranges`.
+
+        A range that cannot be read has the error of `read_range` as its value. Nothing is raised
+        for it, so the other ranges stay usable.
+        """
+
+    def size(self, name: str) -> int:
+        """Return the size of an object in bytes; errors as `read`."""
+
+    def exists(self, name: str) -> bool:
+        """Tell whether an object of this name exists. A folder is no object."""
+
+    def list(self) -> dict[str, int]:
+        """Return {name: size in bytes} of the objects directly under the root, sorted by name.
+
+        Objects in subfolders and names that start with a dot are left out. A root that does not
+        exist gives an empty dict.
+        """
+
+    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new object for writing.
+
+        The object appears when the block ends without an error, and it is whole then. After an
+        error there is no new object; an old one of this name stays as it was.
+        """
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one object, whole or not at all. An old object of this name is replaced."""
+
+    def remove(self, name: str) -> None:
+        """Remove an object. It is no error when there is none."""
