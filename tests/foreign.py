@@ -12,6 +12,7 @@ from pathlib import Path
 from webdataset import tariterators
 
 from mmstream.dataset.index import build_index
+from mmstream.storage import RemoteStore
 from mmstream.tar.samples import parse_sample
 
 FOREIGN = Path(__file__).parent / "data" / "foreign"
@@ -19,7 +20,9 @@ FOREIGN = Path(__file__).parent / "data" / "foreign"
 
 
 class Memory:
-    """A store that holds one tar and counts what is read from it."""
+    """A store that holds one tar, is read like a remote one, and counts what is read."""
+
+    access = RemoteStore.access
 
     def __init__(self, data: bytes) -> None:
         self.data, self.num_bytes, self.num_reads = data, 0, 0
