@@ -21,9 +21,9 @@ from PIL import Image
 import mmstream as mm
 from mmstream import Decode
 
-PAGE = (Path(__file__).parent.parent / "docs" / "images.md").read_text("utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "text.md").read_text("utf-8")
 INPUTS: dict[str, Any] = {"torch": torch}
-exec(re.findall(r"```python\n(def qwen_inputs.*?)```", PAGE, re.S)[0], INPUTS)
+exec(re.findall(r"```python\n(import torch\n\n\ndef qwen_inputs.*?)```", PAGE, re.S)[0], INPUTS)
 NUM_SAMPLES = 12
 BAD = {5: JPEG[:-40]}
 
