@@ -2,7 +2,7 @@
 
     python docs/ray_train.py SHARDS OUT NUM_WORKERS
 
-Ray starts the processes and torch.distributed; the loop finds both. Needs the extra "ray".
+Ray starts the processes and torch.distributed, and the loop uses both. Needs the extra "ray".
 """
 
 import sys
@@ -11,12 +11,12 @@ import torch
 
 
 def train_on_this_worker(settings: dict) -> None:
-    """Run in each of Ray's worker processes."""
+    """Run the loop; called in each of Ray's worker processes."""
     import ray.train
 
     from mmstream.train import TrainConfig, train
 
-    # Ray restarts a failed group: the loop then goes on from the newest checkpoint in `out`.
+    # When Ray restarts a failed group, the loop continues from the newest checkpoint in `out`.
     result = train(TrainConfig(**settings))
     ray.train.report({"num_steps": result.num_steps, "loss": result.final_loss})  # Ray's own log
 
@@ -30,17 +30,17 @@ def main() -> None:
     trainer = TorchTrainer(
         train_on_this_worker,
         train_loop_config={
-            "url": shards,  # absolute, or s3://: workers run in folders of their own
+            "url": shards,  # an absolute path or s3://: Ray's workers have other folders
             "out": out,
             "epochs": 1,
             "global_batch_size": 16,
-            "num_workers": 1,  # of the loader, in each of Ray's workers
+            "num_workers": 1,  # loader processes in each of Ray's workers
             "progress": False,
         },
         scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=torch.cuda.is_available()),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),
     )
-    trainer.fit()  # raises when it failed for good; checkpoints and metrics are in `out`
+    trainer.fit()  # raises after max_failures; checkpoints and metrics are in `out`
 
 
 if __name__ == "__main__":

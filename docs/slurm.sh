@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Training on 2 nodes with 8 GPUs each: sbatch docs/slurm.sh SHARDS OUT
 #
-# Two minutes before the time is up Slurm sends SIGTERM to this shell (--signal=B:), which passes it
-# on; before a preemption Slurm sends it to the processes itself. The loop then saves as of its last
-# optimizer step and ends, and the requeued job runs this same script and goes on from there. SHARDS
-# and OUT are what all nodes see: a shared folder or s3://.
+# Two minutes before the time limit, Slurm sends SIGTERM to this shell (--signal=B:), which passes it
+# on. Before a preemption, Slurm sends SIGTERM to the processes itself. The loop then saves the state
+# after its last optimizer step and ends. The requeued job runs this script again and continues from
+# there. All nodes must see SHARDS and OUT: use a shared folder or s3://.
 #SBATCH --job-name=mmstream
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -34,7 +34,7 @@ steps=$!
 code=0
 wait "$steps" || code=$?
 if [ -n "$stopped" ]; then
-    wait "$steps" || true # the first wait ended with the signal, this one when all is saved
+    wait "$steps" || true # the signal ended the first wait; this one ends when all is saved
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
 fi

@@ -1,4 +1,4 @@
-"""Hugging Face accelerate: model and optimizer are prepared, the loader is registered.
+"""Hugging Face accelerate: prepare model and optimizer, and register the loader.
 
 accelerate launch --cpu --num_processes 2 docs/frameworks/with_accelerate.py SHARDS OUT NUM_WORKERS
 """
@@ -13,12 +13,12 @@ import mmstream as mm
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
-    """Train for two epochs, from the newest checkpoint on if there is one."""
+    """Train for two epochs; continue from the newest checkpoint if there is one."""
     accelerator = Accelerator(cpu=True)
     model = Model()
     model, optimizer = accelerator.prepare(model, make_optimizer(model))
     loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
-    accelerator.register_for_checkpointing(loader)  # and not prepare: it finds its rank itself
+    accelerator.register_for_checkpointing(loader)  # do not prepare it: it finds its rank
     saved = sorted(Path(out).glob("step-*/done"))
     if saved:
         accelerator.load_state(saved[-1].parent)
@@ -29,11 +29,11 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
             optimizer.zero_grad()
             state = loader.state_dict()
             if state["step"] % 2 == 0:
-                done = state["epoch"] * len(loader) + state["step"]
-                folder = Path(out) / f"step-{done:08d}"
+                num_steps = state["epoch"] * len(loader) + state["step"]
+                folder = Path(out) / f"step-{num_steps:08d}"
                 accelerator.save_state(folder)
                 accelerator.wait_for_everyone()
-                (folder / "done").touch()  # save_state is not atomic: only what has it is whole
+                (folder / "done").touch()  # save_state is not atomic: this marks it complete
     loader.close()
     accelerator.end_training()
 

@@ -16,7 +16,7 @@ import mmstream as mm
 
 
 class Training:
-    """Model and optimizer as one Stateful, as torch's own tutorial has it."""
+    """Model and optimizer as one Stateful, as in torch's own tutorial."""
 
     def __init__(self, model, optimizer):
         self.model, self.optimizer = model, optimizer
@@ -27,19 +27,21 @@ class Training:
 
     def load_state_dict(self, state):
         set_state_dict(
-            self.model, self.optimizer,
-            model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-        )  # fmt: skip
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
-    """Train for two epochs, from the newest checkpoint on if there is one."""
+    """Train for two epochs; continue from the newest checkpoint if there is one."""
     dist.init_process_group("gloo")
     loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
     model = DistributedDataParallel(Model())
     optimizer = make_optimizer(model)
     app = {"training": Training(model, optimizer), "loader": loader}
-    saved = sorted(Path(out).glob("step-*/.metadata"))  # written last: what has it is whole
+    saved = sorted(Path(out).glob("step-*/.metadata"))  # written last: marks it complete
     if saved:
         dcp.load(app, checkpoint_id=saved[-1].parent)
     while loader.state_dict()["epoch"] < 2:
@@ -49,10 +51,10 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
             optimizer.zero_grad()
             state = loader.state_dict()
             if state["step"] % 2 == 0:
-                done = state["epoch"] * len(loader) + state["step"]
-                dcp.save(app, checkpoint_id=Path(out) / f"step-{done:08d}")
+                num_steps = state["epoch"] * len(loader) + state["step"]
+                dcp.save(app, checkpoint_id=Path(out) / f"step-{num_steps:08d}")
     loader.close()
-    del model, app  # a model that outlives its gloo group may end it in a deadlock
+    del model, app  # a model that outlives its gloo group may deadlock at the end
     dist.destroy_process_group()
 
 

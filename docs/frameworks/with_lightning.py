@@ -1,4 +1,4 @@
-"""Lightning: it saves and loads the loader's state by itself.
+"""Lightning: it saves and loads the state of the loader.
 
 torchrun --nproc-per-node 2 docs/frameworks/with_lightning.py SHARDS OUT NUM_WORKERS
 """
@@ -29,11 +29,11 @@ class Captions(lightning.LightningModule):
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
-    """Train for two epochs, from the newest checkpoint on if there is one."""
+    """Train for two epochs; continue from the newest checkpoint if there is one."""
     loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
     trainer = lightning.Trainer(
         max_epochs=2,
-        use_distributed_sampler=False,  # the loader finds its rank itself
+        use_distributed_sampler=False,  # the loader finds its rank
         callbacks=[
             ModelCheckpoint(out, filename="{step:08d}", every_n_train_steps=2, save_top_k=-1)
         ],

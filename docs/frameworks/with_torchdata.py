@@ -16,10 +16,10 @@ import mmstream as mm
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
-    """Train for two epochs, from the newest checkpoint on if there is one."""
+    """Train for two epochs; continue from the newest checkpoint if there is one."""
     dist.init_process_group("gloo")
     loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
-    batches = StatefulDataLoader(loader, batch_size=None, num_workers=0)  # workers are the loader's
+    batches = StatefulDataLoader(loader, batch_size=None, num_workers=0)  # the loader has workers
     model = DistributedDataParallel(Model())
     optimizer = make_optimizer(model)
     newest, epoch = Path(out) / "newest.pt", 0
@@ -34,7 +34,9 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
             model(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if loader.state_dict()["step"] % 2 == 0 and dist.get_rank() == 0:  # one for all ranks
+            if (
+                loader.state_dict()["step"] % 2 == 0 and dist.get_rank() == 0
+            ):  # one serves all ranks
                 states = {
                     "model": model.state_dict(),
                     "optimizer": optimizer.state_dict(),

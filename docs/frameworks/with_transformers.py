@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: the loader's state travels in the checkpoint's trainer_state.json.
+"""Hugging Face Trainer: the loader's state is saved in the checkpoint's trainer_state.json.
 
 torchrun --nproc-per-node 2 docs/frameworks/with_transformers.py SHARDS OUT NUM_WORKERS
 """
@@ -14,7 +14,7 @@ import mmstream as mm
 
 
 class LoaderState(TrainerCallback, ExportableState):
-    """Keeps a loader's state among the Trainer's own."""
+    """Saves a loader's state with the Trainer's own."""
 
     def __init__(self, loader: mm.Loader) -> None:
         self.loader = loader
@@ -23,13 +23,13 @@ class LoaderState(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"loader": self.loader.state_dict()}}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if state.global_step:  # resumed: `state` is what the checkpoint holds
+        if state.global_step:  # resumed: `state` comes from the checkpoint
             saved = state.stateful_callbacks["LoaderState"]["attributes"]
             self.loader.load_state_dict(saved["loader"])
 
 
 class StreamTrainer(Trainer):
-    """Trains on a loader as it is: not prepared, not sharded, nothing skipped."""
+    """Trains on a loader as it is: not prepared, not sharded, no batch skipped."""
 
     def __init__(self, *args, loader: mm.Loader, **settings) -> None:
         super().__init__(*args, **settings)
@@ -46,12 +46,12 @@ class StreamTrainer(Trainer):
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
-    """Train for two epochs, from the newest checkpoint on if there is one."""
+    """Train for two epochs; continue from the newest checkpoint if there is one."""
     loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
     settings = TrainingArguments(
         output_dir=out,
         num_train_epochs=2,
-        ignore_data_skip=True,  # the loader stands where it should: nothing to skip
+        ignore_data_skip=True,  # the loader starts at the right step
         save_steps=2,
         learning_rate=1e-3,
         use_cpu=True,
@@ -59,7 +59,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
         disable_tqdm=True,
     )
     trainer = StreamTrainer(Model(), settings, loader=loader)
-    saved = Path(out).glob("checkpoint-*/trainer_state.json")  # written last: such a one is whole
+    saved = Path(out).glob("checkpoint-*/trainer_state.json")  # written last: marks it complete
     newest = max(saved, key=lambda file: int(file.parent.name[11:]), default=None)
     trainer.train(resume_from_checkpoint=newest and str(newest.parent))
     loader.close()
