@@ -16,7 +16,9 @@ from conftest import write_corpus
 
 DOCS = Path(__file__).parent.parent / "docs"
 TWO_NODES = re.search(
-    r"<!-- two nodes -->\n```bash\n(.*?)\n```", (DOCS / "launching.md").read_text(), re.S
+    r"<!-- not run: two nodes[^\n]*-->\n```bash\n(.*?)\n```",
+    (DOCS / "launching.md").read_text(),
+    re.S,
 )[1]
 SMALL = "--epochs 40 --image-size 16 --max-length 16 --global-batch-size 8 --num-workers 0"
 
