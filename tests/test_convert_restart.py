@@ -20,7 +20,7 @@ def corpus(tmp_path):
 
 @pytest.fixture
 def memory():
-    """fsspec's object store in memory, which answers as a remote one."""
+    """fsspec's file system in memory; what lies in its ``/bucket`` is gone after the test."""
     files = fsspec.filesystem("memory")
     yield files
     files.rm("/bucket", recursive=True)
@@ -134,7 +134,14 @@ def test_one_destination_in_the_way_stops_all_splits_before_any_is_written(corpu
     assert not (tmp_path / "out" / "train").exists()
 
 
-def test_a_remote_destination_gets_the_same_objects(corpus, tmp_path, memory, monkeypatch):
+def test_several_processes_cannot_write_to_the_memory_of_this_one(corpus, memory):
+    with pytest.raises(ConfigError, match=r"only this process .* num_workers=1"):
+        run(corpus, "memory://bucket/out", num_workers=2)
+    memory.mkdir("/bucket")
+    assert memory.find("/bucket") == []
+
+
+def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, memory, monkeypatch):
     run(corpus, tmp_path / "out")
     expected = tree(tmp_path / "out")
     interrupted(monkeypatch, corpus, "memory://bucket/out", after=2)

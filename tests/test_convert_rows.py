@@ -158,7 +158,7 @@ def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
 
 @pytest.fixture
 def memory():
-    """fsspec's object store in memory, which answers as a remote one."""
+    """fsspec's file system in memory; what lies in its ``/bucket`` is gone after the test."""
     files = fsspec.filesystem("memory")
     yield files
     files.rm("/bucket", recursive=True)

@@ -25,7 +25,7 @@ from mmstream.converting.shard import REPORTS, ShardReport
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.storage import LocalStore, Store, open_store
+from mmstream.storage import Store, open_store
 
 __all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect"]
 
@@ -122,9 +122,10 @@ def _remove_reports(store: Store) -> None:
     reports = open_store(store.url_of(REPORTS))
     for name in reports.list():
         reports.remove(name)
-    if isinstance(reports, LocalStore):
-        with suppress(OSError):  # there is none, or something else lies in it
-            Path(reports.url).rmdir()
+    folder = reports.local_path("")
+    if folder is not None:
+        with suppress(OSError):  # it does not exist, or something else lies in it
+            Path(folder).rmdir()
 
 
 def _clear(store: Store) -> None:
@@ -135,8 +136,9 @@ def _clear(store: Store) -> None:
     for name in store.list():
         if _SHARD_FILE.fullmatch(name):
             store.remove(name)
-    if isinstance(store, LocalStore):
-        for path in Path(store.url).glob(".shard-*.tmp"):  # half written when a run was killed
+    folder = store.local_path("")
+    if folder is not None:
+        for path in Path(folder).glob(".shard-*.tmp"):  # half written when a run was killed
             path.unlink(missing_ok=True)
 
 

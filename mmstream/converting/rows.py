@@ -25,7 +25,7 @@ import numpy.typing as npt
 from mmstream.errors import ConfigError
 from mmstream.storage import is_remote, open_store, split_url
 
-__all__ = ["MAX_ROW_BYTES", "RowFile", "RowRange", "is_remote_rows", "open_rows", "read_rows"]
+__all__ = ["MAX_ROW_BYTES", "RowFile", "RowRange", "open_rows", "read_rows"]
 
 MAX_ROW_BYTES = 64 << 20
 """A longer line is a reject: no text row is, and a file without line ends is no JSONL."""
@@ -91,11 +91,6 @@ def read_rows(rows: RowRange) -> Iterator[tuple[int, bytes | None]]:
                 continue
             file.seek(start)
             yield number, file.read(stop - start).strip()
-
-
-def is_remote_rows(rows: str) -> bool:
-    """Tell whether the rows lie behind a URL."""
-    return is_remote(rows)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from mmstream.converting.rows import RowFile, open_rows
 from mmstream.converting.shard import ShardJob, ShardReport
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.storage import LocalStore, Store, is_remote, join_url, open_store
+from mmstream.storage import Store, is_remote, join_url, open_store
 
 __all__ = ["ConvertReport", "run_conversion"]
 
@@ -89,6 +89,10 @@ def run_conversion(
     if num_workers < 0:
         raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     store, root = open_store(dest), _media_root(rows, media_root)
+    if num_workers > 1 and store.url.startswith("memory://"):
+        raise ConfigError(
+            f"{dest}: only this process sees what lies in its memory; use num_workers=1"
+        )
     command = _command(rows, dest, media_root, options)
     with open_rows(rows) as row_file:
         parts = _parts(store, row_file, options, root, overwrite)
@@ -128,7 +132,8 @@ def _parts(
     parts: list[_Part] = []
     for split, rows in select(row_file, options).items():
         there = store if split is None else open_store(join_url(store.url, split))
-        if isinstance(there, LocalStore) and Path(there.url).is_file():
+        folder = there.local_path("")
+        if folder is not None and Path(folder).is_file():
             raise ConfigError(f"{there.url}: is a file, not a folder")
         plan = plan_of(row_file, options, split, len(rows))
         parts.append(_Part(split, there, rows, plan, inspect(there, plan, root, overwrite)))

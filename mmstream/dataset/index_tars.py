@@ -22,7 +22,7 @@ from mmstream.dataset.bad_list import trim_bad
 from mmstream.dataset.index import build_index, decode_index, encode_index, index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError, ShardError
-from mmstream.storage import LocalStore, Store, open_store
+from mmstream.storage import Store, open_store
 
 __all__ = ["IndexReport", "index_tars"]
 
@@ -191,7 +191,8 @@ class _Ranges:
 
 
 def _hint(store: Store, found: dict[str, int]) -> str:
-    if isinstance(store, LocalStore) and not Path(store.url).is_dir():
-        return "; name their folder" if Path(store.url).is_file() else ": no such folder"
+    folder = store.local_path("")
+    if folder is not None and not Path(folder).is_dir():
+        return "; name their folder" if Path(folder).is_file() else ": no such folder"
     packed = sum(name.endswith(GZIPPED) for name in found)
     return f" ({packed} gzipped ones: pass --repack)" if packed else ""

@@ -19,7 +19,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.storage import LocalStore, Store, is_remote, open_store, split_url
+from mmstream.storage import Store, is_remote, open_store, split_url
 
 __all__ = ["open_dataset"]
 
@@ -88,10 +88,10 @@ def _what_is_no_dataset(store: Store) -> str:
             "no dataset, but a mixture's file opens with mm.open_mixture, and "
             "`mmstream info | train | replay`"
         )
-    path = Path(store.url) if isinstance(store, LocalStore) else None
-    if path is None or path.is_dir():
+    folder = store.local_path("")
+    if folder is None or Path(folder).is_dir():
         return f"neither {MANIFEST_NAME} nor tars in it"
-    if path.is_file():
+    if Path(folder).is_file():
         return "a file that is no tar; `mmstream convert` makes shards of rows"
     return "no such folder" + "; write s3:// with two slashes" * ("/s3:/" in store.url)
 
@@ -158,7 +158,7 @@ def _open_plain(
         index_bytes = sizes.get(index_name(name))
         if index_bytes is not None:
             count = num_indexed(index_bytes)
-        elif isinstance(store, LocalStore):
+        elif not store.access.concurrent:
             built[name] = build_index(store, name)
             count = built[name].size - 1
         else:

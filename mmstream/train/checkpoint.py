@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import StateError
-from mmstream.storage import LocalStore, Store
+from mmstream.storage import Store
 from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import Place
 from mmstream.train.step import Trained
@@ -67,8 +67,9 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     Raises:
         StorageError: the storage failed after retries; no checkpoint was removed then.
     """
-    if isinstance(store, LocalStore):
-        for path in Path(store.url).glob(".step-*.pt.tmp"):  # each as large as a checkpoint
+    folder = store.local_path("")
+    if folder is not None:
+        for path in Path(folder).glob(".step-*.pt.tmp"):  # each as large as a checkpoint
             path.unlink(missing_ok=True)
     buffer = io.BytesIO()
     torch.save(checkpoint.content, buffer)
