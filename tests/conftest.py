@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import s3_server
 from PIL import Image
 
 import mmstream as mm
@@ -19,6 +18,7 @@ from mmstream.dataset.index import encode_index, index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.storage import open_store
 from mmstream.tar.writer import TarWriter
+from tools import s3_server
 
 
 def jpeg(number: int, size: tuple[int, int] = (40, 30)) -> bytes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import bench_decode
 import numpy as np
 import pytest
 import simplejpeg
 
 from mmstream import ImageDecoder
+from tools.bench import decode as bench_decode
 
 
 def test_mosaics_are_jpegs_of_the_asked_size_and_differ() -> None:

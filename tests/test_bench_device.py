@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import bench_device
 import pytest
 import torch
-from bench_corpus import write_corpus
+
+from tools.bench import device as bench_device
+from tools.bench.corpus import write_corpus
 
 
 def test_without_a_gpu_it_says_so_and_measures_nothing(

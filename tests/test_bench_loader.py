@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import bench_corpus
-import bench_loader
-import bench_systems
-import peers
-import proc_tree
 import pytest
 import torch
-from bench_report import COLUMNS, verdicts
-from bench_systems import Row
+
+from tools.bench import corpus as bench_corpus
+from tools.bench import loader as bench_loader
+from tools.bench import loader_tables, process_tree
+from tools.bench.loader_report import COLUMNS, verdicts
+from tools.bench.loader_tables import Row
+from tools.bench.peers import environments
+from tools.bench.peers.runners import decoded
 
 SPENDS = """
 import os, sys, time
@@ -36,7 +38,7 @@ def test_a_quick_table_has_mmstream_and_webdataset_side_by_side(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # webdataset is a dependency of this project: no environment has to be made for it here.
-    monkeypatch.setattr(peers, "environment", lambda _name, _cache: Path(sys.executable))
+    monkeypatch.setattr(environments, "peer_python", lambda _name, _cache: Path(sys.executable))
     rows = ["--row", "mmstream", "--row", "webdataset"]
     bench_loader.main(["--quick", "--samples", "384", "--table", "decoded", *rows])
     out = capsys.readouterr().out
@@ -53,23 +55,23 @@ def test_a_quick_table_has_mmstream_and_webdataset_side_by_side(
 
 
 def test_a_tree_counts_its_children_with_their_time_and_memory() -> None:
-    before = proc_tree.cpu_seconds(os.getpid())
+    before = process_tree.cpu_seconds(os.getpid())
     with subprocess.Popen(
         [sys.executable, "-c", SPENDS], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        own = proc_tree.tree(process.pid)
+        own = process_tree.tree(process.pid)
         assert len(own) == 2
-        with proc_tree.PeakMemory(process.pid, share=0.5) as peak:
+        with process_tree.PeakMemory(process.pid, share=0.5) as peak:
             while not peak.num_bytes:
                 time.sleep(0.01)
         assert 64 << 20 < peak.num_bytes < 256 << 20
-        assert proc_tree.cpu_seconds(process.pid) >= 0.5
+        assert process_tree.cpu_seconds(process.pid) >= 0.5
         os.kill(own[1], 9)
     # What the child has used is not lost with it.
-    assert proc_tree.cpu_seconds(os.getpid()) - before >= 0.5
-    assert proc_tree.tree(process.pid) == [process.pid]
+    assert process_tree.cpu_seconds(os.getpid()) - before >= 0.5
+    assert process_tree.tree(process.pid) == [process.pid]
 
 
 def test_the_verdict_compares_with_the_best_of_each_kind() -> None:
@@ -90,12 +92,7 @@ def test_the_verdict_compares_with_the_best_of_each_kind() -> None:
     ]
 
 
-def test_both_forms_of_the_work_make_the_same_of_a_sample(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(peers.TOOLS / "peer_runners")
-    import decoded
-
+def test_both_forms_of_the_work_make_the_same_of_a_sample(tmp_path: Path) -> None:
     bench_corpus.write_tokenizer(tmp_path)
     decoded.import_torchvision()
     theirs, ours = (
@@ -115,9 +112,9 @@ def test_both_forms_of_the_work_make_the_same_of_a_sample(
 
 def test_each_peer_is_measured_as_documented_and_with_our_decoder() -> None:
     for name in ("decoded", "large"):
-        rows = bench_systems.TABLES[name].rows
-        kinds = [row.kind for row in rows if row.runner in bench_systems.PEERS.values()]
+        rows = loader_tables.TABLES[name].rows
+        kinds = [row.kind for row in rows if row.runner in loader_tables.PEERS.values()]
         assert kinds.count("peer") == kinds.count("peer with mmstream's decoder") == 5
         assert len({row.name for row in rows}) == len(rows)
         for row in rows:
-            assert (peers.TOOLS / "peer_runners" / f"decoded_{row.runner}.py").is_file()
+            assert importlib.util.find_spec(f"{environments.RUNNERS}.decoded_{row.runner}")

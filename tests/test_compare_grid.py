@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import bench_resume
-import compare_grid
-import peers
 import pytest
-from compare_grid import Cell, Corpus, Tally
+
+from tools.bench import compare_grid
+from tools.bench import resume as bench_resume
+from tools.bench.compare_grid import Cell, Corpus, Tally
+from tools.bench.peers import environments
 
 
 @pytest.mark.slow
 def test_all_ranks_stay_in_step_and_show_every_readable_sample_once(tmp_path: Path) -> None:
     cells = [Cell(1, 1, 0, 20), Cell(1, 3, 2, 20), Cell(5, 8, 0, 5), Cell(5, 3, 1, 5)]
     corpora = compare_grid.write_corpora(tmp_path, cells)
-    tally = compare_grid.judge("mmstream", cells, corpora, peers.CACHE)
+    tally = compare_grid.judge("mmstream", cells, corpora, environments.CACHE)
     assert (tally.num_cells, tally.equal, tally.complete, tally.same) == (4, 4, 4, 4)
     assert not tally.errors
     # Real processes with an all-reduce every step get what the ranks got one after another.
     trained = compare_grid.train_cells(
-        "mmstream", [Cell(1, 2, 1, 20)], corpora, peers.CACHE, tally.first
+        "mmstream", [Cell(1, 2, 1, 20)], corpora, environments.CACHE, tally.first
     )
     assert (trained.equal, trained.complete, trained.same) == (1, 1, 1)
 
@@ -61,7 +62,7 @@ def test_the_same_batches_are_those_of_the_first_cell_of_a_corpus() -> None:
 @pytest.mark.slow
 def test_the_resume_benchmark_finds_mmstream_exact_everywhere(tmp_path: Path) -> None:
     names = ["mmstream, fork"]
-    found = bench_resume.measure(tmp_path, names, 640, 1, peers.CACHE)["mmstream, fork"]
+    found = bench_resume.measure(tmp_path, names, 640, 1, environments.CACHE)["mmstream, fork"]
     assert sorted(found.seconds) == sorted(found.rest) == [0, 1, 5, 9]
     assert found.exactness() == "3 of 3 | 3 of 3 | same"
     found.rest[5] = found.rest[5][1:]  # a batch lost at the resume
@@ -69,10 +70,10 @@ def test_the_resume_benchmark_finds_mmstream_exact_everywhere(tmp_path: Path) ->
     assert found.exactness() == "2 of 3 | 2 of 3 | 1 of 320 samples lost, 1 again or too early"
 
 
-@pytest.mark.parametrize("name", peers.DISTRIBUTIONS)
+@pytest.mark.parametrize("name", environments.DISTRIBUTIONS)
 def test_a_peer_is_pinned_whole_and_never_brings_a_torch_of_its_own(name: str) -> None:
-    pins = (peers.PINS / f"{name}.txt").read_text().split()
+    pins = (environments.PINS / f"{name}.txt").read_text().split()
     assert all(line.count("==") == 1 for line in pins)
     packages = {line.partition("==")[0] for line in pins}
-    assert packages >= set(peers.DISTRIBUTIONS[name])
+    assert packages >= set(environments.DISTRIBUTIONS[name])
     assert not packages & {"torch", "torchvision", "triton"}

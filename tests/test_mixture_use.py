@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import bench_mixture
 import pytest
 import torch
 from bad_corpus import policy, write_tiny
@@ -23,6 +22,7 @@ from mmstream.dataset.bad_list import quarantined
 from mmstream.storage import open_store
 from mmstream.train.distributed import Place
 from mmstream.train.meter import Meter
+from tools.bench import mixture as bench_mixture
 
 DOCS = Path(__file__).parent.parent / "docs"
 COUNTS = {"a": [40, 0, 31], "b": [7], "c": [130]}

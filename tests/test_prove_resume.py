@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import prove_attempt
-import prove_resume
 import pytest
-from prove_attempt import Attempt, wait_until
-from prove_corpus import Corpus, open_pipeline, write_corpus, write_mixture
-from prove_faults import FAULTS, with_fault
-from prove_history import History, Run, judge, kept_lines, read_start
-from prove_trainer import described
 
 import mmstream as mm
+from tools.prove import attempt as prove_attempt
+from tools.prove import resume as prove_resume
+from tools.prove.attempt import Attempt, wait_until
+from tools.prove.corpus import Corpus, open_pipeline, write_corpus, write_mixture
+from tools.prove.faults import FAULTS, with_fault
+from tools.prove.history import History, Run, judge, kept_lines, read_start
+from tools.prove.trainer import described
 
 G, EPOCHS = 16, 2
 
@@ -196,7 +196,7 @@ def test_the_exit_code_is_that_of_the_proof(
 def test_a_run_that_is_killed_again_and_again_loses_and_repeats_nothing(tmp_path: Path) -> None:
     # With this seed: a worker, a rank, everything, a rank; in steps, at start-up, in a checkpoint.
     arguments = ["--kills", "4", "--seed", "177", "--ranks", "3", "--out"]
-    command = [sys.executable, prove_resume.__file__, *arguments, str(tmp_path / "run")]
+    command = [sys.executable, "-m", "tools.prove.resume", *arguments, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

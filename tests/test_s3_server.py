@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import s3_server
+
+from tools import s3_server
 
 pytestmark = [
     pytest.mark.s3,

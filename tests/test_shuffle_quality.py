@@ -5,10 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import shuffle_streams
-from bench_shuffle import CORPORA, QUICK, compare, expected_classes, held_by, measure, settings_of
-from shuffle_streams import make_order, mean_read, mmstream, py1e, uniform, webdataset
 from webdataset.filters import _shuffle
+
+from tools.bench import shuffle_streams
+from tools.bench.shuffle import (
+    CORPORA,
+    QUICK,
+    compare,
+    expected_classes,
+    held_by,
+    measure,
+    settings_of,
+)
+from tools.bench.shuffle_streams import make_order, mean_read, mmstream, py1e, uniform, webdataset
 
 PAGE = Path(__file__).parents[1] / "docs" / "order.md"
 SORTED = QUICK[0]
@@ -56,7 +65,7 @@ def test_wider_windows_read_more_at_once_and_bring_fewer_pairs_together_again():
 
 def test_the_default_settings_are_those_of_the_published_figures():
     assert f"| {settings_of(make_order(CORPORA[0]))} |" in PAGE.read_text(), (
-        "the defaults changed: run tools/bench_shuffle.py and put its tables into docs/order.md"
+        "the defaults changed: put the tables of tools.bench.shuffle into docs/order.md"
     )
 
 

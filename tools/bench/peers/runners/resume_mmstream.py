@@ -1,0 +1,39 @@
+"""mmstream: the tars as they are; the state is the loader's ``state_dict``.
+
+BENCH_START_METHOD chooses how workers start: "forkserver" (the default: each run pays a fresh
+import of torch for it) or "fork" (as the peers: workers inherit the imports).
+"""
+
+from __future__ import annotations
+
+import os
+from operator import itemgetter
+
+from mmstream import Decode, Loader, Pipeline, open_dataset
+from tools.bench.peers.runners.resume import BATCH, NUM_WORKERS, decoder, serve
+from tools.bench.peers.runners.tars import link_tars
+
+
+def make(folder: str) -> Loader:
+    """Return a fresh loader; shuffling is on by default."""
+    pipeline = Pipeline(open_dataset(folder), global_batch_size=BATCH, decode=Decode(image=decoder))
+    method = os.environ.get("BENCH_START_METHOD", "forkserver")
+    return Loader(pipeline, num_workers=NUM_WORKERS, multiprocessing_context=method)  # type: ignore[arg-type]
+
+
+def prepare(corpus: str, folder: str) -> None:
+    """Link the tars and write what a conversion would have left beside them."""
+    from mmstream.dataset.index_tars import index_tars
+
+    link_tars(corpus, folder)
+    index_tars(folder, progress=False)
+
+
+if __name__ == "__main__":
+    serve(
+        prepare,
+        make,
+        Loader.state_dict,
+        Loader.load_state_dict,
+        parts=itemgetter("image", "__key__"),
+    )

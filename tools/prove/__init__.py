@@ -1,0 +1,1 @@
+"""The proof of exact resuming: ``python -m tools.prove.resume`` kills a training run many times."""

@@ -1,0 +1,136 @@
+"""One rank of the training that `tools.prove.resume` kills: a linear model under DDP.
+
+Each step's line is written before its gradients are exchanged, so a checkpoint that covers a step
+finds the lines of all ranks on disk: what a log lacks was not trained on. Numbers are float64, so
+that a single lost or repeated sample shows in the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import mmstream as mm
+from mmstream.batching.collate import Batch
+from mmstream.device.to_device import DeviceLoader
+from mmstream.storage import open_store
+from mmstream.train.checkpoint import Checkpoint, resume_training, save_checkpoint
+from mmstream.train.distributed import Place, process_group
+from mmstream.train.step import Trained
+from tools.prove.corpus import NUM_FEATURES, open_pipeline
+
+BALLAST_BYTES = 8 << 20
+"""Written with each checkpoint: so many that a kill now and then meets the writing."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one start of the run is told."""
+
+    corpus: str
+    checkpoints: str
+    logs: str
+    """Folder of this start alone."""
+    seed: int
+    save_seed: int
+    """Of the numbers of steps between checkpoints."""
+    num_epochs: int
+    global_batch_size: int
+    num_workers: int = 0
+    max_interval: int = 9
+    """Most steps between two checkpoints."""
+    pace_s: float = 0.0
+    """Time a step takes beyond its arithmetic, so that workers get ahead."""
+
+    def command(self) -> list[str]:
+        """Return the command line of a rank."""
+        return [sys.executable, "-m", "tools.prove.trainer", json.dumps(asdict(self))]
+
+
+def main() -> None:
+    """Train until the last epoch ends."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    pipeline = open_pipeline(settings.corpus, settings.global_batch_size, settings.seed)
+    with (
+        process_group("cpu") as place,
+        Path(settings.logs, f"rank{place.rank}.jsonl").open("ab", buffering=0) as log,
+        closing(
+            mm.Loader(pipeline, num_workers=settings.num_workers, rows_per_rank="balanced")
+        ) as loader,
+    ):
+        train(settings, place, mm.to_device(loader, place.device), log)
+
+
+def train(settings: Settings, place: Place, batches: DeviceLoader, log: BinaryIO) -> None:
+    """Resume where the newest checkpoint stands, and go on to the end."""
+    store, draw = open_store(settings.checkpoints), random.Random(settings.save_seed)
+    trained = make_trained(place)
+    num_steps = resume_training(store, trained, batches, place)
+    write(log, {"resumed": num_steps})
+    due = num_steps + draw.randint(1, settings.max_interval)
+    while batches.state_dict()["epoch"] < settings.num_epochs:
+        for batch in batches:
+            errors = trained.parallel(batch["features"]).squeeze(1) - batch["target"]
+            loss = (errors.square() * batch["__valid__"]).sum() / settings.global_batch_size
+            write(log, described(batch) | {"number": num_steps, "loss": loss.item()})
+            trained.optimizer.zero_grad()
+            (loss * place.world_size).backward()  # DDP takes the mean over ranks: we want the sum
+            trained.optimizer.step()
+            time.sleep(settings.pace_s)
+            num_steps += 1
+            state = batches.state_dict()
+            if num_steps >= due or state["epoch"] == settings.num_epochs:
+                due = num_steps + draw.randint(1, settings.max_interval)
+                if place.rank == 0:
+                    content = trained.state_dict() | {
+                        "loader": json.dumps(state),
+                        "ballast": torch.zeros(BALLAST_BYTES, dtype=torch.uint8),
+                    }
+                    save_checkpoint(store, Checkpoint(num_steps, content), keep=2)
+
+
+def make_trained(place: Place) -> Trained:
+    """Return a fresh model and optimizer, the same in every process."""
+    model = torch.nn.Linear(NUM_FEATURES, 1, dtype=torch.float64)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    return Trained(
+        model,
+        DistributedDataParallel(model) if place.world_size > 1 else model,
+        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+        torch.amp.GradScaler("cpu", enabled=False),
+        "fp32",
+    )
+
+
+def described(batch: Batch) -> dict[str, Any]:
+    """Return what the proof wants to know of a batch."""
+    lineage = batch["__lineage__"]
+    return {
+        "epoch": lineage.epoch,
+        "step": lineage.step,
+        "start": lineage.start,
+        "keys": batch["__key__"],
+        "planned": lineage.planned,
+        "shown": lineage.shown,
+        "valid": batch["__valid__"].tolist(),
+    }
+
+
+def write(log: BinaryIO, line: dict[str, Any]) -> None:
+    """Append a line in one call of the system: a kill comes before or after it."""
+    log.write(json.dumps(line).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
