@@ -1,0 +1,98 @@
+"""What a process holds, and whether that grows when something is done again and again."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+MEMORY_SLACK = 40_000_000
+"""Bytes by which memory may grow: allocators keep what they once had."""
+
+SETTLE_S = 30.0
+"""How long processes and threads may take to end: a worker that has just begun starts up first."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What this process and all its descendants hold at one moment."""
+
+    open_files: int
+    threads: int
+    child_processes: int
+    shared_memory: int
+    """Maps of files in /dev/shm and of memory files."""
+    memory_bytes: int
+    """Resident memory."""
+
+
+def resources() -> Resources:
+    """Return what this process and its descendants hold, after a garbage collection."""
+    gc.collect()
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return Resources(
+        open_files=sum(num_entries(process.pid, "fd") for process in family),
+        threads=sum(num_entries(process.pid, "task") for process in family),
+        child_processes=len(family) - 1,
+        shared_memory=sum(num_shared_maps(process.pid) for process in family),
+        memory_bytes=sum(resident_bytes(process) for process in family),
+    )
+
+
+def assert_no_growth(cycle: Callable[[], object], *, warm_up: int = 2, cycles: int = 6) -> None:
+    """Run `cycle` again and again; fail and name what the process holds more of than before.
+
+    A leak adds at least one file, thread or map per cycle. A quarter of that is tolerated, because
+    pools of memory that is used again reach their size late.
+
+    Args:
+        cycle: what is repeated; its first runs may start what stays, such as a fork server.
+        warm_up: cycles before the first look.
+        cycles: cycles between the two looks.
+    """
+    for _ in range(warm_up):
+        cycle()
+    before = resources()
+    for _ in range(cycles):
+        cycle()
+    deadline = time.monotonic() + SETTLE_S
+    while grown := growth(before, resources(), cycles // 4):
+        assert time.monotonic() < deadline, f"after {cycles} cycles: {'; '.join(grown)}"
+        time.sleep(0.1)
+
+
+def growth(before: Resources, after: Resources, slack: int) -> list[str]:
+    slacks = dict.fromkeys(asdict(before), slack) | {"memory_bytes": MEMORY_SLACK}
+    pairs = {name: (getattr(before, name), getattr(after, name)) for name in slacks}
+    return [
+        f"{name} grew from {old:,} to {new:,}"
+        for name, (old, new) in pairs.items()
+        if new > old + slacks[name]
+    ]
+
+
+def num_entries(pid: int, folder: str) -> int:
+    """Return how many entries a folder of a process in /proc has; 0 when the process has ended."""
+    try:
+        return sum(1 for _ in Path(f"/proc/{pid}/{folder}").iterdir())
+    except OSError:
+        return 0
+
+
+def num_shared_maps(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum("/dev/shm/" in line or "/memfd:" in line for line in lines)
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
