@@ -178,6 +178,7 @@ if __name__ == "__main__":
         ("bash", "torchrun --nproc-per-node 2 -m mmstream train x --out y --epoch two", "--epoch"),
         ("bash", "python tools/nothing.py", "no tools/nothing.py"),
         ("bash", "python -m tools.nothing", "no module tools.nothing"),
+        ("bash", "python -m nothing.at_all", "no module nothing.at_all"),
         ("bash", "echo 'unclosed", "unexpected EOF"),
     ],
 )
