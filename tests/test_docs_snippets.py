@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from doc_pages import LANGUAGES, NOT_YET, PAGES, ROOT, blocks_of, problems_of, run_page
+from doc_pages import LANGUAGES, PAGES, ROOT, blocks_of, problems_of, run_page
 
 import mmstream as mm
 from mmstream.demo import corpus_rows
@@ -54,7 +54,7 @@ def folder(material, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted(set(PAGES) - NOT_YET))
+@pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_from_top_to_bottom(page, folder, monkeypatch):
     run_page(page, (ROOT / page).read_text(), folder, monkeypatch)
 
@@ -71,7 +71,7 @@ def test_what_is_not_run_names_only_what_is(page):
     assert problems == []
 
 
-@pytest.mark.parametrize("page", sorted(set(PAGES) - NOT_YET))
+@pytest.mark.parametrize("page", PAGES)
 def test_the_language_of_every_block_is_one_that_is_run_or_is_no_code(page):
     blocks = blocks_of((ROOT / page).read_text())
     assert {block.language for block in blocks} <= LANGUAGES
