@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-
-ROOT = Path(__file__).parent.parent
+from tests.helpers.paths import ROOT
 
 FIXED = [
     "Decode",

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.cli import main
+from tests.helpers.paths import DATA
 
-SAVED = Path(__file__).parent / "data" / "saved_by_0_1"
+SAVED = DATA / "saved_by_0_1"
 STATES = sorted(path.stem for path in SAVED.glob("expected/*.json") if path.stem != "training")
 BAD_LIST, PREVIOUS_BAD_LIST = "mmstream.bad.json", "mmstream.bad.previous.json"
 REFUSED = "a couple of buckets in a white room"

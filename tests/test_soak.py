@@ -12,11 +12,11 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
-import soak
-from conftest import jpeg, write_corpus
-from soak import assert_no_growth
 
 import mmstream as mm
+from tests.helpers import soak
+from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.soak import assert_no_growth
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers.paths import ROOT
 
 
 def python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:

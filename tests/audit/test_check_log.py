@@ -1,0 +1,313 @@
+"""Training logs tell planned and shown lineage of every step, and are checked against the plan."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.audit.check_log import Check, check_logs, steps_logged
+from mmstream.audit.training_log import SampleLog, log_files, read_lineage
+from mmstream.cli import main
+from mmstream.device.to_device import to_device
+from mmstream.errors import ConfigError, SkipSample
+from mmstream.train import TrainConfig
+from mmstream.train.distributed import Place
+from mmstream.train.loop import fit
+from mmstream.world import World
+from tests.helpers.bad_corpus import pipeline, policy, truncated_jpeg, write_faulty
+from tests.helpers.fake_loader import FakeLoader
+from tests.helpers.tiny_model import TinyModel
+
+COUNTS, BAD = [30, 1, 0, 40, 26], {0, 5, 6, 29, 30, 31, 58, 70, 96}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    return write_faulty(tmp_path_factory.mktemp("faulty"), COUNTS, BAD)
+
+
+def write_logs(made, folder, rows, epochs=2, accumulate=1, stop=None):
+    """What the ranks of `mmstream train --log-keys` write for a run; return its last state."""
+    folder.mkdir(exist_ok=True)
+    for rank in range(len(rows)):
+        world = World(rank, len(rows))
+        loader = mm.Loader(made, world=world, rows_per_rank=rows, num_threads=1)
+        samples, lines, num_steps, pending = SampleLog(wanted=True), [], 0, 0
+        for epoch in range(epochs):
+            for batch in loader:
+                samples.add([batch])
+                pending += 1
+                if pending < accumulate and loader.state_dict()["step"]:
+                    continue
+                num_steps, pending = num_steps + 1, 0
+                where = {"epoch": epoch, "step": batch["__lineage__"].step, "num_steps": num_steps}
+                line = {**where, "loss": 1.0, **samples.take(), "rank": rank}
+                lines.append(json.dumps({**line, "world_size": len(rows)}) + "\n")
+                if num_steps == stop:
+                    break
+            if num_steps == stop:
+                break
+        (folder / f"metrics-rank{rank}.jsonl").write_text("".join(lines))
+    return loader.state_dict()
+
+
+def checked(made, folder) -> Check:
+    logged = read_lineage(log_files([folder]))
+    name_of = made.dataset.name_of
+    return check_logs(made.order, logged, steps_logged(made.order, logged), name_of=name_of)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "accumulate"),
+    [
+        ({}, [12], 1),
+        ({"drop_last": False}, [5, 4, 3], 1),
+        ({"shuffle": False, "drop_last": False}, [6, 6], 3),
+    ],
+)
+def test_a_run_with_substitutes_is_as_planned_on_every_topology(
+    faulty, tmp_path, settings, rows, accumulate
+):
+    made = pipeline(faulty, **settings)
+    write_logs(made, tmp_path, rows, accumulate=accumulate)
+    found = checked(made, tmp_path)
+    assert found.holds
+    assert (found.lost, found.repeated, found.unplanned, found.faults) == (0, 0, 0, ())
+    assert found.num_steps == 2 * made.order.steps_per_epoch
+    assert found.num_samples == (2 * 97 if settings else 2 * 96)
+    assert found.substituted >= 2 * len(BAD) - 2
+    assert found.unfilled == 0
+
+
+def test_rows_that_show_nothing_are_null(faulty, tmp_path):
+    made = pipeline(faulty, bad_samples=policy(action="mask"), drop_last=False)
+    write_logs(made, tmp_path, [12])
+    found = checked(made, tmp_path)
+    assert found.holds
+    assert (found.substituted, found.unfilled) == (0, 2 * len(BAD))
+    text = (tmp_path / "metrics-rank0.jsonl").read_text()
+    assert text.count(": null") == 2 * len(BAD)
+
+
+def drop_most(sample):
+    if int(sample["__key__"]) % 4:
+        raise SkipSample("three of four")
+    return sample
+
+
+def test_substitutes_of_a_filter_are_the_orders_too(corpus, tmp_path):
+    made = pipeline(corpus, transforms=(drop_most,))
+    write_logs(made, tmp_path, [6, 6])
+    found = checked(made, tmp_path)
+    assert found.holds
+    assert found.substituted + found.unfilled > found.num_samples / 2
+
+
+def test_lines_say_only_what_is_needed(faulty, tmp_path):
+    made = pipeline(faulty)
+    write_logs(made, tmp_path, [4, 8])
+    lines = [
+        json.loads(text) for text in (tmp_path / "metrics-rank1.jsonl").read_text().splitlines()
+    ]
+    order, dataset = made.order, made.dataset
+    num_shown = 0
+    for line in lines:
+        [entry] = line["lineage"]
+        refs = order.refs(line["epoch"], line["step"])
+        at = entry["epoch"], entry["step"], entry["start"]
+        assert at == (line["epoch"], line["step"], 4)
+        assert entry["planned"] == [list(ref) for ref in zip(*(c[4:].tolist() for c in refs[:2]))]
+        assert entry.keys() - {"shown"} == {"epoch", "step", "start", "planned"}
+        assert entry.get("shown") != {}
+        shown = entry.get("shown", {})
+        num_shown += len(shown)
+        for row, key in enumerate(line["keys"], start=4):
+            assert key == dataset.read(*shown.get(str(row), entry["planned"][row - 4]))["__key__"]
+    assert num_shown > 5
+
+
+# -- histories with a fault -----------------------------------------------------------------------
+
+
+def edited(folder: Path, change, rank=0) -> None:
+    path = folder / f"metrics-rank{rank}.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    lines = change(lines) or lines
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def swap(lines):
+    one, other = (lines[step]["lineage"][0]["planned"] for step in (3, 4))
+    one[0], other[0] = other[0], one[0]
+
+
+def repeat(lines):
+    lines[4]["lineage"][0]["planned"][0] = lines[3]["lineage"][0]["planned"][0]
+
+
+def substitute(lines):
+    lines[3]["lineage"][0]["shown"] = {"2": [3, 17]}
+
+
+def stray(lines):
+    entry = lines[3]["lineage"][0]
+    lines[-1]["lineage"].append({**entry, "epoch": 1, "step": 8})
+
+
+def shift(lines):
+    lines[3]["lineage"][0]["start"] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "counts", "fault"),
+    [
+        (swap, (0, 0, 2), "epoch 0 step 3: row 0: planned shard-00000"),
+        (repeat, (1, 1, 1), "epoch 0 step 4: row 0: planned shard-00000"),
+        (lambda lines: lines[:3] + lines[4:], (12, 0, 1), "epoch 0 step 3: not in the logs"),
+        (substitute, (0, 0, 1), "step 3: row 2: shard-000003.tar[17] is no substitute of shard-"),
+        (stray, (0, 12, 1), "epoch 1 step 8: not in the plan"),
+        (shift, (0, 0, 1), "epoch 0 step 3: rows 1 to 12 are logged of 0 to 11"),
+    ],
+)
+def test_a_fault_is_found_and_told(corpus, tmp_path, change, counts, fault):
+    made = pipeline(corpus)
+    write_logs(made, tmp_path, [12])
+    edited(tmp_path, change)
+    found = checked(made, tmp_path)
+    assert not found.holds
+    assert (found.lost, found.repeated, found.unplanned) == counts
+    assert fault in found.faults[0]
+
+
+def test_the_logs_of_a_rank_that_are_missing_are_missed(corpus, tmp_path):
+    made = pipeline(corpus)
+    write_logs(made, tmp_path, [6, 6])
+    (tmp_path / "metrics-rank0.jsonl").unlink()
+    found = checked(made, tmp_path)
+    assert (found.lost, found.repeated, found.unplanned) == (2 * 48, 0, 16)
+    assert (
+        "rows 6 to 11 are logged of 0 to 11: these must be the logs of all ranks" in found.faults[0]
+    )
+    assert len(found.faults) == 10
+
+
+def test_a_run_of_another_seed_is_not_this_one(corpus, tmp_path):
+    write_logs(pipeline(corpus, seed=1), tmp_path, [12])
+    found = checked(pipeline(corpus, seed=2), tmp_path)
+    assert found.unplanned == found.num_steps == 16
+
+
+# -- crashes --------------------------------------------------------------------------------------
+
+
+def test_steps_done_again_count_once_as_they_were_done_last(corpus, tmp_path):
+    """Two ranks died after step 5 of a checkpoint at step 3; one rank does the rest."""
+    made = pipeline(corpus)
+    write_logs(made, tmp_path / "two", [6, 6], epochs=1, stop=6)
+    write_logs(made, tmp_path / "one", [12])
+    paths = [tmp_path / "two/metrics-rank1.jsonl"]
+    first, second = (tmp_path / f"{name}/metrics-rank0.jsonl" for name in ("two", "one"))
+    rest = second.read_text().splitlines(keepends=True)[3:]
+    second.write_text(first.read_text() + "".join(rest))  # as where the log is not cut
+    logged = read_lineage([*paths, second])
+    found = check_logs(made.order, logged, steps_logged(made.order, logged))
+    assert found.holds
+    assert found.num_steps == 16
+
+
+def test_a_last_line_that_a_crash_has_torn_is_passed_over(corpus, tmp_path):
+    made = pipeline(corpus)
+    write_logs(made, tmp_path, [12], epochs=1)
+    path = tmp_path / "metrics-rank0.jsonl"
+    path.write_text(path.read_text()[:-40])
+    found = checked(made, tmp_path)
+    assert found.holds
+    assert found.num_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"epoch": 0}\nx\n', "metrics-rank0.jsonl: step None has no lineage: train with --log-k"),
+        ('x\n{"epoch": 0}\n', "metrics-rank0.jsonl:1: not a line of metrics"),
+        ("[1]\n", "metrics-rank0.jsonl:1: not a line of metrics"),
+        ('{"epoch": 0, "rank": 0, "world_size": 1, "lineage": [{}]}\n', "has no lineage"),
+    ],
+)
+def test_what_is_no_log_with_lineage_is_refused(tmp_path, text, reason):
+    (tmp_path / "metrics-rank0.jsonl").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_lineage(log_files([tmp_path]))
+    assert reason in str(caught.value)
+
+
+def test_a_folder_without_logs_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no metrics-rank"):
+        log_files([tmp_path])
+
+
+# -- training writes it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"accumulate": 3}, {"log_every": 3, "checkpoint_every": 5}]
+)
+def test_no_step_is_without_lineage_however_seldom_lines_are_written(tmp_path, changes):
+    settings = {"epochs": 2, "global_batch_size": 4, "log_keys": True, **changes}
+    config = TrainConfig(url="made-up", out=str(tmp_path), **settings)
+    loader = FakeLoader(num_steps=7, num_rows=4)
+    batches = to_device(loader, "cpu", normalize=mm.Normalize((0.5,) * 3, (0.5,) * 3))
+    fit(config, TinyModel(), batches, Place(torch.device("cpu")))
+    lines = [
+        json.loads(text) for text in (tmp_path / "metrics-rank0.jsonl").read_text().splitlines()
+    ]
+    steps = [(entry["epoch"], entry["step"]) for line in lines for entry in line["lineage"]]
+    assert sorted(steps) == [(epoch, step) for epoch in range(2) for step in range(7)]
+    keys = [key for line in lines for key in line["keys"]]
+    assert sorted(keys) == sorted(f"{e}-{s}-{r}" for e, s in steps for r in range(4))
+
+
+@pytest.mark.slow
+def test_a_real_run_is_checked_from_its_own_folder(tmp_path, monkeypatch, capsys):
+    """Train with bad images to a folder, stop, go on; then `mmstream replay --check` on it."""
+    corpus = write_faulty(tmp_path / "corpus", COUNTS, {3, 40, 77}, truncated_jpeg)
+    out = str(tmp_path / "run")
+
+    def mmstream(*words):
+        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        return (exit.value.code, *capsys.readouterr())
+
+    told = ["--global-batch-size", 8, "--num-workers", 0, "--log-every", 2, "--image-size", 32]
+    told += ["--device", "cpu", "--no-progress", "--log-keys", "--out", out]
+    for more in (["--max-steps", 7], ["--epochs", 2, "--num-workers", 0]):
+        code, _, err = mmstream("train", corpus, *told, *more)
+        assert code == 0, err
+    logs = sorted(Path(out).glob("metrics-rank*.jsonl"))
+    check = ("replay", corpus, "--state", out, "--check", *logs)
+    code, text, err = mmstream(*check)
+    assert (code, err) == (0, "")
+    assert text.startswith("ok: epoch 0 step 0 to epoch 1 step 11, 24 steps, 192 samples: 0 lost, ")
+    assert "0 repeated, 0 steps unlike the plan; " in text
+    report = json.loads(mmstream(*check, "--json")[1])
+    assert report["holds"] is True
+    assert report["substituted"] in range(4, 7)
+    code, text, _ = mmstream(*check, "--epoch", 1, "--step", "2:5")
+    assert (code, text.partition(":")[2].partition(",")[0]) == (
+        0,
+        " epoch 1 step 2 to epoch 1 step 4",
+    )
+
+    edited(Path(out), lambda lines: lines[:5] + lines[6:])
+    code, text, _ = mmstream("replay", corpus, "--state", out, "--check", out)
+    assert code == 1
+    assert text.startswith("bad: epoch 0 step 8: not in the logs\n")
+    assert "16 lost, 0 repeated, 2 steps unlike the plan" in text
+    code, _, err = mmstream(*check, "--epoch", 5)
+    assert (code, err) == (1, "error: these logs have no such step\n")

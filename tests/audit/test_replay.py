@@ -1,0 +1,430 @@
+"""`mmstream replay`: any step of a run, from its state and the manifest, is what a loader gives."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.audit.read_keys import read_keys
+from mmstream.audit.replay import read_state, replay
+from mmstream.cli import main
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.errors import ConfigError, StateError, StorageError
+from mmstream.planning import order_of_state
+from mmstream.storage import LocalStore, RemoteStore, open_store
+from mmstream.train.checkpoint import Checkpoint, save_checkpoint
+from mmstream.world import World, rows_of_rank
+from tests.helpers.bad_corpus import offsets, patch, pipeline, write_faulty
+from tests.helpers.corpora import captioned, write_corpus, write_shard
+from tests.helpers.topology import Step, described, joined
+
+BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
+COUNTS = [30, 1, 0, 40, 26]
+
+
+@pytest.fixture
+def mmstream(monkeypatch, capsys):
+    """Run `mmstream replay` in this process; return (exit code, stdout, stderr)."""
+
+    def run(*words) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mmstream", "replay", *map(str, words)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        return (exit.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """The counts of `corpus`, with samples whose json is broken."""
+    return write_faulty(tmp_path_factory.mktemp("faulty"), COUNTS, BAD)
+
+
+def loaders(made: mm.Pipeline, rows: list[int]) -> list[mm.Loader]:
+    worlds = [World(rank, len(rows)) for rank in range(len(rows))]
+    return [mm.Loader(made, world=world, rows_per_rank=rows, num_threads=1) for world in worlds]
+
+
+def epoch_of(ranks: list[mm.Loader]) -> list[Step]:
+    """The rest of the epoch, as all ranks together were given it."""
+    return [joined([described(part) for part in parts]) for parts in zip(*ranks, strict=True)]
+
+
+def names_of(dataset: mm.Dataset, refs: list[tuple[int, int]]) -> list[tuple[str, int]]:
+    return [(dataset.name_of(shard), index) for shard, index in refs]
+
+
+# -- the plan is what was delivered --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({}, [12]),
+        ({}, [6, 6]),
+        ({"drop_last": False}, [5, 4, 3]),
+        ({"shuffle": False, "drop_last": False}, [3, 3, 3, 3]),
+        ({"grid": (2, 3), "seed": -7}, [1, 11]),
+    ],
+)
+def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows):
+    made = pipeline(faulty, **settings)
+    dataset, ranks = made.dataset, loaders(made, rows)
+    delivered = {}
+    for _ in range(2):
+        for parts in zip(*ranks, strict=True):
+            for rank, part in enumerate(parts):
+                step = described(part)
+                delivered[step.epoch, step.step, rank] = step
+    state = json.loads(json.dumps(ranks[0].state_dict()))
+    order, *at = order_of_state(state, mm.open_dataset(faulty))
+    assert at == [2, 0]
+    assert len(delivered) == 2 * order.steps_per_epoch * len(rows)
+    num_substituted = 0
+    for (epoch, step, rank), given in delivered.items():
+        mine = rows_of_rank(12, World(rank, len(rows)), rows)
+        found = list(replay(dataset, order, epoch, [step], mine, keys=True))
+        assert [(row.shard, row.index) for row in found] == names_of(dataset, given.planned)
+        assert [row.row for row in found] == list(range(*mine))
+        for row, key, valid, planned, shown in zip(
+            found, given.keys, given.valid, given.planned, given.shown, strict=True
+        ):
+            assert row.key == dataset.read(*planned)["__key__"]
+            assert (row.key == key) == (planned == shown)
+            assert row.valid or not valid
+            num_substituted += row.valid and planned != shown
+    assert num_substituted == sum(len(given.bad) for given in delivered.values()) > len(BAD)
+
+
+def test_past_and_future_steps_are_the_same_from_any_state_of_any_topology(faulty):
+    made = pipeline(faulty)
+    first = loaders(made, [12])
+    stream = iter(first[0])
+    delivered = [described(next(stream)) for _ in range(3)]
+    states = [first[0].state_dict()]
+    for rows in ([4, 8], [3, 3, 3, 3], [6, 6]):  # on and on, elsewhere
+        ranks = loaders(made, rows)
+        for rank in ranks:
+            rank.load_state_dict(states[-1])
+        streams = [iter(rank) for rank in ranks]
+        for _ in range(4):
+            parts = [next(stream, None) for stream in streams]
+            if None in parts:
+                break
+            delivered.append(joined([described(part) for part in parts]))
+        states.append(ranks[0].state_dict())
+    assert states[-1]["epoch"] == 1
+    last = loaders(made, [12])
+    last[0].load_state_dict(states[-1])
+    for _ in range(2):
+        delivered += epoch_of(last)
+    assert [(step.epoch, step.step) for step in delivered] == [
+        (epoch, step) for epoch in range(3) for step in range(8)
+    ]
+    for state in states:
+        order = order_of_state(state, made.dataset)[0]
+        for given in delivered:
+            found = list(replay(made.dataset, order, given.epoch, [given.step]))
+            refs = [(row.shard, row.index) for row in found]
+            assert refs == names_of(made.dataset, given.planned)
+
+
+def test_a_corpus_that_has_grown_still_tells_the_old_plan(tmp_path):
+    old = write_corpus(tmp_path / "old", COUNTS)
+    new = write_corpus(tmp_path / "new", [*COUNTS, 50])
+    state = mm.Loader(pipeline(old)).state_dict()
+    ours, theirs = (order_of_state(state, mm.open_dataset(url))[0] for url in (old, new))
+    assert ours.identity() == theirs.identity()
+    assert np.array_equal(ours.refs(3, 2), theirs.refs(3, 2))
+
+
+# -- without reading data ------------------------------------------------------------------------
+
+
+class Spy:
+    """Notes what a kind of store is asked for."""
+
+    def __init__(self, monkeypatch, kind):
+        self.read, self.ranges = [], []
+        read, read_ranges = kind.read, kind.read_ranges
+        monkeypatch.setattr(kind, "read", lambda s, n: self.read.append(n) or read(s, n))
+        monkeypatch.setattr(
+            kind, "read_ranges", lambda s, r: self.ranges.append(list(r)) or read_ranges(s, r)
+        )
+        self.num_single, read_range = 0, kind.read_range
+        monkeypatch.setattr(kind, "read_range", lambda *a: self._count(a) or read_range(*a))
+
+    def _count(self, asked):
+        self.num_single += 1
+
+    @property
+    def num_bytes(self):
+        return sum(stop - start for ranges in self.ranges for _, start, stop in ranges)
+
+
+def assert_only_headers_are_read(mmstream, url, state, kind, monkeypatch):
+    spy = Spy(monkeypatch, kind)
+    code, out, err = mmstream(url, "--state", state, "--step", "2:4", "--epoch", 7)
+    assert (code, err, len(out.splitlines())) == (0, "", 24)
+    assert [name for name in spy.read if name not in (MANIFEST_NAME, "state.json")] == []
+    assert spy.ranges == []
+    code, with_keys, err = mmstream(url, "--state", state, "--step", "2:4", "--epoch", 7, "--keys")
+    assert (code, err) == (0, "")
+    assert [line.rpartition(" ")[0] for line in with_keys.splitlines()] == out.splitlines()
+    assert [len(ranges) for ranges in spy.ranges] == [12, 12]  # a call a step: side by side
+    assert spy.num_bytes == 24 * 512
+    assert spy.num_single == (24 if kind is LocalStore else 0)  # none but for those ranges
+    indexes = [name for name in spy.read if name.endswith(".idx")]
+    assert len(indexes) == len(set(indexes)) <= 4
+
+
+def test_only_the_manifest_is_read_and_for_keys_one_header_a_sample(
+    mmstream, corpus, tmp_path, monkeypatch
+):
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(mm.Loader(pipeline(corpus)).state_dict()))
+    assert_only_headers_are_read(mmstream, corpus, state, LocalStore, monkeypatch)
+
+
+@pytest.mark.s3
+def test_on_s3_too_where_the_state_may_lie_as_well(mmstream, s3, corpus, tmp_path, monkeypatch):
+    prefix = f"{s3}/{tmp_path.name}"
+    write_corpus(f"{prefix}/corpus", COUNTS)
+    state = mm.Loader(pipeline(corpus)).state_dict()  # of a local run: where shards lie is not told
+    open_store(prefix).write("state.json", json.dumps(state).encode())
+    for step in (1, 2):
+        content = {"loader": json.dumps({**state, "step": step})}
+        save_checkpoint(open_store(f"{prefix}/run/checkpoints"), Checkpoint(step, content), keep=3)
+    for source in ("run", "run/", "run/checkpoints", "run/checkpoints/step-00000002.pt"):
+        assert read_state(f"{prefix}/{source}")["step"] == 2
+    with pytest.raises(StateError, match="neither"):
+        read_state(f"{prefix}/absent")
+    url = f"{prefix}/corpus"
+    assert_only_headers_are_read(mmstream, url, f"{prefix}/state.json", RemoteStore, monkeypatch)
+
+
+def test_keys_behind_long_names_take_a_second_look_and_no_payload(tmp_path, monkeypatch):
+    keys = ["é" * 60 + f"{n}" if n % 2 else f"{'d' * 150}/{'x' * 120}{n}" for n in range(6)]
+    shard = write_shard(tmp_path, "a.tar", [(k, captioned(n)) for n, k in enumerate(keys)])
+    open_store(tmp_path).write(MANIFEST_NAME, Manifest((shard,)).to_bytes())
+    dataset = mm.open_dataset(tmp_path)
+    spy = Spy(monkeypatch, LocalStore)
+    assert read_keys(dataset, [(0, n) for n in (3, 0, 3, 5)]) == [keys[n] for n in (3, 0, 3, 5)]
+    assert spy.num_bytes <= 3 * (512 + 1024 + 1536)
+
+
+def test_a_key_that_cannot_be_read_is_a_warning(tmp_path, caplog):
+    corpus = write_corpus(tmp_path, [4, 4, 4])
+    patch(corpus, 0, int(offsets(corpus, 0)[1]), b"\xff" * 512)
+    (tmp_path / "shard-000001.tar").unlink()
+    (tmp_path / "shard-000002.tar.idx").unlink()
+    dataset = mm.open_dataset(tmp_path)
+    refs = [(0, 0), (0, 1), (1, 1), (2, 0)]
+    assert read_keys(dataset, refs) == ["000000", None, None, None]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3
+    assert any(text.startswith("shard-000000.tar[1]: no key: not a tar header") for text in told)
+
+
+def test_storage_that_fails_is_an_error_and_no_missing_key(corpus, monkeypatch):
+    dataset = mm.open_dataset(corpus)
+    monkeypatch.setattr(
+        LocalStore, "read_ranges", lambda store, ranges: [StorageError("a.tar: failed 5 times")]
+    )
+    with pytest.raises(StorageError, match="failed 5 times"):
+        read_keys(dataset, [(0, 0)])
+
+
+# -- the command line ----------------------------------------------------------------------------
+
+
+def saved(made: mm.Pipeline, folder: Path, num_steps: int = 0) -> Path:
+    loader = mm.Loader(made)
+    stream = iter(loader)
+    for _ in range(num_steps):
+        next(stream)
+    path = folder / "state.json"
+    path.write_text(json.dumps(loader.state_dict()))
+    return path
+
+
+def test_a_step_is_printed_a_line_a_row(mmstream, corpus, tmp_path, monkeypatch):
+    made = pipeline(corpus, drop_last=False)
+    state = saved(made, tmp_path, num_steps=2)
+    code, out, err = mmstream(corpus, "--state", state, "--step", 8, "--epoch", 3)
+    assert (code, err) == (0, "")
+    refs = made.order.refs(3, 8)
+    assert out.splitlines() == [
+        f"3 8 {row} shard-{shard:06d}.tar[{index}]" + ("" if valid else " (padding)")
+        for row, (shard, index, valid) in enumerate(zip(*map(np.ndarray.tolist, refs)))
+    ]
+    assert out.count("padding") == 11  # 97 samples, 12 a step
+
+    following = mmstream(corpus, "--state", state)[1]  # where the run stands
+    assert following == mmstream(corpus, "--state", state, "--step", 2, "--epoch", 0)[1]
+    whole = mmstream(corpus, "--state", state, "--step", ":")[1].splitlines()
+    assert whole[24:36] == following.splitlines()
+    assert mmstream(corpus, "--state", state, "--step", "7:")[1].splitlines() == whole[-24:]
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(state.read_text()))
+    assert mmstream(corpus, "--state", "-")[1] == following
+
+
+def test_in_a_terminal_the_columns_have_a_header(mmstream, corpus, tmp_path, monkeypatch):
+    words = (corpus, "--state", saved(pipeline(corpus), tmp_path))
+    plain = mmstream(*words)[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert mmstream(*words)[1] == "epoch step row shard[index]\n" + plain
+    assert mmstream(*words, "--keys")[1].startswith("epoch step row shard[index] key\n0 0 0 shard-")
+    assert mmstream(*words, "--json")[1].startswith("{")
+
+
+def test_an_epoch_that_has_not_begun_is_told(mmstream, corpus, tmp_path):
+    words = (corpus, "--state", saved(pipeline(corpus), tmp_path, num_steps=8))
+    for more in ((), ("--step", 3)):
+        code, out, err = mmstream(*words, *more)
+        assert (code, out[:2]) == (0, "1 ")
+        assert err == (
+            "epoch 1 is the state's, of which no step was done yet; --epoch 0 is the one before\n"
+        )
+    assert mmstream(*words, "--epoch", 1)[2] == ""
+
+
+def test_a_rank_is_told_its_own_rows(mmstream, corpus, tmp_path):
+    state = saved(pipeline(corpus), tmp_path)
+    step = ("--state", state, "--step", 5)
+    whole = mmstream(corpus, *step)[1].splitlines()
+    for size in (1, 2, 5):
+        ranks = [
+            mmstream(corpus, *step, "--rank", rank, "--world-size", size)[1].splitlines()
+            for rank in range(size)
+        ]
+        assert sum(ranks, []) == whole
+        assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
+    uneven = ("--rank", 1, "--world-size", 2, "--rows-per-rank", "9,3")
+    assert mmstream(corpus, *step, *uneven)[1].splitlines() == whole[9:]
+
+
+def test_as_json(mmstream, corpus, tmp_path):
+    words = (corpus, "--state", saved(pipeline(corpus), tmp_path), "--step", 1, "--json")
+    rows = [json.loads(line) for line in mmstream(*words, "--keys")[1].splitlines()]
+    assert rows[3].keys() == {"epoch", "step", "row", "shard", "index", "valid", "key"}
+    dataset = mm.open_dataset(corpus)
+    names = [shard.name for shard in dataset.manifest.shards]
+    for row in rows:
+        assert row["key"] == dataset.read(names.index(row["shard"]), row["index"])["__key__"]
+    without = [json.loads(line) for line in mmstream(*words)[1].splitlines()]
+    assert without == [{**row, "key": None} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        ("--step 8", 2, "an epoch has steps 0 to 7"),
+        ("--step 6:9", 2, "an epoch has steps 0 to 7"),
+        ("--step x", 2, "write S or A:B"),
+        ("--step -1", 2, "write S or A:B"),
+        ("--step 3:3", 2, "write S or A:B"),
+        ("--epoch -1", 2, "--epoch"),
+        ("--rank 1", 2, "--rank and --world-size go together"),
+        ("--rank 2 --world-size 2", 2, "does not exist"),
+        ("--rank 0 --world-size 13", 2, "13 ranks cannot share 12 rows"),
+        ("--rank 0 --world-size 2 --rows-per-rank 6,x", 2, "write N,N,..."),
+        ("--rank 0 --world-size 2 --rows-per-rank 6,7", 2, "sum to global_batch_size 12"),
+        ("run/metrics-rank0.jsonl", 2, "logs come after --check"),
+        ("--check run --keys", 2, "--check looks at all ranks"),
+        ("--check absent.jsonl", 1, "absent.jsonl"),
+    ],
+)
+def test_a_mistake_is_a_line_and_an_exit_code(mmstream, corpus, tmp_path, words, code, reason):
+    found = mmstream(corpus, "--state", saved(pipeline(corpus), tmp_path), *words.split())
+    assert found[0] == code
+    assert reason in found[2]
+    assert "Traceback" not in found[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("other corpus", "first 5 shards are not those of the state"),
+        ("fewer shards", "first 5 shards are not those of the state"),
+        ("no state", "holds no order"),
+        ("no json", "not the JSON of a state"),
+        ("a list", "not a state of a Loader"),
+        ("newer", "state version 99"),
+        ("newer order", "order version 99"),
+        ("bad step", "an epoch has 8 steps"),
+        ("absent", "neither a state's JSON nor a folder with checkpoints"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(mmstream, corpus, tmp_path, change, reason):
+    path = saved(pipeline(corpus), tmp_path)
+    state, url = json.loads(path.read_text()), corpus
+    if change == "other corpus":
+        url = write_corpus(tmp_path / "other", [30, 1, 0, 26, 40])
+    elif change == "fewer shards":
+        url = write_corpus(tmp_path / "other", [30, 1, 0, 40])
+    elif change == "absent":
+        path.unlink()
+        (tmp_path / "state.json").mkdir()
+    texts = {
+        "no state": "{}",
+        "no json": "{",
+        "a list": "[1]",
+        "newer": json.dumps({**state, "version": 99}),
+        "newer order": json.dumps({**state, "order": {**state["order"], "version": 99}}),
+        "bad step": json.dumps({**state, "step": 8}),
+    }
+    if change in texts:
+        path.write_text(texts[change])
+    code, out, err = mmstream(url, "--state", path)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("error: ")
+    assert reason in err
+
+
+def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
+    made = pipeline(corpus)
+    state = mm.Loader(made).state_dict()
+    store = open_store(tmp_path / "run/checkpoints")
+    for step in (3, 4):
+        content = {"loader": json.dumps({**state, "step": step})}
+        save_checkpoint(store, Checkpoint(step, content), keep=3)
+    assert mmstream(corpus, "--state", tmp_path / "run")[1].startswith("0 4 0 shard-")
+    store.write("step-00000004.pt", b"damaged")
+    assert mmstream(corpus, "--state", tmp_path / "run")[1].startswith("0 3 0 shard-")
+    older = tmp_path / "run/checkpoints/step-00000003.pt"
+    assert mmstream(corpus, "--state", older)[1].startswith("0 3 0 shard-")
+    with pytest.raises(StateError, match="no checkpoint of"):
+        read_state(str(tmp_path / "weights.pt"))
+    save_checkpoint(store, Checkpoint(5, {"model": {}}), keep=1)
+    with pytest.raises(StateError, match="without a loader's state"):
+        read_state(str(tmp_path / "run"))
+
+
+def test_a_state_file_needs_no_torch(corpus, tmp_path):
+    import subprocess
+
+    state = saved(pipeline(corpus), tmp_path)
+    probe = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "from mmstream.cli import main; sys.argv = ['mmstream', *sys.argv[1:]]; main()"
+    )
+    command = [sys.executable, "-c", probe, "replay", corpus, "--state", str(state), "--keys"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 12)
+
+
+def test_the_library_refuses_steps_that_are_none(corpus):
+    order = pipeline(corpus).order
+    dataset = mm.open_dataset(corpus)
+    for epoch, step in ((0, 8), (0, -1), (-1, 0)):
+        with pytest.raises(ConfigError):
+            list(replay(dataset, order, epoch, [step]))

@@ -1,0 +1,278 @@
+"""What becomes of a bad sample's row: substituted, masked, or the end of the run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError, SampleError, ShardError
+from mmstream.train import TrainConfig
+from mmstream.train.loop import _open_loader
+from tests.helpers.bad_corpus import FAULTS, pipeline, policy, write_faulty, write_tiny
+from tests.helpers.chats import tokenizer
+from tests.helpers.topology import assert_resumes_exactly, described, run
+
+COUNTS = [30, 1, 0, 40, 26]
+BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
+DECODE = mm.Decode(image=mm.ImageDecoder(size=16), text=mm.TextDecoder(tokenizer(), max_length=16))
+
+
+def without_odd(sample):
+    if int(sample["__key__"]) % 2:
+        raise mm.SkipSample("odd")
+    return sample
+
+
+# -- mask ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_masked_row_keeps_the_batchs_shape_and_no_sample_counts_twice(tmp_path, name, drop_last):
+    corpus = write_faulty(tmp_path, COUNTS, BAD, FAULTS[name])
+    made = pipeline(corpus, decode=DECODE, drop_last=drop_last, bad_samples=policy(action="mask"))
+    counted = []
+    for batch in mm.Loader(made):
+        assert batch["image"].shape == (12, 3, 16, 16)
+        masked = {record.row: record for record in batch["__lineage__"].bad}
+        for row, (key, ok) in enumerate(zip(batch["__key__"], batch["__valid__"].tolist())):
+            assert not (ok and row in masked)
+            counted += [int(key)] * ok
+        for record in masked.values():
+            assert record.substitute is None
+            assert record.kind == ("SampleError" if name == "field_twice" else "DecodeError")
+    assert len(counted) == len(set(counted))
+    assert not set(counted) & BAD
+    if not drop_last:
+        assert set(counted) == set(range(97)) - BAD
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_masked_row_shows_what_a_substitute_would_be(tmp_path, drop_last):
+    corpus = write_faulty(tmp_path, COUNTS, BAD)
+    made = pipeline(corpus, drop_last=drop_last)
+    masking = replace(made, bad_samples=policy(action="mask"))
+    for one, other in zip(run(made).steps, run(masking).steps, strict=True):
+        assert (one.planned, one.shown, one.keys) == (other.planned, other.shown, other.keys)
+        rows = {record.row for record in other.bad}
+        assert other.valid == [ok and row not in rows for row, ok in enumerate(one.valid)]
+
+
+def test_masked_batches_are_the_same_on_every_topology_and_after_a_resume(tmp_path):
+    made = pipeline(write_faulty(tmp_path, COUNTS, BAD), bad_samples=policy(action="mask"))
+    whole = run(made).steps
+    for size, num_workers in ((2, 1), (3, 2), (4, 3)):
+        assert run(made, size, num_workers, num_threads=2).steps == whole
+    assert assert_resumes_exactly(lambda: mm.Loader(made, num_threads=2))[: len(whole)] == whole
+
+
+def test_a_step_of_nothing_but_bad_samples_is_masked_whole_and_the_run_goes_on(tmp_path):
+    corpus = write_tiny(tmp_path, [48], set(range(12, 24)))
+    made = pipeline(corpus, shuffle=False, bad_samples=policy(action="mask"))
+    loader = mm.Loader(made)
+    assert [int(batch["__valid__"].sum()) for batch in loader] == [12, 0, 12, 12]
+    assert (loader.stats.num_samples, loader.stats.num_bad) == (48, 12)
+
+
+def test_a_masked_row_moves_no_weight(tmp_path):
+    from tests.helpers.tiny_model import TinyModel
+
+    corpus = write_faulty(tmp_path, COUNTS, BAD)
+    (batch, *_) = mm.to_device(
+        mm.Loader(pipeline(corpus, decode=DECODE, bad_samples=policy(action="mask"))), "cpu",
+        normalize=mm.Normalize((0.5,) * 3, (0.5,) * 3),
+    )  # fmt: skip
+    valid = batch["__valid__"]
+    assert 0 < valid.sum() < 12
+    model = TinyModel()
+    loss, weight = model(batch)
+    spoilt = {**batch, "image": batch["image"].clone(), "input_ids": batch["input_ids"].clone()}
+    spoilt["image"][~valid] = 9.0
+    spoilt["input_ids"][~valid] = 1
+    assert torch.equal(model(spoilt)[0], loss)
+    assert weight == model.weight_of(batch) == (batch["labels"][valid] != -100).sum()
+
+
+def test_labels_of_invalid_rows_are_ignored_by_losses_that_know_only_them(tmp_path):
+    corpus = write_faulty(tmp_path, [26], {3, 4})
+    made = pipeline(corpus, decode=DECODE, drop_last=False, bad_samples=policy(action="mask"))
+    num_invalid = 0
+    for batch in mm.Loader(made):
+        valid = batch["__valid__"]
+        assert (batch["labels"][~valid] == -100).all()
+        assert (batch["labels"][valid] != -100).any(dim=1).all()
+        num_invalid += int((~valid).sum())
+    assert num_invalid == 2 + 10
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 5)])
+def test_labels_that_are_not_of_tokens_are_left_alone(tmp_path, shape):
+    def collate(samples):
+        return {"labels": torch.ones(shape), "input_ids": torch.ones((12, 3))}
+
+    made = pipeline(
+        write_tiny(tmp_path, [24], {3, 4}), collate=collate, bad_samples=policy(action="mask")
+    )
+    for batch in mm.Loader(made):
+        assert (batch["labels"] == 1).all()
+
+
+def test_a_filter_masks_where_the_policy_masks(tmp_path):
+    corpus = write_tiny(tmp_path, [30, 31])
+    made = pipeline(corpus, transforms=(without_odd,), bad_samples=policy(action="mask"))
+    loader = mm.Loader(made)
+    shown = [
+        int(key)
+        for batch in loader
+        for key, ok in zip(batch["__key__"], batch["__valid__"].tolist())
+        if ok
+    ]
+    assert len(shown) == len(set(shown))
+    assert all(number % 2 == 0 for number in shown)
+    assert loader.stats.num_skipped == 60 - len(shown)
+    assert loader.stats.num_bad == 0
+
+
+def test_notebooks_show_what_is_masked_and_what_the_policy_is(tmp_path):
+    corpus = write_faulty(tmp_path, COUNTS, BAD)
+    made = pipeline(corpus, decode=DECODE, shuffle=False)
+    shown = {
+        action: replace(made, bad_samples=policy(action=action, max_consecutive=7))
+        for action in ("substitute", "mask", "raise")
+    }
+    assert (
+        "substituted; the run stops above 100 % or 7 in a row" in shown["substitute"]._repr_html_()
+    )
+    assert "masked; the run stops above 100 % or 7 in a row" in shown["mask"]._repr_html_()
+    assert "the first one stops the run" in shown["raise"]._repr_html_()
+    for action, words in (("mask", "not valid: "), ("substitute", "substitute for ")):
+        batch = next(iter(mm.Loader(shown[action])))
+        assert f"{words}shard-000000.tar[5]" in mm.show(batch)._repr_html_()
+
+
+# -- raise --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_workers, ahead):
+    corpus = write_tiny(tmp_path, [48], {30, 33})
+    made = pipeline(corpus, shuffle=False, bad_samples=policy(action="raise"))
+    with closing(mm.Loader(made, num_workers=num_workers)) as loader:
+        stage = mm.to_device(loader, "cpu") if ahead else loader
+        seen = []
+        with pytest.raises(DecodeError) as caught:  # noqa: PT012
+            for batch in stage:
+                seen += batch["__lineage__"].shown
+        state = json.loads(json.dumps(stage.state_dict()))
+    assert str(caught.value).startswith("shard-000000.tar[30] 000030.json: ")
+    assert "\n" not in str(caught.value)
+    assert seen == [(0, index) for index in range(24)]
+    assert (state["epoch"], state["step"]) == (0, 2)
+    other = mm.Loader(replace(made, bad_samples=policy()))
+    other.load_state_dict(state)
+    calm = run(replace(made, bad_samples=policy())).steps
+    assert [described(batch) for batch in other] == calm[2:]
+
+
+def test_a_bad_sample_of_a_transform_keeps_its_address(tmp_path):
+    def refuses(sample):
+        raise ValueError("too dark")
+
+    made = pipeline(
+        write_tiny(tmp_path, [12]), transforms=(refuses,), bad_samples=policy(action="raise")
+    )
+    with pytest.raises(SampleError, match=r"^shard-000000\.tar\[\d+\] \d+: refuses: ValueError: "):
+        list(mm.Loader(made))
+
+
+@pytest.mark.parametrize("shards", [True, False])
+def test_an_unreadable_shard_is_raised_as_what_it_is(tmp_path, shards):
+    corpus = write_tiny(tmp_path, [40, 20])
+    Path(corpus, "shard-000001.tar").unlink()
+    made = pipeline(corpus, bad_samples=policy(action="raise", shards=shards))
+    with pytest.raises(ShardError, match=r"^shard-000001\.tar: no such shard"):
+        list(mm.Loader(made))
+
+
+def test_a_filter_finds_no_fault_and_is_substituted(tmp_path):
+    corpus = write_tiny(tmp_path, [30, 31])
+    made = pipeline(corpus, transforms=(without_odd,))
+    raising = replace(made, bad_samples=policy(action="raise"))
+    assert run(raising).steps == run(made).steps
+    loader = mm.Loader(raising)
+    assert len(list(loader)) == 5
+    assert loader.stats.num_skipped > 0
+
+
+def test_without_bad_samples_all_actions_are_one(tmp_path):
+    corpus = write_tiny(tmp_path, [30, 31])
+    made = pipeline(corpus, drop_last=False)
+    for action in ("mask", "raise"):
+        assert run(replace(made, bad_samples=policy(action=action))).steps == run(made).steps
+
+
+# -- limits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("most", "step"), [(7, 5), (3, 2), (0, 0)])
+@pytest.mark.parametrize("action", ["substitute", "mask"])
+def test_max_samples_is_an_absolute_limit(tmp_path, most, step, action):
+    corpus = write_faulty(tmp_path, COUNTS, BAD)
+    limits = policy(action=action, max_samples=most)
+    loader = mm.Loader(pipeline(corpus, shuffle=False, bad_samples=limits))
+    with pytest.raises(BadSampleLimitError, match=rf"samples are bad \(max_samples={most}\)"):
+        list(loader)
+    assert loader.stats.num_steps == loader.state_dict()["step"] == step
+
+
+@pytest.mark.parametrize("most", [None, 8])
+def test_at_the_limit_a_run_goes_on(tmp_path, most):
+    corpus = write_faulty(tmp_path, COUNTS, BAD)
+    loader = mm.Loader(pipeline(corpus, shuffle=False, bad_samples=policy(max_samples=most)))
+    assert len(list(loader)) == 8
+    assert loader.stats.num_bad == 8  # the ninth lies behind the last full step
+
+
+@pytest.mark.parametrize("limits", [{"max_samples": -1}, {"action": "ignore"}, {"action": None}])
+def test_impossible_policies_are_refused(limits):
+    with pytest.raises(ConfigError):
+        mm.BadSamplePolicy(**limits)
+
+
+@pytest.mark.parametrize(
+    ("log", "bad_samples", "action"),
+    [
+        ("", "substitute", "substitute"),
+        ("", "mask", "mask"),
+        ("", "raise", "raise"),
+        ("validation", "substitute", "mask"),
+        ("validation", "raise", "raise"),
+    ],
+)
+def test_training_settings_become_the_loaders_policy(tmp_path, log, bad_samples, action):
+    corpus = write_tiny(tmp_path / "corpus", [40])
+    config = TrainConfig(
+        url=corpus,
+        out=str(tmp_path),
+        bad_samples=bad_samples,
+        max_bad_fraction=0.5,
+        substitute_bad_shards=True,
+    )
+    found = _open_loader(config, corpus, None, log=log).pipeline.bad_samples
+    assert found == mm.BadSamplePolicy(
+        action=action, max_fraction=0.5, shards=True, quarantine=str(tmp_path / log)
+    )
+
+
+@pytest.mark.parametrize("told", [{"bad_samples": "ignore"}, {"max_bad_fraction": 1.5}])
+def test_impossible_training_settings_are_refused(tmp_path, told):
+    corpus = write_tiny(tmp_path / "corpus", [40])
+    with pytest.raises(ConfigError):
+        _open_loader(TrainConfig(url=corpus, out=str(tmp_path), **told), corpus, None)

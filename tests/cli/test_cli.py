@@ -1,0 +1,459 @@
+"""The command line: what each command prints, its exit code, and no traceback for a mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmstream.cli import cli, main
+from mmstream.cli import info as module
+from mmstream.cli.command import in_options
+from mmstream.converting import FORMATS
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.train import TrainConfig
+from tests.helpers.convert_corpus import make_corpus, write_rows
+from tests.helpers.corpora import write_corpus, write_shard
+from tests.helpers.foreign_tars import FOREIGN, make_tar
+from tests.helpers.paths import ROOT
+
+
+@pytest.fixture
+def mmstream(monkeypatch, capsys):
+    """Run a command line in this process; return (exit code, stdout, stderr)."""
+
+    def run(*words) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return exit.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Forty rows, two of them rejects."""
+    return make_corpus(tmp_path)
+
+
+# -- the surface, frozen ------------------------------------------------------------------------
+
+OPTIONS = {
+    "convert": "rows dest --media-root --samples-per-shard --num-workers --format --captions "
+    "--shuffle-seed --split --overwrite",
+    "index": "url --output --repack --overwrite --num-threads",
+    "info": "url --keys --json",
+    "verify": "url --decode --write-bad --quarantine --source",
+    "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "
+    "--check more_logs",
+    "demo": "--out --shards",
+}
+
+
+def test_the_names_of_options_are_fixed():
+    # Scripts depend on them: an option may be added here, none may go or change its name.
+    for name, expected in OPTIONS.items():
+        params = cli.commands[name].params
+        assert " ".join(param.opts[0] for param in params) == expected
+
+
+def test_every_command_is_there():
+    assert {"convert", "index", "info", "verify", "train", "replay", "demo"} <= set(cli.commands)
+
+
+def test_train_has_an_option_for_every_setting_and_shows_its_default(mmstream):
+    settings = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    params = {param.name: param for param in cli.commands["train"].params}
+    assert params.keys() == settings.keys()
+    assert {name: params[name].default for name in settings if name not in ("url", "out")} == {
+        name: default for name, default in settings.items() if name not in ("url", "out")
+    }
+    shown = re.sub(r"\s+", " ", mmstream("train", "--help")[1])
+    for text in ("--epochs INTEGER", "--lr FLOAT", "--model TEXT", "--max-grad-norm FLOAT"):
+        name = text.split()[0].removeprefix("--").replace("-", "_")
+        assert re.search(rf"{text} [^\[]*\[default: {settings[name]}\]", shown)
+    assert "None" not in shown
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_help_starts_with_a_command_to_copy(mmstream, name):
+    code, out, err = mmstream(name, "--help")
+    usage, blank, example, after, *_ = out.splitlines()
+    assert (code, err) == (0, "")
+    assert usage.startswith(f"Usage: mmstream {name} ")
+    assert (blank, after) == ("", "")
+    words = example.split()
+    assert f"mmstream {name} " in example
+    given = {word for word in words[words.index(name) :] if word.startswith("--")}
+    assert given <= {option for param in cli.commands[name].params for option in param.opts}
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_option_says_what_it_does(name):
+    for param in cli.commands[name].params:
+        if param.param_type_name == "option" and not param.is_flag:
+            assert param.help or param.show_default or param.required or param.type.name != "text"
+
+
+def test_help_of_all_lists_every_command_with_a_line(mmstream):
+    code, out, _ = mmstream("--help")
+    assert code == 0
+    for name, command in cli.commands.items():
+        assert f"  {name} " in out
+        assert command.short_help.rstrip(".") or None
+
+
+def test_the_version(mmstream):
+    code, out, _ = mmstream("--version")
+    assert code == 0
+    assert out.startswith("mmstream, version ")
+
+
+def test_help_of_convert_names_every_format(mmstream):
+    shown = re.sub(r"\s+", " ", mmstream("convert", "--help")[1])
+    assert all(re.search(rf"\b{name}\b", shown) for name in FORMATS)
+
+
+# -- messages of the library, in the words of a command -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("replace it with overwrite=True", "replace it with --overwrite"),
+        ("media_root=media: no such folder", "--media-root media: no such folder"),
+        ('x. Loader(on_change="finish_epoch") ends', "x. --on-change finish_epoch ends"),
+        ("format='x': must be one of", "--format x: must be one of"),
+        ("(model=, out=), or", "(--model, --out), or"),
+        ("train: epochs is 0", "--epochs is 0"),
+        ("train: on_change is 0", "--on-change is 0"),
+        ("model: x is not clip", "--model: x is not clip"),
+        ("bad (max_fraction=0.01)", "bad (--max-bad-fraction 0.01)"),
+        ("a media_root that", "a --media-root that"),
+        ("/data/media_root/model=3/on_change.py", "/data/media_root/model=3/on_change.py"),
+        ("an epoch of the model", "an epoch of the model"),
+        ("model 'x' has no samples", "model 'x' has no samples"),
+        ("drop_last=False", "drop_last=False"),
+    ],
+)
+def test_a_message_names_options_and_no_arguments(message, told):
+    names = ("overwrite", "media_root", "on_change", "format", "model", "out", "epochs")
+    options = {name: f"--{name.replace('_', '-')}" for name in names}
+    assert in_options(message, options | {"max_fraction": "--max-bad-fraction"}) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "convert {rows} {tmp}/out --media-root {tmp}/none",
+            "usage: --media-root {tmp}/none: no s",
+        ),
+        ("convert {rows} {tmp}/out --format json", "usage: --format json: must be one of captions"),
+        ("convert {rows} {tmp}/tars", "name another destination, or replace it with --overwrite\n"),
+        (
+            "train {tmp}/tars --out {tmp}/run --epochs 0",
+            "usage: --epochs is 0; it must be 1 or more",
+        ),
+        (
+            "train {tmp}/tars --out {tmp}/run --model nope",
+            "usage: --model: nope is not clip, vlm or",
+        ),
+        ("info {rows}", "rows.jsonl: a file that is no tar; `mmstream convert` makes shards of r"),
+        ("verify {tmp}/tars/*.tar", "no such tar; write a range in braces, or name the folder"),
+        ("verify {tmp}/tars --source a", "--source says what --quarantine is of"),
+        ("index {tmp}/none", "/none: no tars to index: no such folder"),
+        ("index {tmp}/tars/a.tar", "/a.tar: no tars to index; name their folder"),
+        ("info gs://bucket/x", "usage: gs://: Please install gcsfs"),
+        (
+            "convert {tmp}/utf16.jsonl {tmp}/out",
+            "is UTF-16, as Windows writes it; save it as UTF-8",
+        ),
+        ("demo --out {rows}", "error: {rows}: File exists\n"),
+        ("train {tmp}/tars --out {rows}", "usage: train: {rows} is a file, and --out a folder\n"),
+        ("train {tmp}/tars --out {tmp}/run --tokenizer no", "usage: --tokenizer: no is no folder"),
+        ("train {tmp}/tars --out {tmp}/run --tokenizer {tmp}", "usage: --tokenizer: {tmp} holds n"),
+        (
+            "info {tmp}/mix.json/",
+            "no dataset, but a mixture's file opens with mm.open_mixture, and",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_options(mmstream, rows, tmp_path, words, told):
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "a.tar").write_bytes(make_tar([("a.txt", b"")]))
+    (tmp_path / "mix.json").write_text("{}")
+    (tmp_path / "utf16.jsonl").write_text('{"text": "a"}', encoding="utf-16")
+    names = {"rows": rows, "tmp": tmp_path}
+    code, out, err = mmstream(*words.format(**names).split())
+    assert (code in (1, 2), out) == (True, "")
+    assert err.count("\n") == 1 or err.startswith("Usage: ")
+    assert told.format(**names) in err
+
+
+# -- happy paths --------------------------------------------------------------------------------
+
+
+def test_convert_info_verify(mmstream, rows, tmp_path):
+    dest = tmp_path / "out"
+    code, out, _ = mmstream(
+        "convert",
+        rows,
+        dest,
+        "--samples-per-shard",
+        8,
+        "--num-workers",
+        1,
+        "--media-root",
+        tmp_path,
+    )
+    assert code == 0
+    assert out.startswith("40 rows -> 38 samples in 5 shards, 2 rejected; ")
+    assert f"rejected rows are listed in {dest}/rejects.jsonl, the first:\n  row 7: " in out
+
+    code, out, _ = mmstream("info", dest)
+    assert code == 0
+    assert "38 samples, 5 shards" in out
+    assert "\n  samples a shard: 7 to 8\n" in out
+    assert "\n  .jpg: 38\n" in out
+    assert "\n  first keys: " in out
+
+    code, out, _ = mmstream("verify", dest)
+    assert (code, out) == (0, "ok: 38 samples in 5 shards\n")
+    assert mmstream("verify", dest, "--decode")[:2] == (0, "ok: 38 samples in 5 shards\n")
+
+
+def test_info_as_json(mmstream, corpus):
+    code, out, _ = mmstream("info", corpus, "--json", "--keys", 2)
+    about = json.loads(out)
+    assert code == 0
+    assert about["num_samples"] == 97
+    assert about["num_shards"] == 5
+    assert about["keys"] == ["000000", "000001"]
+    assert about["url"] == corpus
+    assert set(about["fields"]) == {"jpg", "txt", "json"}
+    assert about["num_bytes"] == sum(path.stat().st_size for path in Path(corpus).glob("*.tar"))
+    assert json.loads(mmstream("info", corpus, "--json", "--keys", 0)[1])["keys"] == []
+
+
+def test_index_and_repack(mmstream, tmp_path):
+    code, out, _ = mmstream("index", FOREIGN, "--output", tmp_path / "out", "--repack")
+    assert (code, out) == (0, "4 tars, 1,193 samples; 4 indexes built, 1 tars repacked\n")
+    assert mmstream("verify", tmp_path / "out")[1] == "ok: 1,193 samples in 4 shards\n"
+
+
+def test_splits(mmstream, rows, tmp_path):
+    code, _, _ = mmstream("convert", rows, tmp_path / "out", "--split", "train=0.5,val=0.5")
+    counts = [
+        json.loads(mmstream("info", tmp_path / "out" / name, "--json")[1])["num_samples"]
+        for name in ("train", "val")
+    ]
+    assert code == 0
+    assert sum(counts) == 38
+    assert all(counts)
+
+
+def test_a_corpus_without_samples_can_be_looked_at(mmstream, tmp_path):
+    write_corpus(tmp_path, [0])
+    code, out, _ = mmstream("info", tmp_path)
+    assert code == 0
+    assert "0 samples, 1 shards" in out
+
+
+def test_names_that_are_no_text_can_be_shown(mmstream, tmp_path):
+    (tmp_path / "a.tar").write_bytes(make_tar([("caf\udce9.txt", b"1"), ("caf\udce9.TXT", b"2")]))
+    (tmp_path / "b.tar").write_bytes(make_tar([("caf\udce9.txt", b"1")]))
+    assert "caf" in mmstream("info", tmp_path / "b.tar")[1]
+    code, out, _ = mmstream("verify", tmp_path)
+    assert code == 1
+    assert "bad: a.tar[0] caf" in out
+
+
+# -- mistakes and damage ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "no-such-command",
+        "convert",
+        "convert {rows}",
+        "convert {rows} {out} --no-such-option",
+        "convert {rows} {out} --samples-per-shard 0",
+        "convert {rows} {out} --samples-per-shard many",
+        "convert {rows} {out} --num-workers -1",
+        "convert {rows} {out} --captions some",
+        "convert {rows} {out} --format no-such-format",
+        "convert {rows} {out} --split train",
+        "convert {rows} {out} --split train=x",
+        "convert {rows} {out} --split train=nan",
+        "convert {rows} {out} --split train=0.5",
+        "convert {rows} {out} --split train=2,val=-1",
+        "convert {rows} {out} --split a/../b=1",
+        "convert {empty} {out}",
+        "index",
+        "index {empty}",
+        "index {absent}",
+        "index {tars} --num-threads 0",
+        "info {tars} --keys -1",
+        "info s3://",
+        "train {tars}",
+        "train {tars} --out {out} --epochs -1",
+    ],
+)
+def test_a_users_mistake_has_exit_code_2(mmstream, rows, tmp_path, line):
+    (tmp_path / "empty").mkdir()
+    write_rows(tmp_path / "empty.jsonl", [])
+    places = {
+        "rows": rows,
+        "out": tmp_path / "out",
+        "tars": FOREIGN,
+        "absent": tmp_path / "absent",
+        "empty": tmp_path / ("empty.jsonl" if line.startswith("convert") else "empty"),
+    }
+    code, out, err = mmstream(*line.format(**places).split())
+    assert (code, out) == (2, "")
+    assert err.startswith(("Usage: ", "usage: "))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("convert {tmp}/absent.jsonl {tmp}/out", "absent.jsonl"),
+        ("info {tmp}/absent", "no such folder"),
+        ("info {tmp}/absent.tar", "no such tar"),
+        ("verify {tmp}/absent", "no such folder"),
+        ("info {tmp}/unfinished", "mmstream convert` again"),
+        ("verify {tmp}/unfinished", "mmstream convert` again"),
+        ("info {tmp}/broken", "mmstream.json"),
+        ("info {tmp}/page.tar", "not a tar"),
+        ("index {tmp}/pages", "not a tar"),
+        ("info {foreign}/sample.tgz", "mmstream index --repack"),
+    ],
+)
+def test_a_problem_of_the_data_has_exit_code_1_and_a_line(mmstream, tmp_path, line, reason):
+    for name, file, text in [
+        ("unfinished", MARKER_NAME, "{}"),
+        ("broken", MANIFEST_NAME, "{"),
+        ("pages", "a.tar", "<html>" * 100),
+        (".", "page.tar", "<html>" * 100),
+    ]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / file).write_text(text)
+    code, out, err = mmstream(*line.format(tmp=tmp_path, foreign=FOREIGN).split())
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert reason in err
+    assert err.count("\n") == 1
+
+
+def test_verify_lists_the_problems_and_fails(mmstream, tmp_path):
+    write_corpus(tmp_path, [3, 3])
+    path = tmp_path / "shard-000001.tar"
+    path.write_bytes(path.read_bytes()[:2000])
+    code, out, err = mmstream("verify", tmp_path)
+    assert code == 1
+    assert all(line.startswith("bad: shard-000001.tar: ") for line in out.splitlines())
+    assert err.splitlines()[-1].startswith(f"{len(out.splitlines())} problems in <Dataset ")
+
+
+def test_verify_decode_finds_an_image_that_is_none(mmstream, tmp_path):
+    write_corpus(tmp_path, [3], lambda n: {"jpg": b"\xff\xd8 no jpeg", "txt": b"x"})
+    assert mmstream("verify", tmp_path)[0] == 0
+    code, out, _ = mmstream("verify", tmp_path, "--decode")
+    assert code == 1
+    assert out.count("bad: shard-000000.tar[") == 3
+
+
+def test_info_shows_what_it_can_of_a_corpus_with_a_bad_sample(mmstream, tmp_path):
+    (tmp_path / "a.tar").write_bytes(make_tar([("a.txt", b"1"), ("b.txt", b""), ("b.txt", b"")]))
+    code, out, err = mmstream("info", tmp_path)
+    assert code == 0
+    assert "first keys: a\n" in out
+    assert err == "bad: a.tar[1] b.txt: this field comes twice in the sample\n"
+
+
+def test_an_interrupt_has_exit_code_130(mmstream, monkeypatch, corpus):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_first_samples", interrupted)
+    assert mmstream("info", corpus) == (130, "", "\ninterrupted\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_real_process_has_exit_code_130():
+    waiting = (
+        "import sys, time, mmstream.dataset.open as d; from mmstream.cli import main\n"
+        "d.open_dataset = lambda url: (print('ready', flush=True), time.sleep(60))\n"
+        "sys.argv = ['mmstream', 'info', 'x']; main()"
+    )
+    command = [sys.executable, "-c", waiting]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "\ninterrupted\n")
+
+
+@pytest.mark.slow
+def test_the_module_and_the_script_run_without_torch(corpus):
+    script = Path(sys.executable).with_name("mmstream")
+    probe = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "import runpy; sys.argv = ['mmstream', *sys.argv[1:]]\n"
+        "runpy.run_module('mmstream', run_name='__main__')"
+    )
+    commands = [[sys.executable, "-m", "mmstream"], [sys.executable, "-c", probe]]
+    commands += [[str(script)]] if script.exists() else []
+    for command in commands:
+        done = subprocess.run(
+            [*command, "verify", corpus], capture_output=True, text=True, cwd=ROOT
+        )
+        assert (done.returncode, done.stdout) == (0, "ok: 97 samples in 5 shards\n"), done.stderr
+
+
+def test_a_conversion_without_a_sample_fails_and_says_why(mmstream, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"image": "absent.jpg", "text": "a"}\n')
+    convert = ("convert", tmp_path / "rows.jsonl", tmp_path / "out", "--num-workers", 1)
+    for _ in range(2):
+        code, out, err = mmstream(*convert)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert err.startswith("error: none of 1 rows became a sample, so no dataset was made; ")
+        assert "row 1: absent.jpg: no such file" in err
+        assert "--media-root" in err
+    assert mmstream("verify", tmp_path / "out")[0] == 1
+
+
+def test_keys_that_are_no_plain_text_stay_on_their_line(mmstream, tmp_path):
+    made = [(key, {"txt": b"x"}) for key in ("å b", "日本", "x\ny", "\x1b[31m")]
+    write_shard(tmp_path, "ü 1.tar", made)
+    out = mmstream("info", tmp_path)[1]
+    assert out.splitlines()[-1] == r"  first keys: å b, 日本, 'x\ny', '\x1b[31m'"
+
+
+def test_a_run_with_nothing_left_to_do_says_what_to_raise(mmstream, tmp_path):
+    told = ["--max-steps", 1, "--global-batch-size", 4, "--image-size", 16, "--num-workers", 0]
+    told += ["--device", "cpu", "--no-progress", "--out", tmp_path / "run"]
+    corpus = write_corpus(tmp_path / "corpus", [8])
+    assert "1 steps, last loss " in mmstream("train", corpus, *told)[1]
+    out = mmstream("train", corpus, *told)[1]
+    assert out.startswith("1 steps, nothing was left to do: raise --max-steps or --epochs (1); ")
+    code, _, err = mmstream("train", corpus, *told, "--max-steps", 2, "--seed", 3)
+    assert code == 1
+    assert err.splitlines()[-1].startswith(
+        f"error: {tmp_path}/run/checkpoints: step 1: the state of epoch 0 step 1 does not fit"
+    )
+    assert "--on-change finish_epoch ends this epoch as it was planned" in err

@@ -1,0 +1,205 @@
+"""A whole conversion: counts, bytes, order, splits, and who reads the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from mmstream.converting import rows as rows_module
+from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ConfigError
+from mmstream.tar.samples import iter_members
+from tests.helpers.convert_corpus import keys, make_corpus, rejects, run, tree, write_rows
+from tests.helpers.corpora import jpeg
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return make_corpus(tmp_path)
+
+
+def test_every_row_is_a_sample_or_a_reject(corpus, tmp_path):
+    report = run(corpus, tmp_path / "out")
+    assert (report.num_rows, report.num_samples, report.num_rejects) == (40, 38, 2)
+    assert report.num_shards == 5
+    dataset = open_dataset(tmp_path / "out")
+    assert len(dataset) == 38
+    assert rejects(tmp_path / "out") == {
+        7: "images/absent.jpg: no such file",
+        23: "text is empty",
+    }
+    expected = [f"{i:09d}" for i in range(1, 41) if i not in (7, 23)]
+    assert keys(tmp_path / "out") == expected
+    sample = dataset[0]
+    assert sample["jpg"] == jpeg(0)
+    assert sample["txt"] == b"row 0"
+    assert json.loads(sample["json"])["id"] == "r0"
+
+
+def test_a_shard_holds_a_fixed_range_of_rows_whatever_was_rejected(corpus, tmp_path):
+    run(corpus, tmp_path / "out")
+    counts = [info.num_samples for info in open_dataset(tmp_path / "out").manifest.shards]
+    assert counts == [7, 8, 7, 8, 8]
+
+
+def test_the_manifest_accounts_for_every_byte(corpus, tmp_path):
+    report = run(corpus, tmp_path / "out")
+    manifest = open_dataset(tmp_path / "out").manifest
+    for info in manifest.shards:
+        data = (tmp_path / "out" / info.name).read_bytes()
+        assert len(data) == info.num_bytes
+        assert hashlib.sha256(data).hexdigest() == info.sha256
+    assert report.num_bytes == report.num_new_bytes == manifest.num_bytes
+    assert manifest.fields == {"jpg": 38, "txt": 38, "json": 38}
+    assert manifest.source["rows"] == "rows.jsonl"
+    assert manifest.source["num_rejects"] == 2
+
+
+@pytest.mark.slow
+def test_the_bytes_are_the_same_on_every_run_and_for_every_number_of_workers(corpus, tmp_path):
+    for workers in (0, 1, 2, 3):
+        run(corpus, tmp_path / f"out{workers}", num_workers=workers, shuffle_seed=4)
+    first = tree(tmp_path / "out0")
+    assert len(first) == 5 * 3 + 2
+    for workers in (1, 2, 3):
+        assert tree(tmp_path / f"out{workers}") == first
+
+
+def test_the_bytes_of_a_shard_are_golden(tmp_path):
+    """A change here is a change of the format: raise CONVERTER_VERSION with it."""
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff" + bytes(range(200)))
+    rows = [
+        {"id": 1, "image": "a.jpg", "captions": ["one", "zwei \u00e4"], "score": 0.5},
+        {"input": "Picture 1:<img>a.jpg</img>\nwhat?", "output": "that"},
+        {"text": "plain"},
+    ]
+    run(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out")
+    data = (tmp_path / "out" / "shard-000000.tar").read_bytes()
+    names = [m.name for m in iter_members(lambda a, b: data[a:b], len(data))]
+    assert names == [
+        *("000000001.jpg", "000000001.txt", "000000001.json"),
+        *("000000002.0.jpg", "000000002.json"),
+        *("000000003.txt", "000000003.json"),
+    ]
+    assert hashlib.sha256(data).hexdigest() == GOLDEN
+
+
+GOLDEN = "fe10cf579810725b82d7bc8b2d3077b5bf323f2540c1abaa63f2c91bfcf8e286"
+
+
+def test_no_output_names_a_place_or_a_machine(corpus, tmp_path):
+    run(corpus, tmp_path / "out", num_workers=0)
+    for name, data in tree(tmp_path / "out").items():
+        assert str(tmp_path).encode() not in data, name
+    assert MARKER_NAME not in tree(tmp_path / "out")
+
+
+def test_a_shuffle_seed_permutes_the_rows_and_loses_none(corpus, tmp_path):
+    for seed in (None, 1, 2):
+        run(corpus, tmp_path / f"out{seed}", shuffle_seed=seed)
+    orders = [keys(tmp_path / f"out{seed}") for seed in (None, 1, 2)]
+    assert sorted(orders[1]) == sorted(orders[2]) == orders[0]
+    assert orders[1] != orders[0]
+    assert orders[1] != orders[2]
+    assert orders[1][:5] == SHUFFLED  # the permutation is part of the format
+    assert rejects(tmp_path / "out1") == rejects(tmp_path / "outNone")
+
+
+SHUFFLED = ["000000001", "000000017", "000000002", "000000035", "000000039"]
+
+
+def split_of(folder):
+    return {key: name for name in ("train", "val") for key in keys(folder / name)}
+
+
+def test_splits_are_datasets_that_share_the_rows_out_and_stay_when_rows_are_added(tmp_path):
+    rows = [{"id": i, "text": f"row {i}"} for i in range(300)]
+    splits = {"train": 0.8, "val": 0.2}
+    first = write_rows(tmp_path / "a.jsonl", rows[:200])
+    report = run(first, tmp_path / "a", splits=splits, samples_per_shard=50)
+    assert report.num_samples == 200
+    assert {name: part.num_samples for name, part in report.splits.items()} == {
+        "train": len(keys(tmp_path / "a" / "train")),
+        "val": len(keys(tmp_path / "a" / "val")),
+    }
+    assert 20 <= report.splits["val"].num_samples <= 60
+    second = write_rows(tmp_path / "b.jsonl", rows)
+    run(second, tmp_path / "b", splits=splits, samples_per_shard=50)
+    before, after = split_of(tmp_path / "a"), split_of(tmp_path / "b")
+    assert len(after) == 300
+    assert before == {key: after[key] for key in before}
+
+
+def test_rows_of_one_id_share_a_split_and_rows_without_id_go_by_content(tmp_path):
+    rows = [{"id": 7, "text": f"a{i}"} for i in range(20)] + [{"text": f"{i}"} for i in range(40)]
+    run(write_rows(tmp_path / "r.jsonl", rows), tmp_path / "o", splits={"train": 0.5, "val": 0.5})
+    found = split_of(tmp_path / "o")
+    assert len({found[f"{i:09d}"] for i in range(1, 21)}) == 1
+    assert {found[f"{i:09d}"] for i in range(21, 61)} == {"train", "val"}
+
+
+def test_a_split_with_a_bad_row_rejects_it_once(corpus, tmp_path):
+    report = run(corpus, tmp_path / "o", splits={"a": 0.5, "b": 0.5})
+    assert (report.num_rows, report.num_samples, report.num_rejects) == (40, 38, 2)
+    both = rejects(tmp_path / "o" / "a") | rejects(tmp_path / "o" / "b")
+    assert sorted(both) == [7, 23]
+
+
+def test_captions_each_counts_samples_apart_from_rows(corpus, tmp_path):
+    rows = [{"image": "images/1.jpg", "captions": ["a", "b", "c"]}, {"text": "t"}]
+    path = write_rows(tmp_path / "each.jsonl", rows)
+    report = run(path, tmp_path / "out", captions="each")
+    assert (report.num_rows, report.num_samples) == (2, 4)
+    assert keys(tmp_path / "out") == ["000000001-0", "000000001-1", "000000001-2", "000000002"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"samples_per_shard": 0}, "samples_per_shard=0"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"format": "coco"}, "format='coco': must be one of captions, llava"),
+        ({"captions": "some"}, "captions='some'"),
+        ({"splits": {"a": 0.5, "b": 0.4}}, "sum to 0.9"),
+        ({"splits": {}}, "none is named"),
+        ({"splits": {"../a": 1.0}}, "cannot name a folder"),
+        ({"splits": {"a": 1.5, "b": -0.5}}, "not a fraction"),
+        ({"media_root": "/nowhere"}, "no such folder"),
+        ({"media_root": "s3://bucket/media"}, "must be a local folder"),
+    ],
+)
+def test_a_callers_mistake_is_a_config_error_before_the_destination_exists(
+    corpus, tmp_path, options, reason
+):
+    with pytest.raises(ConfigError, match=reason):
+        run(corpus, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_webdataset_reads_the_same_samples(corpus, tmp_path):
+    run(corpus, tmp_path / "out")
+    theirs = []
+    for path in sorted((tmp_path / "out").glob("*.tar")):
+        with path.open("rb") as stream:  # its own opener leaves files open
+            members = tar_file_expander([{"url": path.name, "stream": stream}])
+            theirs += list(group_by_keys(members))
+    ours = open_dataset(tmp_path / "out")
+    assert len(theirs) == len(ours) == 38
+    for i, sample in enumerate(theirs):
+        fields = {k: v for k, v in sample.items() if not k.startswith("__")}
+        assert fields == {k: v for k, v in ours[i].items() if not k.startswith("__")}
+        assert sample["__key__"] == ours[i]["__key__"]
+
+
+def test_converting_needs_no_torch():
+    heavy = "any(name in sys.modules for name in ('torch', 'PIL'))"
+    code = f"import sys, mmstream.converting; sys.exit({heavy})"
+    root = Path(rows_module.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)

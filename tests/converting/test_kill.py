@@ -1,0 +1,216 @@
+"""Kill -9 at every moment of a conversion: never a dataset that opens half, never other bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+import mmstream
+from mmstream.converting import convert
+from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ManifestError
+from mmstream.storage import LocalStore
+from tests.helpers.convert_corpus import tree
+from tests.helpers.corpora import jpeg
+
+
+def make_corpus(folder, num_rows):
+    for i in range(3):
+        (folder / f"{i}.jpg").write_bytes(jpeg(i))
+    rows = [{"id": i, "image": f"{i % 3}.jpg", "text": f"row {i}"} for i in range(num_rows)]
+    rows[1] = {"id": 1, "image": "absent.jpg", "text": "a reject"}
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def convert_and_die(rows, dest, moment, **options):
+    """Convert in a forked process that kills itself at the n-th moment; False when none is left."""
+    child = os.fork()
+    if child == 0:
+        try:
+            die_at(moment)
+            convert(rows, dest, progress=False, **options)
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def die_at(moment):
+    """Kill this process at a moment; each object has two, half written and just written."""
+    left = [moment]
+    create, remove = LocalStore.create, LocalStore.remove
+
+    def tick():
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+
+    @contextmanager
+    def dying_create(self, name):
+        with create(self, name) as file:
+            yield file
+            file.flush()
+            tick()
+        tick()
+
+    def dying_remove(self, name):
+        remove(self, name)
+        tick()
+
+    LocalStore.create, LocalStore.remove = dying_create, dying_remove
+
+
+def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path):
+    rows = make_corpus(tmp_path, 5)
+    options = {"samples_per_shard": 3}
+    convert(rows, tmp_path / "whole", progress=False, **options)
+    moment = 0
+    while convert_and_die(rows, out := tmp_path / f"out{moment}", moment, **options):
+        if (out / MARKER_NAME).exists() or moment <= 2:
+            with pytest.raises(ManifestError):
+                open_dataset(out)
+        else:
+            assert tree(out) == tree(tmp_path / "whole")
+        convert(rows, out, progress=False, **options)
+        assert tree(out) == tree(tmp_path / "whole")
+        moment += 1
+    # The marker, two shards of three objects, rejects, manifest: two moments each. Removals: two of
+    # lists of bad samples that may be there, before the marker comes; one of the marker.
+    assert moment == 2 * (1 + 2 * 3 + 1 + 1) + 3
+
+
+def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
+    rows = make_corpus(tmp_path, 5)
+    convert(rows, tmp_path / "old", samples_per_shard=2, progress=False)
+    convert(rows, tmp_path / "new", samples_per_shard=3, progress=False)
+    old, new = tree(tmp_path / "old"), tree(tmp_path / "new")
+    moment = 0
+    while True:
+        out = tmp_path / f"out{moment}"
+        convert(rows, out, samples_per_shard=2, progress=False)
+        if not convert_and_die(rows, out, moment, samples_per_shard=3, overwrite=True):
+            break
+        if (out / MARKER_NAME).exists():
+            with pytest.raises(ManifestError):
+                open_dataset(out)
+            convert(rows, out, samples_per_shard=3, progress=False)  # as the marker's command
+        else:
+            found = {name: data for name, data in tree(out).items() if not name.startswith(".")}
+            assert found in (old, new)
+            convert(rows, out, samples_per_shard=3, overwrite=True, progress=False)
+        assert tree(out) == new
+        moment += 1
+    assert moment > 20
+
+
+SCRIPT = """
+import sys
+from mmstream.converting import convert
+
+if __name__ == "__main__":
+    convert(sys.argv[1], sys.argv[2], samples_per_shard=2, num_workers=2, progress=False)
+"""
+
+
+@pytest.fixture
+def running(tmp_path):
+    """Start a conversion of 400 shards by two workers; hand it over with 5 shards written."""
+    rows = make_corpus(tmp_path, 800)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = str(Path(mmstream.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(rows), str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": root},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("out/reports/*.json"))) >= 5)
+        assert process.poll() is None
+        yield process, rows, tmp_path / "out"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def family(process):
+    """The workers, and the fork server that they come from."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def workers_of(process):
+    return [
+        child for server in psutil.Process(process.pid).children() for child in server.children()
+    ]
+
+
+def assert_resumable(rows, out):
+    """What a dead run left is refused, and completed to the bytes of an undisturbed run."""
+    num_done = len(list(out.glob("reports/*.json")))
+    assert 5 <= num_done < 400
+    with pytest.raises(ManifestError, match="mmstream convert"):
+        open_dataset(out)
+    options = {"samples_per_shard": 2, "progress": False}
+    report = convert(rows, out, **options)
+    assert (report.num_rows, report.num_samples) == (800, 799)
+    assert report.num_new_bytes < report.num_bytes
+    convert(rows, out.with_name("whole"), **options)
+    assert tree(out) == tree(out.with_name("whole"))
+
+
+@pytest.mark.slow
+def test_a_killed_main_process_takes_its_workers_with_it_and_can_be_resumed(running):
+    process, rows, out = running
+    relatives = family(process)
+    assert len(relatives) >= 3
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(relatives, timeout=30)
+    assert alive == []
+    assert_resumable(rows, out)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_an_error_that_says_what_to_do(running):
+    process, rows, out = running
+    workers_of(process)[0].kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "a worker process died" in errors
+    assert "run the same command again" in errors
+    assert_resumable(rows, out)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_processes_and_can_be_resumed(running):
+    process, rows, out = running
+    relatives = family(process)
+    for member in [psutil.Process(process.pid), *relatives]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone since: the main one told it
+            member.send_signal(signal.SIGINT)  # as a terminal does, to the whole group
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert "Process ForkServerProcess" not in errors
+    _, alive = psutil.wait_procs(relatives, timeout=30)
+    assert alive == []
+    assert_resumable(rows, out)

@@ -1,0 +1,157 @@
+"""What stands at a destination already: nothing, a part, the same, or something else."""
+
+from __future__ import annotations
+
+import fsspec
+import msgspec
+import pytest
+
+from mmstream.converting import ConvertReport
+from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ConfigError, ManifestError
+from tests.helpers.convert_corpus import interrupted, make_corpus, run, tree
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return make_corpus(tmp_path)
+
+
+@pytest.fixture
+def memory():
+    """fsspec's file system in memory; what lies in its ``/bucket`` is gone after the test."""
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/bucket", recursive=True)
+
+
+def test_an_interrupted_conversion_is_refused_by_name_of_its_command(corpus, tmp_path, monkeypatch):
+    interrupted(monkeypatch, corpus, tmp_path / "out", after=2)
+    with pytest.raises(ManifestError, match=f"mmstream convert {corpus} {tmp_path / 'out'}"):
+        open_dataset(tmp_path / "out")
+    assert not list(tmp_path.rglob(".*.tmp"))
+
+
+def test_a_restart_writes_only_what_is_missing(corpus, tmp_path, monkeypatch):
+    run(corpus, tmp_path / "whole")
+    interrupted(monkeypatch, corpus, tmp_path / "out", after=3)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.tar*")}
+    assert len(before) == 6
+    report = run(corpus, tmp_path / "out")
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert 0 < report.num_new_bytes < report.num_bytes
+    assert report.num_samples == 38
+
+
+def test_a_shard_without_its_tar_or_index_is_written_again(corpus, tmp_path, monkeypatch):
+    run(corpus, tmp_path / "whole")
+    interrupted(monkeypatch, corpus, tmp_path / "out", after=4)
+    (tmp_path / "out" / "shard-000000.tar").unlink()
+    (tmp_path / "out" / "shard-000001.tar.idx").unlink()
+    (tmp_path / "out" / "shard-000002.tar").write_bytes(b"cut short")
+    run(corpus, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_finished_conversion_is_left_alone(corpus, tmp_path):
+    first = run(corpus, tmp_path / "out")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
+    again = run(corpus, tmp_path / "out")
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
+    assert isinstance(again, ConvertReport)
+    assert again.num_samples == first.num_samples
+    assert again.num_new_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"samples_per_shard": 9}, "samples_per_shard is 8 there and 9 here"),
+        ({"shuffle_seed": 3}, "shuffle_seed is None there and 3 here"),
+        ({"captions": "each"}, "captions is 'all' there and 'each' here"),
+    ],
+)
+def test_another_plan_is_refused_in_a_finished_and_an_unfinished_place(
+    corpus, tmp_path, monkeypatch, options, reason
+):
+    run(corpus, tmp_path / "done")
+    interrupted(monkeypatch, corpus, tmp_path / "part", after=1)
+    for name in ("done", "part"):
+        before = tree(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"{reason}.*overwrite"):
+            run(corpus, tmp_path / name, **options)
+        assert tree(tmp_path / name) == before
+
+
+def test_other_rows_and_other_media_are_another_plan(corpus, tmp_path, monkeypatch):
+    interrupted(monkeypatch, corpus, tmp_path / "out", after=1)
+    with pytest.raises(ConfigError, match=r"began here with media root .*overwrite=True"):
+        run(corpus, tmp_path / "out", media_root=tmp_path / "images")
+    with corpus.open("a") as file:
+        file.write('{"text": "one more"}\n')
+    with pytest.raises(ConfigError, match=r"rows_sha256 is .* num_rows is 40 there and 41 here"):
+        run(corpus, tmp_path / "out")
+
+
+def test_overwrite_replaces_everything_but_foreign_files(corpus, tmp_path, monkeypatch):
+    run(corpus, tmp_path / "fresh", samples_per_shard=20)
+    interrupted(monkeypatch, corpus, tmp_path / "part", after=2)
+    run(corpus, tmp_path / "done", samples_per_shard=3)
+    for name in ("part", "done"):
+        (tmp_path / name / "README").write_text("mine")
+        run(corpus, tmp_path / name, samples_per_shard=20, overwrite=True)
+        found = tree(tmp_path / name)
+        assert found.pop("README") == b"mine"
+        assert found == tree(tmp_path / "fresh")
+
+
+def test_an_overwrite_that_was_killed_while_it_cleared_goes_on_clearing(corpus, tmp_path):
+    run(corpus, tmp_path / "fresh", samples_per_shard=20)
+    run(corpus, tmp_path / "out", samples_per_shard=3)
+    marker = {"command": "c", "media_root": None, "plan": {}, "clearing": True}
+    (tmp_path / "out" / MARKER_NAME).write_bytes(msgspec.json.encode(marker))
+    run(corpus, tmp_path / "out", samples_per_shard=20)
+    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
+
+
+def test_tars_that_no_conversion_accounts_for_are_not_mixed_with(corpus, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "shard-000000.tar").write_bytes(b"someone's")
+    with pytest.raises(ConfigError, match=r"holds shard-000000\.tar, which no conversion"):
+        run(corpus, tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file, not a folder"):
+        run(corpus, tmp_path / "file")
+
+
+def test_one_destination_in_the_way_stops_all_splits_before_any_is_written(corpus, tmp_path):
+    (tmp_path / "out" / "val").mkdir(parents=True)
+    (tmp_path / "out" / "val" / "a.tar").write_bytes(b"someone's")
+    with pytest.raises(ConfigError, match=r"a\.tar"):
+        run(corpus, tmp_path / "out", splits={"train": 0.5, "val": 0.5})
+    assert not (tmp_path / "out" / "train").exists()
+
+
+def test_several_processes_cannot_write_to_the_memory_of_this_one(corpus, memory):
+    with pytest.raises(ConfigError, match=r"only this process .* num_workers=1"):
+        run(corpus, "memory://bucket/out", num_workers=2)
+    memory.mkdir("/bucket")
+    assert memory.find("/bucket") == []
+
+
+def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, memory, monkeypatch):
+    run(corpus, tmp_path / "out")
+    expected = tree(tmp_path / "out")
+    interrupted(monkeypatch, corpus, "memory://bucket/out", after=2)
+    with pytest.raises(ManifestError, match="mmstream convert"):
+        open_dataset("memory://bucket/out")
+    assert run(corpus, "memory://bucket/out").num_new_bytes > 0
+    found = {path.removeprefix("/bucket/out/") for path in memory.find("/bucket/out")}
+    assert found == set(expected)
+    for name, data in expected.items():
+        assert memory.cat_file(f"/bucket/out/{name}") == data
+    report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)
+    assert report.num_shards == 2
+    assert len(memory.find("/bucket/out")) == 2 * 3 + 2

@@ -1,0 +1,191 @@
+"""Where rows come from, and what becomes of every row that is not what it should be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from mmstream.converting import rows as rows_module
+from mmstream.converting import shard
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ConfigError, ManifestError, MMStreamError
+from tests.helpers.convert_corpus import keys, make_corpus, rejects, run, shards, tree, write_rows
+from tests.helpers.corpora import jpeg
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return make_corpus(tmp_path)
+
+
+def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path, monkeypatch):
+    for module in (rows_module, shard):
+        monkeypatch.setattr(module, "MAX_ROW_BYTES", 5000)
+    (tmp_path / "a.jpg").write_bytes(jpeg(1))
+    (tmp_path / "page.jpg").write_bytes(b"<html>404</html>")
+    (tmp_path / "really.jpg").write_bytes(b"\x89PNG\r\n\x1a\n rest")
+    lines = {
+        b'{"image": "a.jpg", "text": "good", "id": 1}': None,
+        b"": "empty row",
+        b"   ": "empty row",
+        b'{"image": "a.jpg", "text": ': "not JSON: Input data was truncated",
+        b'{"text": "a"} {}': "not JSON: JSON is malformed: trailing characters (byte 15)",
+        b'{"text": "\xff"}': "not UTF-8: invalid start byte (byte 10)",
+        b"[1, 2]": "row: expected an object, found a list",
+        b'"words"': "row: expected an object, found a string",
+        b"[" * 4000: "not JSON: nested too deeply",
+        b'{"text": "' + b"x" * 6000 + b'"}': "a line of more than 5000 bytes",
+        b'{"text": NaN}': "not JSON: JSON is malformed: invalid character (byte 9)",
+        b'{"image": "none.jpg", "text": "t"}': "none.jpg: no such file",
+        b'{"image": "page.jpg", "text": "t"}': (
+            "page.jpg: not an image (starts with b'<html>404</h')"
+        ),
+        b'{"image": "really.jpg", "text": "a png by another name"}': None,
+        b'{"image": "a.jpg", "text": "the same id again", "id": 1}': None,
+        json.dumps({"images": ["a.jpg"] * 30, "text": "thirty"}).encode(): None,
+    }
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(lines))  # the last one has no line end
+    report = run(path, tmp_path / "out", samples_per_shard=3)
+    expected = {i: why for i, why in enumerate(lines.values(), 1) if why}
+    assert rejects(tmp_path / "out") == expected
+    assert report.num_samples + report.num_rejects == report.num_rows == len(lines)
+    dataset = open_dataset(tmp_path / "out")
+    by_key = {dataset[i]["__key__"]: dataset[i] for i in range(len(dataset))}
+    assert sorted(by_key) == ["000000001", "000000014", "000000015", "000000016"]
+    assert by_key["000000014"]["png"] == b"\x89PNG\r\n\x1a\n rest"
+    assert by_key["000000016"]["29.jpg"] == jpeg(1)
+
+
+@pytest.mark.parametrize("splits", [None, {"a": 0.5, "b": 0.5}])
+def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_again(
+    tmp_path, splits
+):
+    rows = [{"id": i, "image": "late.jpg", "text": f"t{i}"} for i in range(9)]
+    path, out = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out"
+    for _ in range(2):
+        with pytest.raises(MMStreamError) as caught:
+            run(path, out, samples_per_shard=4, splits=splits)
+        assert re.search(
+            r"none of 9 rows became a sample, so no dataset was made; all reasons are in "
+            rf"{out}(/a)?/rejects.jsonl, the first: row \d: late.jpg: no such file. Media are "
+            rf"looked for in {tmp_path} \(media_root=\)$", str(caught.value)
+        )  # fmt: skip
+        folders = [out] if splits is None else [out / name for name in splits]
+        assert sorted(number for folder in folders for number in rejects(folder)) == [*range(1, 10)]
+        assert {Path(name).name for name in tree(out)} == {"rejects.jsonl"}
+        for folder in folders:
+            with pytest.raises(ManifestError, match=r"neither mmstream\.json nor tars"):
+                open_dataset(folder)
+    media = tmp_path / "elsewhere"  # another root is no other conversion either
+    media.mkdir()
+    (media / "late.jpg").write_bytes(jpeg(0))
+    report = run(path, out, samples_per_shard=4, splits=splits, media_root=media)
+    assert (report.num_samples, report.was_finished) == (9, False)
+
+
+def test_an_empty_dataset_of_an_older_version_is_tried_again(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(jpeg(0))
+    path = write_rows(tmp_path / "rows.jsonl", [{"image": "a.jpg", "text": "t"}] * 9)
+    out = tmp_path / "out"
+    run(path, out)
+    manifest = Manifest.from_bytes((out / MANIFEST_NAME).read_bytes())
+    (out / MANIFEST_NAME).write_bytes(replace(manifest, shards=()).to_bytes())
+    assert run(path, out).num_samples == 9
+    assert run(path, out).was_finished
+
+
+def test_a_file_that_is_no_json_at_all_is_told_what_rows_are(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("image,text\na.jpg,a\n")
+    with pytest.raises(MMStreamError, match=r"not JSON: .*\. Rows are JSON objects, one a line"):
+        run(path, tmp_path / "out")
+
+
+def test_other_reasons_than_media_do_not_point_at_their_folder(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", ["words"])
+    with pytest.raises(MMStreamError, match=r"row 1: row: expected an object, found a string$"):
+        run(path, tmp_path / "out")
+
+
+def test_gzip_json_array_bom_and_crlf_give_the_same_shards_as_plain_jsonl(corpus, tmp_path):
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+    plain = corpus.read_bytes()
+    variants = {
+        "rows.jsonl.gz": gzip.compress(plain),
+        "unnamed": gzip.compress(plain),
+        "rows.json": json.dumps(rows, indent=2).encode(),
+        "dense.json": b" \n[" + b",".join(json.dumps(row).encode() for row in rows) + b"]",
+        "rows.json.gz": gzip.compress(json.dumps(rows).encode()),
+        "bom.jsonl": b"\xef\xbb\xbf" + plain,
+        "bom.json": b"\xef\xbb\xbf" + json.dumps(rows).encode(),
+        "crlf.jsonl": plain.replace(b"\n", b"\r\n"),
+        "short.jsonl": plain.rstrip(b"\n"),
+    }
+    splits = {"a": 0.5, "b": 0.5}
+    run(corpus, tmp_path / "plain", splits=splits)
+    assert len(shards(tmp_path / "plain")) >= 8
+    for name, data in variants.items():
+        (tmp_path / name).write_bytes(data)
+        run(tmp_path / name, tmp_path / f"out-{name}", splits=splits)
+        assert shards(tmp_path / f"out-{name}") == shards(tmp_path / "plain"), name
+
+
+def test_a_jsonl_that_begins_with_a_list_is_still_jsonl(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(b'[1]\n{"text": "a"}\n')
+    run(tmp_path / "rows.jsonl", tmp_path / "out")
+    assert rejects(tmp_path / "out") == {1: "row: expected an object, found a list"}
+    assert keys(tmp_path / "out") == ["000000002"]
+
+
+def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
+    lines = [b'{"text": "%s"}' % (b"x" * n) for n in range(20)]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    for block in (1, 7, 16, 1000):
+        monkeypatch.setattr(rows_module, "_BLOCK", block)
+        with rows_module.open_rows(str(tmp_path / "rows.jsonl")) as found:
+            everything = found.select(np.arange(found.num_rows))
+            assert [line for _, line in rows_module.read_rows(everything)] == lines
+
+
+@pytest.fixture
+def memory():
+    """fsspec's file system in memory; what lies in its ``/bucket`` is gone after the test."""
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/bucket", recursive=True)
+
+
+def test_rows_behind_a_url_have_no_media_root_of_their_own(corpus, tmp_path, memory):
+    memory.pipe_file("/bucket/rows.jsonl", corpus.read_bytes())
+    url = "memory://bucket/rows.jsonl"
+    run(url, tmp_path / "out", media_root=tmp_path)
+    run(corpus, tmp_path / "local")
+    assert tree(tmp_path / "out") == tree(tmp_path / "local")
+    with pytest.raises(MMStreamError, match="no media root; remote rows need one to be named"):
+        run(url, tmp_path / "alone")
+    assert "no media root" in rejects(tmp_path / "alone")[1]
+
+
+def test_rows_that_cannot_be_read_at_all_are_a_clear_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl: no such file of rows"):
+        run(tmp_path / "none.jsonl", tmp_path / "out")
+    bad = {
+        "empty.jsonl": (b"", "holds no rows"),
+        "empty.json": (b"[]", "holds no rows"),
+        "bad.json": (b'[{"text": "a"},\n {"text" "b"}]', "not a JSON array .* line 2"),
+        "cut.jsonl.gz": (gzip.compress(bytes(range(256)) * 50)[:-20], "damaged gzip"),
+    }
+    for name, (data, reason) in bad.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ConfigError, match=reason):
+            run(tmp_path / name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,529 @@
+"""The list of bad samples: who writes it, who reads it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import mmstream as mm
+from mmstream import Decode, ImageDecoder
+from mmstream.cli import cli
+from mmstream.dataset.bad_list import (
+    BAD_NAME,
+    PREVIOUS_NAME,
+    quarantined,
+    read_bad,
+    stamps_of,
+    trim_bad,
+    write_bad,
+)
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME
+from mmstream.dataset.verify import bad_samples, verify
+from mmstream.decoding.sample import decode_sample
+from mmstream.errors import ConfigError, DecodeError, ManifestError
+from mmstream.storage import open_store
+from tests.helpers.bad_corpus import FAULTS, offsets, write_faulty, write_tiny
+from tests.helpers.convert_corpus import make_corpus, run
+from tests.helpers.corpora import write_corpus, write_shard
+
+COUNTS = [8, 1, 0, 6]
+
+
+def list_bad(folder, text) -> None:
+    content = {"version": 1, "bad": text} if isinstance(text, dict) else text
+    data = content if isinstance(content, str) else json.dumps(content)
+    Path(folder, BAD_NAME).write_text(data)
+
+
+def verified(folder, *options) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["verify", str(folder), *map(str, options)])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+def known(folder) -> list[list[int]]:
+    return mm.open_dataset(folder).bad.tolist()
+
+
+# -- the list -----------------------------------------------------------------------------------
+
+
+def test_without_a_list_nothing_is_known_to_be_bad(tmp_path):
+    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+    assert dataset.bad.shape == (0, 2)
+    assert dataset.bad.dtype == np.int64
+    assert "bad" not in repr(dataset)
+
+
+def test_what_is_written_is_read_sorted_and_once(tmp_path):
+    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+    write_bad(dataset, [(3, 5), (0, 7), (3, 0), (0, 2), (3, 5), (1, 0)])
+    again = mm.open_dataset(tmp_path)
+    assert again.bad.tolist() == [[0, 2], [0, 7], [1, 0], [3, 0], [3, 5]]
+    assert again.bad.dtype == np.int64
+    assert (tmp_path / BAD_NAME).read_text() == (
+        '{\n  "version": 1,\n  "bad": {\n'
+        '    "shard-000000.tar": [2,7],\n'
+        '    "shard-000001.tar": "all",\n'
+        '    "shard-000003.tar": [0,5]\n  }\n}\n'
+    )
+    assert dataset.bad.size == 0  # as it was opened
+    assert mm.open_dataset(tmp_path, bad_list=False).bad.size == 0
+
+
+def test_the_bytes_do_not_depend_on_how_the_samples_came(tmp_path):
+    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+    refs = [(0, 3), (3, 1), (0, 1)]
+    write_bad(dataset, refs)
+    first = (tmp_path / BAD_NAME).read_bytes()
+    write_bad(dataset, np.array(refs[::-1], dtype=np.int64))
+    assert (tmp_path / BAD_NAME).read_bytes() == first
+
+
+def test_a_list_of_nothing_is_none(tmp_path):
+    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+    write_bad(dataset, [])
+    assert not (tmp_path / BAD_NAME).exists()
+    write_bad(dataset, [(0, 0)])
+    write_bad(dataset, np.zeros((0, 2), dtype=np.int64))
+    assert not (tmp_path / BAD_NAME).exists()
+
+
+def test_a_list_that_changes_stays_as_the_one_before(tmp_path):
+    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+    previous, texts = tmp_path / PREVIOUS_NAME, []
+    for refs in ([(0, 1)], [(0, 1)], [(0, 2)], []):
+        write_bad(dataset, refs)
+        texts.append((tmp_path / BAD_NAME).read_bytes() if refs else None)
+        if texts[0] == texts[-1]:
+            assert not previous.exists()
+    assert previous.read_bytes() == texts[2]
+    (tmp_path / BAD_NAME).write_bytes(texts[0])  # as a run in mid-epoch may need it
+    assert known(tmp_path) == [[0, 1]]
+
+
+def test_length_and_random_access_know_all_samples(tmp_path):
+    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+    write_bad(dataset, [(0, 0), (3, 0)])
+    again = mm.open_dataset(tmp_path)
+    assert len(again) == 15
+    assert [sample["json"] for sample in again] == [sample["json"] for sample in dataset]
+    assert "15 samples, 2 known to be bad" in repr(again)
+    assert "15, of these 2 known to be bad" in again._repr_html_()
+
+
+@pytest.mark.parametrize("ref", [(4, 0), (0, 8), (2, 0), (0, -1), (-1, 0)])
+def test_a_sample_that_is_not_there_is_not_listed(tmp_path, ref):
+    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+    with pytest.raises(ConfigError, match="is not in <Dataset"):
+        write_bad(dataset, [(0, 0), ref])
+    assert not (tmp_path / BAD_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ({"shard-000009.tar": [0]}, "shard-000009.tar is no shard of this dataset"),
+        ({"shard-000009.tar": "all"}, "shard-000009.tar is no shard of this dataset"),
+        ({"shard-000000.tar": [0, 8]}, r"shard-000000.tar\[8\]: it has 8 samples"),
+        ({"shard-000000.tar": [-1]}, r"shard-000000.tar\[-1\]: it has 8 samples"),
+        ({"shard-000002.tar": [0]}, r"shard-000002.tar\[0\]: it has 0 samples"),
+        ({"shard-000000.tar": [1 << 70]}, "it has 8 samples|out of range"),
+        ({"shard-000000.tar": "some"}, "some"),
+        ({"shard-000000.tar": [1.5]}, "int"),
+        ({"shard-000000.tar": ["1"]}, "int"),
+        ({"shard-000000.tar": None}, "null"),
+        ({"version": 1, "bad": {}, "good": {}}, "good"),
+        ({"version": 1}, "bad"),
+        ({"bad": {}}, "version"),
+        ("[]", "array"),
+        ("", "truncated"),
+        ('{"version": 1, "bad": {"\xff', "truncated|UTF-8|utf-8"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused_and_says_what_to_do(tmp_path, text, reason):
+    write_tiny(tmp_path, COUNTS)
+    whole = isinstance(text, dict) and {"version", "bad"} & set(text)
+    list_bad(tmp_path, json.dumps(text) if whole else text)
+    with pytest.raises(ManifestError, match=reason) as caught:
+        mm.open_dataset(tmp_path)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / BAD_NAME))
+    assert "verify --write-bad" in message
+    assert "\n" not in message
+    assert len(mm.open_dataset(tmp_path, bad_list=False)) == 15
+    assert verified(tmp_path, "--write-bad")[0] == 0  # makes a new one, here: none
+    assert not (tmp_path / BAD_NAME).exists()
+
+
+def test_a_list_of_a_newer_version_is_refused(tmp_path):
+    write_tiny(tmp_path, COUNTS)
+    list_bad(tmp_path, '{"version": 2, "bad": [], "more": 1}')
+    with pytest.raises(ManifestError, match=r"list version 2, .* install a newer mmstream"):
+        mm.open_dataset(tmp_path)
+
+
+@pytest.mark.s3
+def test_a_list_beside_remote_shards(s3):
+    prefix = f"{s3}/badlist"
+    write_corpus(prefix, [3, 4], lambda n: {"json": b"%d" % n})
+    write_bad(mm.open_dataset(prefix), [(1, 2)])
+    assert known(prefix) == [[1, 2]]
+    assert known([f"{prefix}/shard-000001.tar"]) == [[0, 2]]
+    write_bad(mm.open_dataset(prefix), [])
+    assert not open_store(prefix).exists(BAD_NAME)
+
+
+# -- every way to open --------------------------------------------------------------------------
+
+
+def test_each_way_to_open_the_tars_heeds_the_list_of_their_root(tmp_path):
+    write_tiny(tmp_path, [8, 3, 6])
+    (tmp_path / MANIFEST_NAME).unlink()
+    write_bad(mm.open_dataset(tmp_path), [(0, 1), (1, 0), (2, 5)])
+    tars = sorted(str(path) for path in tmp_path.glob("*.tar"))
+    assert known(tmp_path) == [[0, 1], [1, 0], [2, 5]]
+    assert known(tars[::-1]) == [[0, 5], [1, 0], [2, 1]]
+    assert known(tars[1:]) == [[0, 0], [1, 5]]
+    assert known(tars[2]) == [[0, 5]]
+    assert known(f"{tmp_path}/shard-{{000000..000001}}.tar") == [[0, 1], [1, 0]]
+    assert mm.open_dataset(tars, bad_list=False).bad.size == 0
+
+
+def test_a_root_above_the_tars_has_its_own_list(tmp_path):
+    for part in ("a", "b"):
+        write_tiny(tmp_path / part, [4])
+    tars = [tmp_path / part / "shard-000000.tar" for part in ("a", "b")]
+    assert known(tars) == []
+    write_bad(mm.open_dataset(tars), [(1, 3)])
+    assert (tmp_path / BAD_NAME).is_file()
+    assert known(tars) == [[1, 3]]
+    assert known(tmp_path / "b") == []
+
+
+def test_a_list_made_of_some_tars_keeps_what_it_said_of_the_others(tmp_path):
+    write_tiny(tmp_path, [8, 3, 6])
+    write_bad(mm.open_dataset(tmp_path), [(0, 1), (1, 0), (2, 5)])
+    write_bad(mm.open_dataset(tmp_path / "shard-000001.tar"), [(0, 2)])
+    assert known(tmp_path) == [[0, 1], [1, 2], [2, 5]]
+    write_bad(mm.open_dataset(tmp_path / "shard-000001.tar"), [])
+    assert known(tmp_path) == [[0, 1], [2, 5]]
+
+
+def test_indexes_elsewhere_have_the_list_beside_them(tmp_path):
+    write_tiny(tmp_path / "tars", [4, 4])
+    index_tars(tmp_path / "tars", output=tmp_path / "indexes", progress=False)
+    write_bad(mm.open_dataset(tmp_path / "indexes"), [(1, 1)])
+    assert not (tmp_path / "tars" / BAD_NAME).exists()
+    assert known(tmp_path / "indexes") == [[1, 1]]
+
+
+# -- verify -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - {"latin_text", "empty_text"}))
+def test_verify_lists_what_a_decoder_refuses(tmp_path, name):
+    write_faulty(tmp_path, COUNTS, {1, 8, 14}, FAULTS[name])
+    code, output = verified(tmp_path, "--decode", "--write-bad")
+    assert code == 1
+    assert output.splitlines()[-2] == "3 of 15 samples are left out of every epoch"
+    assert known(tmp_path) == [[0, 1], [1, 0], [3, 5]]
+    assert json.loads((tmp_path / BAD_NAME).read_bytes())["bad"]["shard-000001.tar"] == "all"
+
+
+def test_verify_makes_the_list_anew_and_removes_one_that_is_no_longer_true(tmp_path):
+    write_faulty(tmp_path, COUNTS, {1}, FAULTS["truncated_jpeg"])
+    write_bad(mm.open_dataset(tmp_path), [(3, 2)])
+    assert verified(tmp_path, "--decode", "--write-bad")[0] == 1
+    assert known(tmp_path) == [[0, 1]]  # the other one was good
+    first = (tmp_path / BAD_NAME).read_bytes()
+    assert verified(tmp_path, "--decode", "--write-bad")[0] == 1
+    assert (tmp_path / BAD_NAME).read_bytes() == first
+    write_corpus(tmp_path, [1, 8])
+    with pytest.raises(ManifestError, match="it has 1 samples"):
+        mm.open_dataset(tmp_path)
+    code, output = verified(tmp_path, "--decode", "--write-bad")
+    assert code == 0, output
+    assert not (tmp_path / BAD_NAME).exists()
+    assert known(tmp_path) == []
+
+
+def missing(folder) -> list[int]:
+    (folder / "shard-000001.tar").unlink()
+    return list(range(9))
+
+
+def cut(folder) -> list[int]:
+    path = folder / "shard-000001.tar"
+    path.write_bytes(path.read_bytes()[: int(offsets(folder, 1)[5]) + 700])
+    return [5, 6, 7, 8]
+
+
+def without_index(folder) -> list[int]:
+    (folder / "shard-000001.tar.idx").unlink()
+    return []  # `mmstream index` brings it back
+
+
+def garbled_index(folder) -> list[int]:
+    (folder / "shard-000001.tar.idx").write_bytes(b"\xff" * 80)
+    return []
+
+
+def cut_without_index(folder) -> list[int]:
+    cut(folder)
+    (folder / "shard-000001.tar.idx").unlink()
+    return list(range(9))
+
+
+def header(folder) -> list[int]:
+    with (folder / "shard-000001.tar").open("r+b") as file:
+        file.seek(int(offsets(folder, 1)[3]))
+        file.write(b"garbage" * 9)
+    return [3]
+
+
+@pytest.mark.parametrize(
+    "damage", [missing, cut, without_index, garbled_index, cut_without_index, header]
+)
+def test_verify_lists_the_samples_that_a_damaged_shard_has_lost_and_only_those(tmp_path, damage):
+    write_corpus(tmp_path, [4, 9, 5])
+    lost = damage(tmp_path)
+    dataset = mm.open_dataset(tmp_path)
+    listed = write_bad(dataset, bad_samples(dataset, verify(dataset, progress=False)))
+    assert listed.tolist() == [[1, index] for index in lost]
+    assert known(tmp_path) == listed.tolist()
+    if lost:
+        bad = json.loads((tmp_path / BAD_NAME).read_bytes())["bad"]
+        assert bad == {"shard-000001.tar": "all" if len(lost) == 9 else lost}
+
+
+def test_a_checksum_that_differs_makes_no_sample_bad(tmp_path):
+    run(make_corpus(tmp_path), tmp_path / "out")
+    path = tmp_path / "out" / "shard-000001.tar"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    code, output = verified(tmp_path / "out", "--write-bad")
+    assert code == 1
+    assert "checksum differs" in output
+    assert not (tmp_path / "out" / BAD_NAME).exists()
+
+
+def test_a_sample_that_was_bad_only_once_is_not_listed(tmp_path):
+    dataset, seen = mm.open_dataset(write_corpus(tmp_path, [6])), set()
+
+    def decode(sample):
+        if sample["__key__"] not in seen:
+            seen.add(sample["__key__"])
+            raise DecodeError("a flipped bit on the way")
+        return decode_sample(sample, Decode(image=ImageDecoder(size=16)))
+
+    assert list(verify(dataset, decode=decode, progress=False)) == []
+    assert len(seen) == 6
+
+
+def test_verify_without_the_flag_writes_nothing(tmp_path):
+    write_faulty(tmp_path, COUNTS, {1})
+    verified(tmp_path, "--decode")
+    assert not (tmp_path / BAD_NAME).exists()
+
+
+# -- quarantine ---------------------------------------------------------------------------------
+
+
+def refuses_some(sample):
+    number = int(sample["__key__"])
+    if number % 5 == 0:
+        raise ValueError("too dark")
+    if number % 7 == 0:
+        raise mm.SkipSample("not wanted")
+    return sample
+
+
+def test_what_transforms_refuse_gets_onto_the_list_without_reading_data(tmp_path):
+    corpus = tmp_path / "corpus"
+    made = mm.Pipeline(
+        mm.open_dataset(write_tiny(corpus, [20, 16])), global_batch_size=6,
+        transforms=(refuses_some,),
+        bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(tmp_path)),
+    )  # fmt: skip
+    for rank in range(2):
+        list(mm.Loader(made, world=mm.World(rank, 2)))
+    write_bad(mm.open_dataset(corpus), [(0, 3)])
+    for path in corpus.glob("*.tar"):
+        os.truncate(path, 0)  # nobody looks
+    files = sorted(tmp_path.glob("quarantine-rank*.jsonl"))
+    assert len(files) == 2
+    options = [word for file in files for word in ("--quarantine", file)]
+    code, output = verified(corpus, *options)
+    assert (code, output) == (
+        0, "9 of 36 samples are left out of every epoch, 8 of them from now on\n"
+    )  # fmt: skip
+    numbers = {20 * shard + index for shard, index in known(corpus)}
+    assert numbers == {3} | set(range(0, 36, 5))
+    assert verified(corpus, *options)[1].endswith(" 0 of them from now on\n")
+
+
+def test_verify_adds_a_quarantine_to_what_it_finds(tmp_path):
+    write_tiny(tmp_path / "corpus", [8, 6], {3})
+    line = {"shard": "shard-000001.tar", "index": 2, "kind": "SampleError"}
+    (tmp_path / "q.jsonl").write_text(json.dumps(line) + "\n" + '{"torn": ')
+    code, _ = verified(
+        tmp_path / "corpus", "--decode", "--write-bad", "--quarantine", tmp_path / "q.jsonl"
+    )
+    assert code == 1
+    assert known(tmp_path / "corpus") == [[0, 3], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"shard": "other.tar", "index": 0, "kind": "DecodeError"}, r"other.tar\[0\] is no sample"),
+        ({"shard": "shard-000000.tar", "index": 8, "kind": "ShardError"}, r"\[8\] is no sample"),
+        ({"shard": "shard-000000.tar", "index": "8", "kind": "ShardError"}, "no line of a"),
+        ({"loss": 3}, "no line of a quarantine"),
+    ],
+)
+def test_a_file_that_is_no_quarantine_of_this_dataset_is_refused(tmp_path, line, reason):
+    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+    good = {"shard": "shard-000000.tar", "index": 1, "kind": "DecodeError"}
+    path = tmp_path / "q.jsonl"
+    path.write_text(f"{json.dumps(good)}\n{json.dumps(line)}\n")
+    with pytest.raises(ConfigError, match=rf"q\.jsonl:2: .*{reason}"):
+        quarantined([path], dataset)
+
+
+def stamped(dataset, shard, index, kind="DecodeError"):
+    [stamp] = stamps_of(dataset, [shard])
+    return {"shard": dataset.name_of(shard), "index": index, "kind": kind, "stamp": stamp}
+
+
+@pytest.mark.parametrize("counts", [[8, 1, 0, 7], [8, 2, 0, 6], [8, 1, 0, 6, 5]])
+def test_a_quarantine_of_another_corpus_with_such_shards_is_refused(tmp_path, counts):
+    dataset = mm.open_dataset(write_tiny(tmp_path / "ours", COUNTS))
+    other = mm.open_dataset(write_tiny(tmp_path / "theirs", counts))
+    path = tmp_path / "q.jsonl"
+    for shard in (0, 1, 3):
+        path.write_text(json.dumps(stamped(other, shard, 0)) + "\n")
+        if counts[shard] == COUNTS[shard]:  # as where a corpus has grown
+            assert quarantined([path], dataset).tolist() == [[shard, 0]]
+            continue
+        with pytest.raises(ConfigError, match=r"q\.jsonl:1: is of another corpus: its shard-00000"):
+            quarantined([path], dataset)
+    code, output = verified(tmp_path / "theirs", "--quarantine", path)
+    assert (code, output[:5]) == (0, "1 of ")
+
+
+def test_a_checksum_tells_shards_of_one_size_apart_and_one_unknown_does_not_matter(tmp_path):
+    made = []
+    for name, sums in (("a", "aa"), ("b", "bb"), ("c", None)):
+        plain = mm.open_dataset(write_tiny(tmp_path / name, [8]))
+        shards = (replace(plain.manifest.shards[0], sha256=sums and sums * 32),)
+        plain.store.write(MANIFEST_NAME, replace(plain.manifest, shards=shards).to_bytes())
+        made.append(mm.open_dataset(tmp_path / name))
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps(stamped(made[0], 0, 3)) + "\n")
+    assert quarantined([path], made[0]).tolist() == [[0, 3]]
+    assert quarantined([path], made[2]).tolist() == [[0, 3]]
+    with pytest.raises(ConfigError, match="another corpus"):
+        quarantined([path], made[1])
+
+
+def test_a_run_stamps_its_quarantine(tmp_path):
+    ours, theirs = write_tiny(tmp_path / "a", [20, 16]), write_tiny(tmp_path / "b", [20, 17])
+    made = mm.Pipeline(
+        mm.open_dataset(ours), global_batch_size=6, transforms=(refuses_some,),
+        bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(tmp_path)),
+    )  # fmt: skip
+    list(mm.Loader(made))
+    path = tmp_path / "quarantine-rank0.jsonl"
+    assert len(quarantined([path], mm.open_dataset(ours))) == 8
+    with pytest.raises(ConfigError, match="is of another corpus: its shard-000001"):
+        quarantined([path], mm.open_dataset(theirs))
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "."])
+def test_a_quarantine_file_that_is_none_is_told_in_words(tmp_path, name):
+    write_tiny(tmp_path, COUNTS)
+    with pytest.raises(ConfigError, match=r"no such file; runs with|no quarantine file: Is a"):
+        quarantined([tmp_path / name], mm.open_dataset(tmp_path))
+
+
+def test_quarantine_alone_does_not_decode(tmp_path):
+    write_tiny(tmp_path, COUNTS)
+    code, output = verified(tmp_path, "--decode", "--quarantine", "q.jsonl")
+    assert code == 2
+    assert "add --write-bad" in output
+
+
+# -- info, conversion, index --------------------------------------------------------------------
+
+
+def test_info_says_how_many_are_left_out(tmp_path):
+    write_tiny(tmp_path, COUNTS)
+    write_bad(mm.open_dataset(tmp_path), [(0, 1), (0, 2), (3, 0)])
+    text = CliRunner().invoke(cli, ["info", str(tmp_path)]).output
+    assert "on the bad list, left out of every epoch: 3 samples" in text
+    about = json.loads(CliRunner().invoke(cli, ["info", "--json", str(tmp_path)]).output)
+    assert (about["num_samples"], about["num_bad"]) == (15, 3)
+
+
+def test_a_conversion_into_the_same_place_leaves_no_stale_list(tmp_path):
+    rows, out = make_corpus(tmp_path), tmp_path / "out"
+    run(rows, out)
+    write_bad(mm.open_dataset(out), [(0, 1)])
+    run(rows, out)  # the same, finished: nothing is done
+    assert known(out) == [[0, 1]]
+    write_bad(mm.open_dataset(out), [(0, 2)])
+    assert (out / PREVIOUS_NAME).exists()
+    run(rows, out, samples_per_shard=7, overwrite=True)
+    assert not (out / BAD_NAME).exists()
+    assert not (out / PREVIOUS_NAME).exists()
+    assert known(out) == []
+
+
+def test_a_list_in_an_empty_folder_does_not_outlive_the_conversion_into_it(tmp_path):
+    (tmp_path / "out").mkdir()
+    list_bad(tmp_path / "out", {"shard-000000.tar": [0]})
+    run(make_corpus(tmp_path), tmp_path / "out")
+    assert known(tmp_path / "out") == []
+
+
+def test_a_tar_that_is_indexed_anew_leaves_the_list(tmp_path):
+    for name in ("a", "b", "c"):
+        write_shard(tmp_path, f"{name}.tar", [(f"{name}{n}", {"txt": b"x"}) for n in range(4)])
+    index_tars(tmp_path, progress=False)
+    write_bad(mm.open_dataset(tmp_path), [(0, 1), (1, 1), (2, 1)])
+    index_tars(tmp_path, progress=False)
+    assert known(tmp_path) == [[0, 1], [1, 1], [2, 1]]
+    write_shard(tmp_path, "b.tar", [(f"new{n}", {"txt": b"x"}) for n in range(30)])
+    (tmp_path / "c.tar").unlink()
+    index_tars(tmp_path, progress=False)
+    assert known(tmp_path) == [[0, 1]]
+    index_tars(tmp_path, overwrite=True, progress=False)
+    assert not (tmp_path / BAD_NAME).exists()
+
+
+def test_a_list_is_trimmed_to_the_shards_that_stay(tmp_path, caplog):
+    store = open_store(tmp_path)
+    trim_bad(store, {"a"})  # none there
+    list_bad(tmp_path, {"a": [1], "b": "all"})
+    trim_bad(store, {"a", "b", "c"})
+    assert caplog.text == ""
+    trim_bad(store, {"a"})
+    assert json.loads(store.read(BAD_NAME))["bad"] == {"a": [1]}
+    assert "1 shards are gone or replaced" in caplog.text
+
+
+def test_a_list_of_many_is_read(tmp_path):
+    dataset = mm.open_dataset(write_tiny(tmp_path, [300, 200]))
+    refs = [
+        (shard, index) for shard, count in enumerate((300, 200)) for index in range(0, count, 2)
+    ]
+    write_bad(dataset, refs)
+    assert read_bad(dataset.store, dataset.manifest).tolist() == [list(ref) for ref in refs]

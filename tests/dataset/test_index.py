@@ -1,0 +1,151 @@
+"""The byte index: its layout, how little is read to build it, and indexes that are damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmstream.dataset.index import build_index, decode_index, encode_index, index_name, num_indexed
+from mmstream.errors import ShardError
+from mmstream.storage import LocalStore, open_store
+from mmstream.tar.writer import TarWriter
+from tests.helpers.corpora import write_shard
+from tests.helpers.foreign_tars import FOREIGN, Memory, make_tar, ours, special, theirs
+
+
+def test_an_index_has_an_offset_a_sample_and_the_end(tmp_path):
+    info = write_shard(tmp_path, "a.tar", [(f"{i:06d}", {"txt": b"x" * i}) for i in range(500)])
+    store = open_store(tmp_path)
+    data = store.read("a.tar.idx")
+    assert len(data) == 4008
+    assert num_indexed(len(data)) == 500
+    offsets = decode_index(data, "a.tar.idx")
+    assert offsets.dtype == np.int64
+    assert offsets[0] == 0
+    assert offsets[-1] == info.num_bytes - 1024
+    assert np.array_equal(build_index(store, "a.tar"), offsets)
+    assert index_name("a.tar") == "a.tar.idx"
+
+
+def test_the_bytes_of_an_index_are_the_format():
+    # A change here is a change of the format: little-endian u64, as in Energon's indexes.
+    data = encode_index([0, 1024, 1 << 40])
+    assert data.hex() == "000000000000000000040000000000000000000000010000"
+    real = build_index(Memory((FOREIGN / "testgz.tar").read_bytes()), "testgz.tar")
+    assert hashlib.sha256(encode_index(real)).hexdigest() == (
+        "cbea4797f6a9b97c09d483d33a396c2059309a326f59f3715d4df1482a0bc47f"
+    )
+
+
+def test_energon_counts_what_is_skipped_into_the_sample_before_it():
+    # Offsets that `energon prepare` 7.4.1 writes for such tars.
+    skipped = [(special("d", tarfile.DIRTYPE), b""), ("README", bytes(700))]
+    data = make_tar([("README", b""), ("a.txt", b"1"), *skipped, ("b.txt", b"2"), *skipped])
+    assert build_index(Memory(data), "x.tar").tolist() == [512, 3584, 6656]
+    data = make_tar([("a.txt", b"1"), ("b.txt", b"2")], pax_headers={"comment": "x"})
+    assert build_index(Memory(data), "x.tar").tolist() == [1024, 2048, 3072]
+    assert build_index(Memory(make_tar([("README", b"")])), "x.tar").tolist() == [512]
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, unique=True))
+def test_encoded_indexes_decode(blocks):
+    offsets = np.sort(np.array(blocks)) * 512
+    assert np.array_equal(decode_index(encode_index(offsets), "i"), offsets)
+
+
+@pytest.mark.parametrize("name", ["compressed.tar", "mpdata.tar", "testgz.tar"])
+def test_an_index_of_a_foreign_tar_gives_each_sample(name):
+    data = (FOREIGN / name).read_bytes()
+    assert build_index(LocalStore(str(FOREIGN)), name).size == len(theirs(data)) + 1
+    assert ours(data) == theirs(data)
+
+
+def big_tar() -> bytes:
+    file = io.BytesIO()
+    writer = TarWriter(file)
+    for i in range(20):
+        writer.add(f"{i:06d}", {"jpg": bytes(1_000_000), "txt": b"x", "json": b"{}"})
+    writer.close()
+    return file.getvalue()
+
+
+class CountedFolder(LocalStore):
+    """A local folder that counts what is read from it."""
+
+    counted: list[int] = []  # noqa: RUF012
+
+    def read_range(self, name, start, stop):
+        self.counted.append(stop - start)
+        return super().read_range(name, start, stop)
+
+
+def test_headers_are_hopped_over_payloads(tmp_path):
+    (tmp_path / "a.tar").write_bytes(big_tar())
+    store = CountedFolder(str(tmp_path))
+    store.counted.clear()
+    offsets = build_index(store, "a.tar")
+    assert offsets.size == 21
+    assert sum(store.counted) < 0.05 * store.size("a.tar")
+    assert len(store.counted) <= 2 * 20 + 2  # small members come with their neighbours
+
+
+def test_small_members_are_read_through_in_few_reads(tmp_path):
+    samples = [(f"{i:06d}.{field}", bytes(300)) for i in range(2000) for field in ("jpg", "txt")]
+    (tmp_path / "a.tar").write_bytes(make_tar(samples))
+    store = CountedFolder(str(tmp_path))
+    store.counted.clear()
+    assert build_index(store, "a.tar").size == 2001
+    assert sum(store.counted) < 1.01 * store.size("a.tar")
+    assert len(store.counted) <= 24  # 4 MB in reads of 16 kB would be 250
+
+
+def test_of_a_remote_tar_each_byte_is_read_at_most_once():
+    store = Memory(big_tar())
+    assert build_index(store, "a.tar").size == 21
+    assert store.num_bytes <= len(store.data)
+    assert store.num_reads <= 2 * 20 + 2
+
+
+def u64(*values: int) -> bytes:
+    return b"".join(value.to_bytes(8, "little") for value in values)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"1234567",
+        b"<html>not found</html>",
+        u64(0, 1024, 512),
+        u64(0, 512, 512),
+        u64(0, 100),
+        u64(0, 1 << 63),
+        u64(1 << 62, 1 << 63),
+        u64(0, 1 << 62, (1 << 64) - 512),
+        u64((1 << 64) - 512, 0),
+    ],
+)
+def test_a_damaged_index_is_a_shard_error_with_the_cure(data):
+    with pytest.raises(ShardError, match=r"^a\.tar\.idx: .*mmstream index --overwrite"):
+        decode_index(data, "a.tar.idx")
+
+
+@given(st.binary(max_size=64))
+def test_random_bytes_are_ascending_blocks_or_a_shard_error(data):
+    try:
+        offsets = decode_index(data, "i")
+    except ShardError:
+        return
+    assert np.all(np.diff(offsets) > 0)
+    assert offsets[0] >= 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8])
+def test_a_file_too_short_for_a_sample_indexes_none(size):
+    assert num_indexed(size) == 0

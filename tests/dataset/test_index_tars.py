@@ -1,0 +1,364 @@
+"""Indexing tars that others made, and proving that a dataset is whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mmstream import Decode, ImageDecoder
+from mmstream.dataset.index import decode_index, encode_index
+from mmstream.dataset.index_tars import IndexReport, index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.open import open_dataset
+from mmstream.dataset.verify import verify
+from mmstream.decoding.sample import decode_sample
+from mmstream.errors import ConfigError, DecodeError, ShardError
+from tests.helpers.convert_corpus import make_corpus, run, tree
+from tests.helpers.corpora import captioned, write_corpus, write_shard
+from tests.helpers.foreign_tars import make_tar, ours, plain
+
+
+def index(url, **options):
+    return index_tars(url, progress=False, **options)
+
+
+def problems(folder, **options):
+    return [problem.reason for problem in verify(open_dataset(folder), progress=False, **options)]
+
+
+def samples_of(folder):
+    return [plain(sample) for sample in open_dataset(folder)]
+
+
+A = make_tar([("a.txt", b"1"), ("a.jpg", b"2"), ("b.txt", b"3")])
+B = make_tar([("./c.txt", b"4" * 700)])
+
+
+@pytest.fixture
+def tars(tmp_path):
+    """Two plain tars of others in a folder of their own."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    (folder / "a.tar").write_bytes(A)
+    (folder / "b.tar").write_bytes(B)
+    (folder / "notes.txt").write_text("left alone")
+    return folder
+
+
+# -- index --------------------------------------------------------------------------------------
+
+
+def test_indexes_and_a_manifest_appear_beside_the_tars(tars):
+    assert index(tars) == IndexReport(num_shards=2, num_samples=3, num_built=2, num_repacked=0)
+    assert sorted(tree(tars)) == sorted(
+        ["a.tar", "a.tar.idx", "b.tar", "b.tar.idx", "notes.txt", MANIFEST_NAME]
+    )
+    assert samples_of(tars) == ours(A) + ours(B)
+    assert open_dataset(tars).manifest.data_url is None
+
+
+def test_indexing_again_changes_nothing(tars):
+    index(tars)
+    before = tree(tars)
+    assert index(tars).num_built == 0
+    assert index(tars, overwrite=True).num_built == 2
+    assert tree(tars) == before
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_indexes_elsewhere_leave_the_tars_alone(tars, tmp_path, num_threads):
+    before = tree(tars)
+    out = tmp_path / "indexes" / "deep"
+    for _ in range(2):
+        index(tars, output=out, num_threads=num_threads)
+        assert tree(tars) == before
+        assert sorted(tree(out)) == ["a.tar.idx", "b.tar.idx", MANIFEST_NAME]
+        assert samples_of(out) == ours(A) + ours(B)
+        assert open_dataset(out)[0]["__url__"] == str(tars / "a.tar")
+        assert problems(out) == []
+
+
+def test_a_tar_that_came_or_went_changes_the_manifest(tars):
+    index(tars)
+    (tars / "c.tar").write_bytes(A)
+    assert index(tars).num_built == 1
+    assert len(open_dataset(tars)) == 5
+    (tars / "a.tar").unlink()
+    assert index(tars).num_built == 0
+    assert samples_of(tars) == ours(B) + ours(A)
+
+
+def test_a_replaced_tar_needs_overwrite(tars):
+    index(tars)
+    (tars / "a.tar").write_bytes(B)
+    assert index(tars, overwrite=True).num_samples == 2
+    assert samples_of(tars) == ours(B) * 2
+
+
+def test_a_damaged_index_says_overwrite_and_overwrite_cures_it(tars):
+    index(tars)
+    (tars / "a.tar.idx").write_bytes(b"not an index")
+    with pytest.raises(ShardError, match=r"a\.tar\.idx: .*--overwrite"):
+        index(tars)
+    index(tars, overwrite=True)
+    assert samples_of(tars) == ours(A) + ours(B)
+
+
+def test_a_damaged_manifest_is_made_anew(tars):
+    index(tars)
+    good = tree(tars)
+    (tars / MANIFEST_NAME).write_bytes(b"{")
+    index(tars)
+    assert tree(tars) == good
+
+
+def test_a_manifest_that_says_more_stays(tmp_path):
+    run(make_corpus(tmp_path), tmp_path / "out")
+    before = tree(tmp_path / "out")
+    index(tmp_path / "out")
+    index(tmp_path / "out", overwrite=True)
+    assert tree(tmp_path / "out") == before
+
+
+def test_one_bad_tar_is_named_and_the_other_indexes_stay(tars):
+    (tars / "c.tar").write_bytes(b"<html>404</html>" * 100)
+    with pytest.raises(ShardError, match=r"c\.tar: not a tar"):
+        index(tars, num_threads=1)
+    assert "b.tar.idx" in tree(tars)
+    assert MANIFEST_NAME not in tree(tars)
+
+
+def test_no_tars_is_a_config_error(tmp_path):
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ConfigError, match="no tars to index"):
+            index(folder)
+
+
+def test_an_unfinished_conversion_is_not_indexed(tars):
+    (tars / MARKER_NAME).write_text("{}")
+    with pytest.raises(ConfigError, match="finish that first"):
+        index(tars)
+
+
+# -- repack -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packed(tars):
+    """The two tars, and three gzipped ones."""
+    (tars / "c.tgz").write_bytes(gzip.compress(A))
+    (tars / "d.tar.gz").write_bytes(gzip.compress(B))
+    (tars / "notes.gz").write_bytes(gzip.compress(b"left alone"))
+    return tars
+
+
+def test_gzipped_tars_are_left_out_or_named_when_there_is_nothing_else(packed):
+    assert index(packed).num_shards == 2
+    for name in "a.tar", "b.tar":
+        (packed / name).unlink()
+    with pytest.raises(ConfigError, match=r"2 gzipped ones: pass --repack"):
+        index(packed)
+
+
+def test_a_gzipped_tar_under_a_plain_name_is_refused_with_the_hint(tars):
+    (tars / "c.tar").write_bytes(gzip.compress(A))
+    with pytest.raises(ShardError, match=r"c\.tar: gzipped.*--repack"):
+        index(tars)
+    with pytest.raises(ConfigError, match="--output"):
+        index(tars, repack=True)
+
+
+def test_repacking_beside_the_tars(packed):
+    assert index(packed, repack=True) == IndexReport(4, 6, 4, 2)
+    assert samples_of(packed) == (ours(A) + ours(B)) * 2
+    before = tree(packed)
+    assert index(packed, repack=True) == IndexReport(4, 6, 0, 0)
+    assert tree(packed) == before
+
+
+def test_repacking_elsewhere_brings_the_plain_tars_along(packed, tmp_path):
+    (packed / "e.tar").write_bytes(gzip.compress(B))
+    before = tree(packed)
+    for num_now in (3, 0):
+        report = index(packed, output=tmp_path / "out", repack=True)
+        assert (report.num_shards, report.num_repacked) == (5, num_now)
+    assert samples_of(tmp_path / "out") == (ours(A) + ours(B)) * 2 + ours(B)
+    assert tree(packed) == before
+    shutil.rmtree(packed)
+    assert problems(tmp_path / "out") == []
+
+
+def test_repacking_keeps_a_plain_tar_that_is_there(packed):
+    (packed / "c.tar").write_bytes(B)
+    assert index(packed, repack=True).num_repacked == 1
+    assert (packed / "c.tar").read_bytes() == B
+    assert index(packed, repack=True, overwrite=True).num_repacked == 2
+    assert (packed / "c.tar").read_bytes() == A
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "trailing"])
+def test_a_damaged_gzip_is_a_shard_error_and_leaves_nothing(tars, damage):
+    data = bytearray(gzip.compress(bytes(range(256)) * 100))
+    if damage == "cut":
+        del data[-20:]
+    elif damage == "flipped":
+        data[40] ^= 0xFF
+    else:
+        data += b"x" * 100
+    (tars / "c.tgz").write_bytes(data)
+    with pytest.raises(ShardError, match=r"c\.tgz: cannot be unpacked"):
+        index(tars, repack=True)
+    assert sorted(tree(tars)) == ["a.tar", "b.tar", "c.tgz", "notes.txt"]
+
+
+# -- verify -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def converted(tmp_path):
+    """Forty rows in five shards, with checksums."""
+    run(make_corpus(tmp_path), tmp_path / "out")
+    assert all(shard.sha256 for shard in open_dataset(tmp_path / "out").manifest.shards)
+    return tmp_path / "out"
+
+
+SHARD = "shard-000001.tar"
+
+
+def change(path, edit):
+    data = bytearray(path.read_bytes())
+    edit(data)
+    path.write_bytes(data)
+
+
+def test_good_data_has_no_problems(converted, corpus, tars):
+    for folder in (converted, corpus, tars):
+        assert problems(folder) == []
+
+
+def test_a_flipped_payload_byte_is_found_by_the_checksum_alone(converted):
+    def flip(data):
+        data[data.index(b"row 9")] ^= 1
+
+    change(converted / SHARD, flip)
+    assert problems(converted) == [f"{SHARD}: checksum differs; convert or fetch it again"]
+
+
+def test_a_wrong_index_is_found(converted):
+    def shift(data):
+        offsets = decode_index(bytes(data), "")
+        offsets[2] += 512
+        data[:] = encode_index(offsets)
+
+    change(converted / f"{SHARD}.idx", shift)
+    assert problems(converted) == [
+        f"{SHARD}.idx: the index is not this tar's: 1 of 9 offsets differ; "
+        f"run `mmstream index {converted} --overwrite`"
+    ]
+    index(converted, overwrite=True)
+    assert problems(converted) == []
+
+
+def test_a_tar_that_was_replaced_is_one_problem_with_a_count(tmp_path):
+    folder = Path(write_corpus(tmp_path, [30, 40]))
+    made = [(f"new{n}", {"txt": b"n" * 100 * n}) for n in range(50)]
+    keep = (folder / f"{SHARD}.idx").read_bytes()
+    write_shard(folder, SHARD, made)
+    (folder / f"{SHARD}.idx").write_bytes(keep)
+    size, reason = problems(folder)
+    assert "the manifest says" in size
+    assert reason.startswith(
+        f"{SHARD}.idx: the index is not this tar's: 40 samples, the tar has 50"
+    )
+    assert re.search(r"\(\d\d cannot be read, the first: shard-000001.tar\[\d\]", reason)
+    index(folder)
+    assert problems(folder) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"123", encode_index([0, 512])])
+def test_a_damaged_index_is_one_problem(converted, damage):
+    (converted / f"{SHARD}.idx").write_bytes(damage)
+    (reason,) = problems(converted)
+    assert reason.startswith(f"{SHARD}.idx: ")
+    assert reason.endswith(f"; the tar is there: run `mmstream index {converted} --overwrite`")
+
+
+def test_a_missing_index_is_one_problem(converted):
+    (converted / f"{SHARD}.idx").unlink()
+    (reason,) = problems(converted)
+    assert reason.startswith(f"{SHARD}: no index")
+    assert reason.endswith(f"; the tar is there: run `mmstream index {converted}`")
+    index(converted)
+    assert problems(converted) == []
+
+
+def test_samples_of_a_shard_without_an_index_are_checked_all_the_same(tmp_path):
+    tars, indexes = Path(write_corpus(tmp_path / "tars", [4, 9])), tmp_path / "its index"
+    index(tars, output=indexes)
+    at = int(decode_index((tars / f"{SHARD}.idx").read_bytes(), "")[3])
+    change(tars / SHARD, lambda data: data.__setitem__(slice(at + 512, at + 514), b"\0\0"))
+    (indexes / f"{SHARD}.idx").unlink()
+
+    def decode(sample):
+        decode_sample(sample, Decode(image=ImageDecoder(size=16)))
+
+    (missing, image) = problems(indexes, decode=decode)
+    assert missing.endswith(f"run `mmstream index {tars} --output '{indexes}'`")
+    assert image.startswith(f"{SHARD}[3] 000007.jpg: ")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 300, 512, 3000, 8192])
+def test_a_truncated_shard_is_found_and_the_others_are_still_read(converted, num_bytes):
+    path = converted / SHARD
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    change(converted / "shard-000003.tar", lambda data: data.__setitem__(-1, 1))
+    found = problems(converted)
+    assert found[0].startswith(f"{SHARD}: {num_bytes} bytes, the manifest says ")
+    assert any("checksum" in reason for reason in found if reason.startswith(SHARD))
+    assert found[-1] == "shard-000003.tar: checksum differs; convert or fetch it again"
+
+
+def test_a_missing_shard_is_one_problem(converted):
+    (converted / SHARD).unlink()
+    (reason,) = problems(converted)
+    assert reason.startswith(f"{SHARD}: no such shard")
+
+
+def test_a_damaged_header_is_found(tmp_path):
+    write_corpus(tmp_path, [3])
+    change(tmp_path / "shard-000000.tar", lambda data: data.__setitem__(0, 0x58))
+    found = problems(tmp_path)
+    assert any("not a tar header at byte 0" in reason for reason in found)
+
+
+def test_a_key_that_comes_twice_in_a_shard_is_found(tmp_path):
+    made = [(key, captioned(0)) for key in ("a", "b", "a")]
+    write_shard(tmp_path, "x.tar", made)
+    assert problems(tmp_path) == ["x.tar: key 'a' comes 2 times, not in one piece"]
+
+
+def test_a_field_that_comes_twice_is_found_by_its_address(tmp_path):
+    (tmp_path / "x.tar").write_bytes(make_tar([("a.txt", b""), ("b.txt", b""), ("b.TXT", b"")]))
+    assert problems(tmp_path) == ["x.tar[1] b.txt: this field comes twice in the sample"]
+
+
+def test_what_a_decoder_refuses_is_a_problem(converted):
+    def decode(sample):
+        if sample["__key__"].endswith("9"):
+            raise DecodeError("no nines")
+
+    assert problems(converted, decode=decode) == ["no nines"] * 4
+    assert problems(converted, decode=lambda sample: json.loads(sample["json"])) == []
+
+
+def test_a_manifest_of_another_size_is_found(tars):
+    index(tars)
+    text = (tars / MANIFEST_NAME).read_text()
+    (tars / MANIFEST_NAME).write_text(text.replace(f":{len(A)}", f":{len(A) + 512}", 1))
+    assert Manifest.from_bytes((tars / MANIFEST_NAME).read_bytes()).num_bytes > len(A + B)
+    assert problems(tars) == [f"a.tar: {len(A)} bytes, the manifest says {len(A) + 512}"]

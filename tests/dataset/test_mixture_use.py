@@ -1,0 +1,417 @@
+"""Mixtures in use: their files, the commands, metrics, notebooks, bad samples, and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.audit.training_log import log_files, read_lineage
+from mmstream.cli import main
+from mmstream.dataset.bad_list import quarantined
+from mmstream.storage import open_store
+from mmstream.train.distributed import Place
+from mmstream.train.meter import Meter
+from tests.helpers.bad_corpus import policy, write_tiny
+from tests.helpers.corpora import captioned, write_corpus
+from tests.helpers.paths import DOCS
+from tests.helpers.topology import run
+from tools.bench import mixture as bench_mixture
+
+COUNTS = {"a": [40, 0, 31], "b": [7], "c": [130]}
+WEIGHTS = {"a": 0.7, "b": 0.05, "c": 0.25}
+
+
+def text_of(sources=None, **settings):
+    sources = sources or {n: {"url": n, "weight": w} for n, w in WEIGHTS.items()}
+    return json.dumps({"sources": sources, **(settings or {"epoch_steps": 20})})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three corpora and ``mix.json``."""
+    root = tmp_path_factory.mktemp("mix")
+    for name, counts in COUNTS.items():
+        write_corpus(root / name, counts)
+    (root / "mix.json").write_text(text_of())
+    return root
+
+
+@pytest.fixture
+def mmstream(monkeypatch, capsys):
+    """Run a command in this process; return (exit code, stdout, stderr)."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        return (exit.value.code, *capsys.readouterr())
+
+    return run
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def test_a_file_gives_the_mixture_that_it_describes(folder, tmp_path, monkeypatch):
+    path = tmp_path / "mix.json"
+    sources = {
+        "c": {"url": str(folder / "c"), "weight": 3},
+        "a": {"url": "../mix/a", "weight": 0.7},
+        "one": {"url": "deep/shard-{000000..000002}.tar", "weight": 0},
+    }
+    (tmp_path / "deep").symlink_to(folder / "a")
+    (tmp_path.parent / "mix").symlink_to(folder)
+    changes = {"7": {"a": 1, "c": 0, "one": 2.5}}
+    path.write_text(text_of(sources, epoch_steps=12, changes=changes))
+    mixture = mm.open_mixture(path)
+    assert list(mixture.datasets) == ["c", "a", "one"]
+    assert [len(dataset) for dataset in mixture.datasets.values()] == [130, 71, 71]
+    assert mixture.weights == {0: {"c": 3, "a": 0.7, "one": 0}, 7: {"a": 1, "c": 0, "one": 2.5}}
+    assert mixture.epoch_steps == 12
+    monkeypatch.chdir(tmp_path)
+    assert mm.open_mixture("mix.json").weights == mixture.weights
+    path.write_text(text_of(sources, stop="all"))
+    assert mm.open_mixture(f"file://{path}").epoch_steps == "all"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not JSON: Expecting value"),
+        ("[" * 100_000, "too deep"),
+        ("[]", "Expected `object`, got `array`"),
+        ("{}", "missing required field `sources`"),
+        (text_of({"a": {"url": "a"}}), "sources.a: .*missing required field `weight`"),
+        (text_of({"a": {"url": "a", "weight": "1"}}), "sources.a.weight: Expected"),
+        (text_of({"a": {"url": "a", "weight": True}}), "sources.a.weight: Expected"),
+        (text_of({"a": {"url": "a", "weight": -1}}), "sources.a.weight: Expected .* >= 0"),
+        (text_of({"a": {"url": "", "weight": 1}}), "sources.a.url: is empty"),
+        (text_of({"a": {"url": "a", "weight": 1, "wait": 2}}), "sources.a: .* unknown .*`wait`"),
+        ('{"sources": {"a": {"url": "a", "weight": NaN}}}', "NaN is no number"),
+        ('{"sources": {"a": {"url": "a", "weight": 1e999}}, "stop": "all"}', "inf: needs a number"),
+        ('{"sources": {"a": 1, "a": 1}}', "key 'a' stands there twice"),
+        ('{"sources": {}, "epoch_steps": 3}', "sources: Expected"),
+        (text_of(epoch_steps=0), "epoch_steps: Expected `int` >= 1"),
+        (text_of(stop="last"), "stop: Invalid enum value 'last'"),
+        (text_of(steps=3), "unknown field `steps`"),
+        (text_of(stop="all", epoch_steps=3), "say when an epoch ends"),
+        (text_of(epoch_steps=3, changes={"soon": {}}), "changes: Expected `int`, got `str`"),
+        (text_of(epoch_steps=3, changes={"5": {"a": "x"}}), "changes.5.a: Expected"),
+        (text_of(epoch_steps=3, changes={"5": {"a": 1}}), "changes at step 5 name"),
+        (text_of({"a": {"url": "a", "weight": 0}}, stop="all"), "at least one must be above 0"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_names_file_and_key(folder, tmp_path, text, reason):
+    for name in COUNTS:
+        (tmp_path / name).symlink_to(folder / name)
+    path = tmp_path / "mix.json"
+    path.write_text(text)
+    with pytest.raises(mm.ConfigError, match=reason) as error:
+        mm.open_mixture(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_wrong_with_a_source_says_which_it_is(folder, tmp_path):
+    path = tmp_path / "mix.json"
+    (tmp_path / "empty").mkdir()
+    for url, kind, reason in (
+        ("none", mm.ManifestError, "no such folder"),
+        ("empty", mm.ManifestError, "neither mmstream.json nor tars"),
+        ("none.tar", FileNotFoundError, "no such tar"),
+        ("{a,s3://b/c}.tar", mm.ConfigError, "local tars and remote"),
+    ):
+        sources = {"good": {"url": str(folder / "a"), "weight": 1}, "b": {"url": url, "weight": 1}}
+        path.write_text(text_of(sources, stop="all"))
+        with pytest.raises(kind) as error:
+            mm.open_mixture(path)
+        assert str(error.value).startswith(f"{path}: sources.b: ")
+        assert reason in str(error.value)
+
+
+def test_weights_that_are_none_say_where_they_stand(folder, tmp_path):
+    sources = {"a": {"url": str(folder / "a"), "weight": 1}}
+    path = tmp_path / "mix.json"
+    path.write_text(text_of(sources, epoch_steps=3, changes={"5": {"a": 0}}))
+    with pytest.raises(mm.ConfigError, match=r"mix\.json: changes\.5: weights \[0\]: at least one"):
+        mm.open_mixture(path)
+
+
+def test_what_is_no_mixture_says_what_it_is(folder):
+    with pytest.raises(mm.ConfigError, match=r"a: a folder, no mixture's file; mm\.open_dataset"):
+        mm.open_mixture(folder / "a")
+    with pytest.raises(FileNotFoundError, match=r"absent\.json"):
+        mm.open_mixture(folder / "absent.json")
+    with pytest.raises(mm.ConfigError, match="a dataset's manifest"):
+        mm.open_mixture(folder / "a" / "mmstream.json")
+    with pytest.raises(mm.ManifestError, match=r"opens with mm\.open_mixture"):
+        mm.open_dataset(folder / "mix.json")
+
+
+@pytest.mark.s3
+def test_a_mixture_in_a_bucket_has_the_local_batches(folder, s3, tmp_path, mmstream):
+    root = f"{s3}/{tmp_path.name}"
+    for name in COUNTS:
+        for file in (folder / name).iterdir():
+            open_store(f"{root}/data/{name}").write(file.name, file.read_bytes())
+    sources = {n: {"url": f"../data/{n}", "weight": w} for n, w in WEIGHTS.items()}
+    open_store(f"{root}/mixes").write("mix.json", text_of(sources).encode())
+    made = [
+        mm.Pipeline(mm.open_mixture(file), global_batch_size=8)
+        for file in (f"{root}/mixes/mix.json", folder / "mix.json")
+    ]
+    assert made[0].order.identity() == made[1].order.identity()
+    assert run(made[0], 2, 1, range(3)).steps == run(made[1], 1, 2, range(3)).steps
+    code, out, _ = mmstream("info", f"{root}/mixes/mix.json", "--keys", 1)
+    assert code == 0
+    assert f"c: <Dataset {root}/data/c: 130 samples" in out
+    sources["a"]["url"] = "../../../../elsewhere/a"
+    open_store(f"{root}/mixes").write("bad.json", text_of(sources).encode())
+    with pytest.raises(mm.ConfigError, match="leads out of the bucket"):
+        mm.open_mixture(f"{root}/mixes/bad.json")
+
+
+# -- the commands ---------------------------------------------------------------------------------
+
+
+def test_info_tells_weights_epoch_and_sources(folder, mmstream):
+    code, out, _ = mmstream("info", folder / "mix.json", "--keys", 1)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0] == "mixture of 3 sources, 208 samples; an epoch is 20 steps"
+    assert lines[1] == "  weights: a 0.7, b 0.05, c 0.25"
+    assert [line.split()[0] for line in lines if "<Dataset" in line] == [
+        "a:", "b:", "c:",
+    ]  # fmt: skip
+    about = json.loads(mmstream("info", folder / "mix.json", "--json")[1])
+    assert about["weights"] == {"0": WEIGHTS}
+    assert (about["epoch_steps"], about["num_samples"], about["num_shards"]) == (20, 208, 5)
+    assert about["sources"]["b"]["keys"][0] == "000000"
+
+
+def train(folder, out, *options, ranks=1):
+    command = [sys.executable, "-m"]
+    if ranks > 1:
+        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    command += ["mmstream", "train", str(folder / "mix.json"), "--out", str(out), "--log-keys"]
+    command += ["--image-size", "32", "--max-length", "32", "--global-batch-size", "12"]
+    done = subprocess.run(
+        [*command, "--epochs", "2", "--checkpoint-every", "10", *options],
+        check=False, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_training_run_on_a_mixture_moves_and_its_logs_are_the_plan(
+    folder, tmp_path, mmstream, monkeypatch
+):
+    for name in COUNTS:
+        (tmp_path / name).symlink_to(folder / name)
+    (tmp_path / "mix.json").write_text(text_of())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    out = tmp_path / "run"
+    train(tmp_path, out, "--max-steps", "14", "--num-workers", "1", "--log-every", "2", ranks=2)
+    sources = {n: {"url": n, "weight": w} for n, w in WEIGHTS.items()}
+    sources["late"] = {"url": "a", "weight": 0}
+    changes = {"18": {"a": 1, "b": 0, "c": 0, "late": 1}}
+    (tmp_path / "mix.json").write_text(text_of(sources, epoch_steps=20, changes=changes))
+    train(tmp_path, out, "--max-steps", "24", "--num-workers", "2")
+
+    lines = [json.loads(line) for line in (out / "metrics-rank0.jsonl").read_text().splitlines()]
+    assert [line["world_size"] for line in lines] == [2] * 7 + [1] * 10
+    assert [sum(line["sources"].values()) for line in lines] == [24] * 7 + [12] * 10
+    counted = sum((Counter(line["sources"]) for line in lines[:11]), Counter())  # 18 steps
+    assert all(abs(counted[name] - WEIGHTS[name] * 216) <= 3 for name in WEIGHTS)
+    assert all(abs(line["sources"]["late"] - 6) <= 3 for line in lines[11:])
+    assert all(set(line["sources"]) == {"a", "late"} for line in lines[11:])
+
+    logged = read_lineage(log_files([out]))
+    mixture = mm.open_mixture(tmp_path / "mix.json")
+    named = Counter(
+        mixture.locate(shard)[0] for row in logged.values() for shard in row.planned[:, 0]
+    )
+    assert named == sum((Counter(line["sources"]) for line in lines), Counter())
+
+    command = ("replay", tmp_path / "mix.json", "--state", out)
+    code, told, _ = mmstream(*command, "--check", out)
+    assert code == 0
+    assert re.match(
+        r"ok: epoch 0 step 0 to epoch 1 step 3, 24 steps, 288 samples: 0 lost, 0 ", told
+    )
+    code, told, _ = mmstream(*command, "--epoch", 1, "--step", 3, "--keys", "--json")
+    rows = [json.loads(line) for line in told.splitlines()]
+    assert [row["key"] for row in rows] == lines[-1]["keys"]
+    assert {row["shard"].partition("/")[0] for row in rows} == {"a", "late"}
+
+    (tmp_path / "mix.json").write_text(text_of(dict(reversed(sources.items()))))
+    code, _, err = mmstream(*command, "--check", out)
+    assert code == 1
+    assert "put them in the state's order" in err
+
+
+# -- metrics and bad samples ----------------------------------------------------------------------
+
+
+def broken(tmp_path, **settings):
+    """A source that is all bad among good ones, as a pipeline."""
+    urls = {"good": write_tiny(tmp_path / "good", [90]),
+            "web/bad": write_tiny(tmp_path / "bad", [9, 40], bad=range(49))}  # fmt: skip
+    datasets = {name: mm.open_dataset(url) for name, url in urls.items()}
+    mixture = mm.Mixture(
+        {"good": (datasets["good"], 3), "web/bad": (datasets["web/bad"], 1)}, epoch_steps=40
+    )
+    return datasets, mm.Pipeline(mixture, global_batch_size=8, bad_samples=policy(**settings))
+
+
+def test_metrics_count_the_valid_rows_of_each_source(tmp_path):
+    loader = mm.Loader(broken(tmp_path)[1])
+    meter = Meter(loader.stats, Place(torch.device("cpu")), ["good", "web/bad"])
+    lines = []
+    for batch in loader:
+        meter.arrived([batch])
+        if batch["__lineage__"].step % 2:
+            lines.append(meter.read(torch.zeros(()), torch.zeros(()), num_steps=1, lr=0.1))
+    assert {tuple(line["sources"]) for line in lines} == {("good",)}
+    assert sum(line["sources"]["good"] for line in lines) == 240
+    assert lines[-1]["num_bad"] == 80
+
+
+def test_a_source_that_is_all_bad_stops_the_run_however_rare_it_is(tmp_path):
+    _, made = broken(tmp_path, max_consecutive=20, quarantine=str(tmp_path / "logs"))
+    loader = mm.Loader(made)
+    with pytest.raises(mm.BadSampleLimitError, match="in a row"):
+        list(loader)
+    assert loader.stats.consecutive["good"] == 0
+    assert 20 < loader.stats.consecutive["web/bad"] == loader.stats.num_bad <= 22
+    assert loader.state_dict()["step"] in (9, 10)
+
+
+def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream):
+    datasets, made = broken(tmp_path, quarantine=str(tmp_path))
+    list(mm.Loader(made))
+    file = tmp_path / "quarantine-rank0.jsonl"
+    refs = quarantined([file], datasets["web/bad"], "web/bad")
+    assert len(refs) == 49
+    assert len(quarantined([file], datasets["good"], "good")) == 0
+    with pytest.raises(mm.ConfigError, match="say which source"):
+        quarantined([file], datasets["web/bad"])
+    limited = broken(tmp_path, max_samples=3, quarantine=str(tmp_path / "more"))[1]
+    with pytest.raises(mm.BadSampleLimitError, match="--source NAME` leaves them out of new runs"):
+        list(mm.Loader(limited))
+    words = ("--quarantine", file, "--source", "web/bad")
+    code, out, _ = mmstream("verify", tmp_path / "bad", *words)
+    assert (code, out[:32]) == (0, "49 of 49 samples are left out of")
+    assert len(mm.open_dataset(tmp_path / "bad").bad) == 49
+    assert json.loads(file.read_text().splitlines()[0])["reason"].startswith("web/bad/shard-")
+
+
+def test_a_bad_list_that_came_later_is_refused_with_what_to_do(tmp_path, mmstream):
+    _, made = broken(tmp_path, quarantine=str(tmp_path))
+    loader = mm.Loader(made)
+    for _ in zip(range(5), loader):
+        pass
+    state = loader.state_dict()
+    loader.close()
+    words = ("--quarantine", tmp_path / "quarantine-rank0.jsonl", "--source", "web/bad")
+    assert mmstream("verify", tmp_path / "bad", *words)[0] == 0
+    with pytest.raises(mm.StateError, match=r"or move mmstream\.bad\.json away"):
+        mm.Loader(broken(tmp_path)[1]).load_state_dict(state)
+    (tmp_path / "bad" / "mmstream.bad.json").unlink()
+    mm.Loader(broken(tmp_path)[1]).load_state_dict(state)
+
+
+# -- notebooks ------------------------------------------------------------------------------------
+
+
+def test_a_mixture_and_its_pipeline_tell_of_each_source(folder):
+    datasets = {name: mm.open_dataset(folder / name) for name in COUNTS}
+    names = {"a": "<b>a</b>", "b": "b", "c": "c"}
+    changes = {7: {"<b>a</b>": 1, "b": 1, "c": 2}}
+    mixture = mm.Mixture(
+        {names[n]: (datasets[n], w) for n, w in WEIGHTS.items()}, epoch_steps=20, changes=changes
+    )
+    html = mm.show(mixture)._repr_html_()
+    for text in ("an epoch is 20 steps", "70 %", "5 %", "from step 7", "25 %, b 25 %, c 50 %"):
+        assert text in html
+    assert "&lt;b&gt;a" in html
+    assert "<b>a</b>" not in html
+    made = mm.Pipeline(mixture, global_batch_size=10)
+    html = made._repr_html_()
+    assert "<b>a</b>" not in html
+    assert "left-over" not in html
+    assert "10 steps" in html  # 71 samples, 7 a step
+    assert ">1.97<" in html
+    batch = next(iter(mm.Loader(made)))
+    html = mm.show(batch)._repr_html_()
+    for row in range(10):
+        assert f"{batch['__source__'][row]}: {batch['__key__'][row]}".replace(
+            "<b>a</b>", "&lt;b&gt;a&lt;/b&gt;"
+        ) in html  # fmt: skip
+    assert "7 &lt;b&gt;a" in html
+    sample = made.take(1)[0]
+    assert f"{sample['__source__']}: ".replace("<b>a</b>", "&lt;") [:3] in (
+        mm.show(sample)._repr_html_()
+    )  # fmt: skip
+
+
+def test_a_mixture_without_any_weight_can_still_be_looked_at(folder):
+    mixture = mm.Mixture({"a": (mm.open_dataset(folder / "a"), 0)}, stop="all")
+    assert "0 %" in mixture._repr_html_()
+    assert "until" not in mixture.epoch_text
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    bench_mixture.write_corpora(folder)
+    return folder
+
+
+PAGE = (DOCS / "mixtures.md").read_text()
+
+
+def test_the_pages_table_is_what_its_command_prints(corpora):
+    table = bench_mixture.table(bench_mixture.count(mm.open_mixture(corpora / "mix.json")))
+    assert table in PAGE
+
+
+def test_the_pages_code_runs_as_it_stands(corpora, monkeypatch, capsys):
+    monkeypatch.chdir(corpora)
+    (text,) = re.findall(r"```json\n(.*?)```", PAGE, re.S)
+    Path("mix-val.json").write_text(text)
+    blocks = re.findall(r"<!-- run -->\n```python\n(.*?)```", PAGE, re.S)
+    assert len(blocks) == 2
+    for number, block in enumerate(blocks):
+        names = {"__name__": f"page_{number}"}
+        exec(block, names)
+        if "loader" in names and number == 0:
+            names["loader"].close()
+    assert capsys.readouterr().out == "captions 480\nchats 96\nrare 10\n"
+    assert mm.open_mixture("mix-val.json").weights[1000]["rare"] == 0.2
+
+
+def test_a_caption_for_a_vlm_stands_behind_its_images():
+    from mmstream.train.tokenizer import byte_tokenizer
+
+    text = mm.TextDecoder(byte_tokenizer(chat=True), image_length=3)
+    fields = captioned(1)
+    made = text({"txt": fields["txt"], "jpg": fields["jpg"]})
+    same = text({"txt": b"<image>" + fields["txt"], "jpg": fields["jpg"]})
+    for name, array in made.items():
+        assert array.tolist() == same[name].tolist()
+    assert made["labels"].tolist().count(-100) == 3
+    bare = text({"txt": fields["txt"]})
+    assert -100 not in bare["labels"].tolist()

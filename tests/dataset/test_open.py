@@ -1,0 +1,388 @@
+"""Opening a corpus in every way, random access, and what is said when that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.dataset.index import encode_index
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError
+from tests.helpers.corpora import captioned, write_corpus, write_shard
+from tests.helpers.foreign_tars import FOREIGN, make_tar, plain, theirs
+
+
+def keys(dataset):
+    return [sample["__key__"] for sample in dataset]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Seven samples in three shards, with indexes and a manifest."""
+    return Path(write_corpus(tmp_path / "corpus", [3, 0, 4]))
+
+
+ALL = [f"{i:06d}" for i in range(7)]
+
+
+# -- the ways of opening ------------------------------------------------------------------------
+
+
+def test_a_folder_with_a_manifest_opens_without_touching_a_shard(folder):
+    for path in folder.glob("*.tar*"):
+        path.unlink()
+    dataset = open_dataset(folder)
+    assert len(dataset) == 7
+    assert dataset.counts.tolist() == [3, 0, 4]
+    assert dataset.num_shards == 3
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_folder_without_a_manifest_is_listed(folder, indexed):
+    (folder / MANIFEST_NAME).unlink()
+    (folder / "notes.txt").write_text("no tar")
+    if not indexed:
+        for path in folder.glob("*.idx"):
+            path.unlink()
+    dataset = open_dataset(str(folder))
+    assert keys(dataset) == ALL
+    assert dataset.counts.tolist() == [3, 0, 4]
+    assert indexed == bool(list(folder.glob("*.idx")))  # opening writes nothing
+
+
+def test_one_tar(folder):
+    for name in (str(folder / "shard-000002.tar"), folder / "shard-000002.tar"):
+        assert keys(open_dataset(name)) == ALL[3:]
+
+
+def test_a_relative_name_and_a_file_url(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert keys(open_dataset("shard-000002.tar")) == ALL[3:]
+    assert keys(open_dataset(".")) == ALL
+    assert keys(open_dataset(f"file://{folder}")) == ALL
+    assert keys(open_dataset(f"file://{folder}/shard-000002.tar")) == ALL[3:]
+    monkeypatch.chdir("/")
+    assert keys(open_dataset(os.path.relpath(folder, "/"))) == ALL
+
+
+def test_a_dataset_outlives_a_change_of_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    dataset = open_dataset(".")
+    monkeypatch.chdir("/")
+    assert dataset[0]["__key__"] == ALL[0]
+
+
+def test_a_list_keeps_its_order(folder):
+    tars = [folder / "shard-000002.tar", folder / "shard-000000.tar"]
+    assert keys(open_dataset(tars)) == ALL[3:] + ALL[:3]
+
+
+def test_a_list_of_tars_in_different_folders(tmp_path):
+    for name in "a/b", "a/c/d", "e":
+        write_shard(tmp_path / name, "x.tar", [(name, captioned(0))])
+    tars = [str(tmp_path / name / "x.tar") for name in ("e", "a/c/d", "a/b")]
+    dataset = open_dataset(tars)
+    assert keys(dataset) == ["e", "a/c/d", "a/b"]
+    assert [sample["__url__"] for sample in dataset] == tars
+
+
+def test_a_brace_pattern(folder):
+    assert keys(open_dataset(f"{folder}/shard-{{000000..000002}}.tar")) == ALL
+    assert keys(open_dataset(f"{folder}/shard-00000{{2,0}}.tar")) == ALL[3:] + ALL[:3]
+
+
+# -- what cannot be opened ----------------------------------------------------------------------
+
+
+def test_a_missing_folder_and_an_empty_one_are_told_apart(tmp_path):
+    with pytest.raises(ManifestError, match=r"absent: no such folder"):
+        open_dataset(tmp_path / "absent")
+    with pytest.raises(ManifestError, match=r"neither mmstream.json nor tars in it"):
+        open_dataset(tmp_path)
+
+
+def test_a_missing_tar_is_named(folder):
+    for source in (folder / "no.tar", [folder / "no.tar"], f"{folder}/{{shard-000000,no}}.tar"):
+        with pytest.raises(FileNotFoundError, match=r"/no\.tar: no such tar"):
+            open_dataset(source)
+
+
+@pytest.mark.parametrize("source", [[], (), ""])
+def test_nothing_to_open_is_a_config_error(source):
+    with pytest.raises(ConfigError):
+        open_dataset(source)
+
+
+def test_a_tar_twice_and_tars_in_two_kinds_of_places_are_config_errors(folder):
+    tar = folder / "shard-000000.tar"
+    with pytest.raises(ConfigError, match="named twice"):
+        open_dataset([tar, tar])
+    for tars in (
+        [tar, "s3://bucket/x.tar"],
+        ["s3://bucket/x.tar", tar],
+        ["s3://a/x.tar", "s3://b/x.tar"],
+    ):
+        with pytest.raises(ConfigError):
+            open_dataset(tars)
+
+
+def test_an_unfinished_conversion_is_refused_by_name_of_the_command(folder):
+    command = "mmstream convert rows.jsonl dest"
+    (folder / MARKER_NAME).write_text(json.dumps({"command": command}))
+    with pytest.raises(ManifestError, match=f"not finished; finish it with: {command}"):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize("marker", [b"", b"{}", b"[]", b"\xff", b'"text"', b"[" * 100_000])
+def test_an_unfinished_conversion_with_a_damaged_marker_is_refused_too(folder, marker):
+    (folder / MARKER_NAME).write_bytes(marker)
+    with pytest.raises(ManifestError, match="run the same `mmstream convert` again"):
+        open_dataset(folder)
+
+
+# -- the manifest -------------------------------------------------------------------------------
+
+
+def manifest(**changes) -> bytes:
+    shard = {"name": "a.tar", "num_samples": 1, "num_bytes": 2048, **changes.pop("shard", {})}
+    return json.dumps({"version": 1, "shards": [shard], **changes}).encode()
+
+
+def test_a_manifest_reads_back_as_it_was_written():
+    shards = (ShardInfo("a.tar", 2, 4096, "ab" * 32), ShardInfo("ü/b.tar", 0, 1024))
+    made = Manifest(shards, {"txt": 2, "jpg": 1}, {"rows": {"name": "r.jsonl"}}, "s3://b/x")
+    assert Manifest.from_bytes(made.to_bytes()) == made
+    assert made.to_bytes() == made.to_bytes()
+    assert list(json.loads(made.to_bytes())["fields"]) == ["jpg", "txt"]
+    assert Manifest.from_bytes(manifest()).num_samples == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"version": 1}',
+        b'{"version": 1, "shards": 3}',
+        b'{"version": "1", "shards": []}',
+        b'{"version": 1, "shards": [], "source": ' + b'{"a":' * 100_000,
+        manifest(shard={"num_samples": "1"}),
+        manifest(shard={"num_samples": -1}),
+        manifest(shard={"num_samples": 1 << 62}),
+        manifest(shard={"num_bytes": 10**30}),
+        manifest(shard={"name": ""}),
+        manifest(shard={"name": "a\0.tar"}),
+        manifest(shard={"name": None}),
+    ],
+)
+def test_a_malformed_manifest_is_a_manifest_error_that_names_it(folder, data):
+    (folder / MANIFEST_NAME).write_bytes(data)
+    with pytest.raises(ManifestError, match=r"corpus/mmstream\.json: "):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize(
+    "data", [manifest(version=2), b'{"version": 9}', b'{"version": 2, "shards": "elsewhere"}']
+)
+def test_a_newer_manifest_says_so_whatever_it_holds(folder, data):
+    (folder / MANIFEST_NAME).write_bytes(data)
+    with pytest.raises(ManifestError, match="install a newer mmstream"):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize("name", ["../a.tar", "/etc/passwd", "x/../../a.tar", ".."])
+def test_a_manifest_cannot_lead_outside_its_folder(folder, name):
+    (folder / MANIFEST_NAME).write_bytes(manifest(shard={"name": name}))
+    with pytest.raises(ManifestError, match="lies outside the dataset"):
+        open_dataset(folder)
+
+
+def test_a_shard_named_twice_is_a_manifest_error(folder):
+    made = Manifest((ShardInfo("a.tar", 1, 2048),) * 2)
+    (folder / MANIFEST_NAME).write_bytes(made.to_bytes())
+    with pytest.raises(ManifestError, match="twice"):
+        open_dataset(folder)
+
+
+# -- random access ------------------------------------------------------------------------------
+
+
+def test_samples_are_dicts_of_bytes_by_number(folder):
+    dataset = open_dataset(folder)
+    sample = dataset[4]
+    assert sample["__key__"] == "000004"
+    assert sample["__url__"] == str(folder / "shard-000002.tar")
+    assert sample["__lineage__"][:2] == (2, 1)
+    assert dict(plain(sample)) == {"__key__": "000004", **captioned(4)}
+    assert dataset[-1]["__key__"] == "000006"
+    assert dataset[-7]["__key__"] == "000000"
+    assert dataset[np.int64(4)] == sample
+    assert keys(dataset) == ALL
+    assert len(dataset) == 7
+
+
+@pytest.mark.parametrize("item", [7, -8, 1 << 40])
+def test_a_number_beyond_the_end_is_an_index_error(folder, item):
+    with pytest.raises(IndexError, match=f"sample {item} of 7"):
+        open_dataset(folder)[item]
+
+
+@pytest.mark.parametrize("item", ["0", None, 1.5])
+def test_what_is_no_number_is_a_type_error(folder, item):
+    with pytest.raises(TypeError):
+        open_dataset(folder)[item]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [slice(None), slice(2, 5), slice(None, None, -2), slice(-3, None), slice(9, 20), slice(5, 1)],
+)
+def test_a_slice_is_a_view_as_of_a_list(folder, cut):
+    view = open_dataset(folder)[cut]
+    assert len(view) == len(ALL[cut])
+    assert keys(view) == ALL[cut]
+    assert keys(view[1:]) == ALL[cut][1:]
+    for number in range(-len(view), len(view)):
+        assert view[number]["__key__"] == ALL[cut][number]
+    with pytest.raises(IndexError):
+        view[len(view)]
+
+
+def test_a_view_reads_only_when_asked(folder):
+    view = open_dataset(folder)[:5]
+    (folder / "shard-000002.tar").unlink()
+    assert view[2]["__key__"] == "000002"
+    with pytest.raises(ShardError, match=r"shard-000002\.tar: no such shard"):
+        view[3]
+
+
+def test_a_dataset_says_what_it_is(folder):
+    dataset = open_dataset(folder)
+    text = repr(dataset)
+    assert text.startswith(f"<Dataset {folder}: 7 samples, 3 shards, 0.")
+    assert repr(dataset[:2]) == f"<2 samples of {text}>"
+
+
+def test_a_dataset_pickles_without_its_indexes(folder):
+    dataset = open_dataset(folder)
+    dataset[4]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert keys(copy) == ALL
+    assert copy.manifest == dataset.manifest
+    assert keys(pickle.loads(pickle.dumps(dataset[2:5]))) == ALL[2:5]
+    size = len(pickle.dumps(dataset))
+    assert len(pickle.dumps(copy)) == size  # reading everything adds nothing
+
+
+def test_a_dataset_without_indexes_pickles_with_those_it_built(folder):
+    for path in [*folder.glob("*.idx"), folder / MANIFEST_NAME]:
+        path.unlink()
+    copy = pickle.loads(pickle.dumps(open_dataset(folder)))
+    assert keys(copy) == ALL
+
+
+# -- shards and indexes that do not fit ---------------------------------------------------------
+
+
+def test_a_missing_index_is_a_shard_error_with_the_command(folder):
+    (folder / "shard-000000.tar.idx").unlink()
+    with pytest.raises(ShardError, match=r"shard-000000\.tar: no index .*mmstream index"):
+        open_dataset(folder)[0]
+
+
+def test_an_index_of_another_length_is_a_shard_error(folder):
+    (folder / "shard-000000.tar.idx").write_bytes(encode_index([0, 512]))
+    with pytest.raises(ShardError, match=r"1 samples, the manifest says 3.*--overwrite"):
+        open_dataset(folder)[0]
+
+
+@pytest.mark.parametrize(
+    "end", [1 << 20, 1 << 50, (1 << 63) - 512, int.from_bytes((512).to_bytes(8), "little")]
+)
+def test_an_index_that_goes_beyond_its_tar_is_a_shard_error(folder, end):
+    (folder / "shard-000000.tar.idx").write_bytes(encode_index([0, 512, 1024, end]))
+    with pytest.raises(ShardError, match="its index goes to"):
+        open_dataset(folder)[2]
+
+
+def test_an_index_of_another_tar_is_a_sample_error_with_the_cure(folder):
+    (folder / "shard-000000.tar.idx").write_bytes(encode_index([0, 512, 1024, 8192]))
+    dataset = open_dataset(folder)
+    for number, reason in [(0, "truncated"), (1, "not a tar header"), (2, "")]:
+        with pytest.raises(SampleError, match=rf"^shard-000000\.tar\[{number}\].*{reason}"):
+            dataset[number]
+
+
+def test_a_truncated_shard_is_a_shard_error(folder):
+    dataset = open_dataset(folder)
+    path = folder / "shard-000002.tar"
+    path.write_bytes(path.read_bytes()[:6000])
+    assert dataset[3]["__key__"] == "000003"
+    with pytest.raises(ShardError, match=r"shard-000002\.tar: truncated: 6000 bytes"):
+        dataset[6]
+
+
+def test_a_tar_that_was_replaced_after_indexing_never_gives_a_wrong_sample(tmp_path):
+    write_shard(tmp_path, "a.tar", [(f"old{i}", {"txt": b"o" * 600}) for i in range(4)])
+    (tmp_path / "a.tar").write_bytes(make_tar([(f"new{i}.txt", b"n" * i * 400) for i in range(8)]))
+    dataset, errors = open_dataset(tmp_path), []
+    for number in range(len(dataset)):
+        try:
+            assert dataset[number]["__key__"].startswith("new")
+        except SampleError as error:
+            errors.append(str(error))
+    assert any("the index is not this tar's; run `mmstream index --overwrite`" in e for e in errors)
+
+
+# -- tars of others -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["compressed.tar", "mpdata.tar", "testgz.tar"])
+def test_real_tars_of_webdataset_open_as_they_are(name):
+    dataset = open_dataset(FOREIGN / name)
+    assert [plain(sample) for sample in dataset] == theirs((FOREIGN / name).read_bytes())
+
+
+def test_a_gzipped_tar_is_refused_with_the_hint_and_reads_after_repacking(tmp_path):
+    packed = FOREIGN / "sample.tgz"
+    with pytest.raises(ShardError, match="mmstream index --repack"):
+        open_dataset(packed)
+    report = index_tars(FOREIGN, output=tmp_path / "out", repack=True, progress=False)
+    assert (report.num_shards, report.num_repacked) == (4, 1)
+    dataset = open_dataset(tmp_path / "out")
+    names = ["compressed.tar", "mpdata.tar", "sample.tgz", "testgz.tar"]
+    expected = [sample for name in names for sample in theirs((FOREIGN / name).read_bytes())]
+    assert [plain(sample) for sample in dataset] == expected
+    assert len(open_dataset(tmp_path / "out" / "sample.tar")) == 90
+
+
+def test_the_public_name_is_the_function():
+    assert mm.open_dataset is open_dataset
+
+
+def test_gzipped_tars_beside_plain_ones_are_not_left_out_in_silence(tmp_path, caplog):
+    write_corpus(tmp_path, [3])
+    (tmp_path / "mmstream.json").unlink()
+    (tmp_path / "more.tgz").write_bytes(b"\x1f\x8b")
+    assert len(open_dataset(tmp_path)) == 3
+    assert "1 gzipped tars are left out" in caplog.text
+
+
+def test_tars_that_the_manifest_does_not_name_are_told(tmp_path, caplog):
+    write_corpus(tmp_path, [3, 2])
+    shutil.copy(tmp_path / "shard-000001.tar", tmp_path / "shard-000002.tar")
+    assert len(open_dataset(tmp_path)) == 5
+    assert "1 tars are not in mmstream.json and are left out (shard-000002.tar" in caplog.text

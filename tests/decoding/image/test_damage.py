@@ -1,0 +1,173 @@
+"""Damaged, truncated and oddly marked files: nothing but DecodeError ever comes out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mmstream.decoding.image import jpeg
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.jpeg import tidy
+from mmstream.errors import DecodeError
+from tests.helpers.pictures import JPEG, PNG, encoded, read
+
+SAMPLES = ["hopper.jpg", "hopper.gif", "hopper.webp", "hopper.avif"]
+
+decode = ImageDecoder()
+
+
+@given(length=st.integers(0, len(JPEG) - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_truncated_jpeg_is_a_decode_error(length: int) -> None:
+    with pytest.raises(DecodeError):
+        decode(JPEG[:length])
+
+
+@given(length=st.integers(0, len(JPEG) - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_jpeg_with_a_zeroed_tail_is_a_decode_error(length: int) -> None:
+    with pytest.raises(DecodeError):
+        decode(JPEG[:length].ljust(len(JPEG), b"\0"))
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.8, 0.95])
+def test_a_jpeg_with_zeroes_inside_its_picture_is_a_decode_error(fraction: float) -> None:
+    start = int(len(JPEG) * fraction)
+    with pytest.raises(DecodeError):
+        decode(JPEG[:start] + bytes(len(JPEG) - start - 2) + JPEG[-2:])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.1, 0.5, 0.9, 0.97])
+def test_a_truncated_file_of_any_format_is_a_decode_error(name: str, fraction: float) -> None:
+    data = read(name)
+    with pytest.raises(DecodeError):
+        decode(data[: int(len(data) * fraction)])
+
+
+@given(position=st.integers(0, len(PNG) - 1), bit=st.integers(0, 7))
+@settings(max_examples=100, deadline=None)
+def test_a_flipped_bit_in_a_png_is_noticed_or_harmless(position: int, bit: int) -> None:
+    damaged = bytearray(PNG)
+    damaged[position] ^= 1 << bit
+    try:
+        image = decode(bytes(damaged))
+    except DecodeError:
+        return
+    np.testing.assert_array_equal(image, decode(PNG))
+
+
+@given(length=st.integers(0, len(PNG) - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_truncated_png_is_a_decode_error_unless_only_its_end_mark_is_gone(length: int) -> None:
+    try:
+        image = decode(PNG[:length])
+    except DecodeError:
+        return
+    assert length >= len(PNG) - 12
+    np.testing.assert_array_equal(image, decode(PNG))
+
+
+@given(
+    data=st.sampled_from([JPEG, PNG, *map(read, SAMPLES)]),
+    damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=8),
+    cut=st.integers(0, 400),
+)
+@settings(max_examples=250, deadline=None)
+def test_damaged_bytes_decode_or_raise_a_decode_error(
+    data: bytes, damage: list[tuple[int, int]], cut: int
+) -> None:
+    damaged = bytearray(data)
+    for position, value in damage:
+        damaged[position % len(damaged)] = value
+    try:
+        image = decode(bytes(damaged[: len(damaged) - cut]))
+    except DecodeError:
+        return
+    assert image.dtype == np.uint8
+    assert image.ndim == 3
+    assert image.shape[2] == 3
+
+
+def with_segment(marker: int, payload: bytes) -> bytes:
+    length = (len(payload) + 2).to_bytes(2, "big")
+    return JPEG[:2] + bytes((0xFF, marker)) + length + payload + JPEG[2:]
+
+
+def jpeg_oddities() -> dict[str, bytes]:
+    sos = JPEG.index(b"\xff\xda")
+    sos_end = sos + 2 + int.from_bytes(JPEG[sos + 2 : sos + 4], "big")
+    jfif = JPEG.index(b"JFIF\0") + 5
+    return {
+        "junk between segments": JPEG[:2] + b"abc" + JPEG[2:],
+        "zeroes before the end": JPEG[:-2] + bytes(64) + JPEG[-2:],
+        "bytes after the end": JPEG + b"trailing video",
+        "an unknown JFIF revision": JPEG[:jfif] + b"\7" + JPEG[jfif + 1 :],
+        "a bad ICC profile": with_segment(0xE2, b"ICC_PROFILE\0\0\0broken"),
+        "wrong scan parameters": JPEG[: sos_end - 3] + b"\0\0\0" + JPEG[sos_end:],
+        "an unknown Adobe transform": with_segment(0xEE, b"Adobe\0\x64\0\0\0\0\x07"),
+    }
+
+
+@pytest.mark.parametrize("name", jpeg_oddities())
+def test_an_oddly_marked_jpeg_gives_the_same_pixels(name: str) -> None:
+    np.testing.assert_array_equal(decode(jpeg_oddities()[name]), decode(JPEG))
+
+
+@pytest.mark.parametrize("name", [n for n in jpeg_oddities() if n != "bytes after the end"])
+def test_an_oddly_marked_jpeg_that_is_also_truncated_is_a_decode_error(name: str) -> None:
+    data = jpeg_oddities()[name]
+    with pytest.raises(DecodeError):
+        decode(data[: int(len(data) * 0.8)])
+
+
+def test_tidying_keeps_every_pixel_of_a_good_jpeg() -> None:
+    assert len(tidy(JPEG)) <= len(JPEG)
+    np.testing.assert_array_equal(decode(tidy(JPEG)), decode(JPEG))
+
+
+def test_sampling_factors_unknown_to_turbojpeg_are_left_to_pillow() -> None:
+    plain = encoded(Image.new("RGB", (8, 8), (128, 128, 128)), "jpeg", subsampling=0)
+    frame = plain.index(b"\xff\xc0")
+    scan = plain.index(b"\xff\xda") + 14
+    odd = bytearray(plain[:scan]) + b"\x28\x00\x3f\xff\xd9"  # one more empty block
+    odd[frame + 14] = 0x12  # the first chroma plane is sampled twice as finely as the luma
+    np.testing.assert_array_equal(decode(bytes(odd)), np.full((8, 8, 3), 128))
+
+
+def test_running_out_of_memory_is_not_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    def exhausted_in_libjpeg(*_: object) -> None:
+        raise ValueError("Insufficient memory (case 4)")
+
+    for failure in (exhausted, exhausted_in_libjpeg):
+        monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", failure)
+        with pytest.raises(MemoryError):
+            decode(JPEG)
+
+
+@pytest.mark.parametrize("data", [JPEG, PNG, read("hopper.gif"), read("hopper.webp")])
+def test_limits_hold_before_decoding(data: bytes) -> None:
+    with pytest.raises(DecodeError, match="exceeds max_pixels=100"):
+        ImageDecoder(max_pixels=100)(data)
+    with pytest.raises(DecodeError, match="exceeds max_bytes=100"):
+        ImageDecoder(max_bytes=100)(data)
+
+
+def test_a_jpeg_that_claims_a_huge_picture_is_refused_from_its_header() -> None:
+    bomb = bytearray(JPEG)
+    frame = bomb.index(b"\xff\xc0")
+    bomb[frame + 5 : frame + 9] = b"\xff\x00\xff\x00"
+    with pytest.raises(DecodeError, match="picture of 65280x65280 exceeds max_pixels"):
+        decode(bytes(bomb))
+
+
+def test_a_very_long_picture_cannot_blow_up_when_it_is_resized() -> None:
+    line = encoded(Image.new("RGB", (5000, 1)), "png")
+    with pytest.raises(DecodeError, match="1120000x224 exceeds max_pixels=1000000"):
+        ImageDecoder(size=224, max_pixels=10**6)(line)

@@ -1,0 +1,272 @@
+"""What becomes of every kind of odd image: shape, colour, orientation, or a refusal."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
+from mmstream.errors import ConfigError, DecodeError
+from tests.helpers.pictures import JPEG, ODD, PNG, encoded, photo, read
+
+# file -> (height, width) when it decodes, else a part of the reason
+ODD_IMAGES: dict[str, tuple[int, int] | str] = {
+    # whole files with odd labels
+    "broken_exif_dpi.jpg": (100, 100),  # EXIF that points outside itself
+    "exif_gps.jpg": (8, 8),
+    "hopper_16bit_qtables.jpg": (128, 128),
+    "icc-after-SOF.jpg": (10, 10),  # libjpeg: bad ICC marker
+    "invalid-exif.jpg": (200, 200),
+    "jpeg_ff00_header.jpg": (225, 300),  # libjpeg: 4 extraneous bytes before marker 0xdb
+    "junk_jpeg_header.jpg": (768, 1024),  # libjpeg: 5 extraneous bytes before marker 0xdb
+    "multiple_exif.jpg": (1, 1),
+    "photoshop-200dpi-broken.jpg": (200, 200),  # 16 extraneous bytes before marker 0xe1
+    "truncated_app14.jpg": (100, 100),  # the Adobe segment is too short; 1 extraneous byte
+    "xmp_no_prefix.jpg": (1, 1),
+    "no_palette.gif": (1, 1),
+    "no_palette_with_transparency.gif": (2, 2),
+    "background_outside_palette.gif": (1, 1),
+    "missing_background.gif": (32, 32),
+    "decompression_bomb_extents.gif": (100, 100),  # its frame reaches beyond the screen
+    "hopper-missing-pixi.avif": (128, 128),
+    # orientation
+    "orientation_rectangle.jpg": (2, 1),  # stored as 1 x 2
+    **{f"hopper_orientation_{i}.jpg": (128, 128) for i in range(2, 9)},
+    "hopper_orientation_5.webp": (128, 128),
+    "hopper_orientation_6.webp": (128, 128),
+    "rot1mir0.avif": (427, 640),
+    "xmp_tags_orientation.avif": (268, 326),
+    # colour, transparency, animation
+    "pil_sample_cmyk.jpg": (100, 100),  # YCCK
+    "hopper_gray.jpg": (128, 128),
+    "transparent.gif": (150, 200),
+    "transparent.webp": (150, 200),
+    "transparency.avif": (64, 64),
+    "text_mono.gif": (30, 100),
+    "anim_frame1.webp": (82, 82),
+    "hopper.jpg": (128, 128),
+    "hopper.gif": (128, 128),
+    "hopper.webp": (128, 128),
+    "hopper.avif": (128, 128),
+    # refused
+    "truncated_jpeg.jpg": "Premature end of JPEG file",
+    "ultrahdr.jpg": "Premature end of JPEG file",  # cut in the last rows
+    "hopper_bad_exif.jpg": "extraneous bytes before marker 0xd0",  # inside the picture
+    "decompression_bomb.gif": "exceeds limit",
+    "zero_width.gif": "not identified",
+}
+
+decode = ImageDecoder()
+
+
+def test_the_table_names_every_odd_image() -> None:
+    assert set(ODD_IMAGES) == {path.name for path in ODD.iterdir()} - {"LICENSES.md"}
+
+
+@pytest.mark.parametrize(("name", "expected"), ODD_IMAGES.items())
+def test_each_odd_image_decodes_or_is_refused_as_decided(
+    name: str, expected: tuple[int, int] | str
+) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(DecodeError, match=expected):
+            decode(read(name))
+        return
+    image = decode(read(name))
+    assert image.shape == (*expected, 3)
+    assert image.dtype == np.uint8
+    assert image.flags.c_contiguous
+    assert image.flags.writeable
+
+
+@pytest.mark.parametrize("name", [n for n, e in ODD_IMAGES.items() if isinstance(e, tuple)])
+def test_pixels_are_those_that_pillow_decodes_laid_on_white(name: str) -> None:
+    with Image.open(ODD / name) as image:
+        try:
+            upright = ImageOps.exif_transpose(image)
+        except Exception:  # broken EXIF: Pillow raises or warns, here it means upright
+            upright = image
+        if upright.has_transparency_data:
+            white = Image.new("RGBA", upright.size, "white")
+            upright = Image.alpha_composite(white, upright.convert("RGBA"))
+        np.testing.assert_array_equal(decode(read(name)), np.asarray(upright.convert("RGB")))
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_all_orientations_of_a_picture_come_out_the_same_way_up(orientation: int) -> None:
+    upright = decode(read("hopper.jpg")).astype(float)
+    turned = decode(read(f"hopper_orientation_{orientation}.jpg")).astype(float)
+    assert np.abs(upright - turned).mean() < 6
+
+
+@pytest.mark.parametrize("format", ["jpeg", "png", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied_in_every_format(format: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(photo(30, 45), format, exif=exif.tobytes())
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    np.testing.assert_array_equal(decode(data), expected)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_an_impossible_orientation_means_upright(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(photo(), "png", exif=exif.tobytes())
+    np.testing.assert_array_equal(decode(data), np.asarray(photo()))
+
+
+def test_sixteen_bit_grey_keeps_its_high_byte() -> None:
+    values = np.array([[0, 255, 256, 65535]], dtype=np.uint16)
+    image = decode(encoded(Image.fromarray(values), "png"))
+    np.testing.assert_array_equal(image[0], [[0] * 3, [0] * 3, [1] * 3, [255] * 3])
+
+
+def test_transparency_is_laid_on_white() -> None:
+    rgba = Image.new("RGBA", (2, 1), (10, 20, 30, 255))
+    rgba.putpixel((1, 0), (10, 20, 30, 0))
+    expected = [[[10, 20, 30], [255, 255, 255]]]
+    np.testing.assert_array_equal(decode(encoded(rgba, "png")), expected)
+    np.testing.assert_array_equal(decode(encoded(rgba, "webp", lossless=True)), expected)
+    grey = Image.new("LA", (1, 1), (7, 0))
+    np.testing.assert_array_equal(decode(encoded(grey, "png")), [[[255] * 3]])
+    palette = Image.new("P", (2, 1), 0)
+    palette.putpalette([1, 2, 3, 9, 9, 9])
+    palette.putpixel((1, 0), 1)
+    data = encoded(palette, "png", transparency=1)
+    np.testing.assert_array_equal(decode(data), [[[1, 2, 3], [255] * 3]])
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
+@pytest.mark.parametrize("format", ["png", "bmp", "gif"])
+def test_black_white_grey_and_palettes_become_rgb(mode: str, format: str) -> None:
+    image = photo().convert(mode)
+    data = encoded(image, format)
+    if mode == "RGB" and format == "gif":  # Pillow chooses a palette when it writes
+        assert decode(data).shape == (60, 90, 3)
+    else:
+        np.testing.assert_array_equal(decode(data), np.asarray(image.convert("RGB")))
+
+
+def test_cmyk_jpegs_are_read_as_inverted_and_converted() -> None:
+    cmyk = encoded(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "jpeg", quality=100)
+    assert np.abs(decode(cmyk).astype(int) - [0, 255, 255]).max() <= 2
+
+
+def test_an_animation_gives_its_first_frame() -> None:
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
+    for format, options in (("gif", {}), ("webp", {"lossless": True}), ("png", {})):
+        data = encoded(frames[0], format, save_all=True, append_images=frames[1:], **options)
+        np.testing.assert_array_equal(decode(data), np.full((4, 4, 3), [255, 0, 0]))
+
+
+def test_bytes_decide_the_format_so_a_wrong_name_does_not_matter() -> None:
+    assert decode(PNG).shape == decode(JPEG).shape == (60, 90, 3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"<html><body>404 Not Found</body></html>",
+        b'{"error": "expired"}',
+        b"\xff\xd8",
+        b"\xff\xd8\xff\xd9",
+        b"\x89PNG\r\n\x1a\n",
+        b"BM",
+        b"BMW is a car maker, and this is a caption",
+        b"GIF89a",
+        b"RIFF\0\0\0\0WEBP",
+        b"\0\0\0\x1cftypavif",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        bytes(1000),
+    ],
+)
+def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode(data)
+    assert 0 < len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"size": 0},
+        {"size": (0, 3)},
+        {"size": (1, 2, 3)},
+        {"size": 2.5},
+        {"size": True},
+        {"resize_size": 256},
+        {"size": 224, "resize_size": 223},
+        {"size": (10, 20), "resize_size": 19},
+        {"max_pixels": 0},
+        {"max_bytes": None},
+        {"resize": "longest", "size": 8},
+        {"resize": "shortest"},
+        {"resize": "exact"},
+        {"resize": "letterbox"},
+        {"resize": "native", "size": 8},
+        {"resize": "max_pixels", "size": 8},
+        {"resize": "max_pixels", "multiple_of": 0},
+        {"resize": "max_pixels", "pixel_budget": (100, 10)},
+        {"crop": "random"},
+        {"crop": "corner", "size": 8},
+        {"crop": "random", "size": 8, "resize": "exact"},
+        {"crop": "random", "size": 8, "resize_size": 9},
+        {"crop": None, "size": (8, 9)},
+        {"crop": None, "size": 8, "resize_size": 9},
+        {"crop_rounding": "up"},
+        {"scale": (0.0, 1.0)},
+        {"scale": (0.5, 1.1)},
+        {"ratio": (2.0, 1.0)},
+        {"flip": 1.1},
+        {"flip": -0.1},
+        {"interpolation": "nearest"},
+        {"interpolation": ["bilinear"]},
+        {"fill": (0, 0, 256)},
+        {"fill": (0, 0)},
+        {"scaled_decoding": 1},
+        {"tiles": LlavaNextTiles()},
+        {"tiles": LlavaNextTiles(), "size": 224},
+        {"tiles": InternVLTiles(), "size": (8, 8)},
+        {"tiles": InternVLTiles(), "size": 8, "resize": "exact"},
+        {"tiles": InternVLTiles(), "size": 8, "flip": 0.5},
+        {"tiles": 3, "size": 8},
+        {"tiles": InternVLTiles(), "size": 8, "resize_size": 9},
+    ],
+)
+def test_impossible_arguments_are_config_errors(arguments: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        ImageDecoder(**arguments)
+
+
+def test_the_output_shape_is_known_when_it_is_fixed() -> None:
+    assert ImageDecoder(size=8).output_shape == (8, 8)
+    assert ImageDecoder(size=(8, 9), resize_size=10).output_shape == (8, 9)
+    assert ImageDecoder(size=8, resize="letterbox").output_shape == (8, 8)
+    assert ImageDecoder(size=8, crop="random").output_shape == (8, 8)
+    assert ImageDecoder().output_shape is None
+    assert ImageDecoder(size=8, crop=None).output_shape is None
+    assert ImageDecoder(resize="max_pixels").output_shape is None
+    assert ImageDecoder(size=8, tiles=InternVLTiles()).output_shape is None
+
+
+def test_a_decoder_can_be_pickled_and_shared_by_threads() -> None:
+    tiles = ImageDecoder(size=8, tiles=InternVLTiles(max_tiles=3), fill=(1, 2, 3))
+    assert pickle.loads(pickle.dumps(tiles)) == tiles
+    assert hash(tiles) != hash(ImageDecoder(size=8))
+    decoder = pickle.loads(pickle.dumps(ImageDecoder(size=40, resize_size=48)))
+    assert decoder == ImageDecoder(size=40, resize_size=48)
+    files = [read(name) for name, expected in ODD_IMAGES.items() if isinstance(expected, tuple)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(decoder, files))
+    for data, image in zip(files, together, strict=True):
+        np.testing.assert_array_equal(image, decoder(data))

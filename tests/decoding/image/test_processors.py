@@ -1,0 +1,130 @@
+"""Hugging Face processors: the same pixels from their settings, or a refusal that says why."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmstream as mm
+from mmstream import Decode, ImageDecoder
+from mmstream._torchvision import import_torchvision
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
+from mmstream.errors import ConfigError
+from tests.helpers.corpora import captioned, write_corpus
+from tests.helpers.paths import PHOTOS
+from tests.helpers.pictures import psnr
+
+import_torchvision()
+import transformers  # noqa: E402
+
+KNOWN: list[tuple[str, dict[str, Any]]] = [
+    ("CLIPImageProcessor", {}),
+    ("CLIPImageProcessor", {"do_center_crop": False}),
+    ("BitImageProcessor", {"size": {"shortest_edge": 256}}),  # as DINOv2
+    ("LlavaImageProcessor", {"size": {"shortest_edge": 336}, "crop_size": 336}),
+    ("SiglipImageProcessor", {"size": {"height": 160, "width": 160}}),
+    ("ViTImageProcessor", {}),
+    ("Qwen2VLImageProcessor", {"max_pixels": 200_000}),
+    ("Qwen2VLImageProcessor", {"patch_size": 16, "min_pixels": 2**18, "max_pixels": 2**20}),
+    ("LlavaNextImageProcessor", {"size": {"shortest_edge": 336}, "crop_size": 336}),
+    ("GotOcr2ImageProcessor", {"crop_to_patches": True, "max_patches": 6}),
+]
+
+
+def plain_pixels(processor: Any, image: Image.Image) -> np.ndarray:
+    """What a processor makes of an image, without its normalisation and its patches' order."""
+    made = processor(image, return_tensors="pt", do_rescale=False, do_normalize=False)
+    pixels = made["pixel_values"]
+    if "image_grid_thw" in made:
+        _, rows, columns = made["image_grid_thw"][0].tolist()
+        patch, merge = processor.patch_size, processor.merge_size
+        pixels = pixels.view(rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)
+        pixels = pixels[:, :, :, :, :, 0].permute(4, 0, 2, 5, 1, 3, 6)
+        pixels = pixels.reshape(1, 3, rows * patch, columns * patch)
+    return pixels.reshape(-1, *pixels.shape[-3:]).permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize(("name", "settings"), KNOWN, ids=str)
+def test_a_known_processors_pixels_are_ours(name: str, settings: dict[str, Any]) -> None:
+    processor = getattr(transformers, name)(**settings)
+    decoder = ImageDecoder.from_processor(processor, scaled_decoding=False)
+    for path in PHOTOS[:6]:
+        with Image.open(path) as image:
+            expected = plain_pixels(processor, image.convert("RGB"))
+        actual = decoder(path.read_bytes())
+        actual = actual if actual.ndim == 4 else actual[None]
+        assert actual.shape == expected.shape
+        assert psnr(actual, expected) >= 50
+
+
+def test_settings_are_taken_over_and_can_be_overridden() -> None:
+    clip = transformers.CLIPImageProcessor()
+    assert ImageDecoder.from_processor(SimpleNamespace(image_processor=clip)) == ImageDecoder(
+        size=(224, 224), resize_size=224, interpolation="bicubic", crop_rounding="down"
+    )
+    training = ImageDecoder.from_processor(clip, crop="random", resize_size=None, flip=0.5)
+    assert training == ImageDecoder(
+        size=(224, 224), crop="random", flip=0.5, interpolation="bicubic", crop_rounding="down"
+    )
+    qwen = transformers.Qwen2VLImageProcessor(min_pixels=10_000, max_pixels=90_000)
+    decoder = ImageDecoder.from_processor(qwen)
+    assert (decoder.multiple_of, decoder.pixel_budget) == (28, (10_000, 90_000))
+    llava = transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=336)
+    assert ImageDecoder.from_processor(llava).tiles == LlavaNextTiles()
+    intern = transformers.GotOcr2ImageProcessor(crop_to_patches=True, max_patches=6)
+    assert ImageDecoder.from_processor(intern).tiles == InternVLTiles(1, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("Llama4ImageProcessor", {}, "not one of"),
+        ("ConvNextImageProcessor", {}, "not one of"),
+        ("CLIPImageProcessor", {"do_resize": False}, "do_resize"),
+        ("CLIPImageProcessor", {"resample": 1}, "resample"),
+        ("CLIPImageProcessor", {"size": {"shortest_edge": 100}}, "size"),
+        ("CLIPImageProcessor", {"size": {"longest_edge": 100}}, "size"),
+        ("LlavaImageProcessor", {"do_pad": True}, "do_pad"),
+        ("LlavaNextImageProcessor", {}, "multiple of size=224"),
+        ("Qwen2VLImageProcessor", {"size": {"height": 9, "width": 9}}, "size"),
+    ],
+    ids=str,
+)
+def test_what_the_decoder_cannot_do_is_refused_by_name(
+    name: str, settings: dict[str, Any], reason: str
+) -> None:
+    processor = getattr(transformers, name).__new__(getattr(transformers, name))
+    processor.__init__()
+    for key, value in settings.items():
+        setattr(processor, key, value)
+    with pytest.raises(ConfigError, match=reason):
+        ImageDecoder.from_processor(processor)
+
+
+PROCESSOR = transformers.ConvNextImageProcessor(size={"shortest_edge": 32})
+
+
+def run_processor(sample: mm.sample.Sample) -> mm.sample.Sample:
+    made = PROCESSOR(sample["image"], return_tensors="pt", input_data_format="channels_first")
+    return {**sample, "image": made["pixel_values"][0]}
+
+
+def test_any_processor_runs_as_a_transform(tmp_path: Any) -> None:
+    made = mm.Pipeline(
+        mm.open_dataset(write_corpus(tmp_path, [8])),
+        global_batch_size=4,
+        decode=Decode(image=ImageDecoder()),
+        transforms=(run_processor,),
+        shuffle=False,
+    )
+    batch = next(iter(mm.Loader(made, num_workers=0)))
+    assert batch["image"].dtype == torch.float32
+    with Image.open(io.BytesIO(captioned(0)["jpg"])) as image:
+        expected = PROCESSOR(image, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(batch["image"][0], expected)

@@ -1,0 +1,203 @@
+"""Pictures of a fixed size: torchvision's bytes, written where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmstream._torchvision import import_torchvision
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.geometry import View, random_box
+from mmstream.decoding.image.resize import render
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
+from mmstream.errors import ConfigError
+from tests.helpers.paths import PHOTOS
+from tests.helpers.pictures import JPEG, PNG, encoded, photo, psnr
+
+import_torchvision()
+from torchvision.transforms import InterpolationMode, v2  # noqa: E402
+
+BICUBIC = InterpolationMode.BICUBIC
+Reference = Callable[[torch.Tensor], torch.Tensor]
+
+
+def pixels_of(data: bytes) -> torch.Tensor:
+    """The decoded original, for torchvision: uint8 [3, H, W]."""
+    return torch.from_numpy(ImageDecoder()(data)).permute(2, 0, 1)
+
+
+def noise() -> list[bytes]:
+    """Pictures of many shapes in which every pixel counts."""
+    random = np.random.default_rng(1)
+    shapes = random.integers(1, 400, (40, 2))
+    pixels = [random.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes]
+    return [encoded(Image.fromarray(image), "png", compress_level=1) for image in pixels]
+
+
+def letterboxed(image: torch.Tensor) -> torch.Tensor:
+    height, width = image.shape[1:]
+    scale = 96 / max(height, width)
+    new = [max(1, min(96, int(np.ceil(side * scale)))) for side in (height, width)]
+    resized = v2.functional.resize(image, new, antialias=True)
+    top, left = (96 - new[0]) // 2, (96 - new[1]) // 2
+    padding = [left, top, 96 - new[1] - left, 96 - new[0] - top]
+    return v2.functional.pad(resized, padding, fill=[1, 2, 3])
+
+
+PATHS: list[tuple[dict[str, Any], Reference]] = [
+    ({"size": 100}, v2.Compose([v2.Resize(100, antialias=True), v2.CenterCrop(100)])),
+    (
+        {"size": 96, "resize_size": 110},
+        v2.Compose([v2.Resize(110, antialias=True), v2.CenterCrop(96)]),
+    ),
+    (
+        {"size": (60, 90), "resize_size": 97, "interpolation": "bicubic"},
+        v2.Compose([v2.Resize(97, BICUBIC, antialias=True), v2.CenterCrop((60, 90))]),
+    ),
+    ({"size": (70, 110), "resize": "exact"}, v2.Resize((70, 110), antialias=True)),
+    ({"size": 77, "crop": None}, v2.Resize(77, antialias=True)),
+    ({"size": 96, "resize": "letterbox", "fill": (1, 2, 3)}, letterboxed),
+    ({"resize": "native"}, v2.Identity()),
+    (
+        {"size": 64, "flip": 1.0},
+        v2.Compose([v2.Resize(64), v2.CenterCrop(64), v2.functional.hflip]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "reference"), PATHS, ids=[str(path[0]) for path in PATHS])
+def test_without_scaled_decoding_every_way_to_resize_is_bit_equal_to_torchvision(
+    settings: dict[str, Any], reference: Reference
+) -> None:
+    decoder = ImageDecoder(**settings, scaled_decoding=False)
+    for data in [*(path.read_bytes() for path in PHOTOS[:25]), *noise()]:
+        expected = reference(pixels_of(data)).permute(1, 2, 0).numpy()
+        actual = decoder(data, rng=np.random.default_rng(0))
+        np.testing.assert_array_equal(actual, expected)
+        assert actual.flags.c_contiguous
+        assert actual.flags.writeable
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_random_crop_is_bit_equal_to_torchvisions_of_the_same_box(interpolation: str) -> None:
+    decoder = ImageDecoder(
+        size=80, crop="random", flip=0.5, interpolation=interpolation, scaled_decoding=False
+    )
+    flipped = 0
+    for seed, path in enumerate(PHOTOS):
+        image = pixels_of(path.read_bytes())
+        rng = np.random.default_rng(seed)
+        box = random_box((image.shape[1], image.shape[2]), decoder.scale, decoder.ratio, rng)
+        mode = InterpolationMode(interpolation)
+        expected = v2.functional.resized_crop(image, *box, [80, 80], mode, antialias=True)
+        if rng.random() < 0.5:
+            expected, flipped = v2.functional.hflip(expected), flipped + 1
+        actual = decoder(path.read_bytes(), rng=np.random.default_rng(seed))
+        np.testing.assert_array_equal(actual, expected.permute(1, 2, 0).numpy())
+    assert 0.25 < flipped / len(PHOTOS) < 0.75
+
+
+def large_photos() -> list[bytes]:
+    """Real photographs at up to four times their size, as cameras store them."""
+    files = []
+    for number, path in enumerate(PHOTOS[:24]):
+        with Image.open(path) as image:
+            size = [side * (2 + number % 3) for side in image.size]
+            files.append(encoded(image.convert("RGB").resize(size), "jpeg", quality=92))
+    return files
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"size": 224},
+        {"size": 64},
+        {"size": 112, "resize_size": 128, "interpolation": "bicubic"},
+        {"size": (100, 160), "resize": "exact"},
+        {"size": 96, "resize": "letterbox"},
+        {"resize": "max_pixels", "pixel_budget": (10_000, 60_000)},
+        {"size": 56, "tiles": InternVLTiles(max_tiles=4)},
+        {"size": 112, "crop": "random", "flip": 0.5},
+        {"size": 64, "crop": "random", "interpolation": "bicubic"},
+    ],
+    ids=str,
+)
+def test_scaled_decoding_is_near_the_exact_picture(settings: dict[str, Any]) -> None:
+    scaled, exact = ImageDecoder(**settings), ImageDecoder(**settings, scaled_decoding=False)
+    ratios = []
+    for seed, data in enumerate([*large_photos(), *(path.read_bytes() for path in PHOTOS)]):
+        made = [one(data, rng=np.random.default_rng(seed)) for one in (scaled, exact)]
+        assert made[0].shape == made[1].shape
+        if not np.array_equal(*made):
+            ratios.append(psnr(*made))
+    assert len(ratios) >= 12
+    assert np.mean(ratios) >= 32
+    assert np.min(ratios) >= 20
+
+
+def test_tiles_are_the_parts_of_one_resized_picture() -> None:
+    data = encoded(photo(300, 600), "png")
+    tiles = ImageDecoder(size=64, tiles=InternVLTiles(max_tiles=6))(data)
+    whole = ImageDecoder(size=(64, 128), resize="exact")(data)
+    thumbnail = ImageDecoder(size=(64, 64), resize="exact")(data)
+    assert tiles.shape == (3, 64, 64, 3)
+    np.testing.assert_array_equal(tiles, [whole[:, :64], whole[:, 64:], thumbnail])
+    shapes = ((64, 192), (128, 64))
+    tiles = ImageDecoder(size=64, tiles=LlavaNextTiles(shapes), fill=(9, 9, 9))(data)
+    padded = ImageDecoder(size=(64, 192), resize="letterbox", fill=(9, 9, 9))(data)
+    parts = [padded[:, 64 * i : 64 * i + 64] for i in range(3)]
+    np.testing.assert_array_equal(tiles, [thumbnail, *parts])
+
+
+def test_a_picture_of_one_tile_has_no_thumbnail() -> None:
+    tiles = ImageDecoder(size=64, tiles=InternVLTiles(max_tiles=6))(encoded(photo(60, 60), "png"))
+    assert tiles.shape == (1, 64, 64, 3)
+
+
+def test_a_view_is_written_into_a_row_that_holds_something_else() -> None:
+    image = np.full((4, 8, 3), 200, np.uint8)
+    out = np.full((6, 6, 3), 77, np.uint8)
+    view = View((0, 0, 4, 8), (3, 6), (6, 6), (1, 0))
+    render(image, view, "bilinear", (5, 6, 7), out)
+    assert (out[[0, 4, 5]] == [5, 6, 7]).all()
+    assert (out[1:4] == 200).all()
+
+
+def test_a_result_is_written_where_it_is_asked_for() -> None:
+    for settings in ({}, {"resize": "letterbox"}, {"crop": "random", "flip": 1.0}):
+        batch = np.full((3, 32, 32, 3), 9, dtype=np.uint8)
+        decoder = ImageDecoder(size=32, **settings)
+        row = batch[1]
+        assert decoder(JPEG, row, np.random.default_rng(0)) is row
+        np.testing.assert_array_equal(batch[1], decoder(JPEG, rng=np.random.default_rng(0)))
+        assert (batch[[0, 2]] == 9).all()
+
+
+def test_a_picture_of_the_right_size_is_copied_into_the_row() -> None:
+    row = np.zeros((60, 90, 3), dtype=np.uint8)
+    ImageDecoder(size=(60, 90))(PNG, row)
+    np.testing.assert_array_equal(row, np.asarray(photo()))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        np.zeros((32, 33, 3), np.uint8),
+        np.zeros((32, 32, 3), np.float32),
+        np.zeros((3, 32, 32), np.uint8).transpose(1, 2, 0),
+    ],
+)
+def test_a_row_that_cannot_hold_the_result_is_a_config_error(row: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match="out"):
+        ImageDecoder(size=32)(JPEG, row)
+    with pytest.raises(ConfigError, match="out"):
+        ImageDecoder()(JPEG, row)
+    with pytest.raises(ConfigError, match="out"):
+        ImageDecoder(size=32, crop=None)(JPEG, row)
+    with pytest.raises(ConfigError, match="out"):
+        ImageDecoder(size=32, tiles=InternVLTiles())(JPEG, row)

@@ -1,0 +1,146 @@
+"""JPEGs decoded smaller than they are: what is refused at full size is refused here too."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mmstream.decoding.image import jpeg
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
+from mmstream.errors import DecodeError
+from tests.helpers.pictures import ODD, encoded, photo, read
+
+FULL = ImageDecoder()
+SMALL = ImageDecoder(size=8)  # of pictures from 64 pixels: decoded at 1/8
+LARGE = photo(480, 640)
+FILES = {
+    "baseline": encoded(LARGE, "jpeg", quality=85),
+    "progressive": encoded(LARGE, "jpeg", quality=85, progressive=True),
+    "no subsampling": encoded(LARGE, "jpeg", quality=85, subsampling=0),
+    "grey": encoded(LARGE.convert("L"), "jpeg", quality=85),
+    "restart markers": encoded(LARGE, "jpeg", quality=85, restart_marker_rows=2),
+}
+
+
+def refused(decoder: ImageDecoder, data: bytes) -> bool:
+    try:
+        decoder(data)
+    except DecodeError:
+        return True
+    return False
+
+
+@pytest.fixture
+def scales(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The factors at which JPEGs are decoded, one a call."""
+    seen: list[int] = []
+    real = jpeg._decode_strictly
+
+    def spy(data: bytes, max_pixels: int, factor: int) -> tuple[np.ndarray, int]:
+        image, factor = real(data, max_pixels, factor)
+        seen.append(round(simplejpeg.decode_jpeg_header(data)[0] / image.shape[0]))
+        return image, factor
+
+    monkeypatch.setattr(jpeg, "_decode_strictly", spy)
+    return seen
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_large_picture_is_decoded_small_unless_it_is_to_be_exact(
+    name: str, scales: list[int]
+) -> None:
+    for size in (60, 61, 120, 121, 240, 241, 500):
+        ImageDecoder(size=size)(FILES[name])
+    assert scales == [8, 4, 4, 2, 2, 1, 1]
+    scales.clear()
+    ImageDecoder(size=60, scaled_decoding=False)(FILES[name])
+    ImageDecoder()(FILES[name])
+    assert scales == [1, 1]
+
+
+def test_a_random_crop_is_decoded_as_small_as_its_box_allows(scales: list[int]) -> None:
+    decoder = ImageDecoder(size=40, crop="random")
+    for seed in range(60):
+        decoder(FILES["baseline"], rng=np.random.default_rng(seed))
+    assert {*scales} == {2, 4, 8}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("fraction", [0.05, 0.3, 0.6, 0.9, 0.98, 0.999])
+def test_a_truncated_jpeg_is_a_decode_error_at_every_scale(name: str, fraction: float) -> None:
+    data = FILES[name]
+    cut = data[: int(len(data) * fraction)]
+    for file in (cut, cut.ljust(len(data), b"\0"), cut[: len(data) - 2] + b"\xff\xd9"):
+        for size in (60, 120, 240, None):
+            with pytest.raises(DecodeError):
+                ImageDecoder(size=size)(file)
+
+
+@given(
+    name=st.sampled_from(sorted(FILES)),
+    damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6),
+)
+@settings(max_examples=300, deadline=None)
+def test_damage_is_noticed_at_every_scale_or_at_none(
+    name: str, damage: list[tuple[int, int]]
+) -> None:
+    damaged = bytearray(FILES[name])
+    for position, value in damage:
+        damaged[position % len(damaged)] = value
+    assert refused(SMALL, bytes(damaged)) == refused(FULL, bytes(damaged))
+
+
+@pytest.mark.parametrize("path", sorted(ODD.glob("*.jpg")), ids=lambda path: path.name)
+def test_odd_files_are_accepted_or_refused_as_at_full_size(path: object) -> None:
+    data = read(path.name)
+    sides = (1, 4, 8, 16)
+    assert [refused(ImageDecoder(size=n), data) for n in sides] == [refused(FULL, data)] * 4
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_a_small_decoding_is_upright(orientation: int, factor: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    smooth = Image.radial_gradient("L").convert("RGB").resize((640, 480)).crop((0, 0, 500, 300))
+    data = encoded(smooth, "jpeg", quality=95, exif=exif.tobytes())
+    full, _ = decode_jpeg(data, 10**9)
+    small, used = decode_jpeg(data, 10**9, factor)
+    assert used == factor
+    assert jpeg_shape(data) == full.shape[:2]
+    assert small.shape[:2] == tuple(-(-side // factor) for side in full.shape[:2])
+    expected = np.asarray(Image.fromarray(full).resize(small.shape[1::-1], Image.Resampling.BOX))
+    assert np.abs(small.astype(int) - expected).max() < 16
+
+
+def test_tiny_pictures_and_cmyk_are_decoded_at_full_size() -> None:
+    tiny, cmyk = photo(9, 9), photo(64, 96).convert("CMYK")
+    for size in ((1, 1), (1, 2), (2, 3)):
+        data = encoded(tiny.resize(size), "jpeg")
+        for factor in (2, 4, 8):
+            image, used = decode_jpeg(data, 100, factor)
+            assert image.shape[:2] == tuple(-(-side // used) for side in size[::-1])
+    image, used = decode_jpeg(encoded(cmyk, "jpeg"), 10**9, 4)
+    assert (image.shape, used) == ((64, 96, 3), 1)
+
+
+def test_limits_hold_before_a_small_decoding() -> None:
+    with pytest.raises(DecodeError, match="picture of 640x480 exceeds max_pixels=100000"):
+        ImageDecoder(size=8, max_pixels=100_000)(FILES["baseline"])
+
+
+def test_other_formats_do_not_change_with_exact() -> None:
+    for format in ("png", "webp", "bmp"):
+        file = io.BytesIO()
+        LARGE.save(file, format)
+        exact = ImageDecoder(size=60, scaled_decoding=False)
+        np.testing.assert_array_equal(
+            ImageDecoder(size=60)(file.getvalue()), exact(file.getvalue())
+        )

@@ -1,0 +1,147 @@
+"""What a picture's header tells before it is decoded, and what becomes of text that needs it."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmstream as mm
+from mmstream import Decode, ImageDecoder
+from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.errors import DecodeError
+from tests.helpers.families import PICTURES, SIZES, conversation, native, num_image_tokens
+from tests.helpers.pictures import JPEG, ODD, PNG, encoded, photo, read
+
+DECODERS = [
+    ImageDecoder(),
+    ImageDecoder(scaled_decoding=False, resize="max_pixels", pixel_budget=(56 * 56, 28 * 28 * 16)),
+    ImageDecoder(size=56, tiles=mm.LlavaNextTiles(((56, 112), (112, 56), (112, 112)))),
+    ImageDecoder(size=56, tiles=mm.InternVLTiles(max_tiles=6)),
+    ImageDecoder(size=56, crop=None),
+    ImageDecoder(size=56, crop="random", flip=0.5),
+]
+ODD_HEADERS = {"icc-after-SOF.jpg", "truncated_app14.jpg", "jpeg_ff00_header.jpg",
+               "junk_jpeg_header.jpg", "photoshop-200dpi-broken.jpg"}  # fmt: skip
+"""Good pictures that libjpeg decodes only when their headers are put in order."""
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.resize or decoder.size)
+def test_what_a_header_tells_is_what_decoding_makes(decoder: ImageDecoder) -> None:
+    pictures = {path.name: path.read_bytes() for path in sorted(ODD.glob("*.*"))}
+    pictures |= {str(size): data for size, data in zip(SIZES, PICTURES, strict=True)}
+    silent, refused = set(), set()
+    for name, data in pictures.items():
+        shape = decoder.prepared_shape(data)
+        try:
+            made = decoder.decode(data, rng=np.random.default_rng(0))
+        except DecodeError:
+            refused.add(name)
+            continue
+        if shape is None:
+            silent.add(name)
+            continue
+        is_tiled = decoder.tiles is not None
+        assert made.pixels.shape[-3:-1] == (shape.height, shape.width)
+        assert (made.pixels.shape[0] if is_tiled else 1) == shape.num_tiles
+        assert made.picture == shape.picture
+    assert silent == ODD_HEADERS
+    assert len(refused) < 10 < len(pictures)
+
+
+def test_damage_never_makes_a_header_tell_another_shape() -> None:
+    random = np.random.default_rng(0)
+    originals = [encoded(photo(30, 48), kind) for kind in ("jpeg", "png", "webp", "gif", "bmp")]
+    originals += [read("hopper_orientation_6.jpg"), read("hopper_orientation_6.webp"), late_exif()]
+    num_equal = 0
+    for _ in range(1500):
+        data = bytearray(originals[random.integers(len(originals))])
+        for place in random.integers(0, min(len(data), 900), 2):
+            data[place] = random.integers(256)
+        shape = ImageDecoder().prepared_shape(bytes(data))
+        try:
+            made = ImageDecoder()(bytes(data))
+        except DecodeError:
+            continue
+        assert shape is None or made.shape[:2] == shape[:2]
+        num_equal += shape is not None
+    assert num_equal > 300
+
+
+def late_exif() -> bytes:
+    """A PNG of 90x60 that says behind its picture data that it is lying on its side."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    payload = exif.tobytes().removeprefix(b"Exif\0\0")
+    chunk = b"eXIf" + payload
+    chunk = len(payload).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big")
+    end = PNG.index(b"IEND") - 4
+    return PNG[:end] + chunk + PNG[end:]
+
+
+@pytest.mark.parametrize("data", [read("jpeg_ff00_header.jpg"), late_exif()], ids=["jpeg", "png"])
+def test_a_picture_whose_header_does_not_tell_is_counted_all_the_same(data: bytes) -> None:
+    decode, sample = native(), conversation(JPEG, data, PNG)
+    assert decode.image.prepared_shape(data) is None
+    [(_, tokens)] = decode_texts([sample], decode)
+    assert tokens is None  # nothing is known before the picture is decoded
+    made = decode_sample(sample, decode)
+    pictures = [image.shape[1:] for image in made["image"]]
+    assert pictures[0] == pictures[2] == (60, 90)
+    assert num_image_tokens(decode, made) == sum(h * 3 + w for h, w in pictures)
+    if data.startswith(b"\x89PNG"):
+        assert pictures[1] == (90, 60)
+
+
+@pytest.mark.parametrize("decoder", [DECODERS[1], DECODERS[4]], ids=["header", "decoded"])
+def test_texts_together_are_as_one_by_one(decoder: ImageDecoder) -> None:
+    decode = replace(native(), image=decoder)
+    samples = [conversation(*PICTURES[i : i + 3]) for i in range(0, 9, 3)]
+    samples.append(conversation(read("jpeg_ff00_header.jpg"), *PICTURES[:2]))
+    samples.append({"txt": b"a caption", "jpg": PICTURES[2]})
+    samples.append({"txt": b"a text"})
+    for sample, (parsed, tokens) in zip(samples, decode_texts(samples, decode), strict=True):
+        alone = decode_sample(sample, decode)
+        together = decode_sample(parsed, decode, tokens=tokens)
+        for name in ("input_ids", "labels", "attention_mask"):
+            np.testing.assert_array_equal(alone[name], together[name])
+        shown = alone["image"] if isinstance(alone["image"], list) else [alone["image"]]
+        expected = sum(3 * image.shape[1] + image.shape[2] for image in shown)
+        assert num_image_tokens(decode, alone) == expected
+
+
+BAD = {
+    "truncated": JPEG[:-40],
+    "no picture": b"hello",
+    "empty": b"",
+    "damaged": PNG[:60] + bytes([PNG[60] ^ 1]) + PNG[61:],
+    "without pixels": read("zero_width.gif"),
+    "no header": JPEG[:20],
+    "thin": encoded(Image.new("RGB", (401, 2)), "png"),
+    "damaged and thin": encoded(Image.new("RGB", (401, 2)), "png")[:-16],
+    "large": encoded(Image.new("RGB", (4000, 4000)), "png"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_picture_is_refused_as_it_is_without_text(name: str) -> None:
+    decoder = ImageDecoder(resize="max_pixels", max_pixels=3000 * 3000)
+    decode = replace(native(), image=decoder)
+    sample = {"__key__": "007"} | conversation(JPEG, BAD[name], PNG)
+    with pytest.raises(DecodeError) as expected:
+        decode_sample(sample, Decode(image=decoder))
+    [(parsed, tokens)] = decode_texts([sample], decode)
+    for given in (None, tokens):
+        with pytest.raises(DecodeError) as error:
+            decode_sample(parsed, decode, tokens=given)
+        assert str(error.value) == str(expected.value)
+        assert str(error.value).startswith("007.1.jpg: ")
+
+
+@pytest.mark.parametrize("limit", [{"max_pixels": 60 * 90 - 1}, {"max_bytes": len(JPEG) - 1}])
+def test_a_header_tells_nothing_of_a_picture_beyond_a_limit(limit: dict[str, int]) -> None:
+    assert ImageDecoder().prepared_shape(JPEG) == (60, 90, (60, 90), 1, (1, 1))
+    assert ImageDecoder(**limit).prepared_shape(JPEG) is None

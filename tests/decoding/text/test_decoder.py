@@ -1,0 +1,154 @@
+"""Text to token ids: where it comes from, what is refused, and how it is cut and padded."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.errors import ConfigError, DecodeError
+from tests.helpers.chats import (
+    CHATML,
+    LLAMA,
+    MARKED,
+    TWO_TURNS,
+    assistant,
+    byte_level_bpe,
+    tokenizer,
+    user,
+)
+
+
+def test_truncation_keeps_the_start() -> None:
+    decoder = TextDecoder(tokenizer(CHATML))
+    whole = decoder({"json": {"messages": TWO_TURNS}})
+    cut = TextDecoder(decoder.tokenizer, 20)({"json": {"messages": TWO_TURNS}})
+    for name, array in cut.items():
+        np.testing.assert_array_equal(array, whole[name][:20])
+
+
+def test_plain_text_learns_everything_and_keeps_its_special_tokens() -> None:
+    core = byte_level_bpe()
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 4), ("</s>", 5)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=core)
+    result = TextDecoder(fast, max_length=6)({"txt": b"a cat on a mat, a cat on a mat"})
+    assert len(result["input_ids"]) == 6
+    assert result["input_ids"][[0, -1]].tolist() == [4, 5]
+    np.testing.assert_array_equal(result["labels"], result["input_ids"])
+
+
+def test_ids_are_those_of_the_tokenizer_itself() -> None:
+    fast = tokenizer(CHATML)
+    decoder = TextDecoder(fast)
+    assert (
+        decoder({"txt": "a cat über 猫"})["input_ids"].tolist() == fast("a cat über 猫").input_ids
+    )
+    ids = fast.apply_chat_template(TWO_TURNS, return_dict=True)["input_ids"]
+    assert decoder({"json": {"messages": TWO_TURNS}})["input_ids"].tolist() == ids
+
+
+def test_messages_come_first_then_txt_and_a_field_overrides() -> None:
+    sample = {"json": {"messages": TWO_TURNS}, "txt": b"a caption", "alt.txt": b"another"}
+    fast = tokenizer(CHATML)
+    seen = {
+        field: fast.decode(TextDecoder(fast, field=field)(sample)["input_ids"])
+        for field in (None, "json", "txt", "alt.txt")
+    }
+    assert seen[None] == seen["json"]
+    assert seen[None].startswith("<|im_start|>user")
+    assert seen["txt"] == "a caption"
+    assert seen["alt.txt"] == "another"
+    plain = tokenizer()
+    assert plain.decode(TextDecoder(plain)(sample)["input_ids"]) == "a caption"
+    captions = {"json": {"id": 1, "messages": []}, "txt": b"a caption"}
+    assert fast.decode(TextDecoder(fast)(captions)["input_ids"]) == "a caption"
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        ({}, "no text"),
+        ({"json": {"id": 3}}, "no text"),
+        ({"json": [1, 2]}, "no text"),
+        ({"txt": b""}, "empty text"),
+        ({"txt": b"caf\xe9"}, "not UTF-8"),
+        ({"txt": 3}, "text expected, found int"),
+        ({"json": {"messages": "hello"}}, "not a list"),
+        ({"json": {"messages": ["hello"]}}, r"messages\[0\]: no role"),
+        ({"json": {"messages": [{"content": "x"}]}}, r"messages\[0\]: no role"),
+        ({"json": {"messages": [user(None)]}}, r"messages\[0\]: content"),
+        ({"json": {"messages": [user("x"), assistant(4)]}}, r"messages\[1\]: content"),
+        ({"json": {"messages": [user([{"type": "text"}])]}}, r"messages\[0\]: content"),
+        ({"json": {"messages": [user(["x"])]}}, r"messages\[0\]: content"),
+        ({"json": {"messages": [{"role": "tool", "content": "x"}]}}, "only user and assistant"),
+    ],
+)
+def test_unusable_text_is_a_decode_error(sample: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason):
+        TextDecoder(tokenizer(LLAMA))(sample)
+
+
+def test_padding_is_described_for_the_collate() -> None:
+    fast = tokenizer(padding_side="left")
+    assert TextDecoder(fast).pad_to is None
+    assert TextDecoder(fast, max_length=7, padding="max_length").pad_to == 7
+    assert TextDecoder(fast).padding_side == "left"
+
+
+def test_the_pad_token_falls_back_to_the_end_token_then_to_zero() -> None:
+    assert TextDecoder(tokenizer(pad_token="</s>")).pad_token_id == 5
+    assert TextDecoder(tokenizer(eos_token="<|im_end|>")).pad_token_id == 2
+    assert TextDecoder(tokenizer(eos_token=None)).pad_token_id == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_length": 0}, {"padding": "left"}, {"field": "json"}, {"max_length": "9"}]
+)
+def test_impossible_arguments_are_config_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        TextDecoder(tokenizer(), **options)
+
+
+def test_a_slow_tokenizer_is_a_config_error_that_says_why() -> None:
+    class SlowTokenizer:
+        is_fast = False
+
+    with pytest.raises(ConfigError, match="SlowTokenizer is not a fast tokenizer"):
+        TextDecoder(SlowTokenizer())
+
+
+def test_what_others_set_on_the_shared_tokenizer_changes_nothing() -> None:
+    fast = tokenizer(CHATML, pad_token="</s>")
+    decoder = TextDecoder(fast)
+    before = decoder({"txt": "a cat on a mat"})["input_ids"]
+    fast(["a cat on a mat", "a"], truncation=True, max_length=3, padding="max_length")
+    np.testing.assert_array_equal(decoder({"txt": "a cat on a mat"})["input_ids"], before)
+
+
+def test_a_decoder_can_be_pickled_and_shared_by_threads() -> None:
+    decoder = TextDecoder(tokenizer(CHATML), max_length=30, field="json")
+    clone = pickle.loads(pickle.dumps(decoder))
+    assert (clone.max_length, clone.field) == (30, "json")
+    samples = [{"json": {"messages": TWO_TURNS[: 2 + 2 * (i % 2)]}} for i in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(clone, samples))
+    for sample, result in zip(samples, together, strict=True):
+        for name, array in decoder(sample).items():
+            np.testing.assert_array_equal(result[name], array)
+
+
+def test_threads_do_not_mix_the_turns_of_a_template_that_marks_them() -> None:
+    decoder = TextDecoder(tokenizer(MARKED), max_length=60, field="json")
+    samples = [{"json": {"messages": TWO_TURNS[: 2 + 2 * (i % 2)]}} for i in range(400)]
+    alone = [decoder(sample)["labels"].tolist() for sample in samples[:2]]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(decoder, samples))
+    assert [result["labels"].tolist() for result in together] == alone * 200

@@ -1,0 +1,152 @@
+"""Pictures of every size in text: as many tokens as the models' own processors put for them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmstream as mm
+from mmstream import Decode, ImageDecoder
+from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.decoding.text.image_lengths import ImageLength, ImageShape
+from mmstream.errors import ConfigError, DecodeError
+from tests.helpers.chats import CHATML, QWEN_VL, VICUNA, byte_chat
+from tests.helpers.families import FAMILIES, PICTURES, conversation, native, per_pixel
+from tests.helpers.pictures import JPEG, encoded, photo
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_ids_are_those_of_the_models_own_processor(name: str) -> None:
+    family = FAMILIES[name]()
+    tokenizer = family.decode.text.tokenizer
+    samples = [conversation(*PICTURES[i : i + 3]) for i in range(0, len(PICTURES), 3)]
+    lengths = set()
+    for sample, (_, tokens) in zip(samples, decode_texts(samples, family.decode), strict=True):
+        text = tokenizer.apply_chat_template(
+            sample["json"]["messages"], tokenize=False, chat_template=family.processor_template
+        )
+        pictures = [Image.open(io.BytesIO(sample[f"{i}.jpg"])) for i in range(3)]
+        expected = family.processor(images=pictures, text=[text], add_special_tokens=False)
+        assert tokens["input_ids"].tolist() == list(expected["input_ids"][0])
+        is_image = tokens["input_ids"] == tokenizer.convert_tokens_to_ids(
+            family.decode.text.image_token
+        )
+        assert (tokens["labels"][is_image] == -100).all()
+        learned = tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
+        assert learned.replace("<|im_end|>", " ") == "a cat a mat "
+        lengths.add(int(is_image.sum()))
+    assert len(lengths) == len(samples)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_thousands_of_shapes_take_as_many_tokens_as_the_processor_says(name: str) -> None:
+    family = FAMILIES[name]()
+    marks = 2 if name == "internvl" else 0
+    shapes = np.exp(np.random.default_rng(0).uniform(np.log(14), np.log(2400), (3000, 2)))
+    shapes = [(h, w) for h, w in shapes.astype(int).tolist() if max(h, w) < 100 * min(h, w)]
+    expected = family.processor._get_num_multimodal_tokens(image_sizes=shapes).num_image_tokens
+    length = family.decode.text.image_length
+    assert [length(family.decode.image.shape_of(shape)) + marks for shape in shapes] == expected
+
+
+def test_an_image_is_never_cut_and_the_text_behind_the_last_one_is() -> None:
+    sample = conversation(*(encoded(photo(3, width), "png") for width in (3, 6, 9)))
+    shapes = [ImageDecoder().prepared_shape(sample[f"{i}.jpg"]) for i in range(3)]
+    whole = native(CHATML).text(sample, shapes)
+    starts = np.flatnonzero(
+        whole["input_ids"] == byte_chat(CHATML).convert_tokens_to_ids("<image>")
+    )
+    assert len(starts) == 12 + 15 + 18
+    ends = starts[[11, 26, 44]] + 1
+    for length in range(1, len(whole["input_ids"]) + 1):
+        text = native(CHATML, max_length=length).text
+        num_whole = int((ends <= length).sum())
+        if num_whole == 3:
+            for name, array in text(sample, shapes).items():
+                np.testing.assert_array_equal(array, whole[name][:length])
+        else:
+            reason = (
+                f"ends before image {num_whole + 1} of 3 does, which takes {12 + 3 * num_whole}"
+            )
+            with pytest.raises(DecodeError, match=reason):
+                text(sample, shapes)
+
+
+def test_a_caption_keeps_its_special_tokens_behind_its_image() -> None:
+    decode = native("", max_length=15)
+    fast, shapes = decode.text.tokenizer, [ImageShape(2, 4, (2, 4))]
+    ids = decode.text({"txt": b"a caption", "jpg": b""}, shapes)["input_ids"].tolist()
+    image = [fast.convert_tokens_to_ids("<image>")] * 10
+    assert ids == [fast.bos_token_id, *image, *fast.encode("a c")[1:-1], fast.eos_token_id]
+
+
+def half(shape: ImageShape) -> Any:
+    return shape.height / 2
+
+
+def true(shape: ImageShape) -> Any:
+    return shape.height > 0
+
+
+def none(shape: ImageShape) -> Any:
+    return 0 if shape.height else None
+
+
+@pytest.mark.parametrize(
+    ("length", "reason"),
+    [
+        (
+            half,
+            r"image_length: half returned 30.0 for ImageShape\(height=60, width=90, .*from 1 up",
+        ),
+        (none, "image_length: none returned 0 for"),
+        (true, "image_length: true returned True for"),
+        (partial(half), "image_length: half returned 30.0 for"),
+        (mm.qwen_vl_length(), "90x60 is not made of squares of 28 pixels: give .*multiple_of=28"),
+    ],
+    ids=["half", "none", "true", "partial", "native for qwen"],
+)
+def test_what_is_no_number_of_tokens_is_told_in_one_line(length: Any, reason: str) -> None:
+    decode = native(length=length)
+    with pytest.raises(ConfigError, match=reason) as error:
+        decode_texts([conversation(JPEG, JPEG, JPEG)], decode)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("template", [QWEN_VL, VICUNA, CHATML])
+@pytest.mark.parametrize("num_pictures", [0, 2, 4])
+def test_more_or_fewer_placeholders_than_pictures_are_a_bad_sample(
+    template: str, num_pictures: int
+) -> None:
+    decode, sample = native(template), conversation(*[JPEG] * num_pictures)
+    reason = f"3 {decode.text.image_token} in the text, {num_pictures} images".replace("|", r"\|")
+    with pytest.raises(DecodeError, match=reason):
+        decode_sample(sample, decode)
+    [(_, tokens)] = decode_texts([sample], decode)
+    assert isinstance(tokens, DecodeError)
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for length in (0, -1, True, 1.5, "256"):
+        with pytest.raises(ConfigError, match=f"image_length={length!r}: give a number"):
+            native(length=length)
+    with pytest.raises(ConfigError, match=r"is a function of the image: give Decode\(image=\)"):
+        Decode(text=native().text)
+    with pytest.raises(ConfigError, match="3 images needs the prepared_shape of each, not 0"):
+        native().text(conversation(JPEG, JPEG, JPEG))
+
+
+@pytest.mark.parametrize(
+    "length", [mm.qwen_vl_length(16), mm.llava_next_length(), mm.internvl_length(), per_pixel]
+)
+def test_functions_travel_to_workers(length: ImageLength) -> None:
+    shape = ImageShape(448, 448, (600, 500), 5, (2, 2))
+    assert pickle.loads(pickle.dumps(native(length=length))).text.image_length(shape) == length(
+        shape
+    )

@@ -1,0 +1,92 @@
+"""The main job: the README's first command, and a proof that can fail."""
+
+import copy
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.audit.compare_runs import History, prove
+from mmstream.audit.training_log import Logged
+from mmstream.demo.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows
+from tests.helpers.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "shards"
+    mm.convert(corpus_rows(), folder, captions="each", samples_per_shard=20, progress=False)
+    return mm.open_dataset(folder)
+
+
+@pytest.fixture
+def run(shards):
+    """The order, and the history that a faultless run would log."""
+    pipeline = mm.Pipeline(shards, global_batch_size=GLOBAL_BATCH_SIZE)
+    order, history = pipeline.order, History({}, {})
+    for epoch in range(EPOCHS):
+        for step in range(order.steps_per_epoch):
+            rows = np.stack(order.refs(epoch, step)[:2], axis=1)
+            history.lines[epoch, step] = {"loss": 2.0}
+            history.rows[epoch, step] = Logged(0, rows, rows)
+    return order, history
+
+
+def test_a_faultless_history_is_proven(run):
+    order, history = run
+    assert prove(order, history, copy.deepcopy(history), EPOCHS).holds
+
+
+@pytest.mark.parametrize("fault", ["lost", "repeated", "moved", "loss", "missing", "substituted"])
+def test_a_faulty_history_is_not_proven(run, fault):
+    order, history = run
+    faulty = copy.deepcopy(history)
+    one, other = (faulty.rows[1, step].planned for step in (3, 4))
+    if fault == "lost":
+        one[0] = other[0]
+    elif fault == "repeated":
+        more = np.concatenate([one, one[:1]])
+        faulty.rows[1, 3] = Logged(0, more, more)
+    elif fault == "moved":
+        faulty.rows[1, 3], faulty.rows[1, 4] = faulty.rows[1, 4], faulty.rows[1, 3]
+    elif fault == "loss":
+        faulty.lines[2, 1]["loss"] = 2.1
+    elif fault == "missing":
+        del faulty.rows[0, 7]
+    else:
+        faulty.rows[1, 3] = Logged(0, one, np.roll(one, 1, axis=0))
+    assert not prove(order, faulty, history, EPOCHS).holds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("arguments", [[], ["--s3"]])
+def test_the_readmes_first_command_does_the_main_job(tmp_path, arguments):
+    command = re.search(r"^bash (tools/quickstart\.sh)", (ROOT / "README.md").read_text(), re.M)[1]
+    if not (ROOT / ".venv" / ".mmstream-dev").exists():
+        pytest.skip("this environment was not made by tools/test.sh")
+    done = subprocess.run(
+        ["bash", ROOT / command, *arguments, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "PYTHONWARNINGS": "default"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "proven: holds" in report
+    assert "| samples lost / repeated in an epoch | 0 / 0 |" in report
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "The proof holds" in page
+    assert page.count("<img ") == GLOBAL_BATCH_SIZE
+
+
+def test_the_embedded_corpus_names_its_photographers():
+    table = (Path(corpus_rows()).parent / "ATTRIBUTION.md").read_text()
+    images = sorted(path.name for path in (Path(corpus_rows()).parent / "images").iterdir())
+    assert len(images) == 96
+    assert all(f"| {name} | " in table for name in images)

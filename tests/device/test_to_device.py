@@ -1,0 +1,257 @@
+"""The device stage: one batch ahead, never counted before it is handed over."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from mmstream.device.normalize import Normalizer
+from mmstream.device.to_device import Normalize, to_device
+from mmstream.errors import ConfigError
+from tests.helpers.fake_loader import FakeLoader
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+devices = pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.cuda,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+
+
+def reference(image: torch.Tensor) -> torch.Tensor:
+    mean = torch.tensor(MEAN).view(1, 3, 1, 1)
+    std = torch.tensor(STD).view(1, 3, 1, 1)
+    return (image.float() / 255 - mean) / std
+
+
+def keys(batches: Any) -> list[str]:
+    return [key for batch in batches for key in batch["__key__"]]
+
+
+@devices
+def test_the_state_counts_what_was_handed_over_not_what_was_fetched_ahead(device: str) -> None:
+    loader = FakeLoader(num_steps=4)
+    stage = to_device(loader, device)
+    batches = iter(stage)
+    assert stage.state_dict() == {"epoch": 0, "step": 0}
+    next(batches)
+    assert loader.asked == 2
+    assert stage.state_dict() == {"epoch": 0, "step": 1}
+    next(batches)
+    assert loader.asked == 3
+    assert stage.state_dict() == {"epoch": 0, "step": 2}
+    assert stage.stats == {"samples": 8}
+
+
+@devices
+def test_an_epoch_ends_in_the_next_epochs_first_step(device: str) -> None:
+    stage = to_device(FakeLoader(num_steps=3), device)
+    assert len(stage) == 3
+    first = keys(stage)
+    assert stage.state_dict() == {"epoch": 1, "step": 0}
+    second = keys(stage)
+    assert [key[0] for key in first] == ["0"] * 12
+    assert [key[0] for key in second] == ["1"] * 12
+
+
+@devices
+def test_after_a_break_the_batch_fetched_ahead_comes_again(device: str) -> None:
+    loader = FakeLoader(num_steps=4)
+    stage = to_device(loader, device)
+    seen = []
+    for batch in stage:
+        seen += batch["__key__"]
+        if len(seen) == 8:
+            break
+    gc.collect()
+    assert loader.closed == 1
+    assert stage.state_dict() == {"epoch": 0, "step": 2}
+    assert seen + keys(stage) == keys(FakeLoader(num_steps=4).iter_undelivered())
+
+
+@pytest.mark.parametrize("stop", range(5))
+def test_resuming_at_any_step_gives_the_tail(stop: int) -> None:
+    whole = keys(to_device(FakeLoader(num_steps=4), "cpu"))
+    before = to_device(FakeLoader(num_steps=4), "cpu")
+    batches = iter(before)
+    seen = keys(next(batches) for _ in range(stop))
+    after = to_device(FakeLoader(num_steps=4), "cpu")
+    after.load_state_dict(before.state_dict())
+    assert seen + (keys(after) if stop < 4 else []) == whole
+
+
+def test_an_error_met_ahead_is_raised_after_the_batch_before_it() -> None:
+    stage = to_device(FakeLoader(num_steps=4, fail_at=2), "cpu")
+    batches = iter(stage)
+    next(batches)
+    assert next(batches)["__key__"][0] == "0-1-0"
+    with pytest.raises(OSError, match="worker died at step 2"):
+        next(batches)
+    assert stage.state_dict() == {"epoch": 0, "step": 2}
+
+
+def test_a_batch_that_breaks_the_limit_is_not_handed_over() -> None:
+    stage = to_device(FakeLoader(num_steps=4, limit_at=1), "cpu")
+    batches = iter(stage)
+    next(batches)
+    with pytest.raises(RuntimeError, match="too many bad samples"):
+        next(batches)
+    assert stage.state_dict() == {"epoch": 0, "step": 1}
+
+
+@devices
+def test_normalisation_is_bit_equal_to_the_formula(device: str) -> None:
+    loader = FakeLoader()
+    host = loader.batch(0, 0)
+    moved = next(iter(to_device(loader, device, normalize=Normalize(MEAN, STD))))
+    assert moved["image"].dtype == torch.float32
+    assert moved["image"].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(moved["image"].cpu(), reference(host["image"]))
+    assert torch.equal(loader.batch(0, 0)["image"], host["image"])
+
+
+@devices
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(9, 3, 130, 151), (2, 3, 1, 1), (0, 3, 4, 4), (3, 40, 31)])
+@pytest.mark.parametrize("is_planar", [False, True])
+def test_every_size_and_layout_is_normalised_to_the_formulas_bits(
+    device: str, dtype: torch.dtype, shape: tuple[int, ...], is_planar: bool
+) -> None:
+    image = torch.randint(0, 256, shape, dtype=torch.uint8)
+    if not is_planar:
+        image = image.movedim(-3, -1).contiguous().movedim(-1, -3)
+    scale = Normalizer(Normalize(MEAN, STD), dtype, torch.device(device))
+    made = scale(image.to(device))
+    assert made.dtype == dtype
+    assert 1 in shape or made.stride() == image.stride()
+    assert torch.equal(made.cpu(), reference(image[None])[0].to(dtype))
+
+
+def test_every_byte_of_one_channel_or_three_is_normalised_alike() -> None:
+    image = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    single = Normalizer(Normalize((0.5,), (0.2,)), torch.float32, torch.device("cpu"))
+    expected = (image.float() / 255 - 0.5) / torch.tensor(0.2)
+    assert torch.equal(single(image), expected)
+    assert torch.equal(single(image.expand(1, 3, 16, 16)), expected.expand(1, 3, 16, 16))
+    with pytest.raises(ConfigError, match="2 means for images of 3 channels"):
+        Normalizer(Normalize((0.5, 0.5), (1, 1)), torch.float32, torch.device("cpu"))(
+            image.expand(1, 3, 16, 16)
+        )
+
+
+def test_torchs_defaults_do_not_change_the_numbers() -> None:
+    image = FakeLoader().batch(0, 0)["image"]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        made = Normalizer(Normalize(MEAN, STD), torch.float64, torch.device("cpu"))(image)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(made, reference(image).double())
+
+
+def test_memory_of_normalised_pictures_comes_back_when_nobody_looks_at_them() -> None:
+    scale = Normalizer(None, torch.float32, torch.device("cpu"))
+    image = torch.full((4, 3, 64, 64), 255, dtype=torch.uint8)
+    image = image.contiguous(memory_format=torch.channels_last)
+    held = scale(image)
+    row, address = held[2], held.data_ptr()
+    del held
+    other = scale(image // 2)
+    assert other.data_ptr() != address
+    assert torch.equal(row, torch.ones(3, 64, 64))
+    del row
+    assert scale(image).data_ptr() == address
+
+
+@devices
+def test_dtype_rounds_the_float32_result_once(device: str) -> None:
+    loader = FakeLoader()
+    stage = to_device(loader, device, normalize=Normalize(MEAN, STD), dtype=torch.bfloat16)
+    expected = reference(loader.batch(0, 0)["image"]).to(torch.bfloat16)
+    assert torch.equal(next(iter(stage))["image"].cpu(), expected)
+
+
+@devices
+def test_dtype_alone_scales_to_one(device: str) -> None:
+    loader = FakeLoader()
+    image = next(iter(to_device(loader, device, dtype=torch.float32)))["image"]
+    assert torch.equal(image.cpu(), loader.batch(0, 0)["image"].float() / 255)
+
+
+@devices
+def test_without_normalisation_images_stay_bytes(device: str) -> None:
+    loader = FakeLoader()
+    moved = next(iter(to_device(loader, device)))
+    assert torch.equal(moved["image"].cpu(), loader.batch(0, 0)["image"])
+    assert moved["image"].device.type == device
+    assert torch.equal(moved["labels"].cpu(), loader.batch(0, 0)["labels"])
+
+
+@devices
+def test_nested_tensors_and_validity_move_and_names_stay(device: str) -> None:
+    class Ragged(FakeLoader):
+        def batch(self, epoch: int, step: int) -> dict[str, Any]:
+            batch = super().batch(epoch, step)
+            batch["image"] = [self.image(1), self.image(2)[:, :8]]
+            batch["extra"] = {"a": (torch.arange(3), "text"), "b": [torch.ones(2)], "c": b"raw"}
+            batch["__draws__"] = torch.ones(2)
+            return batch
+
+    loader = Ragged()
+    moved = next(iter(to_device(loader, device, normalize=Normalize(MEAN, STD))))
+    assert [tuple(image.shape) for image in moved["image"]] == [(3, 32, 32), (3, 8, 32)]
+    assert torch.equal(moved["image"][1].cpu(), reference(loader.image(2)[None, :, :8])[0])
+    extra = moved["extra"]
+    assert extra["a"][0].device.type == extra["b"][0].device.type == device
+    assert extra["a"][1] == "text"
+    assert extra["c"] == b"raw"
+    assert moved["__valid__"].device.type == device
+    assert moved["__draws__"].device.type == "cpu"
+    assert moved["__lineage__"] == loader.batch(0, 0)["__lineage__"]
+    assert moved["__key__"] == loader.batch(0, 0)["__key__"]
+
+
+def test_images_that_are_floating_already_are_not_normalised_twice() -> None:
+    class Floating(FakeLoader):
+        def batch(self, epoch: int, step: int) -> dict[str, Any]:
+            batch = super().batch(epoch, step)
+            return {**batch, "image": batch["image"].double()}
+
+    with pytest.raises(ConfigError, match=r"these are torch\.float64"):
+        next(iter(to_device(Floating(), "cpu", normalize=Normalize(MEAN, STD))))
+    moved = next(iter(to_device(Floating(), "cpu", dtype=torch.float32)))
+    assert torch.equal(moved["image"], FakeLoader().batch(0, 0)["image"].float())
+
+
+def test_impossible_settings_are_refused_before_anything_is_read() -> None:
+    with pytest.raises(ConfigError, match="one mean and one std"):
+        Normalize((0.5,), (0.5, 0.5))
+    with pytest.raises(ConfigError, match="std must be above 0"):
+        Normalize((0.5,), (0.0,))
+    with pytest.raises(ConfigError, match=r"not torch\.int64"):
+        to_device(FakeLoader(), "cpu", dtype=torch.int64)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_of_a_batch_is_not_reused_while_it_is_still_read() -> None:
+    loader = FakeLoader(num_steps=20, num_rows=64, size=224)
+    sums = []
+    for batch in to_device(loader, "cuda", normalize=Normalize(MEAN, STD)):
+        torch.cuda._sleep(20_000_000)  # the consumer's stream lags; the batch is dropped at once
+        sums.append(batch["image"].sum(dtype=torch.float64))
+    images = [FakeLoader(num_rows=64, size=224).batch(0, step)["image"] for step in range(20)]
+    expected = [reference(image).sum(dtype=torch.float64).item() for image in images]
+    assert [value.item() for value in sums] == pytest.approx(expected, rel=1e-9)

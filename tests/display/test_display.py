@@ -1,0 +1,276 @@
+"""What notebooks show: bounded, escaped, and right for raw and decoded data."""
+
+import base64
+import io
+import json
+import re
+import struct
+import wave
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from PIL import Image
+
+import mmstream as mm
+from mmstream.display.markup import html_text, player, size_text
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.corpora import captioned, jpeg, write_corpus
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $x$"
+
+
+class Page(HTMLParser):
+    """The tags, attributes and visible words of a piece of HTML."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.attributes, self.words, self.open = [], [], "", []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+    def images(self):
+        urls = [value for tag, name, value in self.attributes if (tag, name) == ("img", "src")]
+        found = [re.fullmatch(r"data:image/jpeg;base64,(.+)", url) for url in urls]
+        return [Image.open(io.BytesIO(base64.b64decode(match[1]))) for match in found]
+
+
+def parse(shown):
+    page = Page(shown._repr_html_())
+    assert page.open == []
+    assert not {"script", "link", "style", "iframe"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    for _, name, value in page.attributes:
+        if name in ("src", "href"):
+            assert value.startswith(("data:image/jpeg", "data:audio/"))
+    return page
+
+
+def make(folder, counts, fields_of=captioned):
+    return mm.open_dataset(write_corpus(folder, counts, fields_of))
+
+
+def recording(seconds=0.1):
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(struct.pack("<h", 5) * int(8000 * seconds))
+    return buffer.getvalue()
+
+
+def evil(number):
+    return {
+        "jpg": b"not a jpeg " + EVIL.encode() if number == 1 else jpeg(number, (300, 200)),
+        "txt": EVIL.encode(),
+        EVIL.replace("/", "").replace(".", "")[:20]: EVIL.encode(),
+    }
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return make(tmp_path / "good", [7, 5])
+
+
+@pytest.fixture
+def pipeline(dataset):
+    decode = mm.Decode(
+        image=mm.ImageDecoder(size=32), text=mm.TextDecoder(byte_tokenizer(), max_length=20)
+    )
+    return mm.Pipeline(dataset, global_batch_size=4, decode=decode)
+
+
+def test_a_dataset_shows_its_size_and_its_first_samples(dataset):
+    page = parse(dataset)
+    assert "12" in page.words
+    assert "2 of 5 to 7 samples" in page.words
+    assert len(page.images()) == 6
+    assert "caption 0" in page.words
+
+
+def test_a_slice_of_a_dataset_shows_its_own_samples(dataset):
+    page = parse(dataset[3:5])
+    assert len(page.images()) == 2
+    assert "caption 3" in page.words
+    assert "caption 0" not in page.words
+
+
+def test_an_unreadable_shard_is_said_not_raised(dataset, tmp_path):
+    (tmp_path / "good" / dataset.name_of(0)).unlink()
+    page = parse(mm.open_dataset(tmp_path / "good"))
+    assert "no such shard" in page.words
+
+
+def test_nothing_is_read_to_show_a_corpus_of_long_videos(dataset, monkeypatch):
+    monkeypatch.setattr("mmstream.display.MAX_PREVIEW_BYTES", 10)
+    monkeypatch.setattr(type(dataset), "__getitem__", lambda *_: pytest.fail("read"))
+    assert parse(dataset).images() == []
+
+
+@pytest.mark.parametrize("decoded", [False, True])
+def test_a_sample_shows_its_picture_and_text(dataset, pipeline, decoded):
+    sample = pipeline.take(1)[0] if decoded else dataset[0]
+    shown = mm.show(sample)
+    page = parse(shown)
+    assert len(page.images()) == 1
+    assert "caption" in page.words
+    assert repr(shown).startswith(f"<sample {sample['__key__']}: ")
+
+
+def test_thumbnails_are_small_and_made_anew(tmp_path):
+    big = make(tmp_path, [1], lambda _: {"jpg": jpeg(1, (1500, 900))})
+    (image,) = parse(mm.show(big[0])).images()
+    assert max(image.size) <= 288
+    assert image.width > image.height
+
+
+def test_a_batch_shows_rows_texts_and_fields(pipeline):
+    batch = next(iter(mm.Loader(pipeline)))
+    page = parse(mm.show(batch))
+    assert len(page.images()) == 4
+    assert "epoch 0, step 0, rows 0 to 3" in page.words
+    assert "uint8 [4, 3, 32, 32]" in page.words
+    assert "% padding" in page.words
+
+
+def test_a_normalised_batch_can_be_seen(pipeline):
+    normalize = mm.Normalize((0.5,) * 3, (0.2,) * 3)
+    batch = next(iter(mm.to_device(mm.Loader(pipeline), "cpu", normalize=normalize)))
+    page = parse(mm.show(batch))
+    assert [image.size for image in page.images()] == [(32, 32)] * 4
+    assert all(image.getextrema() != ((0, 0),) * 3 for image in page.images())
+    assert "float32" in page.words
+
+
+def test_a_batch_of_several_images_a_row_shows_them_all(tmp_path):
+    def fields(number):
+        return {f"{i}.jpg": jpeg(i) for i in range(number % 3)} | {"txt": b"a word"}
+
+    dataset = make(tmp_path, [6], fields)
+    decode = mm.Decode(image=mm.ImageDecoder(size=16))
+    loader = mm.Loader(mm.Pipeline(dataset, global_batch_size=6, decode=decode))
+    batch = next(iter(loader))
+    assert len(parse(mm.show(batch)).images()) == len(batch["image"]) == 6
+    raw = next(iter(mm.Loader(mm.Pipeline(dataset, global_batch_size=6))))
+    assert len(parse(mm.show(raw)).images()) == 6
+
+
+def test_a_batch_marks_substitutes_and_padding(tmp_path):
+    dataset = make(
+        tmp_path, [9], lambda i: captioned(i) | ({"jpg": b"\xff\xd8\xffcut"} if i == 4 else {})
+    )
+    pipeline = mm.Pipeline(
+        dataset, global_batch_size=6, decode=mm.Decode(image=mm.ImageDecoder(size=16)),
+        drop_last=False, shuffle=False, bad_samples=mm.BadSamplePolicy(quarantine=None),
+    )  # fmt: skip
+    first, last = mm.Loader(pipeline)
+    assert "substitute for " in parse(mm.show(first)).words
+    assert parse(mm.show(last)).words.count("not valid: padding") == 3
+
+
+def test_a_conversation_shows_images_and_audio_where_they_are_said(tmp_path):
+    turns = [
+        {"role": "user", "content": [{"type": "image", "field": "0.jpg"},
+                                     {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": EVIL}]},
+        {"role": "user", "content": [{"type": "audio", "field": "1.wav"}]},
+        {"role": "assistant", "content": "A beep."},
+    ]  # fmt: skip
+    fields = {"0.jpg": jpeg(0), "1.wav": recording(), "json": json.dumps({"messages": turns})}
+    dataset = make(tmp_path, [4], lambda _: {**fields, "json": fields["json"].encode()})
+    html = mm.show(dataset[0])._repr_html_()
+    page = parse(mm.show(dataset[0]))
+    assert len(page.images()) == 1
+    assert page.tags.count("audio") == 1
+    places = [html.index(mark) for mark in ("<img", "What is it?", "&lt;script", "<audio", "beep")]
+    assert places == sorted(places)
+    decoded = mm.Pipeline(
+        dataset, global_batch_size=1, decode=mm.Decode(image=mm.ImageDecoder(size=16))
+    ).take(1)[0]
+    page = parse(mm.show(decoded))
+    assert [image.size for image in page.images()] == [(16, 16)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [b"[]", b"{", b"\xff", b'{"messages": 3}', b'{"messages": [1, {"role": 2}]}',
+     b'{"messages": [{"role": "user", "content": [3, {"type": "image", "field": ["x"]}]}]}',
+     b'{"messages": [{"role": "user", "content": [{"type": "image", "field": "9.jpg"}]}]}'],
+)  # fmt: skip
+def test_odd_messages_are_shown_all_the_same(row):
+    sample = {"__key__": "a", "jpg": jpeg(0), "json": row}
+    parse(mm.show(sample))
+    parse(mm.show([sample]))
+
+
+def test_what_strangers_wrote_is_text_never_markup(tmp_path):
+    dataset = make(tmp_path / "x", [3], evil)
+    loader = mm.Loader(mm.Pipeline(dataset, global_batch_size=3))
+    for value in (dataset, dataset[0:3], dataset[0], dataset[1], next(iter(loader))):
+        assert "<script>" in parse(mm.show(value)).words  # the words are there, the tag is not
+
+
+def test_a_damaged_picture_says_why(tmp_path):
+    dataset = make(tmp_path / "x", [3], evil)
+    page = parse(mm.show(dataset[1]))
+    assert page.images() == []
+    assert "not a" in page.words
+
+
+def test_output_is_bounded(pipeline, dataset):
+    long = {"__key__": "k" * 10_000, "txt": "word " * 100_000, "a": 3, "b": "x" * 100_000}
+    many = long | {f"{i}.jpg": jpeg(i) for i in range(40)}
+    turn = {"role": "r" * 5000, "content": "y" * 100_000}
+    many["json"] = {"messages": [turn] * 500}
+    assert len(mm.show(many)._repr_html_()) < 200_000
+    assert len(mm.show([long] * 1000)._repr_html_()) < 200_000
+    assert len(parse(mm.show(dataset[:12])).images()) == 12
+    assert "more" in parse(mm.show(long)).words
+
+
+def test_a_pipeline_and_a_loader_say_where_they_stand(pipeline):
+    words = parse(pipeline).words
+    assert "3 steps of 4 an epoch" in words
+    assert "images to 32; text to at most 20 tokens" in words
+    assert repr(pipeline).startswith("<Pipeline: 3 steps of 4 an epoch, seed 0, of <Dataset ")
+    loader = mm.Loader(pipeline)
+    next(iter(loader))
+    assert "epoch 0, step 1 of 3" in parse(loader).words
+    assert "1 steps, 4 samples" in parse(loader).words
+
+
+def test_what_cannot_be_shown_is_refused():
+    for value in (3, {"a": 1}, "text", [3]):
+        with pytest.raises(mm.ConfigError, match="show: "):
+            mm.show(value)
+
+
+def test_text_keeps_to_its_length_and_sizes_read_well():
+    assert html_text("a<b", 10) == "a&lt;b"
+    assert "7 more" in html_text("0123456789", 3)
+    assert html_text("\ud800x", 5) == "?x"
+    assert [size_text(n) for n in (0, 999, 1000, 2_500_000)] == [
+        "0 bytes", "999 bytes", "1.0 kB", "2.5 MB"
+    ]  # fmt: skip
+
+
+def test_a_long_recording_is_named_not_embedded():
+    assert player("wav", recording()).startswith("<audio")
+    assert player("wav", recording(200)) == "wav: 3.2 MB"
+    assert player("<x>.mp4", b"12") == "&lt;x&gt;.mp4: 2 bytes"
+
+
+def test_a_tensor_that_is_no_picture_is_said():
+    page = parse(mm.show({"__key__": "a", "image": torch.zeros(2, 5)}))
+    assert "no picture" in page.words

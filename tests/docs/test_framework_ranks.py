@@ -1,0 +1,101 @@
+"""The examples of docs/frameworks are killed in mid-epoch, and go on with other ranks."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import mmstream as mm
+from tests.helpers.corpora import write_corpus
+from tests.helpers.paths import DOCS, ROOT
+
+EXAMPLES = sorted(file.stem for file in (DOCS / "frameworks").glob("with_*.py"))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """97 samples: an epoch of 6 steps of 16."""
+    return write_corpus(tmp_path_factory.mktemp("frameworks") / "shards", [30, 1, 0, 40, 26])
+
+
+def planned(shards):
+    """The keys of each step of two epochs, from the order alone."""
+    dataset = mm.open_dataset(shards)
+    keys = {tuple(s["__lineage__"][:2]): s["__key__"] for s in dataset[: len(dataset)]}
+    order = mm.Pipeline(dataset, global_batch_size=16, seed=0).order
+    found = {}
+    for epoch in range(2):
+        for step in range(order.steps_per_epoch):
+            shard, index, _ = order.refs(epoch, step)
+            found[epoch, step] = [
+                keys[ref] for ref in zip(shard.tolist(), index.tolist(), strict=True)
+            ]
+    return found
+
+
+def trained(folder, stage):
+    """The rows of each step that the ranks of a stage trained on, put together."""
+    parts = {}
+    for file in folder.glob(f"stage{stage}-rank*.jsonl"):
+        for line in file.read_text().splitlines():
+            epoch, step, start, keys = json.loads(line)
+            parts.setdefault((epoch, step), {})[start] = keys
+    return {at: sum((rows[start] for start in sorted(rows)), []) for at, rows in parts.items()}
+
+
+@pytest.fixture(scope="module")
+def runs(shards, tmp_path_factory):
+    """A run of each example: its folder, and the process to come when it has ended."""
+    stages = ["2,0,6", "1,1,4", "2,0,0"]  # ranks, workers, the batch at which a rank is killed
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+
+    def run(example, folder):
+        script = [sys.executable, "-m", "tests.helpers.framework_ranks"]
+        return subprocess.run(
+            [*script, example, shards, folder, *stages],
+            cwd=ROOT,
+            env=kept | {"HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    folders = {example: tmp_path_factory.mktemp(example) for example in EXAMPLES}
+    with ThreadPoolExecutor(2) as pool:  # two at a time: most of it is imports
+        yield {name: (folder, pool.submit(run, name, folder)) for name, folder in folders.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_killed_twice_and_resumed_on_other_ranks_and_workers_it_trains_on_the_plan(
+    example, shards, runs
+):
+    folder, run = runs[example]
+    assert run.result().returncode == 0, run.result().stderr[-3000:]
+    first, second, third = (trained(folder, stage) for stage in range(3))
+    assert min(first) == (0, 0)
+    assert list(second) == [(0, 4), (0, 5), (1, 0)]  # a checkpoint after every second step
+    assert min(third) == (1, 0)
+    assert first | second | third == planned(shards)  # a repeated step counts once, the last time
+
+
+def test_there_is_an_example_for_each_framework_of_the_page():
+    page = (DOCS / "frameworks.md").read_text()
+    assert sorted(set(re.findall(r"\(frameworks/(with_\w+)\.py\)", page))) == EXAMPLES
+
+
+def test_the_page_quotes_the_examples_as_they_are():
+    page = (DOCS / "frameworks.md").read_text()
+    quoted = re.findall(r"\(frameworks/(\w+)\.py\)[^`]*?\n\n```python\n(.*?)```", page, re.S)
+    assert {name for name, _ in quoted} == set(EXAMPLES)
+    for name, code in quoted:
+        source = (DOCS / "frameworks" / f"{name}.py").read_text()
+        lines = [line.strip() for line in source.splitlines()]
+        wanted = [line.strip() for line in code.splitlines()]
+        assert any(lines[at : at + len(wanted)] == wanted for at in range(len(lines))), code
+    assert page.count("```python") == len(quoted)

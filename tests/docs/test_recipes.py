@@ -1,0 +1,251 @@
+"""The page of recipes: our snippets run as they stand, and what is said of the usual ones is so."""
+
+import importlib
+import random
+import re
+import sys
+
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    default_collate,
+)
+from torch.utils.data._utils.pin_memory import pin_memory
+
+import mmstream as mm
+from mmstream.demo.demo import corpus_rows
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.paths import DOCS
+
+PAGE = (DOCS / "recipes.md").read_text()
+BLOCKS = re.findall(r"<!-- run(: all)? -->\n```python\n(.*?)```", PAGE, re.S)
+START = "".join(code for to_all, code in BLOCKS if to_all)
+OURS = [code for to_all, code in BLOCKS if not to_all]
+TITLES = [
+    title
+    for title, text in re.findall(r"^## (.*?)$(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+    if "<!-- run -->" in text
+]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipes")
+    mm.convert(
+        corpus_rows(), folder / "shards", captions="each", samples_per_shard=20,
+        num_workers=0, progress=False,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(OURS)), ids=TITLES)
+def test_a_snippet_of_ours_runs_as_it_stands(number, shards, tmp_path, monkeypatch):
+    monkeypatch.chdir(shards)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"recipe_{number}"  # a module, because functions go to workers by name
+    (tmp_path / f"{name}.py").write_text(START + OURS[number])
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module(name)
+
+
+def test_every_recipe_has_a_snippet_of_ours():
+    assert len(TITLES) == len(OURS) == PAGE.count("\n## ") == 9
+
+
+class _Stream(IterableDataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        yield from self.items
+
+
+class _Rows(Dataset):
+    def __init__(self, items, load=lambda item: item):
+        self.items, self.load = items, load
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        try:
+            return self.load(self.items[i])
+        except Exception:
+            return None
+
+
+def _collate(samples):
+    return default_collate([sample for sample in samples if sample is not None])
+
+
+def test_each_worker_runs_a_whole_iterable_dataset():
+    loader = DataLoader(_Stream(range(6)), batch_size=None, num_workers=2)
+    assert sorted(loader) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_an_iterable_dataset_with_a_distributed_sampler_raises():
+    stream = _Stream(range(8))
+    with pytest.raises(TypeError, match="has no len"):
+        DistributedSampler(stream, num_replicas=2, rank=0)
+    sampler = DistributedSampler(_Rows(range(8)), num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="IterableDataset: expected unspecified sampler"):
+        DataLoader(stream, sampler=sampler)
+
+
+def test_without_set_epoch_all_epochs_have_one_order():
+    sampler = DistributedSampler(_Rows(range(100)), num_replicas=2, rank=0)
+    assert list(sampler) == list(sampler)
+    first = list(sampler)
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "num_seen", "num_different"), [(False, 12, 10), (True, 8, 8)]
+)
+def test_a_distributed_sampler_repeats_or_leaves_out(drop_last, num_seen, num_different):
+    samplers = [
+        DistributedSampler(_Rows(range(10)), num_replicas=4, rank=rank, drop_last=drop_last)
+        for rank in range(4)
+    ]
+    seen = [i for sampler in samplers for i in sampler]
+    assert (len(seen), len(set(seen))) == (num_seen, num_different)
+
+
+def test_a_distributed_samplers_global_batches_depend_on_the_ranks():
+    def batches(num_ranks):
+        samplers = [
+            DistributedSampler(_Rows(range(100)), num_replicas=num_ranks, rank=rank)
+            for rank in range(num_ranks)
+        ]
+        shares = [list(sampler) for sampler in samplers]
+        size = 24 // num_ranks
+        starts = range(0, len(shares[0]), size)
+        return [sorted(i for share in shares for i in share[at : at + size]) for at in starts]
+
+    assert batches(3)[-1] != batches(2)[-1]  # repeats fill up the epoch's end
+    assert len(batches(8)[-1]) != len(batches(2)[-1])
+
+
+def test_skipping_batches_loads_them_all():
+    loaded = []
+    loader = DataLoader(_Rows(range(40), load=lambda i: loaded.append(i) or i), batch_size=4)
+    for i, _ in enumerate(loader):
+        if i < 5:
+            continue
+        break
+    assert len(loaded) == 24
+
+
+def test_a_row_that_is_left_out_makes_the_batch_smaller():
+    rows = _Rows([1, 2, 0, 4], load=lambda i: 1 / i)
+    assert [len(batch) for batch in DataLoader(rows, batch_size=4, collate_fn=_collate)] == [3]
+
+
+def test_a_batch_of_bad_rows_alone_is_an_index_error():
+    rows = _Rows([0, 0], load=lambda i: 1 / i)
+    with pytest.raises(IndexError):
+        next(iter(DataLoader(rows, batch_size=2, collate_fn=_collate)))
+
+
+def test_except_exception_takes_a_bug_for_bad_data():
+    rows = _Rows([1, 2], load=lambda i: lod(i))  # noqa: F821
+    assert [rows[i] for i in range(2)] == [None, None]
+
+
+class _Drawn(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return random.random()
+
+
+def test_draws_from_global_randomness_depend_on_the_number_of_workers():
+    def drawn(num_workers):
+        torch.manual_seed(0)
+        return torch.cat(list(DataLoader(_Drawn(), batch_size=2, num_workers=num_workers))).tolist()
+
+    one, two = drawn(1), drawn(2)
+    assert one == drawn(1)
+    assert one != two
+
+
+def _accumulate(zero_at, k=4):
+    """Gradients that the optimizer steps on, with `zero_grad` where the condition holds."""
+    weight = torch.nn.Parameter(torch.zeros(()))
+    stepped = []
+    for i in range(2 * k):
+        if zero_at(i):
+            weight.grad = None
+        (weight * 10**i / k).backward()
+        if (i + 1) % k == 0:
+            stepped.append(float(weight.grad) * k)
+    return stepped
+
+
+def test_zeroing_and_stepping_on_the_same_index_keeps_the_last_batch_alone():
+    assert _accumulate(lambda i: i % 4 == 0) == [1111, 11110000]
+    assert _accumulate(lambda i: (i + 1) % 4 == 0) == [1000, 10000000]
+
+
+def test_batches_after_the_last_full_group_are_never_stepped_on():
+    k, num_steps = 4, 10
+    stepped_on = [i for i in range(num_steps) if (i + 1) % k == 0]
+    assert stepped_on[-1] == 7
+
+
+def test_clipping_before_unscale_clips_to_almost_nothing():
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu")
+    assert scaler.get_scale() == 65536
+    scaler.scale((weight * 0.1).sum()).backward()  # a gradient of norm 0.2: nothing to clip
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    scaler.step(optimizer)
+    assert float((1 - weight.detach()).norm()) == pytest.approx(1 / 65536, rel=1e-2)
+
+
+def test_a_mean_of_means_is_not_the_mean_over_tokens():
+    short, long = torch.tensor([4.0]), torch.ones(9)
+    assert float((short.mean() + long.mean()) / 2) == 2.5
+    assert float(torch.cat([short, long]).mean()) == pytest.approx(1.3)
+
+
+class _OwnBatch:
+    def __init__(self):
+        self.images = torch.zeros(2)
+
+
+def test_a_batch_of_ones_own_class_is_not_pinned():
+    batch = _OwnBatch()
+    assert pin_memory(batch) is batch
+    batch.pin_memory = lambda: "pinned"
+    assert pin_memory(batch) == "pinned"
+
+
+def test_float_pixels_are_four_times_the_bytes():
+    pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    assert (pixels.float() / 255).nbytes == 4 * pixels.nbytes
+
+
+def test_padding_to_the_maximum_is_nine_tenths_padding_and_is_learned(shards):
+    tokenizer = byte_tokenizer()
+    texts = [sample["txt"].decode() for sample in mm.open_dataset(shards / "shards")[::5]]
+    tokens = tokenizer(
+        texts, padding="max_length", max_length=512, truncation=True, return_tensors="pt"
+    )
+    padding = 1 - float(tokens["attention_mask"].float().mean())
+    assert 0.88 < padding < 0.92
+    pipeline = mm.Pipeline(
+        mm.open_dataset(shards / "shards"), global_batch_size=32,
+        decode=mm.Decode(text=mm.TextDecoder(tokenizer, max_length=512)),
+    )  # fmt: skip
+    ours = [1 - float(b["attention_mask"].float().mean()) for b in mm.Loader(pipeline)]
+    assert 0.4 < sum(ours) / len(ours) < 0.5
+    labels = tokens["input_ids"]
+    assert float((labels == tokenizer.pad_token_id).float().mean()) == pytest.approx(padding)

@@ -1,0 +1,194 @@
+"""Every snippet of the documentation runs as it stands, or says why not and names only what is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from mmstream.demo import corpus_rows
+from tests.helpers.doc_pages import LANGUAGES, PAGES, ROOT, blocks_of, problems_of, run_page
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory):
+    """What a reader has: rows and their media, and the same converted."""
+    folder = tmp_path_factory.mktemp("reader")
+    corpus = Path(corpus_rows())
+    shutil.copytree(corpus.parent / "images", folder / "media" / "images")
+    photographs = [json.loads(line) for line in corpus.read_text().splitlines()]
+    captions = [
+        {"image": row["image"], "text": caption}
+        for row in photographs
+        for caption in row["captions"]
+    ]
+    chats = [
+        {
+            "image": row["image"],
+            "conversations": [
+                {"from": "human", "value": "<image>\nWhat is this?"},
+                {"from": "gpt", "value": row["captions"][0]},
+            ],
+        }
+        for row in photographs
+    ]
+    for rows, name, shards in (
+        (captions, "rows.jsonl", ["shards", "captions", "bucket/val"]),
+        (chats, "chats.jsonl", ["chats"]),
+        (chats[:10], "rare.jsonl", ["rare"]),
+    ):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for each in shards:
+            mm.convert(folder / name, folder / each, media_root=folder / "media", progress=False)
+    return folder
+
+
+@pytest.fixture
+def folder(material, tmp_path):
+    """A folder of its own for each page; files are written anew and never changed in place."""
+    return Path(shutil.copytree(material, tmp_path / "here", copy_function=os.link))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run_from_top_to_bottom(page, folder, monkeypatch):
+    run_page(page, (ROOT / page).read_text(), folder, monkeypatch)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_not_run_names_only_what_is(page):
+    blocks = blocks_of((ROOT / page).read_text())
+    problems = [
+        f"{page}:{block.line}: {problem}"
+        for block in blocks
+        if block.not_run
+        for problem in problems_of(block)
+    ]
+    assert problems == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_language_of_every_block_is_one_that_is_run_or_is_no_code(page):
+    blocks = blocks_of((ROOT / page).read_text())
+    assert {block.language for block in blocks} <= LANGUAGES
+
+
+# -- the mechanism itself -------------------------------------------------------------------------
+
+
+def run(text, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        run_page("planted.md", text, tmp_path, patch)
+
+
+def test_a_wrong_snippet_fails_and_names_the_line_of_the_page(tmp_path):
+    page = """# Planted
+
+```python
+import mmstream as mm
+```
+text
+```python
+mm.Loder
+```
+"""
+    with pytest.raises(AttributeError) as error:
+        run(page, tmp_path)
+    assert error.traceback[-2].lineno + 1 == 8
+    assert error.traceback[-2].frame.code.raw.co_filename.startswith("planted.md")
+
+
+def test_an_assertion_of_a_page_that_does_not_hold_fails(tmp_path):
+    with pytest.raises(AssertionError):
+        run("```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", tmp_path)
+
+
+def test_a_command_that_fails_fails(tmp_path):
+    with pytest.raises(AssertionError, match=r"error: .*nothing"):
+        run("```bash\nmmstream info nothing/\n```\n", tmp_path)
+
+
+def test_blocks_see_what_those_above_them_did(tmp_path):
+    page = """
+<!-- setup
+from pathlib import Path
+hidden = 1
+-->
+<!-- file: a/b.txt -->
+```text
+written
+```
+
+```bash
+cp a/b.txt copy.txt  # a comment
+```
+
+1. In a list:
+
+    ```python
+    seen = hidden + len(Path("copy.txt").read_text())
+    ```
+
+```python
+assert seen == 9
+```
+
+<!-- not run: it would fail -->
+```python
+raise SystemExit
+```
+"""
+    run(page, tmp_path)
+
+
+def test_workers_run_the_functions_of_a_page_with_a_main_guard(folder):
+    page = """
+```python
+import mmstream as mm
+
+def same(sample):
+    return sample
+```
+
+```python
+if __name__ == "__main__":
+    dataset = mm.open_dataset("shards")
+    pipeline = mm.Pipeline(dataset, global_batch_size=8, transforms=(same,))
+    loader = mm.Loader(pipeline, num_workers=1)
+    assert len(list(loader)) == 60
+    loader.close()
+```
+"""
+    run(page, folder)
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "problem"),
+    [
+        ("python", "x = (", "does not compile"),
+        ("python", "mm.Loder(pipeline)", "no public Loder"),
+        ("python", "mm.Loader(pipeline, prefetsch=2)", "no prefetsch="),
+        ("python", "from mmstream.train import trian", "no trian"),
+        ("bash", "mmstream conwert a b", "no command mmstream conwert"),
+        ("bash", "mmstream convert a b --wokers 3", "--wokers"),
+        ("bash", "torchrun --nproc-per-node 2 -m mmstream train x --out y --epoch two", "--epoch"),
+        ("bash", "python tools/nothing.py", "no tools/nothing.py"),
+        ("bash", "python -m tools.nothing", "no module tools.nothing"),
+        ("bash", "python -m nothing.at_all", "no module nothing.at_all"),
+        ("bash", "echo 'unclosed", "unexpected EOF"),
+    ],
+)
+def test_what_is_wrong_in_a_block_that_is_not_run_is_found(language, code, problem):
+    page = f"<!-- not run: planted -->\n```{language}\n{code}\n```\n"
+    (block,) = blocks_of(page)
+    assert block.not_run == "planted"
+    assert problem in " ".join(problems_of(block))
+
+
+def test_a_block_without_a_reason_is_run():
+    (block,) = blocks_of("<!-- not run -->\n```python\npass\n```\n")
+    assert not block.not_run

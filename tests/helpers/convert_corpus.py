@@ -1,0 +1,69 @@
+"""A small corpus to convert, and what the tests of the converter look at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmstream.converting import convert, shard
+from mmstream.dataset.open import open_dataset
+from tests.helpers.corpora import jpeg
+
+
+def make_corpus(folder):
+    """Forty rows over ten images; rows 7 and 23 are rejects."""
+    (folder / "images").mkdir()
+    for i in range(10):
+        (folder / "images" / f"{i}.jpg").write_bytes(jpeg(i))
+    rows = [{"id": f"r{i}", "image": f"images/{i % 10}.jpg", "text": f"row {i}"} for i in range(40)]
+    rows[6]["image"] = "images/absent.jpg"
+    rows[22]["text"] = ""
+    return write_rows(folder / "rows.jsonl", rows)
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(rows, dest, **options):
+    options = {"samples_per_shard": 8, "progress": False, **options}
+    return convert(rows, dest, **options)
+
+
+def tree(folder):
+    """{relative path: bytes} of all files of a destination, hidden ones too."""
+    files = (p for p in sorted(Path(folder).rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def shards(folder):
+    return {name: data for name, data in tree(folder).items() if ".tar" in name}
+
+
+def keys(folder):
+    dataset = open_dataset(folder)
+    return [dataset[i]["__key__"] for i in range(len(dataset))]
+
+
+def rejects(folder):
+    lines = (Path(folder) / "rejects.jsonl").read_bytes().splitlines()
+    return {line["row"]: line["reason"] for line in map(json.loads, lines)}
+
+
+def interrupted(monkeypatch, corpus, dest, after, **options):
+    """Convert until `after` shards are committed, then fail as Ctrl-C would."""
+    real, calls = shard._samples, []
+
+    def samples(job, rejected):
+        calls.append(job.name)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return real(job, rejected)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "_samples", samples)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, dest, **options)

@@ -1,0 +1,64 @@
+"""Small real corpora for the tests: tars with JPEGs, captions and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mmstream.dataset.index import encode_index, index_name
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from mmstream.storage import open_store
+from mmstream.tar.writer import TarWriter
+
+
+def jpeg(number: int, size: tuple[int, int] = (40, 30)) -> bytes:
+    """A small JPEG whose colours depend on the number."""
+    pixels = np.random.default_rng(number).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def captioned(number: int) -> dict[str, bytes]:
+    """The fields of a good sample."""
+    text = f"caption {number} " + "word " * (number % 7)
+    return {
+        "jpg": jpeg(number),
+        "txt": text.encode(),
+        "json": json.dumps({"id": number}).encode(),
+    }
+
+
+def write_shard(
+    folder: str | Path, name: str, samples: Sequence[tuple[str, dict[str, bytes]]]
+) -> ShardInfo:
+    """Write a shard and its index; return its line of the manifest."""
+    store = open_store(folder)
+    with store.create(name) as file:
+        writer = TarWriter(file)
+        for key, fields in samples:
+            writer.add(key, fields)
+        writer.close()
+    store.write(index_name(name), encode_index(writer.offsets))
+    return ShardInfo(name, len(samples), writer.num_bytes)
+
+
+def write_corpus(
+    folder: str | Path,
+    counts: Sequence[int],
+    fields_of: Callable[[int], dict[str, bytes]] = captioned,
+) -> str:
+    """Write a whole dataset of so many samples a shard; return its folder."""
+    number, shards = 0, []
+    for shard, count in enumerate(counts):
+        samples = [(f"{n:06d}", fields_of(n)) for n in range(number, number + count)]
+        shards.append(write_shard(folder, f"shard-{shard:06d}.tar", samples))
+        number += count
+    open_store(folder).write(MANIFEST_NAME, Manifest(tuple(shards)).to_bytes())
+    return str(folder)

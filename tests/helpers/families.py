@@ -1,0 +1,123 @@
+"""Vision-language models' processors of transformers, and the decoders that do without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from PIL import Image
+
+import mmstream as mm
+from mmstream import Decode, ImageDecoder, TextDecoder
+from mmstream._torchvision import import_torchvision
+from mmstream.decoding.text.image_lengths import ImageLength, ImageShape
+from tests.helpers.chats import LLAVA, QWEN_VL, SPECIAL, VICUNA, assistant, byte_chat, user
+from tests.helpers.paths import PHOTOS
+from tests.helpers.pictures import encoded
+
+import_torchvision()
+import transformers  # noqa: E402
+
+SIZES = [(288, 191), (191, 288), (640, 480), (333, 777), (1000, 120), (30, 31), (57, 900),
+         (504, 504), (673, 671), (1344, 336), (336, 1009), (42, 70)]  # fmt: skip
+"""Width and height."""
+
+PICTURES = [
+    encoded(Image.open(path).convert("RGB").resize(size), kind)
+    for path, size, kind in zip(PHOTOS, SIZES, ["jpeg", "png", "webp"] * 4, strict=False)
+]
+MARKED = "<|vision_start|><|image_pad|><|vision_end|>"
+INTERN_TOKENS = {"start_image": "<img>", "end_image": "</img>", "context_image": "<IMG_CONTEXT>",
+                 "video": "<video>"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """A processor of transformers, and how we do without it."""
+
+    processor: Any
+    processor_template: str
+    """Writes the one token that the processor replaces."""
+    decode: Decode
+
+
+def qwen(**settings: Any) -> Family:
+    tokenizer = byte_chat(QWEN_VL, [*SPECIAL, "<|video_pad|>"])
+    pictures = transformers.Qwen2VLImageProcessor(**settings)
+    videos = transformers.Qwen2VLVideoProcessor()
+    length = mm.qwen_vl_length(pictures.patch_size, pictures.merge_size)
+    text = TextDecoder(tokenizer, 20_000, image_token="<|image_pad|>", image_length=length)
+    processor = transformers.Qwen2VLProcessor(pictures, tokenizer, videos)
+    return Family(processor, QWEN_VL, Decode(ImageDecoder.from_processor(pictures), text))
+
+
+def llava_next() -> Family:
+    tokenizer = byte_chat(LLAVA)
+    pictures = transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=336)
+    text = TextDecoder(tokenizer, 20_000, image_length=mm.llava_next_length())
+    processor = transformers.LlavaNextProcessor(
+        pictures,
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return Family(processor, LLAVA, Decode(ImageDecoder.from_processor(pictures), text))
+
+
+def intern_vl() -> Family:
+    template = QWEN_VL.replace(MARKED, "<img><IMG_CONTEXT></img>")
+    tokenizer = byte_chat(template, [*SPECIAL, *INTERN_TOKENS.values()])
+    for name, token in INTERN_TOKENS.items():
+        setattr(tokenizer, f"{name}_token", token)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+    pictures = transformers.GotOcr2ImageProcessor(
+        size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=12
+    )
+    length = mm.internvl_length()
+    text = TextDecoder(tokenizer, 20_000, image_token="<IMG_CONTEXT>", image_length=length)
+    videos = transformers.InternVLVideoProcessor()
+    processor = transformers.InternVLProcessor(pictures, tokenizer, videos)
+    template = QWEN_VL.replace(MARKED, "<IMG_CONTEXT>")
+    return Family(processor, template, Decode(ImageDecoder.from_processor(pictures), text))
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {
+    "qwen2-vl": partial(qwen, max_pixels=200_000),
+    "qwen3-vl": partial(qwen, patch_size=16, min_pixels=2**16, max_pixels=2**18),
+    "llava-next": llava_next,
+    "internvl": intern_vl,
+}
+
+
+def conversation(*pictures: bytes) -> dict[str, Any]:
+    """A sample of three pictures, two of them in the middle of a turn and one in the next."""
+    image = [{"type": "image", "field": f"{i}.jpg"} for i in range(3)]
+    word = [{"type": "text", "text": text} for text in ("first ", " then ", "again ", " so?")]
+    messages = [
+        user([word[0], image[0], word[1], image[1]]),
+        assistant([{"type": "text", "text": "a cat"}]),
+        user([word[2], image[2], word[3]]),
+        assistant([{"type": "text", "text": "a mat"}]),
+    ]
+    fields = {f"{i}.jpg": picture for i, picture in enumerate(pictures)}
+    return {"json": {"messages": messages}, **fields}
+
+
+def per_pixel(shape: ImageShape) -> int:
+    """Of a native picture: a number that another shape does not have."""
+    return shape.height * 3 + shape.width
+
+
+def native(template: str = VICUNA, length: int | ImageLength = per_pixel, **options: Any) -> Decode:
+    token = "<|image_pad|>" if template == QWEN_VL else "<image>"
+    settings = {"max_length": 20_000, "image_token": token, "image_length": length, **options}
+    return Decode(ImageDecoder(), TextDecoder(byte_chat(template), **settings))
+
+
+def num_image_tokens(decode: Decode, tokens: dict[str, Any]) -> int:
+    tokenizer = decode.text.tokenizer
+    image_id = tokenizer.convert_tokens_to_ids(decode.text.image_token)
+    return int((tokens["input_ids"] == image_id).sum())

@@ -1,0 +1,126 @@
+"""Runs an example of docs/frameworks in ranks of its own, kills it, and starts it again.
+
+    python -m tests.helpers.framework_ranks EXAMPLE SHARDS OUT WORLD_SIZE,NUM_WORKERS,DIES_AT ...
+
+Ranks are forked from this process, which has imported the framework once; what each of them trains
+on is a line of OUT/stage*-rank*.jsonl. At batch DIES_AT the last rank is killed, then the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmstream._torchvision import import_torchvision
+from tests.helpers.paths import DOCS
+
+
+class Stage(NamedTuple):
+    number: int
+    world_size: int
+    num_workers: int
+    dies_at: int
+    """The last rank is killed when it has this batch; 0: nobody is."""
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def note_batches(file: Path, dies_at: int) -> None:
+    """Let the model of the examples write down what it is trained on."""
+    shared = importlib.import_module("shared")
+    forward = shared.Model.forward
+    count = 0
+
+    def noting(self, batch):
+        nonlocal count
+        count += 1
+        if count == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        lineage = batch["__lineage__"]
+        line = [lineage.epoch, lineage.step, lineage.start, batch["__key__"]]
+        with file.open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        return forward(self, batch)
+
+    shared.Model.forward = noting
+
+
+def run_rank(example: str, shards: str, out: Path, number: int, stage: Stage, port: int) -> None:
+    """Be one rank, as under torchrun."""
+    os.environ |= {
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(stage.world_size),
+        "LOCAL_WORLD_SIZE": str(stage.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "none",
+        "OMP_NUM_THREADS": "1",
+    }
+    last = number == stage.world_size - 1
+    log = out / f"stage{stage.number}-rank{number}.jsonl"
+    note_batches(log, stage.dies_at if last else 0)
+    module = importlib.import_module(example)
+    module.train(shards, str(out / "checkpoints"), stage.num_workers)
+
+
+def fork_rank(*args: Any) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        run_rank(*args)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def play(example: str, shards: str, out: Path, stage: Stage) -> None:
+    """Run all ranks to their end, or until one is killed."""
+    port = free_port()
+    ranks = [
+        fork_rank(example, shards, out, number, stage, port) for number in range(stage.world_size)
+    ]
+    dying = ranks[-1]
+    while ranks:
+        child, status = os.wait()
+        ranks.remove(child)
+        if status and child == dying and stage.dies_at and os.WTERMSIG(status) == signal.SIGKILL:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+        elif status and not stage.dies_at:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(f"{stage}: a rank ended with {status}")
+        elif not status and child == dying and stage.dies_at:
+            sys.exit(f"{stage}: was to be killed, and was not")
+
+
+def main() -> None:
+    example, shards, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    sys.path.insert(0, str(DOCS / "frameworks"))
+    import_torchvision()  # before the frameworks do, where it does not load by itself
+    importlib.import_module(example)
+    for number, stage in enumerate(sys.argv[4:]):
+        play(example, shards, out, Stage(number, *map(int, stage.split(","))))
+
+
+if __name__ == "__main__":
+    main()

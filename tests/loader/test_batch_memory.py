@@ -1,0 +1,200 @@
+"""Memory of batches is used again, and never while somebody looks at it; batches cross whole."""
+
+import gc
+import os
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.dataset.index import encode_index
+from mmstream.loader.batch_memory import MAX_FREE, Memory
+from mmstream.loader.batch_transport import Parcel
+from mmstream.processes import num_cores, pss_bytes
+from mmstream.tar.writer import TarWriter
+from tests.helpers.pictures import encoded, photo
+
+MIB = 1 << 20
+
+
+def crossed(batch, memory):
+    return ForkingPickler.loads(bytes(ForkingPickler.dumps(Parcel(batch, memory))))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_memory_is_used_again_once_nobody_looks_at_it(shared):
+    memory = Memory(shared=shared)
+    first = memory.take(MIB)
+    where = first.data_ptr()
+    del first
+    gc.collect()
+    assert memory.take(MIB).data_ptr() == where
+    assert memory.num_bytes < 2 * MIB
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [lambda t: t[5:9], lambda t: t.view(4, -1).T, lambda t: t.numpy()[3:], lambda t: iter(t)],
+)
+def test_memory_is_not_used_again_while_a_view_of_it_lives(keep):
+    memory = Memory()
+    taken = memory.take(MIB)
+    where, kept = taken.data_ptr(), keep(taken)
+    del taken
+    gc.collect()
+    assert memory.take(MIB).data_ptr() != where
+    del kept
+
+
+def test_memory_that_waits_for_use_is_bounded():
+    memory = Memory()
+    held = [memory.take(MIB) for _ in range(20)]
+    assert memory.num_bytes >= 20 * MIB
+    held.clear()
+    memory.take(8 * MIB)
+    assert memory.num_bytes <= (MAX_FREE + 8 + 2) * MIB
+
+
+def test_a_batch_of_another_size_does_not_take_far_too_large_memory():
+    memory = Memory()
+    memory.take(8 * MIB)
+    small = memory.take(1000)
+    assert small.untyped_storage().nbytes() < MIB
+
+
+def test_what_was_sent_stays_until_the_other_side_has_dropped_it():
+    memory = Memory(shared=True)
+    pictures = memory.take(MIB)
+    where = pictures.data_ptr()
+    pictures.fill_(7)
+    arrived = crossed({"image": pictures}, memory)
+    del pictures
+    gc.collect()
+    other = memory.take(MIB)
+    assert other.data_ptr() != where
+    other.fill_(8)
+    assert arrived["image"].eq(7).all()
+    row = arrived["image"][10:20]
+    del arrived, other
+    gc.collect()
+    memory.take(MIB).fill_(9)
+    assert row.eq(7).all()
+    del row
+    gc.collect()
+    assert memory.num_bytes < 3 * MIB
+
+
+def test_tensors_of_any_shape_type_and_layout_cross_as_they_are():
+    memory = Memory(shared=True)
+    pictures = memory.take(4 * 6 * 5 * 3).view(4, 6, 5, 3)
+    pictures.copy_(torch.arange(360).view(4, 6, 5, 3) % 251)
+    shared = torch.arange(6.0)
+    batch = {
+        "image": pictures.permute(0, 3, 1, 2),
+        "ids": torch.arange(12).view(3, 4),
+        "nested": {"turned": torch.arange(6, dtype=torch.int16).view(2, 3).T, "none": None},
+        "list": [torch.zeros(0, 5), torch.tensor(3.5, dtype=torch.bfloat16), "text"],
+        "twice": [shared, shared],
+        "wide": torch.arange(3).expand(4, 3),
+        "gaps": torch.arange(20)[::3],
+        "bools": torch.tensor([True, False]),
+        "complex": torch.tensor([1 + 2j]),
+        "grad": torch.ones(2, requires_grad=True).detach(),
+        "array": np.arange(3),
+        "tuple": (1, torch.ones(2)),
+    }
+    arrived = crossed(batch, memory)
+    assert list(arrived) == list(batch)
+
+    def check(here, there):
+        assert type(here) is type(there)
+        if isinstance(here, torch.Tensor):
+            assert (here.dtype, here.shape) == (there.dtype, there.shape)
+            assert torch.equal(here, there)
+            assert here.is_contiguous() == there.is_contiguous() or not here.is_contiguous()
+        elif isinstance(here, dict):
+            for name in here:
+                check(here[name], there[name])
+        elif isinstance(here, list | tuple):
+            assert len(here) == len(there)
+            for one, other in zip(here, there, strict=True):
+                check(one, other)
+        elif isinstance(here, np.ndarray):
+            assert np.array_equal(here, there)
+        else:
+            assert here == there
+
+    check(batch, arrived)
+    assert arrived["image"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_second_batch_needs_no_memory_of_its_own_for_what_lies_behind_the_pictures():
+    memory = Memory(shared=True)
+    for _ in range(5):
+        pictures = memory.take(MIB, room=memory.room)
+        crossed({"image": pictures, "ids": torch.arange(1000)}, memory)
+        del pictures
+        gc.collect()
+    assert memory.num_bytes < 3 * MIB
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("memory")
+    path = folder / "a.tar"
+    with path.open("wb") as file:
+        writer = TarWriter(file)
+        for number in range(48):
+            jpg = encoded(photo().resize((40 + number, 36)), "jpeg")
+            writer.add(f"{number:03d}", {"jpg": jpg, "txt": b"n %d" % number})
+        writer.close()
+    path.with_suffix(".tar.idx").write_bytes(encode_index(writer.offsets))
+    return str(folder)
+
+
+def pipeline(corpus):
+    decode = mm.Decode(image=mm.ImageDecoder(size=32))
+    return mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4, decode=decode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_workers", "num_threads"), [(0, 1), (0, 3), (2, 1), (1, 2)])
+def test_batches_that_are_kept_never_change(corpus, num_workers, num_threads):
+    """Each is copied when it comes, and all are kept while memory is used again behind them."""
+    loader = mm.Loader(pipeline(corpus), num_workers=num_workers, num_threads=num_threads)
+    kept, copies, rows = [], [], []
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            copies.append(batch["image"].clone())
+            if number % 2:
+                kept.append((len(copies) - 1, batch["image"]))
+            else:
+                rows.append((len(copies) - 1, batch["image"][2]))
+    assert all(torch.equal(copies[number], image) for number, image in kept)
+    assert all(torch.equal(copies[number][2], image) for number, image in rows)
+    loader.close()
+    assert all(torch.equal(copies[number], image) for number, image in kept)
+
+
+@pytest.mark.slow
+def test_a_loaders_memory_counts_its_workers(corpus):
+    loader = mm.Loader(pipeline(corpus), num_workers=1)
+    alone = loader.memory_bytes()
+    assert len(list(loader)) == len(loader)  # made here, it may be, while the worker starts
+    next(iter(loader))
+    assert loader.memory_bytes() > alone + 10 * MIB
+    loader.close()
+
+
+def test_memory_of_a_process_that_is_gone_is_nothing():
+    assert pss_bytes([1 << 22]) == 0
+    assert pss_bytes([os.getpid()]) > MIB
+    assert 1 <= num_cores() <= (os.cpu_count() or 1)
+
+
+def test_more_threads_than_cores_are_advised_against(corpus, caplog):
+    caplog.set_level("INFO", logger="mmstream.loader")
+    next(iter(mm.Loader(pipeline(corpus), num_threads=num_cores() + 1)))
+    assert "decode threads on" in caplog.text

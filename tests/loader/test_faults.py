@@ -1,0 +1,339 @@
+"""The loader under stress: errors of every kind, early ends, several loaders, bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from contextlib import closing
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import mmstream as mm
+from mmstream import Decode, ImageDecoder
+from mmstream.errors import (
+    BadSampleLimitError,
+    ConfigError,
+    ShardError,
+    StorageError,
+)
+from mmstream.loader.batch_memory import Memory
+from mmstream.loader.batch_transport import Parcel
+from mmstream.reading import fetcher as fetching
+from mmstream.reading.reader import STEPS_AHEAD, Job, Reader
+from mmstream.storage import LocalStore
+from tests.helpers.bad_corpus import (
+    bad_json,
+    pipeline,
+    policy,
+    truncated_jpeg,
+    write_faulty,
+    write_tiny,
+)
+from tests.helpers.corpora import write_corpus
+from tests.helpers.topology import assert_resumes_exactly, described, run
+
+BAD = {0, 5, 30, 31, 70}
+
+
+class Raises:
+    """A transform that raises at one sample: an error, or nothing once a file is there."""
+
+    def __init__(self, error: BaseException, unless: Path) -> None:
+        self.error, self.unless = error, unless
+
+    def __call__(self, sample):
+        if not self.unless.exists():
+            raise self.error
+        return sample
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_path, num_workers):
+    corpus = write_corpus(tmp_path / "corpus", [20, 20])
+    for kind in (
+        ShardError,
+        StorageError,
+        ConfigError,
+        BadSampleLimitError,
+        NameError,
+        MemoryError,
+    ):
+        calm = tmp_path / kind.__name__
+        made = pipeline(corpus, transforms=(Raises(kind("s.tar[3] k.jpg: why"), calm),))
+        loader = mm.Loader(made, num_workers=num_workers)
+        with pytest.raises(kind, match=r"s\.tar\[3\] k\.jpg: why") as caught:
+            list(loader)
+        assert type(caught.value) is kind
+        assert loader.state_dict()["step"] == 0
+        calm.touch()
+        assert [b["__lineage__"].step for b in loader] == [0, 1, 2]
+        loader.close()
+
+
+@pytest.mark.slow
+def test_a_step_that_nothing_can_fill_in_a_worker_is_a_skip_limit_error(tmp_path):
+    made = pipeline(write_tiny(tmp_path, [12], set(range(12))), global_batch_size=2)
+    loader = mm.Loader(made, num_workers=1)
+    with pytest.raises(BadSampleLimitError, match=r"no row could be filled.*shard-000000\.tar\["):
+        next(iter(loader))
+    loader.close()
+
+
+@pytest.mark.slow
+def test_a_limit_passed_in_the_main_process_leaves_the_workers_usable(tmp_path):
+    made = pipeline(
+        write_tiny(tmp_path, [48], {12, 13, 14, 15}),
+        shuffle=False,
+        bad_samples=policy(max_consecutive=3),
+    )
+    loader = mm.Loader(made, num_workers=1)
+    with pytest.raises(BadSampleLimitError, match="4 bad samples in a row"):
+        list(loader)
+    state = loader.state_dict()
+    assert state["step"] == 1
+    loader.load_state_dict(state | {"step": 2})
+    assert [b["__lineage__"].step for b in loader] == [2, 3]
+    loader.close()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_error_in_the_users_loop_loses_and_repeats_nothing(corpus, error, ahead):
+    made = pipeline(corpus)
+    loader = mm.to_device(mm.Loader(made), "cpu") if ahead else mm.Loader(made)
+    seen = []
+    for stop in (2, 1, 3):
+        with pytest.raises(error):  # noqa: PT012 - the loop is the user's code
+            for count, batch in enumerate(loader, start=1):
+                seen.append(described(batch))
+                if count == stop:
+                    raise error
+        assert loader.state_dict()["step"] == len(seen)
+    seen += [described(batch) for batch in loader]
+    assert seen == run(made).steps
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_one_process_resumes_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
+    corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, truncated_jpeg)
+    decode = Decode(image=ImageDecoder(size=16))
+    made = pipeline(corpus, decode=decode, drop_last=drop_last, shuffle=shuffle)
+
+    def make_loader():
+        loader = mm.Loader(made)
+        return mm.to_device(loader, "cpu") if ahead else loader
+
+    steps = assert_resumes_exactly(make_loader, images=True)
+    assert len(steps) == 2 * (8 if drop_last else 9)
+    assert steps[: len(steps) // 2] == run(made, 3, 2).steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ahead", "drop_last", "shuffle"),
+    [(False, False, True), (True, True, True), (True, False, False)],
+)
+def test_workers_resume_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
+    corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, bad_json)
+    made = pipeline(corpus, drop_last=drop_last, shuffle=shuffle)
+
+    def make_loader():
+        loader = mm.Loader(made, num_workers=2)
+        return mm.to_device(loader, "cpu") if ahead else loader
+
+    steps = assert_resumes_exactly(make_loader, fresh=False)
+    assert steps[: len(steps) // 2] == run(made).steps
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_any_chain_of_topologies_delivers_each_step_once(data):
+    rows = data.draw(st.sampled_from([4, 6, 12]), "rows")
+    counts = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4), "counts")
+    counts[0] += rows
+    grid = data.draw(st.sampled_from([None, (1, 2), (2, 1), (2, 2), (4, 2), (1, 4)]), "grid")
+    assume(grid is None or rows % grid[1] == 0)
+    topologies = data.draw(
+        st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=2, max_size=4), "chain"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        made = pipeline(
+            write_tiny(folder, counts),
+            global_batch_size=rows,
+            grid=grid,
+            window=data.draw(st.integers(1, 40), "window"),
+            drop_last=data.draw(st.booleans(), "drop_last"),
+            shuffle=data.draw(st.booleans(), "shuffle"),
+            seed=data.draw(st.integers(0, 99), "seed"),
+        )
+        num_steps = made.order.steps_per_epoch
+        cuts = sorted(
+            data.draw(st.lists(st.integers(0, num_steps), min_size=len(topologies) - 1,
+                               max_size=len(topologies) - 1), "cuts")
+        )  # fmt: skip
+        whole = run(made).steps
+        seen = []
+        for (size, num_workers), start, stop in zip(
+            topologies, [0, *cuts], [*cuts, num_steps], strict=True
+        ):
+            seen += run(made, size, num_workers, range(start, stop)).steps
+        assert seen == whole
+        shown = [ref for step in seen for ref, ok in zip(step.shown, step.valid, strict=True) if ok]
+        assert len(set(shown)) == len(shown) == min(sum(counts), num_steps * rows)
+
+
+@pytest.fixture(scope="module")
+def lanes(tmp_path_factory) -> str:
+    """512 samples in 3 shards: 64 steps of 8, so that 16 lanes of 32 fill an epoch."""
+    return write_tiny(tmp_path_factory.mktemp("lanes"), [128, 256, 128])
+
+
+def payload(made: mm.Pipeline) -> int:
+    return sum(int(made.dataset.offsets(shard)[-1]) for shard in range(made.dataset.num_shards))
+
+
+@pytest.mark.parametrize("window", [8, 50, 1000])
+@pytest.mark.parametrize("topology", [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 4), (3, 3)])
+def test_every_byte_is_read_once(lanes, monkeypatch, topology, window):
+    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)  # else small gaps are read along
+    made = pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window)
+    assert run(made, *topology).num_bytes == payload(made)
+
+
+@pytest.mark.parametrize("start", [1, 17, 40])
+def test_a_resume_reads_only_what_is_left(lanes, monkeypatch, start):
+    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)
+    made = pipeline(lanes, global_batch_size=8, grid=(4, 4), window=50)
+    rest = run(made, 2, 2, range(start, 64))
+    assert rest.num_bytes == payload(made) * (64 - start) // 64
+
+
+def held(reader: Reader) -> int:
+    """Raw samples that a reader has in memory or under way."""
+    return sum(len(future.result()[1]) for pieces in reader._held.values() for future in pieces)
+
+
+@pytest.mark.parametrize("window", [16, 64])
+def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_path, window):
+    made = pipeline(
+        write_tiny(tmp_path, [1500, 548]), global_batch_size=8, grid=(4, 2), window=window
+    )
+    with closing(Reader(made.dataset, made.order)) as reader:
+        most = []
+        for epoch in range(2):
+            for step in range(made.order.steps_per_epoch):
+                reader.step(Job(epoch, step, 0, 8))
+                most.append(held(reader))
+                assert len(reader._held) <= 2 * 8 + 1
+                assert len(reader._whole) <= len(reader._held)
+            assert most[-1] == 0
+    ahead = 8 * (STEPS_AHEAD + 1)
+    assert max(most) <= window * 8 + ahead
+    assert sum(most) / len(most) <= window * 8 * 0.7 + ahead
+
+
+def test_a_jump_drops_what_was_held_and_then_reads_ahead_again(lanes, monkeypatch):
+    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)
+    made = pipeline(lanes, global_batch_size=8, grid=(1, 1), window=1000)
+    with closing(Reader(made.dataset, made.order)) as reader:
+        alone = []
+        monkeypatch.setattr(Reader, "one", lambda self, ref: alone.append(ref))
+        for start, stride in [(0, 1), (3, 2), (4, 2), (1, 1)]:
+            for step in range(start, start + 5 * stride, stride):
+                found = reader.step(Job(0, step, 0, 8, stride))
+                refs = made.order.refs(0, step)
+                lineages = [sample["__lineage__"][:2] for sample in found.samples]
+                assert lineages == list(zip(refs.shard.tolist(), refs.index.tolist()))
+        assert not alone  # nothing was read sample by sample
+
+
+def test_two_loaders_of_one_pipeline_do_not_disturb_each_other(corpus):
+    made = pipeline(corpus)
+    expected = run(made).steps
+    one, other = mm.Loader(made), mm.Loader(made)
+    pairs = [(described(a), described(b)) for a, b in zip(one, other, strict=True)]
+    assert pairs == [(step, step) for step in expected]
+    nested = [
+        ([described(inner) for inner in other], described(outer))
+        for outer in itertools.islice(one, 3)
+    ]
+    for epoch, (inner, outer) in enumerate(nested, start=1):
+        assert inner == run(made, epoch=epoch).steps
+        assert outer == run(made, epoch=1).steps[epoch - 1]
+
+
+def test_a_loop_inside_a_loop_over_the_same_loader_takes_over(corpus):
+    made = pipeline(corpus)
+    loader = mm.Loader(made)
+    seen = []
+    with pytest.raises(ConfigError, match="drop the old loop"):  # noqa: PT012
+        for outer in loader:
+            seen.append(described(outer))
+            seen += [described(inner) for inner in loader]
+    assert seen == run(made).steps
+    assert loader.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_three_epochs_are_three_orders_of_all_samples(corpus, num_workers):
+    loader = mm.Loader(pipeline(corpus, drop_last=False), num_workers=num_workers)
+    epochs = []
+    for _ in range(3):
+        steps = [described(batch) for batch in loader]
+        epochs.append([k for s in steps for k, ok in zip(s.keys, s.valid, strict=True) if ok])
+    loader.close()
+    assert all(sorted(keys) == [f"{n:06d}" for n in range(97)] for keys in epochs)
+    assert len({tuple(keys) for keys in epochs}) == 3
+    assert loader.state_dict()["epoch"] == 3
+    assert loader.stats.num_samples == 3 * 97
+
+
+def mixed(samples):
+    """A user's batch of odd types, and pictures of as many sizes as there are rows."""
+    sizes = [3 + int(sample["__key__"]) % 9 for sample in samples]
+    return {
+        "pictures": [torch.arange(n * 15).view(n, 5, 3).permute(2, 0, 1) for n in sizes],
+        "scalars": [torch.tensor(n) for n in sizes],
+        "kinds": [torch.ones(2), torch.ones(2, dtype=torch.int8)],
+        "none": [],
+        "tuple": (1, "a"),
+        "array": np.arange(3),
+        "arrays": [np.array([None]), np.zeros(2)],
+    }
+
+
+@pytest.mark.slow
+def test_a_batch_of_any_types_crosses_from_a_worker_as_it_is(corpus):
+    made = pipeline(corpus, collate=mixed)
+    loader = mm.Loader(made, num_workers=1)
+    for here, there in zip(mm.Loader(made), loader, strict=True):
+        for name in ("pictures", "scalars", "kinds"):
+            assert type(there[name]) is list
+            for a, b in zip(here[name], there[name], strict=True):
+                assert torch.equal(a, b)
+                assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+        assert (there["none"], there["tuple"]) == ([], (1, "a"))
+        assert type(there["array"]) is np.ndarray
+        assert there["array"].tolist() == [0, 1, 2]
+        assert there["arrays"][0].tolist() == [None]
+    loader.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")
+def test_a_list_of_pictures_crosses_as_one_open_file_not_one_each():
+    pictures = [torch.full((4 + n, 5, 3), n).permute(2, 0, 1) for n in range(100)]
+    memory = Memory(shared=True)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    data = bytes(ForkingPickler.dumps(Parcel({"image": pictures}, memory)))
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 5
+    arrived = ForkingPickler.loads(data)["image"]
+    assert all(torch.equal(a, b) for a, b in zip(pictures, arrived, strict=True))

@@ -1,0 +1,105 @@
+"""What docs/order.md says of the order's quality, on 100,000 samples sorted by class."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from webdataset.filters import _shuffle
+
+from tests.helpers.paths import DOCS
+from tools.bench import shuffle_streams
+from tools.bench.shuffle import (
+    CORPORA,
+    QUICK,
+    compare,
+    expected_classes,
+    held_by,
+    measure,
+    settings_of,
+)
+from tools.bench.shuffle_streams import make_order, mean_read, mmstream, py1e, uniform, webdataset
+
+PAGE = DOCS / "order.md"
+SORTED = QUICK[0]
+
+
+@pytest.fixture(scope="module")
+def default():
+    return measure(SORTED, partial(mmstream, SORTED, make_order(SORTED)))
+
+
+def test_a_batch_shows_most_of_the_classes_that_it_would_show_in_a_true_permutation(default):
+    assert default["classes"] >= 0.75 * expected_classes(SORTED)
+    assert default["64 steps"] == SORTED.num_classes
+
+
+def test_a_rank_sees_no_long_runs_of_a_class_and_no_drift_through_the_corpus(default):
+    assert default["longest"] <= 6
+    assert default["run"] < 1.1
+    assert abs(default["position"]) < 0.1
+    assert abs(default["neighbour"]) < 0.15
+
+
+def test_pairs_of_a_batch_seldom_meet_again_in_the_next_epoch(default):
+    assert 0.9 < default["together"] < 2
+
+
+def test_with_the_same_memory_it_mixes_more_than_a_sample_buffer_or_blocks_do(default):
+    held = held_by(make_order(SORTED))
+    buffer = held // (SORTED.world_size * SORTED.num_workers)
+    for stream in (partial(webdataset, SORTED, buffer), partial(py1e, SORTED, held)):
+        other = measure(SORTED, stream)
+        assert default["classes"] > 3 * other["classes"]
+        assert default["64 steps"] > 1.5 * other["64 steps"]
+        assert default["together"] < other["together"] / 3
+
+
+def test_wider_windows_read_more_at_once_and_bring_fewer_pairs_together_again():
+    orders = [make_order(SORTED, window=window) for window in (32, 128, 1024)]
+    found = [measure(SORTED, partial(mmstream, SORTED, order))["together"] for order in orders]
+    reads = [mean_read(SORTED, order, 0) for order in orders]
+    assert found == sorted(found, reverse=True)
+    assert reads == sorted(reads)
+    assert reads[-1] > 4 * reads[0]
+
+
+def test_the_default_settings_are_those_of_the_published_figures():
+    assert f"| {settings_of(make_order(CORPORA[0]))} |" in PAGE.read_text(), (
+        "the defaults changed: put the tables of tools.bench.shuffle into docs/order.md"
+    )
+
+
+def test_the_figures_of_a_true_permutation_and_of_no_shuffle_are_the_known_ones():
+    true = measure(SORTED, partial(uniform, SORTED))
+    assert true["classes"] == pytest.approx(expected_classes(SORTED), rel=0.01)
+    assert true["together"] == pytest.approx(1, abs=0.05)
+    plain = mmstream(SORTED, make_order(SORTED, shuffle=False), 0)
+    found = compare(SORTED, plain, plain)
+    assert found["classes"] < 1.3
+    assert found["position"] == pytest.approx(1)
+    chance = SORTED.global_batch_size / SORTED.num_samples
+    assert found["together"] == pytest.approx(1 / chance, rel=0.01)
+
+
+@pytest.mark.parametrize(("items", "size"), [(5000, 700), (50, 1000), (500, 1), (999, 100)])
+def test_the_simulated_sample_buffer_gives_what_webdatasets_own_gives(items, size):
+    class Draws:
+        def __init__(self):
+            self.uniforms = shuffle_streams._uniforms(np.random.default_rng(3))
+
+        def randint(self, low, high):
+            return low + int(next(self.uniforms) * (high - low + 1))
+
+    ours = shuffle_streams._buffered(range(items), size, np.random.default_rng(3))
+    assert list(ours) == list(_shuffle(iter(range(items)), size, 100, Draws()))
+
+
+def test_every_simulated_stream_shows_a_sample_at_most_once_an_epoch():
+    for stream in (
+        partial(uniform, SORTED),
+        partial(webdataset, SORTED, 66),
+        partial(py1e, SORTED, 4000),
+        partial(mmstream, SORTED, make_order(SORTED)),
+    ):
+        ids = stream(1).ravel()
+        assert np.unique(ids).size == ids.size > 0.9 * SORTED.num_samples

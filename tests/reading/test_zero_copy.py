@@ -1,0 +1,209 @@
+"""Raw samples as views of mapped or fetched ranges: the same samples, valid as long as held."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tarfile
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mmstream as mm
+from mmstream.dataset.index import build_index
+from mmstream.errors import SampleError, ShardError
+from mmstream.order import Order
+from mmstream.reading import fetcher as fetching
+from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.reader import Job, Reader
+from mmstream.storage import LocalStore
+from mmstream.tar.header import BLOCK, plain_file, read_member
+from tests.helpers.corpora import write_corpus
+from tests.helpers.foreign_tars import make_tar
+
+
+def steps_of(dataset, views, num_steps=None, order=None):
+    """All samples of an epoch, step by step; errors as their text."""
+    order = order or mm.Pipeline(dataset, global_batch_size=8, window=16).order
+    jobs = (Job(0, step, 0, 8) for step in range(order.steps_per_epoch))
+    with closing(Reader(dataset, order, zero_copy=views)) as reader:
+        for step in islice(mm.read(jobs, reader), num_steps):
+            yield [s if isinstance(s, dict) else (type(s), str(s)) for s in step.samples]
+
+
+def payloads(samples):
+    """The values of all fields, without key, URL and lineage."""
+    return [v for sample in samples for k, v in sample.items() if k[:2] != "__"]
+
+
+def num_open_files() -> int:
+    """How many files this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def maps_of(folder) -> int:
+    """How many maps of files in a folder this process holds."""
+    return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_views_are_the_same_samples(corpus):
+    dataset = mm.open_dataset(corpus)
+    as_bytes, as_views = (list(steps_of(dataset, views)) for views in (False, True))
+    assert as_bytes == as_views
+    assert {type(value) for step in as_bytes for value in payloads(step)} == {bytes}
+    assert {type(value) for step in as_views for value in payloads(step)} == {memoryview}
+    assert all(value.readonly for step in as_views for value in payloads(step))
+
+
+@pytest.mark.parametrize("instead", ["far away", "too many shards", "no maps"])
+def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
+    def refuse(store, name):
+        raise OSError("too many open files")
+
+    dataset = mm.open_dataset(corpus)
+    expected = list(steps_of(dataset, False))
+    if instead == "far away":
+        monkeypatch.setattr(Fetcher, "_is_near", lambda fetcher, group: False)
+    elif instead == "too many shards":
+        monkeypatch.setattr(fetching, "MAX_OPEN", 1)
+    else:
+        monkeypatch.setattr(LocalStore, "map", refuse)
+    found = list(steps_of(dataset, True))
+    assert found == expected
+    assert {type(value) for step in found for value in payloads(step)} == {memoryview}
+
+
+def test_a_mixture_has_views_too(datasets):
+    mixture = mm.Mixture({name: (dataset, 1) for name, dataset in datasets.items()}, stop="first")
+    found = list(steps_of(mixture, True))
+    assert found == list(steps_of(mixture, False))
+    assert len({sample["__source__"] for step in found for sample in step}) == len(datasets)
+
+
+def test_a_view_stays_valid_after_all_else_is_gone(tmp_path):
+    folder = write_corpus(tmp_path, [40])
+    dataset = mm.open_dataset(folder)
+    expected = next(steps_of(dataset, False, 1))
+    found = next(steps_of(dataset, True, 1))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    gc.collect()
+    assert payloads(found) == payloads(expected)
+
+
+def test_a_map_ends_with_its_last_view(tmp_path):
+    folder = write_corpus(tmp_path, [40, 40])
+    steps = list(steps_of(mm.open_dataset(folder), True))
+    assert maps_of(folder) > 0
+    num_open = num_open_files()
+    del steps
+    gc.collect()
+    assert maps_of(folder) == 0
+    assert num_open_files() < num_open
+
+
+def test_bad_samples_are_values_of_their_own(tmp_path):
+    members = [
+        ("a.jpg", b"1"), ("a.json", b"{}"),
+        ("b.jpg", b"twice"), ("b.jpg", b"twice"),
+        (f"{'long' * 40}.txt", b"a pax header"),
+        ("folder/c.jpg", b"3"),
+        ("d.jpg", b"4"), ("README", b""), ("__meta__", b"{}"),
+        ("é.jpg", b"5"), ("f.TXT", b"6"), ("g.jpg", b"damaged"), ("h.jpg", b"7"),
+    ]  # fmt: skip
+    data = bytearray(make_tar(members, tarfile.PAX_FORMAT))
+    (tmp_path / "a.tar").write_bytes(data)
+    offsets = build_index(LocalStore(str(tmp_path)), "a.tar")
+    dataset = mm.open_dataset(tmp_path / "a.tar")
+    data[offsets[-3] + 10] ^= 1  # in g's header
+    (tmp_path / "a.tar").write_bytes(data)
+    order = Order.from_counts([offsets.size - 1], global_batch_size=8, shuffle=False)
+    (as_bytes,), (as_views,) = (list(steps_of(dataset, v, order=order)) for v in (False, True))
+    assert as_bytes == as_views
+    assert [s["__key__"] for s in as_views if isinstance(s, dict)] == [
+        "a", "long" * 40, "folder/c", "d", "é", "f",
+    ]  # fmt: skip
+    kinds = [s[0] for s in as_views if not isinstance(s, dict)]
+    assert kinds == [SampleError, SampleError]
+
+
+def test_of_a_truncated_shard_the_samples_before_the_cut_are_good(tmp_path):
+    folder = write_corpus(tmp_path, [40])
+    dataset = mm.open_dataset(folder)
+    expected = list(steps_of(dataset, False))
+    os.truncate(tmp_path / "shard-000000.tar", int(dataset.offsets(0)[20]))
+    found = list(steps_of(dataset, True))
+    assert found == list(steps_of(dataset, False))
+    for before, after in zip(sum(expected, []), sum(found, []), strict=True):
+        if before["__lineage__"].index < 20:
+            assert after == before
+        else:
+            assert after[0] is ShardError
+            assert "truncated" in after[1]
+
+
+def test_a_missing_shard_is_an_error_of_its_samples(tmp_path):
+    folder = write_corpus(tmp_path, [20, 20])
+    dataset = mm.open_dataset(folder)
+    (tmp_path / "shard-000001.tar").unlink()
+    found = sum(steps_of(dataset, True), [])
+    assert sum(isinstance(sample, dict) for sample in found) == 20
+    assert all("no such shard" in s[1] for s in found if not isinstance(s, dict))
+
+
+def test_a_pipeline_of_views_is_the_same_batches_with_nothing_parsed(corpus):
+    dataset = mm.open_dataset(corpus)
+    as_bytes = mm.Pipeline(dataset, global_batch_size=8)
+    as_views = mm.Pipeline(dataset, global_batch_size=8, zero_copy=True)
+    assert as_views.order.identity() == as_bytes.order.identity()
+    for one, other in zip(mm.Loader(as_bytes), mm.Loader(as_views), strict=True):
+        assert one["__key__"] == other["__key__"]
+        assert one["jpg"] == other["jpg"]
+        assert {type(value) for name in ("jpg", "json") for value in other[name]} == {memoryview}
+    assert type(as_views.take(1)[0]["jpg"]) is memoryview
+
+
+def test_views_refuse_decoders_and_workers(corpus):
+    dataset = mm.open_dataset(corpus)
+    with pytest.raises(mm.ConfigError, match="decoders take bytes"):
+        mm.Pipeline(dataset, global_batch_size=8, zero_copy=True, decode=mm.Decode())
+    pipeline = mm.Pipeline(dataset, global_batch_size=8, zero_copy=True)
+    with pytest.raises(mm.ConfigError, match="num_workers=0"):
+        next(iter(mm.Loader(pipeline, num_workers=1)))
+
+
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=110)
+
+
+@given(names, st.integers(0, 8**11 - 1), st.sampled_from([b"0", b"\0", b"5", b"L"]),
+       st.none() | st.tuples(st.integers(0, BLOCK - 1), st.integers(1, 255)))  # fmt: skip
+def test_the_quick_look_at_a_header_says_what_the_thorough_one_says(name, size, kind, flip):
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")[-BLOCK:])
+    if flip is not None:
+        header[flip[0]] ^= flip[1]
+    quick = plain_file(bytes(header), 0)
+    if quick is not None:
+        member = read_member(lambda start, stop: b"", bytes(header), 0, 1 << 40)
+        assert (member.name, member.size, member.is_file) == (*quick, True)
+        assert member.data_offset == BLOCK
+    elif flip is None and kind == b"0" and len(name.encode()) <= 100:
+        raise AssertionError("a plain header was not seen as one")
+
+
+def test_a_header_with_a_flipped_bit_is_never_plain():
+    info = tarfile.TarInfo("000001.jpg")
+    info.size = 12345
+    header = info.tobuf(tarfile.USTAR_FORMAT)
+    assert plain_file(header, 0) == ("000001.jpg", 12345)
+    assert plain_file(header[:-1], 0) is None
+    for byte in [*range(148), *range(156, BLOCK)]:
+        for bit in range(8):
+            damaged = bytearray(header)
+            damaged[byte] ^= 1 << bit
+            assert plain_file(bytes(damaged), 0) is None

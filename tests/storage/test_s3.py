@@ -1,0 +1,279 @@
+"""The whole path with its shards on a real S3 server: the same bytes, batches and states."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.dataset.index import index_name
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.verify import verify
+from mmstream.storage import RemoteStore, open_store
+from mmstream.train.checkpoint import Checkpoint, list_checkpoints, load_newest, save_checkpoint
+from tests.helpers.corpora import captioned, jpeg, write_corpus, write_shard
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture(scope="module")
+def remote(s3):
+    """The same 97 samples in 5 shards as the fixture `corpus`, on S3."""
+    return write_corpus(f"{s3}/corpus", [30, 1, 0, 40, 26])
+
+
+@pytest.fixture
+def prefix(s3, tmp_path):
+    """An empty prefix for one test."""
+    return f"{s3}/{tmp_path.name}"
+
+
+def pipeline(corpus, **settings):
+    settings = {"global_batch_size": 12, "seed": 5, "window": 32, **settings}
+    return mm.Pipeline(mm.open_dataset(corpus), **settings)
+
+
+def batches(made, **settings):
+    loader = mm.Loader(made, **settings)
+    try:
+        return list(loader)
+    finally:
+        loader.close()
+
+
+def keys(batches):
+    return [batch["__key__"] for batch in batches]
+
+
+def content(sample):
+    return {name: value for name, value in sample.items() if name not in ("__url__",)}
+
+
+def test_a_dataset_has_the_same_samples_as_a_local_one(remote, corpus):
+    ours, local = mm.open_dataset(remote), mm.open_dataset(corpus)
+    assert len(ours) == len(local) == 97
+    for i in (0, 29, 30, 31, 70, 96, -1):
+        assert content(ours[i]) == content(local[i])
+    assert ours[31]["__url__"] == f"{remote}/shard-000003.tar"
+    assert [s["__key__"] for s in ours[28:34]] == [f"{n:06d}" for n in range(28, 34)]
+
+
+def test_tars_open_by_pattern_by_list_and_alone(remote):
+    pattern = mm.open_dataset(f"{remote}/shard-00000{{0..3}}.tar")
+    assert len(pattern) == 71
+    listed = mm.open_dataset([f"{remote}/shard-000004.tar", f"{remote}/shard-000001.tar"])
+    assert len(listed) == 27
+    assert listed[26]["__key__"] == "000030"
+    alone = mm.open_dataset(f"{remote}/shard-000001.tar")
+    assert [sample["__key__"] for sample in alone] == ["000030"]
+
+
+def test_a_tar_that_is_not_there_is_named(remote):
+    with pytest.raises(FileNotFoundError, match=r"shard-000009\.tar"):
+        mm.open_dataset(f"{remote}/shard-000009.tar")
+
+
+def test_plain_tars_open_once_they_are_indexed(prefix, tmp_path):
+    for number, name in enumerate(("a.tar", "deep/b.tar")):
+        write_shard(prefix, name, [(f"{number}{i}", captioned(i)) for i in range(3)])
+        open_store(prefix).remove(index_name(name))
+    with pytest.raises(mm.ManifestError, match=f"no index.*`mmstream index {prefix}`"):
+        mm.open_dataset(f"{prefix}/a.tar")
+    with pytest.raises(mm.ManifestError, match="mmstream index"):
+        mm.open_dataset(prefix)
+
+    index_tars(prefix, output=tmp_path / "indexes", progress=False)  # where one may not write
+    aside = mm.open_dataset(tmp_path / "indexes")
+    assert open_store(prefix).list().keys() == {"a.tar"}
+    index_tars(prefix, progress=False)
+    beside = mm.open_dataset(prefix)
+    for dataset in (aside, beside):
+        assert [sample["__key__"] for sample in dataset] == ["00", "01", "02"]
+        assert dataset[2]["jpg"] == jpeg(2)
+
+
+def test_an_unfinished_conversion_is_refused(prefix):
+    write_corpus(prefix, [3])
+    open_store(prefix).write(MARKER_NAME, json.dumps({"command": "mmstream convert X"}).encode())
+    with pytest.raises(mm.ManifestError, match="mmstream convert X"):
+        mm.open_dataset(prefix)
+
+
+def test_an_empty_prefix_is_no_dataset(prefix):
+    with pytest.raises(mm.ManifestError, match="neither"):
+        mm.open_dataset(prefix)
+
+
+def test_verify_reads_everything_and_finds_what_is_cut(prefix):
+    write_corpus(prefix, [5, 5])
+    assert list(verify(mm.open_dataset(prefix), progress=False)) == []
+    store = open_store(prefix)
+    store.write("shard-000001.tar", store.read("shard-000001.tar")[:4096])
+    problems = list(verify(mm.open_dataset(prefix), progress=False))
+    assert {problem.shard for problem in problems} == {"shard-000001.tar"}
+
+
+def test_a_loader_makes_the_same_batches_as_from_local_shards(remote, corpus):
+    decode = mm.Decode(image=mm.ImageDecoder(size=16))
+    local = batches(pipeline(corpus, decode=decode))
+    ours = batches(pipeline(remote, decode=decode))
+    assert keys(ours) == keys(local)
+    for a, b in zip(ours, local, strict=True):
+        assert torch.equal(a["image"], b["image"])
+        assert a["__url__"] == [f"{remote}/{Path(url).name}" for url in b["__url__"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("multiprocessing_context", ["forkserver", "fork"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
+def test_workers_make_the_same_batches_as_the_main_process(remote, corpus, multiprocessing_context):
+    assert len(mm.open_dataset(remote)[3]["jpg"]) > 100  # this process has a client already
+    made = pipeline(remote, drop_last=False)
+    loader = mm.Loader(made, num_workers=2, multiprocessing_context=multiprocessing_context)
+    try:
+        first, second = keys(loader), keys(loader)
+    finally:
+        loader.close()
+    assert first == keys(batches(pipeline(corpus, drop_last=False)))
+    assert first != second
+
+
+def tell_environment(sample):
+    return {**sample, "told": os.environ.get("AWS_TOLD")}
+
+
+@pytest.mark.slow
+def test_workers_have_the_environment_of_the_loaders_start(corpus, monkeypatch):
+    made = pipeline(corpus, transforms=(tell_environment,))
+    for value in ("early", "late", None):  # the fork server starts with the first, or before
+        if value is None:
+            monkeypatch.delenv("AWS_TOLD")
+        else:
+            monkeypatch.setenv("AWS_TOLD", value)
+        assert set(batches(made, num_workers=1)[0]["told"]) == {value}
+
+
+@pytest.mark.slow
+def test_a_resumed_run_equals_the_tail(remote, corpus):
+    expected = keys(batches(pipeline(corpus)))
+    loader = mm.Loader(pipeline(remote))
+    stream = iter(loader)
+    seen = [next(stream)["__key__"] for _ in range(3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    for num_workers in (0, 2):
+        other = mm.Loader(pipeline(remote), num_workers=num_workers)
+        other.load_state_dict(state)
+        assert seen + keys(other) == expected
+        other.close()
+    local = mm.Loader(pipeline(corpus))  # the state does not say where the shards lie
+    local.load_state_dict(state)
+    assert seen + keys(local) == expected
+
+
+def test_samples_that_lie_together_come_in_one_request(remote):
+    made = pipeline(remote, window=97)
+    loader = mm.Loader(made)
+    assert len(keys(loader)) == 8
+    assert 0 < loader.stats.num_requests < loader.stats.num_samples / 2
+
+
+def test_a_missing_shard_stops_the_run_and_says_which(prefix):
+    write_corpus(prefix, [8, 8])
+    made = pipeline(prefix, global_batch_size=4)
+    open_store(prefix).remove("shard-000001.tar")
+    with pytest.raises(mm.ShardError, match=r"shard-000001\.tar: no such shard"):
+        batches(made)
+
+
+def test_a_truncated_shard_is_told_from_failing_storage(prefix):
+    write_corpus(prefix, [8])
+    dataset = mm.open_dataset(prefix)
+    store, name = open_store(prefix), "shard-000000.tar"
+    cut = int(dataset.offsets(0)[5]) + 512
+    store.write(name, store.read(name)[:cut])
+    assert dataset[4]["__key__"] == "000004"
+    with pytest.raises(mm.ShardError, match=f"truncated: {cut} bytes"):
+        dataset[5]
+    with pytest.raises(mm.ShardError, match="truncated"):
+        batches(pipeline(prefix, global_batch_size=4))
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Twenty rows over five images, one of them a reject."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for i in range(5):
+        (folder / f"{i}.jpg").write_bytes(jpeg(i))
+    lines = [{"id": i, "image": f"{i % 5}.jpg", "text": f"row {i}"} for i in range(20)]
+    lines[7]["image"] = "absent.jpg"
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def same_objects(url, folder):
+    """Compare a prefix with a local folder, byte for byte; return the names."""
+    store = open_store(url)
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    names = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    folders = {name.rpartition("/")[0] for name in names}
+    listed = {f"{f}/{n}".lstrip("/") for f in folders for n in open_store(store.url_of(f)).list()}
+    assert listed == set(names)
+    assert {name: store.read(name) for name in names} == names
+    return listed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_convert_writes_the_same_objects_as_to_a_folder(rows, prefix, tmp_path, num_workers):
+    options = {"samples_per_shard": 6, "progress": False}
+    mm.convert(rows, tmp_path / "local", num_workers=1, **options)
+    report = mm.convert(rows, prefix, num_workers=num_workers, **options)
+    assert (report.num_samples, report.num_rejects) == (19, 1)
+    names = same_objects(prefix, tmp_path / "local")
+    assert {MANIFEST_NAME, "rejects.jsonl", "shard-000003.tar", "shard-000003.tar.idx"} <= names
+    again = mm.convert(rows, prefix, **options)  # finished: nothing is done
+    assert again.num_samples == 19
+    same_objects(prefix, tmp_path / "local")
+
+
+def test_a_broken_off_conversion_is_refused_and_then_completed(rows, prefix, tmp_path, monkeypatch):
+    options = {"samples_per_shard": 6, "progress": False}
+    mm.convert(rows, tmp_path / "local", **options)
+    create, created = RemoteStore.create, []
+
+    def breaking(store, name):
+        created.append(name)
+        if name == "shard-000002.tar" and created.count(name) == 1:
+            raise KeyboardInterrupt
+        return create(store, name)
+
+    monkeypatch.setattr(RemoteStore, "create", breaking)
+    with pytest.raises(KeyboardInterrupt):
+        mm.convert(rows, prefix, **options)
+    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+        mm.open_dataset(prefix)
+    mm.convert(rows, prefix, **options)
+    assert created.count("shard-000000.tar") == created.count("shard-000001.tar") == 1
+    same_objects(prefix, tmp_path / "local")
+
+
+def test_checkpoints_come_back_and_the_oldest_go(prefix):
+    store = open_store(f"{prefix}/checkpoints")
+    assert load_newest(store) is None
+    weights = torch.arange(1000.0)
+    for step in (1, 2, 3):
+        state = {"model": {"w": weights * step}, "loader": {"epoch": 0, "step": step}}
+        save_checkpoint(store, Checkpoint(step, state), keep=2)
+    assert list_checkpoints(store) == [2, 3]
+    newest = load_newest(store)
+    assert newest.num_steps == 3
+    assert torch.equal(newest.content["model"]["w"], weights * 3)
+    store.write("step-00000003.pt", store.read("step-00000003.pt")[:-200])
+    assert load_newest(store).num_steps == 2

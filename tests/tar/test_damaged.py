@@ -1,0 +1,222 @@
+"""Whatever a tar's bytes are: its samples, or a ShardError or SampleError that says why."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmstream.dataset.index import build_index
+from mmstream.errors import SampleError, ShardError
+from mmstream.tar.samples import iter_members, parse_sample
+from tests.helpers.foreign_tars import Memory, make_tar, ours
+
+SMALL = make_tar(
+    [("a.txt", b"1" * 600), ("a.jpg", b"2"), ("n" * 150 + ".txt", b"3"), ("b.txt", b"")]
+)
+END = len(SMALL.rstrip(b"\0")) // 512 * 512 + 512  # past the last header
+
+
+def header(name="a.txt", size=0, kind=b"0", size_field: bytes | None = None) -> bytes:
+    """A header with a right checksum, whatever its size field."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    block = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    if size_field is not None:
+        block[124:136] = size_field.ljust(12, b"\0")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def pax(records: bytes) -> bytes:
+    return header(size=len(records), kind=b"x") + records + bytes(-len(records) % 512)
+
+
+def read_anyhow(data: bytes):
+    try:
+        return ours(data)
+    except (ShardError, SampleError):
+        return []
+
+
+def test_a_tar_cut_at_any_block_is_an_error_or_its_first_samples():
+    whole = ours(SMALL)
+    for cut in range(0, END, 512):
+        found = read_anyhow(SMALL[:cut])
+        # Between two members nothing in the tar itself tells of a cut; sizes and indexes do.
+        assert all(set(a) <= set(b) for a, b in zip(found, whole))
+        assert len(found) <= len(whole)
+
+
+def test_a_cut_inside_a_member_is_always_found():
+    members = list(iter_members(lambda start, stop: SMALL[start:stop], len(SMALL)))
+    for member in members:
+        for cut in range(member.offset + 512, member.end, 512):
+            with pytest.raises(ShardError, match="truncated"):
+                ours(SMALL[:cut])
+
+
+def test_a_cut_inside_a_header_is_always_found():
+    for member in iter_members(lambda start, stop: SMALL[start:stop], len(SMALL)):
+        for cut in (1, 100, 511):
+            with pytest.raises(ShardError, match=r"truncated|not a tar"):
+                ours(SMALL[: member.offset + cut])
+
+
+def test_a_flipped_byte_of_a_header_is_found():
+    for at in {*range(512)} - {155}:  # the byte behind the checksum's digits says nothing
+        data = bytearray(SMALL)
+        data[at] ^= 0x55
+        with pytest.raises(ShardError):
+            ours(bytes(data))
+
+
+def test_a_flipped_byte_of_a_later_header_names_where():
+    data = bytearray(SMALL)
+    data[1536 + 3] ^= 1
+    with pytest.raises(ShardError, match=r"x\.tar: not a tar header at byte 1536: wrong checksum"):
+        ours(bytes(data))
+    offsets = build_index(Memory(SMALL), "x.tar")
+    with pytest.raises(SampleError, match="a: damaged tar header"):
+        parse_sample(bytes(data[: offsets[1]]), "u")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x",
+        b"<!DOCTYPE html><html>" + b"<p>404 not found</p>" * 100,
+        bytes(range(256)) * 8,
+        b"\xff" * 5120,
+        b"0" * 5120,
+        b"PK\x03\x04" + bytes(5000),
+        b"BZh9" + b"1AY&SY" * 1000,
+    ],
+)
+def test_what_is_not_a_tar_is_a_shard_error(data):
+    with pytest.raises(ShardError, match="not a tar"):
+        ours(data)
+
+
+def test_a_gzipped_tar_is_refused_with_the_command_that_unpacks_it():
+    with pytest.raises(ShardError, match="mmstream index --repack"):
+        ours(gzip.compress(SMALL))
+
+
+def test_an_empty_tar_has_no_samples():
+    assert ours(make_tar([])) == []
+    assert build_index(Memory(make_tar([])), "x.tar").tolist() == [0]
+
+
+@given(st.binary(max_size=3000))
+def test_random_bytes_never_do_anything_else(data):
+    read_anyhow(data)
+
+
+@given(st.lists(st.tuples(st.integers(0, END - 1), st.integers(0, 255)), max_size=12))
+def test_random_damage_never_does_anything_else(changes):
+    data = bytearray(SMALL)
+    for at, value in changes:
+        data[at] = value
+    read_anyhow(bytes(data))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(
+                header,
+                name=st.sampled_from(["a.txt", "b.jpg", "c/", "d"]),
+                kind=st.sampled_from([bytes([kind]) for kind in b"0125xgLKSXVZ\0"]),
+                size_field=st.one_of(
+                    st.binary(min_size=12, max_size=12),
+                    st.from_regex(rb"[-+ ]?[0-7_]{0,8}[ \0]?", fullmatch=True),
+                ),
+            ),
+            st.builds(pax, st.binary(max_size=40)),
+            st.builds(
+                pax, st.from_regex(rb"([0-9]{1,4} (path|size)=[-0-9a.]*\n){1,3}", fullmatch=True)
+            ),
+            st.builds(bytes, st.just(512)),
+        ),
+        max_size=8,
+    )
+)
+def test_random_headers_with_right_checksums_never_do_anything_else(blocks):
+    read_anyhow(b"".join(blocks))
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        b"-0000001000",  # an offset that goes back would be read for ever
+        b"-1",
+        b"+10",
+        b"1_0",
+        b"0o17",
+        b"99999999999",
+        b"77777777777",
+        b"\x80" + b"\xff" * 11,
+        b"\xff" * 12,
+        b"\xff" * 11 + b"\x00",
+        "٣".encode(),  # a digit of another script
+    ],
+)
+@pytest.mark.parametrize("kind", [b"0", b"x", b"L", b"g", b"Z"])
+def test_impossible_sizes_are_shard_errors(size, kind):
+    with pytest.raises(ShardError):
+        ours(header(size_field=size, kind=kind) + header("b.txt") + bytes(1024))
+
+
+@pytest.mark.parametrize(
+    "value", [b"-1", b"-512", b"", b"1e3", b"9" * 30, b"9" * 5000, "٣".encode(), b"99999999999"]
+)
+def test_impossible_pax_sizes_are_shard_errors(value):
+    length = len(value) + 7
+    length += len(str(length + len(str(length))))
+    record = b"%d size=%s\n" % (length, value)
+    assert len(record) == length
+    with pytest.raises(ShardError):
+        ours(pax(record) + header("b.txt") + bytes(1024))
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"0 path=a\n",
+        b"4 x\n",
+        b"x path=a\n",
+        b"-9 path=a\n",
+        b" 9 path=a\n",
+        b"9" * 400 + b" path=a\n",
+    ],
+)
+def test_pax_records_that_lead_nowhere_are_shard_errors(records):
+    with pytest.raises(ShardError, match="bad pax header"):
+        ours(pax(records) + header("b.txt") + bytes(1024))
+
+
+def test_an_extension_header_of_gigabytes_is_not_read():
+    for kind in (b"x", b"L", b"K", b"g"):
+        store = Memory(header(size=2 << 20, kind=kind) + bytes(2 << 20) + header() + bytes(1024))
+        with pytest.raises(ShardError, match="extension header of 2097152 bytes at byte 0"):
+            list(iter_members(lambda a, b, s=store: s.read_range("", a, b), len(store.data)))
+        assert store.num_bytes == 512
+
+
+def test_hundreds_of_extension_headers_are_a_shard_error():
+    data = pax(b"13 comment=x\n") * 300 + header() + bytes(1024)
+    with pytest.raises(ShardError, match="more than 16 extension headers"):
+        ours(data)
+    assert len(ours(pax(b"13 comment=x\n") * 16 + header() + bytes(1024))) == 1
+
+
+def test_a_tar_that_ends_after_an_extension_header_is_a_shard_error():
+    for tail in (b"", bytes(1024)):
+        with pytest.raises(ShardError):
+            ours(header() + pax(b"9 path=a\n") + tail)

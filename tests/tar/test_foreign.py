@@ -1,0 +1,242 @@
+"""Tars that others made give the same samples as `webdataset` reads from them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import warnings
+
+import pytest
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmstream.errors import ShardError
+from mmstream.tar.samples import iter_members
+from tests.helpers.foreign_tars import FOREIGN, gnu_tar, make_tar, ours, special, theirs
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+LONG, LONGER = "n" * 120, "n" * 240
+
+
+def assert_same(data: bytes, num_samples: int | None = None) -> None:
+    """Both read the same samples, and as many as expected."""
+    found = ours(data)
+    assert found == theirs(data)
+    assert num_samples is None or len(found) == num_samples
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_stdlib_writes_what_we_read(format):
+    folder = special("dir.d", tarfile.DIRTYPE)
+    members = [
+        ("./a.jpg", b"1"),
+        ("./a.JSON", b"{}"),
+        (folder, b""),
+        ("dir.d/b.x.txt", b"2"),
+        ("dir.d/b.y", b""),
+        ("README", b"no extension"),
+        (".hidden", b""),
+        ("dir.d/.hidden.txt", b"no key"),
+        ("__meta__", b"skipped"),
+        ("__meta__.json", b"not skipped"),
+        ("__more__/x.txt", b"skipped"),
+        ("x/__meta__/c.txt", b"kept"),
+        ("grün/ünï.txt", b"3"),
+        ("path/" * 18 + "d" * 90 + ".txt", b"prefix and name"),
+        (special("e.txt", tarfile.SYMTYPE, "a.jpg"), b""),
+        (special("f.txt", tarfile.LNKTYPE, "./a.jpg"), b""),
+        (special("g.txt", tarfile.FIFOTYPE), b""),
+        (special("h.txt", tarfile.CONTTYPE), b"contiguous"),
+        (special("i.txt", tarfile.AREGTYPE), b"of old"),
+        ("a.txt", b"a key that came before"),
+    ]
+    assert_same(make_tar(members, format), 9)
+
+
+@pytest.mark.parametrize("format", FORMATS[1:])
+@pytest.mark.parametrize("name", [f"{LONG}.txt", f"{LONGER}/{LONGER}/k.txt", "ü" * 200 + ".txt"])
+def test_names_beyond_100_and_255_characters(format, name):
+    data = make_tar(
+        [("a.txt", b"0"), (name, b"1"), (name[:-3] + "jpg", b"2"), ("z.txt", b"3")], format
+    )
+    assert_same(data, 3)
+    assert ours(data)[1][0] == ("__key__", name.removesuffix(".txt"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_names_that_are_not_utf8(format):
+    assert_same(make_tar([("caf\udce9.txt", b"1"), ("b.txt", b"2")], format), 2)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(
+                st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+                st.from_regex(r"(\./)?([ab]/)?[ab_]{1,4}(\.[xY]{1,2}){0,2}", fullmatch=True),
+            ).filter(lambda name: name.strip("/")),
+            st.binary(max_size=600),
+        ),
+        max_size=8,
+    ),
+    st.sampled_from(FORMATS[1:]),
+)
+def test_any_names_give_what_webdataset_gives(members, format):
+    data = make_tar(members, format)
+    try:
+        expected = theirs(data)
+    except ValueError:  # a suffix twice in a sample
+        expected = None
+    if expected is not None:
+        assert ours(data) == expected
+
+
+def test_pax_headers_of_the_whole_tar_belong_to_no_sample():
+    data = make_tar([("a.txt", b"1"), ("b.txt", b"2")], pax_headers={"comment": "x" * 600})
+    assert data[156:157] == b"g"
+    assert_same(data, 2)
+
+
+def test_pax_records_about_other_things_are_passed_over():
+    info = tarfile.TarInfo("a.txt")
+    info.pax_headers = {"mtime": "1.5", "SCHILY.xattr.user.x": "path=b\n20 path=c", "comment": "=="}
+    assert_same(make_tar([(info, b"1")]), 1)
+
+
+@pytest.mark.parametrize("kind", [b"D", b"V", b"M", b"N", b"A", b"Z"])
+def test_members_of_unknown_kinds_are_hopped_over(kind):
+    data = make_tar([("a.txt", b"1"), (special("b.txt", kind), bytes(700)), ("c.txt", b"2")])
+    assert_same(data, 2)
+
+
+def test_of_two_long_names_the_first_one_holds():
+    long = make_tar([(LONG + ".txt", b"")], tarfile.GNU_FORMAT)[:1024]
+    pax = make_tar([(LONGER + ".jpg", b"")], tarfile.PAX_FORMAT)[:1024]
+    tail = make_tar([("a.txt", b"1")], tarfile.USTAR_FORMAT)
+    assert long[156:157] + pax[156:157] == b"Lx"
+    for head in (long + pax, pax + long, long, pax, pax + pax + long):
+        assert_same(head + tail, 1)
+
+
+def test_an_old_tar_marks_a_folder_by_a_slash():
+    folder = special("a.d/", tarfile.AREGTYPE)
+    assert_same(
+        make_tar([("a.txt", b"1"), (folder, b""), ("a.jpg", b"2")], tarfile.USTAR_FORMAT), 1
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS[1:])
+def test_a_name_that_ends_in_a_slash_is_no_field(format):
+    members = [("a.txt", b"1"), ("b.txt/", b"2"), (LONG + ".txt/", b"3"), ("c.txt", b"4")]
+    assert_same(make_tar(members, format))
+
+
+@pytest.mark.parametrize("format", FORMATS[1:])
+def test_a_file_beyond_8_gib_is_hopped_over_by_its_header(format):
+    huge = 9 << 30
+    info = tarfile.TarInfo("a.bin")
+    info.size = huge
+    head = info.tobuf(format)
+    tail = tarfile.TarInfo("b.txt").tobuf(tarfile.USTAR_FORMAT) + bytes(1024)
+    end = len(head) + huge
+
+    def read(start: int, stop: int) -> bytes:
+        return head[start:stop] if start < len(head) else tail[start - end : stop - end]
+
+    first, second = iter_members(read, end + len(tail))
+    assert (first.name, first.size, first.end) == ("a.bin", huge, end)
+    assert (second.name, second.offset) == ("b.txt", end)
+
+
+def test_a_sparse_file_is_refused_by_name_of_the_option(tmp_path):
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"x")
+    for format in "gnu", "posix":
+        data = gnu_tar(tmp_path, "a.bin", options=("--sparse", f"--format={format}"))
+        with pytest.raises(ShardError, match="--sparse"):
+            ours(data)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Files of samples in folders, with everything else that a folder holds."""
+    root = tmp_path_factory.mktemp("tree")
+    names = [
+        "0001.jpg",
+        "0001.json",
+        "0002.JPG",
+        "0002.seg.png",
+        "a.b/0003.txt",
+        "a.b/c.d/0003.txt",
+    ]
+    names += [
+        "README",
+        ".hidden",
+        "__meta__",
+        "__index__.json",
+        "empty.txt",
+        "grün.txt",
+        "sp ace.txt",
+    ]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"" if name == "empty.txt" else name.encode() * 90)
+    (root / "link.txt").symlink_to("0001.jpg")
+    (root / "hard.txt").hardlink_to(root / "0001.json")
+    return root
+
+
+@pytest.mark.parametrize("format", ["v7", "oldgnu", "gnu", "ustar", "pax"])
+@pytest.mark.parametrize("what", [".", "*"])
+def test_gnu_tar_on_the_command_line(tree, format, what):
+    names = ["."] if what == "." else sorted(path.name for path in tree.iterdir())
+    data = gnu_tar(tree, *names, options=(f"--format={format}",))
+    assert_same(data)
+    found = dict(sample[0][::-1] for sample in ours(data))
+    prefix = "./" if what == "." else ""
+    assert {f"{prefix}0001", f"{prefix}a.b/c.d/0003", f"{prefix}grün"} <= set(found)
+
+
+@pytest.mark.parametrize("format", ["oldgnu", "gnu", "pax"])
+def test_gnu_tar_with_long_names(tmp_path, format):
+    deep = tmp_path / LONGER / LONGER
+    deep.mkdir(parents=True)
+    for name in f"{LONG}.txt", f"{LONG}.jpg", "ü" * 100 + ".txt":
+        (deep / name).write_bytes(name.encode())
+    assert_same(gnu_tar(tmp_path, ".", options=(f"--format={format}",)), 2)
+
+
+def test_gnu_tar_appending_leaves_a_key_in_two_pieces(tmp_path):
+    for name in "a.txt", "b.txt", "a.jpg":
+        (tmp_path / name).write_bytes(name.encode())
+    data = gnu_tar(tmp_path, "a.txt", "b.txt", "a.jpg", options=("--sort=none",))
+    assert_same(data, 3)
+    assert [sample[0][1] for sample in ours(data)] == ["a", "b", "a"]
+
+
+def test_tars_written_by_webdataset(tmp_path):
+    warnings.simplefilter("ignore")
+    with wds.ShardWriter(f"{tmp_path}/%06d.tar", maxcount=7, verbose=0) as sink:
+        for i in range(20):
+            sink.write(
+                {"__key__": f"x/{i:04d}", "json": {"i": i}, "txt": "é", "cls": i, "0.bin": b"1"}
+            )
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) == 3
+    for path, count in zip(paths, [7, 7, 6], strict=True):
+        assert_same(path.read_bytes(), count)
+
+
+def test_metadata_written_by_webdataset_is_skipped():
+    file = io.BytesIO()
+    with wds.TarWriter(file, keep_meta=True) as sink:
+        sink.write({"__key__": "a", "txt": "1", "__extra__": "kept"})
+        sink.write({"__key__": "__meta__", "txt": "2"})
+    assert_same(file.getvalue())
+
+
+@pytest.mark.parametrize("name", ["compressed.tar", "mpdata.tar", "testgz.tar"])
+def test_real_tars_of_webdataset(name):
+    assert_same((FOREIGN / name).read_bytes())

@@ -1,0 +1,192 @@
+"""Tars that we write, as others read them, and the shapes that a sample can take in one."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import io
+import re
+import tarfile
+
+import pytest
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
+
+from mmstream.errors import SampleError
+from mmstream.tar.samples import iter_members, parse_sample, split_name
+from mmstream.tar.writer import TarWriter
+from tests.helpers.foreign_tars import ours, plain, theirs
+
+# Anything that a file's name may hold. A key has no dots; names __x__ are metadata.
+letters = st.characters(exclude_characters="./\0", exclude_categories=["Cs"])
+parts = st.text(letters, min_size=1, max_size=8).filter(lambda part: not part.startswith("_"))
+folders = st.text(st.characters(exclude_characters="\0/\n", exclude_categories=["Cs"]), min_size=1)
+keys = st.one_of(
+    parts,
+    st.text("ab0-", min_size=90, max_size=300),  # too long for the name of a ustar header
+    st.builds("{}/{}".format, folders.filter(lambda part: not part.startswith("_")), parts),
+)
+fields = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=8)
+samples = st.lists(
+    st.tuples(
+        keys,
+        st.dictionaries(
+            fields.map(str.lower).filter(
+                lambda field: field[:2] != "__" and field.lower() == field
+            ),
+            st.binary(max_size=1200),
+            min_size=1,
+            max_size=4,
+        ),
+    ),
+    max_size=5,
+    unique_by=lambda sample: sample[0],
+)
+
+
+def write(samples) -> tuple[bytes, list[int]]:
+    file = io.BytesIO()
+    writer = TarWriter(file)
+    for key, fields in samples:
+        writer.add(key, fields)
+    writer.close()
+    assert writer.num_bytes == len(file.getvalue())
+    return file.getvalue(), writer.offsets
+
+
+@given(samples)
+def test_what_we_write_is_read_back_by_us_and_by_webdataset_and_by_tarfile(samples):
+    data, offsets = write(samples)
+    expected = [[("__key__", key), *fields.items()] for key, fields in samples]
+    assert ours(data) == expected
+    assert theirs(data) == expected
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        found = [(member.name, tar.extractfile(member).read()) for member in tar]
+    assert found == [(f"{key}.{name}", value) for key, fs in samples for name, value in fs.items()]
+    assert len(offsets) == len(samples) + 1
+    assert offsets[-1] == len(data) - 1024
+
+
+@given(samples)
+def test_the_same_samples_are_the_same_bytes_and_a_sample_is_its_range(samples):
+    data, offsets = write(samples)
+    assert write(samples)[0] == data
+    for i, (key, fields) in enumerate(samples):
+        sample = parse_sample(memoryview(data)[offsets[i] : offsets[i + 1]], "u")
+        assert sample == {"__key__": key, "__url__": "u", **fields}
+        assert all(type(value) is bytes for name, value in sample.items() if name[:2] != "__")
+
+
+def test_headers_say_nothing_of_the_machine():
+    data, _ = write([("a", {"txt": b"x"}), ("é" * 80, {"txt": b"y"})])
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            assert (member.mtime, member.uid, member.gid, member.mode) == (0, 0, 0, 0o444)
+            assert (member.uname, member.gname) == ("", "")
+
+
+def test_the_bytes_of_a_shard_are_the_format():
+    # A change here is a change of the format: shards of old conversions would differ.
+    data, offsets = write(
+        [
+            ("000000", {"jpg": b"\xff\xd8\xff", "txt": "grün".encode(), "json": b"{}"}),
+            ("000001", {"0.png": b"", "1.png": bytes(600)}),
+            ("long" * 40, {"txt": b"a name of 164 characters"}),
+        ]
+    )
+    assert offsets == [0, 3072, 5120, 7168]
+    assert hashlib.sha256(data).hexdigest() == (
+        "fa62729a47557ac617e8573d27c6650a0ca5a18832af77a7685c0efc7d89a059"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_webdataset_reads_our_shard_from_a_file(tmp_path):
+    made = [(f"{i:04d}", {"jpg": bytes([i]), "txt": b"t"}) for i in range(20)]
+    (tmp_path / "a.tar").write_bytes(write(made)[0])
+    dataset = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
+    found = [
+        {k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in dataset
+    ]
+    assert found == [{"__key__": key, **fields} for key, fields in made]
+    del dataset
+    gc.collect()  # webdataset leaves its file to the garbage collector, which then warns: here
+
+
+@given(st.one_of(st.text(), st.text("a_./\n{}", max_size=12)))
+def test_names_are_split_as_webdataset_splits_them(name):
+    key, suffix = base_plus_ext(name)
+    meta = re.match(r"__[^/]*__($|/)", name)
+    assert split_name(name) == (None if key is None or meta else (key, suffix.lower()))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.jpg", ("a", "jpg")),
+        ("a.0.PNG", ("a", "0.png")),
+        ("./a.jpg", ("./a", "jpg")),
+        ("x/y.z/a.jpg", ("x/y.z/a", "jpg")),
+        ("a.tar.gz/b.seg.x", ("a.tar.gz/b", "seg.x")),
+        ("a.", ("a", "")),
+        ("README", None),
+        (".hidden", None),
+        ("x/.hidden.txt", ("x/", "hidden.txt")),
+        ("__meta__", None),
+        ("__meta__/a.txt", None),
+        ("__index__.json", ("__index__", "json")),
+    ],
+)
+def test_the_rules_for_names(name, expected):
+    assert split_name(name) == expected
+
+
+def test_a_field_twice_is_an_error_of_that_sample():
+    data, _ = write([("a", {"txt": b"1", "TXT": b"2"})])
+    with pytest.raises(SampleError, match=r"a\.txt: this field comes twice"):
+        ours(data)
+    with pytest.raises(ValueError, match="duplicate file name"):
+        theirs(data)
+
+
+@pytest.mark.parametrize("field", ["__key__", "__url__"])
+def test_a_field_with_one_of_our_own_names_is_an_error_of_that_sample(field):
+    data, _ = write([("a", {field: b"1"})])
+    with pytest.raises(SampleError, match="comes twice"):
+        ours(data)
+
+
+def test_two_samples_in_a_range_name_both_keys():
+    data, offsets = write([("a", {"txt": b"1"}), ("b", {"txt": b"2"})])
+    with pytest.raises(SampleError, match=r"a: 'b' lies in the same range.*--overwrite"):
+        parse_sample(data[: offsets[-1]], "u")
+
+
+@pytest.mark.parametrize("data", [b"", bytes(100), bytes(2048)])
+def test_a_range_without_a_file_is_a_sample_error(data):
+    with pytest.raises(SampleError):
+        parse_sample(data, "u")
+
+
+def test_members_carry_where_they_lie():
+    data, _ = write([("a", {"txt": b"12345"}), ("b" * 120, {"txt": bytes(513)})])
+    first, second = iter_members(lambda start, stop: data[start:stop], len(data))
+    assert first == ("a.txt", 0, 512, 5, True)
+    assert first.end == 1024
+    assert second == (
+        "b" * 120 + ".txt",
+        1024,
+        1024 + 3 * 512,
+        513,
+        True,
+    )  # a pax header, two blocks
+    assert data[second.data_offset : second.end] == bytes(1024)
+
+
+def test_a_sample_is_a_plain_dict_in_the_order_of_the_tar():
+    data, offsets = write([("k", {"z": b"1", "a": b"2"})])
+    sample = parse_sample(data[: offsets[1]], "u")
+    assert type(sample) is dict
+    assert plain(sample) == [("__key__", "k"), ("z", b"1"), ("a", b"2")]

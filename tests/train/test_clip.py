@@ -1,0 +1,194 @@
+"""One rank and two compute the same loss and the same gradients from the same global batch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+from mmstream.device.to_device import Normalize, to_device
+from mmstream.train.clip import ContrastiveClip, contrastive_loss, small_clip
+from mmstream.train.config import TrainConfig
+from mmstream.train.distributed import Place
+from mmstream.train.loop import fit
+from tests.helpers.fake_loader import FakeLoader
+
+NORMALIZE = Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+CASES = {
+    # name: (rows of the global batch, rows of rank 0, rows that are invalid)
+    "even": (8, 4, []),
+    "uneven": (5, 3, []),
+    "invalid": (7, 4, [1, 6]),
+    "nothing valid on one rank": (6, 3, [3, 4, 5]),
+}
+
+
+def clip() -> Any:
+    return small_clip(image_size=32, vocab_size=64, max_length=8, seed=3)
+
+
+def global_batch(num_rows: int, invalid: list[int]) -> dict[str, Any]:
+    batch = FakeLoader(num_rows=num_rows).batch(0, 0)
+    batch["__valid__"][invalid] = False
+    return batch
+
+
+def loss_and_gradients(model: Any, batch: dict[str, Any], rows: slice) -> dict[str, Any]:
+    """As `mmstream.train.step.train_step` does it: scaled by W / weight of all ranks."""
+    names = ("image", "input_ids", "attention_mask", "__valid__")
+    mine = {name: batch[name][rows] for name in names}
+    mine["image"] = mine["image"].float() / 255
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    loss_sum, weight = model(mine)
+    loss = loss_sum * (world_size / batch["__valid__"].sum())
+    assert weight * world_size == batch["__valid__"].sum()
+    loss.backward()
+    gradients = {
+        name.removeprefix("module."): parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+    }
+    return {"loss": loss.detach(), "gradients": gradients}
+
+
+def config(out: Path, **changes: Any) -> TrainConfig:
+    settings = {"epochs": 3, "global_batch_size": 6, "checkpoint_every": 4, "log_keys": True}
+    return TrainConfig(url="made-up", out=str(out), **{**settings, **changes})
+
+
+def fit_on(place: Place, config: TrainConfig) -> Any:
+    share = config.global_batch_size // place.world_size
+    loader = FakeLoader(
+        num_steps=5, num_rows=6, start=place.rank * share, stop=(place.rank + 1) * share
+    )
+    model = ContrastiveClip(clip(), share)
+    return fit(config, model, to_device(loader, "cpu", normalize=NORMALIZE), place)
+
+
+def two_ranks(rank: int, folder: str) -> None:
+    """What each of the two processes does; rank 0 writes down what came out."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+    results: dict[str, Any] = {}
+    for name, (num_rows, first, invalid) in CASES.items():
+        model = DistributedDataParallel(ContrastiveClip(clip(), max(first, num_rows - first)))
+        rows = slice(0, first) if rank == 0 else slice(first, num_rows)
+        results[name] = loss_and_gradients(model, global_batch(num_rows, invalid), rows)
+    fit_on(Place(torch.device("cpu"), rank, 2), config(Path(folder, "whole")))
+    fit_on(Place(torch.device("cpu"), rank, 2), config(Path(folder, "broken"), max_steps=7))
+    torch.save(results, Path(folder, f"results-{rank}.pt"))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def from_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        context = mp.spawn(two_ranks, args=(str(folder),), nprocs=2, join=False)
+        for process in context.processes:
+            process.join(120)
+            process.kill()
+        assert context.join(10), "the two ranks did not end"
+    return folder
+
+
+def curve(folder: Path, *ranks: int) -> list[dict[str, Any]]:
+    """The steps' lines of all ranks' metrics, in order."""
+    texts = [(folder / f"metrics-rank{rank}.jsonl").read_text() for rank in ranks]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return sorted(lines, key=lambda line: (line["num_steps"], line["rank"]))
+
+
+def losses(lines: list[dict[str, Any]]) -> list[float]:
+    return [line["loss"] for line in lines if line["rank"] == 0]
+
+
+def keys_by_step(lines: list[dict[str, Any]]) -> list[list[str]]:
+    steps = sorted({line["num_steps"] for line in lines})
+    return [[key for x in lines if x["num_steps"] == step for key in x["keys"]] for step in steps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_compute_the_loss_and_gradients_of_one(from_two_ranks: Path, case: str) -> None:
+    num_rows, _, invalid = CASES[case]
+    alone = loss_and_gradients(
+        ContrastiveClip(clip(), num_rows), global_batch(num_rows, invalid), slice(None)
+    )
+    largest = max(gradient.abs().max() for gradient in alone["gradients"].values())
+    assert largest > 1e-2, "gradients this small would compare equal to anything"
+    for rank in range(2):
+        found = torch.load(from_two_ranks / f"results-{rank}.pt", weights_only=True)[case]
+        torch.testing.assert_close(found["loss"], alone["loss"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found["gradients"], alone["gradients"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_loss_curve_of_one(from_two_ranks: Path, tmp_path: Path) -> None:
+    fit_on(Place(torch.device("cpu")), config(tmp_path))
+    alone, together = curve(tmp_path, 0), curve(from_two_ranks / "whole", 0, 1)
+    assert keys_by_step(together) == keys_by_step(alone)
+    assert len(alone) == 15
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-4)
+    assert sum(losses(alone)[-3:]) < 0.8 * sum(losses(alone)[:3])
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_goes_on_alone_as_if_undisturbed(
+    from_two_ranks: Path, tmp_path: Path
+) -> None:
+    whole = curve(from_two_ranks / "whole", 0, 1)
+    broken = tmp_path / "broken"
+    shutil.copytree(from_two_ranks / "broken", broken)
+    (broken / "checkpoints" / "step-00000007.pt").unlink()  # steps 5, 6 and 7 are undone
+    result = fit_on(Place(torch.device("cpu")), config(broken))
+    assert (result.resumed_from, result.num_steps) == (4, 15)
+    resumed = curve(broken, 0, 1)
+    assert [line["world_size"] for line in resumed] == [2] * 8 + [1] * 11
+    assert keys_by_step(resumed) == keys_by_step(whole)
+    assert losses(resumed) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def test_invalid_rows_are_neither_asked_nor_offered() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, texts = torch.randn(2, 6, 8, generator=generator).requires_grad_().unbind()
+    valid = torch.tensor([True, False, True, True, False, True])
+    scale = torch.tensor(5.0)
+    loss = contrastive_loss(images, texts, valid, scale)
+    all_valid = torch.ones(4, dtype=torch.bool)
+    torch.testing.assert_close(
+        loss, contrastive_loss(images[valid], texts[valid], all_valid, scale)
+    )
+    for gradient in torch.autograd.grad(loss, (images, texts)):
+        assert gradient[valid].abs().sum() > 0
+        assert torch.equal(gradient[~valid], torch.zeros(2, 8))
+
+
+def test_padding_does_not_change_the_loss() -> None:
+    model = ContrastiveClip(clip(), 6)
+    batch = global_batch(6, [])
+    short = loss_and_gradients(model, batch, slice(None))["loss"]
+    for name in ("input_ids", "attention_mask"):
+        batch[name] = torch.nn.functional.pad(batch[name], (0, 3))
+    torch.testing.assert_close(loss_and_gradients(model, batch, slice(None))["loss"], short)
+
+
+def test_the_first_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = clip().state_dict()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(2)
+    torch.testing.assert_close(clip().state_dict(), first, rtol=0, atol=0)
+    other = small_clip(image_size=32, vocab_size=64, max_length=8, seed=4).state_dict()
+    assert not torch.equal(other["text_projection.weight"], first["text_projection.weight"])

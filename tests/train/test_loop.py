@@ -1,0 +1,207 @@
+"""The loop alone: what it saves, writes and goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmstream.device.to_device import Normalize, to_device
+from mmstream.errors import ConfigError, StateError
+from mmstream.train import TrainConfig, TrainResult
+from mmstream.train.clip import ContrastiveClip, small_clip
+from mmstream.train.distributed import Place, leave_on_sigterm, process_group, share_threads
+from mmstream.train.loop import fit
+from mmstream.train.metrics import StepLog, cut_history
+from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
+from tests.helpers.fake_loader import FakeLoader
+from tests.helpers.tiny_model import TinyModel
+
+HALF = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+HERE = Place(torch.device("cpu"))
+
+
+def config(out: Path, **changes: Any) -> TrainConfig:
+    settings = {"epochs": 2, "global_batch_size": 4, "checkpoint_every": 3, "log_keys": True}
+    return TrainConfig(url="made-up", out=str(out), **{**settings, **changes})
+
+
+def fit_here(config: TrainConfig, hidden_vocab: int = 64) -> tuple[TrainResult, FakeLoader]:
+    loader = FakeLoader(num_steps=4, num_rows=4)
+    clip = small_clip(image_size=32, vocab_size=hidden_vocab, max_length=8, seed=0)
+    return fit(
+        config, ContrastiveClip(clip, 4), to_device(loader, "cpu", normalize=HALF), HERE
+    ), loader
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics-rank0.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_run_ends_with_its_epochs_and_a_checkpoint(tmp_path: Path) -> None:
+    result, _ = fit_here(config(tmp_path))
+    assert (result.num_steps, result.resumed_from) == (8, 0)
+    assert result.state == {"epoch": 2, "step": 0}
+    assert [(line["epoch"], line["step"]) for line in lines(tmp_path)] == [
+        (epoch, step) for epoch in range(2) for step in range(4)
+    ]
+    assert result.final_loss == lines(tmp_path)[-1]["loss"]
+    assert lines(tmp_path)[5]["keys"] == ["1-1-0", "1-1-1", "1-1-2", "1-1-3"]
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000006.pt", "step-00000008.pt"]
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    fit_here(config(tmp_path))
+    result, loader = fit_here(config(tmp_path))
+    assert (result.num_steps, result.resumed_from, result.final_loss) == (8, 8, None)
+    assert loader.asked == 0
+    assert len(lines(tmp_path)) == 8
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 5, 7])
+def test_stopped_anywhere_and_resumed_gives_the_undisturbed_losses(
+    tmp_path: Path, stop: int
+) -> None:
+    fit_here(config(tmp_path / "whole"))
+    first, loader = fit_here(config(tmp_path / "parts", max_steps=stop))
+    assert first.num_steps == stop
+    assert loader.state_dict() == {"epoch": stop // 4, "step": stop % 4}
+    second, _ = fit_here(config(tmp_path / "parts"))
+    assert (second.resumed_from, second.num_steps) == (stop, 8)
+    whole, parts = lines(tmp_path / "whole"), lines(tmp_path / "parts")
+    assert [line["keys"] for line in parts] == [line["keys"] for line in whole]
+    assert [line["loss"] for line in parts] == [line["loss"] for line in whole]
+
+
+def test_a_resumed_run_takes_the_learning_rate_it_is_given(tmp_path: Path) -> None:
+    fit_here(config(tmp_path, max_steps=3))
+    before = torch.load(tmp_path / "checkpoints/step-00000003.pt", weights_only=True)["model"]
+    fit_here(config(tmp_path, max_steps=4, lr=0.0))
+    after = torch.load(tmp_path / "checkpoints/step-00000004.pt", weights_only=True)["model"]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    fit_here(config(tmp_path, max_steps=3))
+    for run, reason in (
+        (lambda: fit_here(config(tmp_path), hidden_vocab=65),
+         r"1 weights have another shape \(clip\.text.*: \(64, 128\) there, \(65, 128\) here\)"),
+        (lambda: fit(config(tmp_path), TinyModel(), to_device(FakeLoader(), "cpu", normalize=HALF),
+                     HERE),
+         r"7 weights are missing in it \(embed\.weight\), \d\d weights are unknown here \(clip\."),
+        (lambda: fit_here(config(tmp_path, freeze=("*text*",))), "loaded state dict contains a"),
+    ):  # fmt: skip
+        with pytest.raises(StateError, match=f"step 3 is of another model: {reason}") as caught:
+            run()
+        assert "\n" not in str(caught.value)
+        assert "the settings that it was trained with (model=, image_size=," in str(caught.value)
+
+
+def test_undone_and_torn_lines_are_cut_from_the_metrics(tmp_path: Path) -> None:
+    line = {"epoch": 0, "step": 0, "loss": 1.0, "samples_per_s": 9.0, "wait_fraction": 0.5}
+    with StepLog(str(tmp_path), rank=0, world_size=2, num_steps=0) as log:
+        for step in range(1, 6):
+            log.write({**line, "num_steps": step})
+    mine, other = tmp_path / "metrics-rank0.jsonl", tmp_path / "metrics-rank1.jsonl"
+    other.write_bytes(mine.read_bytes())
+    with mine.open("a") as file:
+        file.write('{"epoch": 0, "num_st')
+    assert cut_history(tmp_path, rank=0, world_size=2, num_steps=3) == 3
+    assert [line["num_steps"] for line in lines(tmp_path)] == [1, 2, 3]
+    assert len(other.read_text().splitlines()) == 5  # rank 1's own business
+    assert cut_history(tmp_path, rank=0, world_size=1, num_steps=3) == 2  # there is none now
+    assert other.read_text() == mine.read_text()
+
+
+def test_rows_without_exactly_one_image_are_refused_in_words(tmp_path: Path) -> None:
+    class Several(FakeLoader):
+        def batch(self, epoch: int, step: int) -> dict[str, Any]:
+            return {**super().batch(epoch, step), "image_row": torch.zeros(4, dtype=torch.int64)}
+
+    clip = small_clip(image_size=32, vocab_size=64, max_length=8, seed=0)
+    with pytest.raises(ConfigError, match="exactly one image a sample"):
+        fit(
+            config(tmp_path),
+            ContrastiveClip(clip, 4),
+            to_device(Several(), "cpu", normalize=HALF),
+            HERE,
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"image_size": 100}, "no multiple of 16"),
+        ({"out": "s3://bucket/run", "log_keys": True}, "also needs a local log_dir"),
+        ({"log_dir": "s3://bucket/logs"}, "must be a local folder"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(TrainConfig(url="data", out="run"), **changes)
+
+
+def test_sigterm_leaves_through_the_finally_blocks() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    left = []
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+            left.append("not at all")
+        finally:
+            left.append("in order")
+
+    with pytest.raises(SystemExit) as caught, leave_on_sigterm():
+        work()
+    assert caught.value.code == 143
+    assert left == ["in order"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_without_torchrun_a_process_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with process_group("cpu") as place:
+        assert place == Place(torch.device("cpu"), 0, 1)
+        assert not torch.distributed.is_initialized()
+
+
+def test_cores_are_shared_by_ranks_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    share_threads(num_workers=3)
+    share_threads(num_workers=30)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    share_threads(num_workers=3)
+    assert asked == [5, 1]
+
+
+def test_the_byte_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    text = "A café, naïve\n\t 熊 🐻 <b>"
+    ids = tokenizer(text)["input_ids"]
+    assert len(tokenizer) == 259
+    assert (ids[0], ids[-1], len(ids)) == (257, 258, len(text.encode()) + 2)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    cut = tokenizer(text, truncation=True, max_length=6)["input_ids"]
+    assert cut == [*ids[:5], 258]
+    assert tokenizer("a")["input_ids"] == [257, 64, 258]
+    tokenizer.save_pretrained(tmp_path)
+    assert open_tokenizer(str(tmp_path))(text)["input_ids"] == ids

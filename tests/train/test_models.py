@@ -1,0 +1,154 @@
+"""The two models from end to end: small ones with all options, and folders of ``--model``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.demo.demo import corpus_rows
+from mmstream.errors import BadSampleLimitError, ConfigError
+from mmstream.train import TrainConfig, TrainResult, train
+from mmstream.train.clip import small_clip
+from mmstream.train.models import (
+    CLIP_NORMALIZE,
+    build_model,
+    hint_at_model,
+    normalize_for,
+    open_model_tokenizer,
+)
+from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.train.vlm import small_vlm
+from tests.helpers.corpora import write_corpus
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so the run leaves the number as it is
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """24 conversations about one image, two, or none."""
+    folder = tmp_path_factory.mktemp("conversations")
+    rows = [json.loads(line) for line in Path(corpus_rows()).read_text().splitlines()[:24]]
+    made = []
+    for number, row in enumerate(rows):
+        images = [row["image"], rows[number - 1]["image"]][: number % 3]
+        asked = "".join("<image>" for _ in images) + "What is it?"
+        turns = [
+            {"from": "human", "value": asked},
+            {"from": "gpt", "value": row["captions"][0]},
+        ]
+        made.append({"id": row["id"], "image": images, "conversations": turns})
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    media = str(Path(corpus_rows()).parent)
+    mm.convert(str(path), str(folder / "shards"), media_root=media, num_workers=1, progress=False)
+    return str(folder / "shards")
+
+
+def test_clip_on_conversations_names_the_other_model(conversations: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        BadSampleLimitError, match=r'no text: .*; model="vlm" takes chats, with any'
+    ):
+        run(conversations, tmp_path)
+
+
+def test_data_that_clip_can_take_or_nobody_gives_no_hint(corpus: str, tmp_path: Path) -> None:
+    config = TrainConfig(url="", out="")
+    data = mm.open_dataset(corpus)
+    assert hint_at_model(config, data) == ""
+    assert hint_at_model(TrainConfig(url="", out="", model="vlm"), data) == ""
+    for path in Path(write_corpus(tmp_path, [4])).glob("*.tar"):
+        path.write_bytes(b"")
+    assert hint_at_model(config, mm.open_dataset(tmp_path)) == ""
+
+
+def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str, Any]]]:
+    told = {"num_workers": 0, "device": "cpu", "global_batch_size": 8, "image_size": 32}
+    result = train(TrainConfig(url=url, out=str(out), **{**told, **changes}))
+    text = (out / "metrics-rank0.jsonl").read_text()
+    return result, [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_vlm_trains_with_all_options_and_resumes(conversations: str, tmp_path: Path) -> None:
+    told = {
+        "model": "vlm", "max_length": 160, "epochs": 2, "precision": "bf16", "accumulate": 2,
+        "micro_batches": 3, "activation_checkpointing": True, "deterministic": True,
+        "freeze": ("*vision_tower*",), "validation": conversations, "validate_every": 2,
+        "lr": 3e-3, "warmup_steps": 1, "lr_schedule": "cosine", "log_keys": True,
+    }  # fmt: skip
+    whole, lines = run(conversations, tmp_path / "whole", **told)
+    assert (whole.num_steps, whole.state["epoch"]) == (4, 2)  # groups of 2 and 1 batches of 3
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[0]["tokens_per_s"] > 0
+    assert whole.validation_loss is not None
+    assert whole.validation_loss < lines[0]["loss"]
+    run(conversations, tmp_path / "parts", **told, max_steps=3)
+    _, parts = run(conversations, tmp_path / "parts", **told)
+    assert [line["loss"] for line in parts] == [line["loss"] for line in lines]
+
+
+@pytest.mark.slow
+def test_a_vlm_is_cut_into_micro_batches(conversations: str, tmp_path: Path) -> None:
+    told = {"model": "vlm", "max_length": 160, "global_batch_size": 24, "precision": "fp32"}
+    _, whole = run(conversations, tmp_path / "a", **told)
+    _, parts = run(conversations, tmp_path / "b", **told, micro_batches=4)
+    assert parts[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-5)
+    assert parts[0]["grad_norm"] == pytest.approx(whole[0]["grad_norm"], rel=1e-4)
+
+
+def test_a_clip_folder_is_trained_on(corpus: str, tmp_path: Path) -> None:
+    folder = tmp_path / "clip"
+    tokenizer = byte_tokenizer()
+    clip = small_clip(image_size=48, vocab_size=len(tokenizer), max_length=64, seed=7)
+    clip.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    about = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(about))
+    told = {"model": str(folder), "image_size": None, "max_steps": 2}
+    result, _ = run(corpus, tmp_path / "run", **told)
+    assert result.num_steps == 2
+    config = TrainConfig(url=corpus, out="", model=str(folder))
+    model: Any = build_model(config, open_model_tokenizer(config))
+    for name, weight in clip.state_dict().items():
+        assert weight.equal(model.clip.state_dict()[name])
+    assert model.image_size == 48
+    assert normalize_for(config).std == (0.25, 0.25, 0.25)
+    with pytest.raises(ConfigError, match="images of 48 pixels, not 32"):
+        run(corpus, tmp_path / "other", model=str(folder))
+
+
+@pytest.mark.slow
+def test_a_vlm_folder_is_trained_on(conversations: str, tmp_path: Path) -> None:
+    folder = tmp_path / "vlm"
+    tokenizer = byte_tokenizer(chat=True)
+    small_vlm(image_size=32, tokenizer=tokenizer, max_length=160, seed=7).vlm.save_pretrained(
+        folder
+    )
+    tokenizer.save_pretrained(folder)
+    result, _ = run(
+        conversations, tmp_path / "run", model=str(folder), image_size=None, max_length=160,
+        max_steps=1,
+    )  # fmt: skip
+    assert result.num_steps == 1
+    assert normalize_for(TrainConfig(url="", out="", model=str(folder))) == CLIP_NORMALIZE
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not clip, vlm or a model's folder"):
+        train(TrainConfig(url="", out=str(tmp_path), model=str(tmp_path), device="cpu"))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ConfigError, match="no vision tower"):
+        train(TrainConfig(url="", out=str(tmp_path), model=str(tmp_path), device="cpu"))

@@ -1,0 +1,254 @@
+"""Several ranks do what one does: moved, uneven, validating, told to stop. Real data, tiny models.
+
+Four processes play all parts one after another: as two ranks, as one, as four.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import mmstream as mm
+from mmstream.train import TrainConfig, TrainResult
+from mmstream.train.clip import ContrastiveClip, small_clip
+from mmstream.train.distributed import Place, leave_group
+from mmstream.train.loop import fit
+from mmstream.train.models import CLIP_NORMALIZE
+from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.train.validation import Validation
+from tests.helpers.bad_corpus import truncated_jpeg, write_faulty
+from tests.helpers.tiny_model import TinyModel
+
+pytestmark = pytest.mark.slow
+
+TOLD = {
+    "epochs": 2, "global_batch_size": 12, "lr": 3e-3, "lr_schedule": "cosine", "warmup_steps": 3,
+    "checkpoint_every": 4, "precision": "fp32", "log_keys": True, "num_workers": 0,
+}  # fmt: skip
+
+
+def open_batches(config: TrainConfig, **order: Any) -> Any:
+    pipeline = mm.Pipeline(
+        mm.open_dataset(config.url),
+        global_batch_size=config.global_batch_size,
+        decode=mm.Decode(
+            image=mm.ImageDecoder(size=32), text=mm.TextDecoder(byte_tokenizer(), max_length=64)
+        ),
+        bad_samples=mm.BadSamplePolicy(quarantine=None),
+        **order,
+    )
+    rows = config.rows_per_rank or "balanced"
+    return mm.Loader(pipeline, rows_per_rank=rows, num_threads=1)
+
+
+def train(
+    corpus: str, out: Path, *, model: Any = None, filters: Any = (), **changes: Any
+) -> TrainResult:
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    place = Place(torch.device("cpu"), dist.get_rank() if world_size > 1 else 0, world_size)
+    config = TrainConfig(url=corpus, out=str(out), **{**TOLD, **changes})
+    with (
+        closing(open_batches(config, transforms=filters)) as loader,
+        closing(open_batches(config, shuffle=False, drop_last=False)) as second,
+    ):
+        validation = Validation(mm.to_device(second, "cpu", normalize=CLIP_NORMALIZE))
+        batches = mm.to_device(loader, "cpu", normalize=CLIP_NORMALIZE)
+        return fit(config, model or TinyModel(), batches, place, validation)
+
+
+def train_clip(corpus: str, out: Path, **changes: Any) -> TrainResult:
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    clip = small_clip(image_size=32, vocab_size=259, max_length=64, seed=3)
+    model = ContrastiveClip(clip, -(-12 // world_size))
+    return train(corpus, out, model=model, **{"lr": 3e-4, "validate_every": 9, **changes})
+
+
+class Interrupted(TinyModel):
+    """Rank 1 alone is told to stop while it computes its sixth step."""
+
+    def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.training and len(self.asked_rows) == 5 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(batch)
+
+
+def without_some(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["__key__"]) % 10 == 9:
+        raise mm.SkipSample("not wanted")
+    return sample
+
+
+def as_two(corpus: str, folder: Path) -> dict[str, Any]:
+    train(corpus, folder / "moved", max_steps=6)
+    train_clip(corpus, folder / "moved-clip", max_steps=6)
+    train(corpus, folder / "even", validate_every=5)
+    train(corpus, folder / "uneven", rows_per_rank=(9, 3), micro_batches=3)
+    train(str(folder / "faulty"), folder / "counted", filters=(without_some,), max_steps=8)
+    stopped = train(corpus, folder / "stopped", model=Interrupted(), checkpoint_every=100)
+    return {"num_steps": stopped.num_steps, "stopped_by": stopped.stopped_by}
+
+
+def as_one(corpus: str, folder: Path) -> None:
+    train(corpus, folder / "moved", max_steps=11, micro_batches=4)
+    train_clip(corpus, folder / "moved-clip", max_steps=11)
+
+
+def as_four(corpus: str, folder: Path) -> None:
+    train(corpus, folder / "moved")
+    train_clip(corpus, folder / "moved-clip")
+
+
+def play(rank: int, corpus: str, folder: str) -> None:
+    """What each of the four processes does."""
+    torch.set_num_threads(1)
+    for world_size, part in ((2, as_two), (1, as_one), (4, as_four)):
+        if rank >= world_size:
+            continue
+        if world_size > 1:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{folder}/{world_size}",
+                rank=rank,
+                world_size=world_size,
+            )
+        found = part(corpus, Path(folder))
+        if found is not None:
+            Path(folder, f"stopped-{rank}.json").write_text(json.dumps(found))
+        if world_size > 1:
+            leave_group()
+
+
+@pytest.fixture(scope="module")
+def played(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_faulty(folder / "faulty", [30, 1, 0, 40, 26], {3, 41, 42, 80}, truncated_jpeg)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        context = mp.spawn(play, args=(corpus, str(folder)), nprocs=4, join=False)
+        for process in context.processes:
+            process.join(200)
+            process.kill()
+        assert context.join(10), "the ranks did not end"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The undisturbed runs, on one rank, in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    train(corpus, folder / "tiny", validate_every=5)
+    train_clip(corpus, folder / "clip")
+    return folder
+
+
+def read(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def curve(folder: Path, name: str = "loss") -> list[float]:
+    return [line[name] for line in read(folder, "metrics-rank0.jsonl")]
+
+
+def difference(one: list[float], other: list[float]) -> float:
+    assert len(one) == len(other)
+    return max(abs(a - b) / abs(b) for a, b in zip(one, other))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("tiny", 1e-5), ("clip", 1e-4)])
+def test_a_run_that_moved_from_two_ranks_to_one_to_four_has_the_undisturbed_curve(
+    played: Path, alone: Path, name: str, limit: float
+) -> None:
+    moved = played / ("moved" if name == "tiny" else "moved-clip")
+    worlds = [line["world_size"] for line in read(moved, "metrics-rank0.jsonl")]
+    assert worlds == [2] * 6 + [1] * 5 + [4] * 5
+    found = difference(curve(moved), curve(alone / name))
+    logging.getLogger(__name__).info("largest relative difference of a loss: %.1e", found)
+    assert found < limit
+    assert difference(curve(moved, "grad_norm"), curve(alone / name, "grad_norm")) < 20 * limit
+    assert curve(moved, "lr") == curve(alone / name, "lr")
+    assert curve(alone / name)[-1] < 0.97 * curve(alone / name)[0]
+
+
+def test_uneven_ranks_equal_even_ranks(played: Path, alone: Path) -> None:
+    for name in ("even", "uneven"):
+        assert difference(curve(played / name), curve(alone / "tiny")) < 1e-5
+    weights = [
+        torch.load(folder / "checkpoints" / "step-00000016.pt")["model"]
+        for folder in (played / "uneven", played / "even", alone / "tiny")
+    ]
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weights[0], weights[2], rtol=1e-5, atol=1e-5)
+    rows = [len(read(played / "uneven", f"metrics-rank{r}.jsonl")[0]["keys"]) for r in range(2)]
+    assert rows == [9, 3]
+
+
+def test_what_is_measured_is_of_all_ranks(played: Path, alone: Path) -> None:
+    for name in ("padding_fraction", "num_bad"):
+        assert curve(played / "even", name)[0] is not None
+    both = [read(played / "even", f"metrics-rank{rank}.jsonl") for rank in range(2)]
+    for name in ("loss", "grad_norm", "lr", "num_bad", "padding_fraction"):
+        assert [line[name] for line in both[0]] == [line[name] for line in both[1]]
+
+
+def test_bad_and_filtered_samples_are_counted_over_all_ranks(played: Path) -> None:
+    both = [read(played / "counted", f"metrics-rank{rank}.jsonl") for rank in range(2)]
+    assert [line["bad"] for line in both[0]] == [line["bad"] for line in both[1]]
+    config = TrainConfig(url=str(played / "faulty"), out="", **TOLD)
+    with closing(open_batches(config, transforms=(without_some,))) as loader:
+        for _, line in zip(loader, both[0], strict=True):  # one rank sees all there is
+            assert line["bad"] == dict(loader.stats.bad)
+            assert line["num_bad"] == loader.stats.num_bad
+            assert line["num_skipped"] == loader.stats.num_skipped
+    assert line["num_bad"] >= 3
+    assert line["num_skipped"] >= 8
+
+
+def test_the_validation_loss_is_the_mean_over_all_valid_rows(
+    played: Path, alone: Path, corpus: str
+) -> None:
+    on_one = read(alone / "tiny", "validation-rank0.jsonl")
+    on_two = read(played / "even", "validation-rank0.jsonl")
+    assert [line["num_steps"] for line in on_one] == [5, 10, 15, 16]
+    assert [line["num_steps"] for line in on_two] == [5, 10, 15, 16]
+    assert not (played / "even" / "validation-rank1.jsonl").exists()
+    for one, two in zip(on_one, on_two):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert two["weight"] == one["weight"]
+
+    model = TinyModel()
+    saved = torch.load(alone / "tiny" / "checkpoints" / "step-00000016.pt")
+    model.load_state_dict(saved["model"])
+    config = TrainConfig(url=corpus, out="", **{**TOLD, "global_batch_size": 1})
+    total = weight = 0.0
+    with torch.no_grad(), closing(open_batches(config, shuffle=False)) as loader:
+        for batch in mm.to_device(loader, "cpu", normalize=CLIP_NORMALIZE):
+            loss_sum, counted = model(batch)
+            total, weight = total + loss_sum.item(), weight + counted.item()
+    assert on_one[-1]["weight"] == weight  # 97 samples, the 11 that fill the last batch left out
+    assert on_one[-1]["loss"] == pytest.approx(total / weight, rel=1e-5)
+
+
+def test_validation_leaves_the_training_alone(alone: Path, corpus: str, tmp_path: Path) -> None:
+    train(corpus, tmp_path, validate_every=1000, max_steps=12)
+    for name in ("keys", "loss"):
+        assert curve(tmp_path, name) == curve(alone / "tiny", name)[:12]
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(played: Path, alone: Path) -> None:
+    for rank in range(2):
+        told = json.loads((played / f"stopped-{rank}.json").read_text())
+        assert told == {"num_steps": 6, "stopped_by": "SIGTERM"}
+    saved = [path.name for path in (played / "stopped" / "checkpoints").iterdir()]
+    assert saved == ["step-00000006.pt"]
+    assert difference(curve(played / "stopped"), curve(alone / "tiny")[:6]) < 1e-5

@@ -1,0 +1,291 @@
+"""One optimizer step: the same, however the global batch is cut, and what is done around it."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmstream.device.to_device import Normalize, to_device
+from mmstream.errors import ConfigError, MMStreamError, StateError
+from mmstream.train import TrainConfig, TrainResult
+from mmstream.train.clip import ContrastiveClip, small_clip
+from mmstream.train.distributed import Place
+from mmstream.train.loop import fit
+from mmstream.train.schedule import freeze_parameters, learning_rate, make_optimizer
+from mmstream.train.step import prepare, train_step
+from mmstream.train.tracing import deterministic
+from tests.helpers.fake_loader import FakeLoader
+from tests.helpers.ragged_loader import RaggedLoader
+from tests.helpers.tiny_model import TinyModel
+
+HALF = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+HERE = Place(torch.device("cpu"))
+
+
+def config(out: Path | str = "run", **changes: Any) -> TrainConfig:
+    settings = {"epochs": 2, "checkpoint_every": 3, "lr": 1e-2, "precision": "fp32"}
+    return TrainConfig(url="made-up", out=str(out), **{**settings, **changes})
+
+
+def fit_here(
+    config: TrainConfig, loader: FakeLoader | None = None, model: Any = None
+) -> tuple[TrainResult, Any]:
+    model = model or TinyModel()
+    batches = to_device(loader or RaggedLoader(num_rows=6), "cpu", normalize=HALF)
+    return fit(config, model, batches, HERE), model
+
+
+def gradients(loader: FakeLoader, **settings: Any) -> dict[str, torch.Tensor]:
+    """The gradient of one step over a loader's first epoch, accumulated into one group."""
+    told = config(max_grad_norm=None, **settings)
+    trained = prepare(told, TinyModel(), HERE)
+    group = list(to_device(loader, "cpu", normalize=HALF))
+    total = sum(trained.model.weight_of(batch) for batch in group)
+    loss, norm = train_step(trained, group, total, 1e-3, told, HERE)
+    found = {name: p.grad.clone() for name, p in trained.model.named_parameters()}
+    return {**found, "loss": loss, "norm": norm}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics-rank0.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in lines(folder)]
+
+
+@pytest.mark.parametrize("kind", [FakeLoader, RaggedLoader])
+@pytest.mark.parametrize("num_batches", [2, 3, 6])
+@pytest.mark.parametrize("micro_batches", [1, 2, 5])
+def test_accumulated_micro_batches_give_the_gradient_of_one_large_batch(
+    kind: type[FakeLoader], num_batches: int, micro_batches: int
+) -> None:
+    whole = gradients(kind(num_steps=1, num_rows=24))
+    parts = gradients(
+        kind(num_steps=num_batches, num_rows=24 // num_batches), micro_batches=micro_batches
+    )
+    assert whole["norm"] > 0.1
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-7)
+
+
+def test_accumulation_is_a_larger_batch_to_the_end_of_training(tmp_path: Path) -> None:
+    whole, _ = fit_here(config(tmp_path / "whole"), RaggedLoader(num_steps=2, num_rows=12))
+    parts, model = fit_here(
+        config(tmp_path / "parts", accumulate=3, micro_batches=2),
+        RaggedLoader(num_steps=6, num_rows=4),
+    )
+    assert parts.num_steps == whole.num_steps == 4
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    assert set(model.asked_rows) == {2}
+
+
+def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> None:
+    told = config(tmp_path / "groups", accumulate=3, epochs=2)
+    result, _ = fit_here(told, RaggedLoader(num_steps=5, num_rows=4))
+    assert [(x["epoch"], x["step"]) for x in lines(tmp_path / "groups")] == [
+        (0, 2), (0, 4), (1, 2), (1, 4),
+    ]  # fmt: skip
+    assert result.state == {"epoch": 2, "step": 0}
+
+    class Regrouped(RaggedLoader):
+        """The same rows as batches of 12 and 8."""
+
+        def batch(self, epoch: int, step: int) -> dict[str, Any]:
+            self.num_rows, self.rows = 4, range(12) if step == 0 else range(8)
+            return super().batch(epoch, 0 if step == 0 else 3)
+
+    class Numbered(Regrouped):
+        def batch(self, epoch: int, step: int) -> dict[str, Any]:
+            batch = super().batch(epoch, step)
+            batch["__lineage__"] = batch["__lineage__"]._replace(step=step)
+            return batch
+
+    fit_here(config(tmp_path / "large"), Numbered(num_steps=2))
+    assert losses(tmp_path / "groups") == pytest.approx(losses(tmp_path / "large"), rel=1e-5)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_an_accumulating_run_resumes_at_the_last_optimizer_step(tmp_path: Path, stop: int) -> None:
+    told = {"accumulate": 2, "log_keys": True, "warmup_steps": 3, "lr_schedule": "cosine"}
+    loader = RaggedLoader(num_steps=5, num_rows=4)
+    fit_here(config(tmp_path / "whole", **told), loader)
+    first, _ = fit_here(
+        config(tmp_path / "parts", max_steps=stop, **told), RaggedLoader(num_steps=5, num_rows=4)
+    )
+    assert first.state == {"epoch": stop // 3, "step": 2 * (stop % 3)}
+    fit_here(config(tmp_path / "parts", **told), RaggedLoader(num_steps=5, num_rows=4))
+    for name in ("keys", "loss", "lr", "grad_norm"):
+        found = [line[name] for line in lines(tmp_path / "parts")]
+        assert found == [line[name] for line in lines(tmp_path / "whole")]
+
+
+def test_dropout_draws_the_same_after_a_resume(tmp_path: Path) -> None:
+    fit_here(config(tmp_path / "whole"), model=TinyModel(dropout=0.5))
+    fit_here(config(tmp_path / "parts", max_steps=5), model=TinyModel(dropout=0.5))
+    torch.manual_seed(12345)
+    fit_here(config(tmp_path / "parts"), model=TinyModel(dropout=0.5))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    fit_here(config(tmp_path / "other", seed=1), model=TinyModel(dropout=0.5))
+    assert losses(tmp_path / "other") != losses(tmp_path / "whole")
+
+
+def test_a_contrastive_loss_is_neither_accumulated_nor_cut() -> None:
+    clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
+    for name in ("accumulate", "micro_batches"):
+        with pytest.raises(ConfigError, match="over the whole global batch"):
+            prepare(config(**{name: 2}), clip, HERE)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_follows_float32(tmp_path: Path, precision: str) -> None:
+    fit_here(config(tmp_path / "fp32", epochs=5))
+    told = config(tmp_path / precision, precision=precision, epochs=5)
+    fit_here(told)
+    assert losses(tmp_path / precision) == pytest.approx(losses(tmp_path / "fp32"), rel=0.02)
+    assert losses(tmp_path / precision) != losses(tmp_path / "fp32")
+    newest = torch.load(sorted((tmp_path / precision / "checkpoints").iterdir())[-1])
+    assert bool(newest["scaler"]) == (precision == "fp16")
+    assert newest["model"]["head.weight"].dtype == torch.float32
+
+
+class Exploding(TinyModel):
+    """At its second step the loss is infinite."""
+
+    def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, weight = super().forward(batch)
+        return loss * (math.inf if len(self.asked_rows) == 2 else 1.0), weight
+
+
+def test_fp16_leaves_out_a_step_that_overflows_and_keeps_its_scale(tmp_path: Path) -> None:
+    result, _ = fit_here(config(tmp_path, precision="fp16", max_steps=4), model=Exploding())
+    assert result.num_steps == 4
+    assert math.isfinite(result.final_loss or math.inf)
+    assert lines(tmp_path)[1]["grad_norm"] is None  # JSON has no infinity
+    saved = torch.load(tmp_path / "checkpoints" / "step-00000004.pt")
+    assert saved["scaler"]["scale"] == 65536.0 / 2
+    trained = prepare(config(precision="fp16"), TinyModel(), HERE)
+    trained.load_state_dict(saved)
+    assert trained.scaler.get_scale() == 65536.0 / 2
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(MMStreamError, match="loss of step 2 is"):
+        fit_here(config(tmp_path, checkpoint_every=1), model=Exploding())
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert names == ["step-00000001.pt"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_clipping_is_of_the_true_gradient(precision: str) -> None:
+    loose = gradients(RaggedLoader(num_rows=8), precision=precision)
+    told = config(max_grad_norm=0.05, precision=precision)
+    trained = prepare(told, TinyModel(), HERE)
+    group = list(to_device(RaggedLoader(num_rows=8), "cpu", normalize=HALF))
+    total = sum(trained.model.weight_of(batch) for batch in group)
+    _, norm = train_step(trained, group, total, 1e-3, told, HERE)
+    torch.testing.assert_close(norm, loose["norm"])
+    assert norm > 0.1
+    clipped = torch.stack([p.grad.norm() for p in trained.model.parameters()]).norm()
+    assert clipped.item() == pytest.approx(0.05, rel=1e-3)
+
+
+def test_the_learning_rate_warms_up_and_decays() -> None:
+    told = {"lr": 2.0, "warmup_steps": 4, "decay_steps": 12, "final_fraction": 0.1}
+    rates = [learning_rate(step, **told, schedule="cosine") for step in range(20)]
+    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    assert rates[8] == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+    assert rates[12:] == pytest.approx([0.2] * 8)
+    assert all(a > b for a, b in pairwise(rates[4:13]))
+    flat = [learning_rate(step, **told, schedule="constant") for step in range(20)]
+    assert flat == [0.5, 1.0, 1.5] + [2.0] * 17
+    assert learning_rate(0, lr=1.0, warmup_steps=0, decay_steps=1, final_fraction=0.0,
+                         schedule="cosine") == 1.0  # fmt: skip
+
+
+def test_the_cosine_ends_with_the_last_epoch(tmp_path: Path) -> None:
+    told = config(tmp_path, accumulate=3, lr_schedule="cosine", final_lr_fraction=0.5)
+    fit_here(told, RaggedLoader(num_steps=5))  # 2 epochs of 2 steps
+    half = 1e-2 * (0.5 + 0.5 / 2)
+    assert [line["lr"] for line in lines(tmp_path)][::2] == pytest.approx([1e-2, half])
+
+
+def test_only_matrices_decay() -> None:
+    model = TinyModel()
+    decays = {
+        id(p): group["weight_decay"]
+        for group in make_optimizer(model, weight_decay=0.3).param_groups
+        for p in group["params"]
+    }
+    found = {name: decays[id(p)] for name, p in model.named_parameters()}
+    assert {name for name, decay in found.items() if decay} == {
+        "embed.weight", "vision.weight", "head.weight",
+    }  # fmt: skip
+    assert len(found) == 7
+
+
+def test_frozen_parts_stay_as_they_were(tmp_path: Path) -> None:
+    before = TinyModel().state_dict()
+    _, model = fit_here(config(tmp_path, freeze=("vision.*", "*.bias")))
+    moved = {name for name, value in model.state_dict().items() if not value.equal(before[name])}
+    assert moved == {"embed.weight", "norm.weight", "head.weight"}
+    with pytest.raises(StateError, match="another model"):
+        fit_here(config(tmp_path, freeze=("vision.*",), epochs=3))
+
+
+def test_a_pattern_that_freezes_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no parameter matches 'visionn"):
+        freeze_parameters(TinyModel(), ("visionn.*",))
+    with pytest.raises(ConfigError, match="nothing is left"):
+        freeze_parameters(TinyModel(), ("*",))
+
+
+def _note(passes: list[Any], module: Any, inputs: Any) -> None:
+    passes.append(module)
+
+
+def test_activation_checkpointing_changes_no_gradient() -> None:
+    batch = next(iter(to_device(FakeLoader(), "cpu", normalize=HALF)))
+    found = []
+    for checkpointing in (False, True):
+        clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
+        told = config(activation_checkpointing=checkpointing)
+        trained = prepare(told, clip, HERE)
+        passes: list[Any] = []
+        layer = clip.clip.text_model.encoder.layers[0].mlp
+        layer.register_forward_pre_hook(partial(_note, passes))
+        train_step(trained, [batch], torch.tensor(4), 1e-3, told, HERE)
+        assert len(passes) == (2 if checkpointing else 1)
+        found.append({name: p.grad for name, p in clip.named_parameters()})
+    torch.testing.assert_close(found[1], found[0])
+    with pytest.raises(ConfigError, match="no transformers model"):
+        prepare(config(activation_checkpointing=True), TinyModel(), HERE)
+
+
+def test_a_compiled_model_is_saved_under_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
+    _, model = fit_here(config(tmp_path, compile=True, max_steps=1))
+    assert compiled == [model]
+    saved = torch.load(tmp_path / "checkpoints" / "step-00000001.pt")
+    assert list(saved["model"]) == list(TinyModel().state_dict())
+
+
+def test_deterministic_mode_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        with pytest.raises(RuntimeError, match="deterministic"):
+            torch.nn.functional.max_unpool2d(
+                torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int64), 2
+            )
+    assert not torch.are_deterministic_algorithms_enabled()

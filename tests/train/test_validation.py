@@ -1,0 +1,128 @@
+"""Validation: the corpus in its own order, each sample once, on every topology, in every pass."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mmstream as mm
+from mmstream.train import TrainConfig, train
+from mmstream.train.distributed import Place, StopRequest
+from mmstream.train.step import prepare
+from mmstream.train.validation import Validation
+from tests.helpers.bad_corpus import pipeline, policy, truncated_jpeg, write_faulty, write_tiny
+from tests.helpers.chats import tokenizer
+from tests.helpers.tiny_model import TinyModel
+from tests.helpers.topology import described, run
+
+NORMALIZE = mm.Normalize((0.5,) * 3, (0.5,) * 3)
+PLACE = Place(torch.device("cpu"))
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_pass_shows_each_sample_once_in_order_with_marked_padding(tmp_path_factory, data):
+    counts = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=5).filter(any), "counts")
+    rows = data.draw(st.integers(1, 16), "rows")
+    corpus = write_tiny(tmp_path_factory.mktemp("pass"), counts)
+    made = pipeline(corpus, global_batch_size=rows, shuffle=False, drop_last=False)
+    whole = run(made).steps
+    assert len(whole) == -(-sum(counts) // rows)
+    for size in {1, min(2, rows), rows}:
+        for num_workers in (1, 3):
+            assert run(made, size, num_workers).steps == whole
+    valid = [key for step in whole for key, ok in zip(step.keys, step.valid, strict=True) if ok]
+    assert valid == [f"{number:06d}" for number in range(sum(counts))]
+    for step in whole:
+        assert len(step.keys) == rows
+        assert all(ok for ok in step.valid) or step is whole[-1]
+    for epoch in (1, 2):  # its own order in every epoch
+        again = run(made, epoch=epoch).steps
+        assert [step.keys for step in again] == [step.keys for step in whole]
+
+
+def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Validation:
+    made = pipeline(
+        corpus,
+        decode=mm.Decode(
+            image=mm.ImageDecoder(size=16), text=mm.TextDecoder(tokenizer(), max_length=16)
+        ),
+        shuffle=False,
+        drop_last=False,
+        **changes,
+    )
+    loader = mm.Loader(made, num_workers=num_workers)
+    return Validation(mm.to_device(loader, "cpu", normalize=NORMALIZE))
+
+
+def one_pass(validation: Validation, model: TinyModel) -> dict[str, float]:
+    trained = prepare(TrainConfig(url="", out=""), model, PLACE)
+    found = validation.run(trained, PLACE, StopRequest())
+    assert found is not None
+    assert model.training
+    return {name: found[name] for name in ("loss", "weight")}
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_pass_begins_at_the_beginning_and_gives_the_same(corpus, num_workers):
+    model = TinyModel()
+    validation = validation_of(corpus, num_workers)
+    with closing(validation.batches.loader):
+        first = one_pass(validation, model)
+        for _ in range(2):
+            assert one_pass(validation, model) == first
+        next(iter(validation.batches))  # a pass that a signal ended in its middle
+        assert one_pass(validation, model) == first
+        assert validation.batches.stats.num_bad == 0
+
+
+def test_a_masked_pass_is_the_mean_over_the_good_samples(tmp_path):
+    bad = {0, 5, 6, 29, 30, 31, 58, 70, 96}
+    counts, model = [30, 1, 0, 40, 26], TinyModel()
+    corpus = write_faulty(tmp_path / "bad", counts, bad, truncated_jpeg)
+    found = one_pass(validation_of(corpus, bad_samples=policy(action="mask")), model)
+    total = weight = 0.0
+    for batch in validation_of(corpus, global_batch_size=1, bad_samples=policy()).batches:
+        if not batch["__lineage__"].bad:
+            loss, counted = model(batch)
+            total, weight = total + loss.item(), weight + counted.item()
+    assert found["weight"] == weight
+    assert found["loss"] == pytest.approx(total / weight, rel=1e-5)
+
+
+def test_validation_in_between_costs_the_training_stream_nothing(corpus):
+    decode = mm.Decode(image=mm.ImageDecoder(size=16))
+    calm = run(pipeline(corpus, decode=decode)).steps
+    loader, validation = mm.Loader(pipeline(corpus, decode=decode)), validation_of(corpus)
+    found = []
+    for batch in mm.to_device(loader, "cpu"):
+        found.append(described(batch))
+        state, stats = loader.state_dict(), replace(loader.stats, wait_s=0.0)
+        one_pass(validation, TinyModel())
+        assert loader.state_dict() == state
+        assert replace(loader.stats, wait_s=0.0) == stats
+    assert found == calm
+
+
+@pytest.mark.slow
+def test_the_training_loop_masks_what_is_bad_in_its_validation_set(tmp_path):
+    bad = {0, 5, 6, 29, 30, 31, 58, 70, 96}
+    corpus = write_faulty(tmp_path / "bad", [30, 1, 0, 40, 26], bad, truncated_jpeg)
+    out = tmp_path / "run"  # bad_samples="substitute" is the default
+    config = TrainConfig(
+        url=corpus, out=str(out), validation=corpus, max_bad_fraction=1.0,
+        max_steps=1, global_batch_size=8, image_size=32, num_workers=0, device="cpu",
+        progress=False,
+    )  # fmt: skip
+    train(config)
+    (line,) = (out / "validation-rank0.jsonl").read_text().splitlines()
+    assert json.loads(line)["weight"] == 97 - len(bad)
+    records = (out / "validation" / "quarantine-rank0.jsonl").read_text().splitlines()
+    assert [json.loads(record)["substitute"] for record in records] == [None] * len(bad)

@@ -1,0 +1,336 @@
+"""The small vision-language model: its loss, its gradients over ranks, and that it learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+import mmstream as mm
+from mmstream.batching.split import split_rows
+from mmstream.converting.captions import conversations_of
+from mmstream.errors import ConfigError
+from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.train.vlm import ConversationVlm, load_vlm, small_vlm, vlm_decode
+from tests.helpers.paths import DEMO_CORPUS
+
+NORMALIZE = mm.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+SIZE, LENGTH = 32, 4
+COUNTS = [2, 1, 3, 0, 0, 0]
+"""Images of each row of `global_batch`: the second half is text only."""
+
+
+def vlm(seed: int = 3) -> ConversationVlm:
+    tokenizer = byte_tokenizer(chat=True)
+    return small_vlm(image_size=SIZE, tokenizer=tokenizer, max_length=256, seed=seed)
+
+
+def sample(number: int, num_images: int, answer: str | None = None) -> dict[str, Any]:
+    """A decoded sample of random images and a conversation about them."""
+    tokenizer = byte_tokenizer(chat=True)
+    text = mm.TextDecoder(tokenizer, image_length=LENGTH)
+    fields = [f"{i}.jpg" for i in range(num_images)]
+    parts = [{"type": "image", "field": field} for field in fields]
+    parts.append({"type": "text", "text": "what?" * (number % 3 + 1)})
+    answer = answer or f"number {number}"
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+    made = text({"json": {"messages": messages}, **dict.fromkeys(fields, b"")})
+    generator = torch.Generator().manual_seed(number)
+    images = torch.randint(256, (num_images, 3, SIZE, SIZE), generator=generator)
+    shown = list(images.to(torch.uint8))
+    return {**made, "image": shown[0] if len(shown) == 1 else shown}
+
+
+def batch_of(samples: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    batch = mm.collate(samples, pad_token_id=256, **options)
+    if isinstance(batch["image"], torch.Tensor):
+        batch["image"] = (batch["image"].float() / 255 - 0.5) / 0.25
+    batch["__valid__"] = torch.ones(len(samples), dtype=torch.bool)
+    return batch
+
+
+def global_batch(invalid: tuple[int, ...] = (1,)) -> dict[str, Any]:
+    batch = batch_of([sample(row, count) for row, count in enumerate(COUNTS)])
+    batch["__valid__"][list(invalid)] = False
+    return batch
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name.removeprefix("module."): parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def mean_gradients(model: ConversationVlm, parts: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Gradients of the mean over all parts' tokens, part by part."""
+    weight = sum(model.weight_of(part) for part in parts)
+    model.zero_grad()
+    for part in parts:
+        (model(part)[0] / weight).backward()
+    return gradients(model)
+
+
+def assert_same_gradients(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert max(gradient.abs().max() for gradient in one.values()) > 1e-2
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_is_the_one_transformers_computes() -> None:
+    model, batch = vlm(), global_batch(invalid=())
+    loss, weight = model(batch)
+    expected = model.vlm(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        pixel_values=batch["image"],
+        labels=batch["labels"],
+    ).loss
+    assert weight == sum(len("number 0") + 1 for _ in COUNTS)  # and <|im_end|>
+    torch.testing.assert_close(loss / weight, expected)
+    assert loss.shape == weight.shape == ()
+    assert not weight.requires_grad
+
+
+def test_invalid_rows_add_nothing() -> None:
+    model, batch = vlm(), global_batch(invalid=(1, 4))
+    loss, weight = model(batch)
+    parts = split_rows(batch, len(COUNTS))
+    kept = [model(part) for row, part in enumerate(parts) if row not in (1, 4)]
+    torch.testing.assert_close(loss, sum(part[0] for part in kept))
+    assert weight == sum(part[1] for part in kept) == model.weight_of(batch)
+    batch["labels"][1] = 7
+    torch.testing.assert_close(model(batch)[0], loss)
+    alone = model(parts[1])
+    assert alone[0] == 0
+    assert alone[1] == 0
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 6])
+def test_micro_batches_give_the_gradients_of_the_whole(num_parts: int) -> None:
+    model, batch = vlm(), global_batch()
+    whole = mean_gradients(model, [batch])
+    assert_same_gradients(whole, mean_gradients(model, split_rows(batch, num_parts)))
+
+
+@pytest.mark.parametrize("options", [{"padding_side": "left"}, {"pad_to": 200}])
+def test_padding_does_not_matter(options: dict[str, Any]) -> None:
+    model = vlm()
+    samples = [sample(row, count) for row, count in enumerate(COUNTS)]
+    loss, weight = model(batch_of(samples))
+    padded = model(batch_of(samples, **options))
+    torch.testing.assert_close(padded[0], loss)
+    assert padded[1] == weight
+
+
+def test_one_image_a_sample_needs_no_rows() -> None:
+    model = vlm()
+    batch = batch_of([sample(row, 1) for row in range(3)])
+    assert "image_row" not in batch
+    parts = [model(part)[0] for part in split_rows(batch, 3)]
+    torch.testing.assert_close(model(batch)[0], sum(parts))
+
+
+@pytest.mark.parametrize("images", [[], None, torch.empty(0, 3, SIZE, SIZE)])
+def test_without_images_every_parameter_takes_part(images: Any) -> None:
+    model = vlm()
+    batch = batch_of([sample(row, 0) for row in range(3)])
+    batch["image"] = images
+    loss, weight = model(batch)
+    text_only = model.vlm(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        labels=batch["labels"],
+    ).loss
+    torch.testing.assert_close(loss / weight, text_only)
+    loss.backward()
+    found = gradients(model)  # fails where there is none
+    vision = {n: g for n, g in found.items() if "vision_tower" in n or "projector" in n}
+    assert len(vision) > 20
+    assert all((gradient == 0).all() for gradient in vision.values())
+
+
+def test_images_that_the_model_cannot_take_are_refused() -> None:
+    model, batch = vlm(), global_batch()
+    with pytest.raises(ConfigError, match="normalize"):
+        model({**batch, "image": batch["image"].to(torch.uint8)})
+    with pytest.raises(ConfigError, match="ImageDecoder a size"):
+        model({**batch, "image": list(batch["image"])})
+    with pytest.raises(ValueError, match="do not match"):
+        model({**batch, "image": batch["image"][1:]})
+
+
+def test_weights_come_from_the_seed_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    one, other = vlm(seed=1), vlm(seed=1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+    name = "vlm.lm_head.weight"
+    assert not torch.equal(vlm(seed=2).state_dict()[name], one.state_dict()[name])
+
+
+def two_ranks(rank: int, folder: str) -> None:
+    """What each of the two processes does: rank 1 has no image at all."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+    model = DistributedDataParallel(vlm())
+    part = split_rows(global_batch(), 2)[rank]
+    assert len(part["image"]) == (6, 0)[rank]
+    weight = model.module.weight_of(part)
+    dist.all_reduce(weight)
+    for _ in range(2):  # DDP complains of unused parameters in the pass after
+        model.zero_grad()
+        (model(part)[0] * 2 / weight).backward()  # DDP takes the mean over the ranks
+    torch.save(gradients(model), Path(folder, f"gradients-{rank}.pt"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_rank_without_images_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    context = mp.spawn(two_ranks, args=(str(tmp_path),), nprocs=2, join=False)
+    for process in context.processes:
+        process.join(120)
+        process.kill()
+    assert context.join(10), "the two ranks did not end"
+    alone = mean_gradients(vlm(), [global_batch()])
+    for rank in range(2):
+        assert_same_gradients(alone, torch.load(tmp_path / f"gradients-{rank}.pt"))
+
+
+def train(model: ConversationVlm, batches: Any, num_steps: int, lr: float) -> list[float]:
+    """The mean token loss of each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    losses: list[float] = []
+    while len(losses) < num_steps:
+        for batch in batches:
+            loss, weight = model(batch)
+            optimizer.zero_grad()
+            (loss / weight).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append((loss / weight).item())
+            if len(losses) == num_steps:
+                break
+    return losses
+
+
+@pytest.mark.slow
+def test_it_learns_the_embedded_corpus(tmp_path: Path) -> None:
+    lines = (DEMO_CORPUS / "rows.jsonl").read_text().splitlines()
+    rows = tmp_path / "conversations.jsonl"
+    rows.write_text(
+        "".join(json.dumps(row) + "\n" for row in conversations_of(map(json.loads, lines)))
+    )
+    mm.convert(str(rows), str(tmp_path / "shards"), media_root=str(DEMO_CORPUS), num_workers=1)
+    tokenizer = byte_tokenizer(chat=True)
+    model = small_vlm(image_size=64, tokenizer=tokenizer, max_length=256, seed=0)
+    pipeline = mm.Pipeline(
+        mm.open_dataset(str(tmp_path / "shards")),
+        global_batch_size=16,
+        seed=0,
+        decode=vlm_decode(tokenizer, model.image_size, model.image_length, 256),
+    )
+    with torch.random.fork_rng():
+        batches = mm.to_device(mm.Loader(pipeline, num_workers=0), "cpu", normalize=NORMALIZE)
+        losses = train(model, batches, num_steps=60, lr=3e-3)
+    assert 5.3 < losses[0] < 5.9  # ln(262): all tokens alike
+    assert sum(losses[-6:]) / 6 < 0.5 * losses[0]
+
+
+@pytest.mark.slow
+def test_it_looks_at_the_images() -> None:
+    """Only the images tell the answers apart, so only who looks can know them."""
+    answers = ["red", "green", "blue", "black"]
+    model = vlm()
+    samples = [sample(0, 1, answer) for answer in answers]
+    for made, colour in zip(samples, torch.eye(4, 3), strict=True):
+        made["image"] = (colour * 255).to(torch.uint8)[:, None, None].expand(3, SIZE, SIZE)
+    train(model, [batch_of(samples)], num_steps=120, lr=3e-3)
+    with torch.no_grad():
+        right = model(batch_of(samples))[0]
+        batch = batch_of(samples)
+        wrong = model({**batch, "image": batch["image"].roll(1, dims=0)})[0]
+    assert right < 1 < 10 < wrong
+
+
+def test_a_pretrained_folder_is_the_same_model(tmp_path: Path) -> None:
+    model, batch = vlm(), global_batch()
+    tokenizer = byte_tokenizer(chat=True)
+    model.vlm.save_pretrained(tmp_path)
+    loaded = load_vlm(str(tmp_path), tokenizer=tokenizer)
+    assert (loaded.image_size, loaded.image_length) == (SIZE, LENGTH)
+    torch.testing.assert_close(loaded(batch), model(batch))
+    assert_same_gradients(mean_gradients(model, [batch]), mean_gradients(loaded, [batch]))
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<other>", "<image>"]})
+    with pytest.raises(ConfigError, match="images are token 259, the tokenizer's <image> is 260"):
+        load_vlm(str(tmp_path), tokenizer=tokenizer)
+
+
+def test_layers_behind_the_chosen_one_are_frozen(tmp_path: Path) -> None:
+    model = vlm()
+    model.vlm.config.vision_feature_layer = -2  # what Llava 1.5 takes
+    model.vlm.save_pretrained(tmp_path)
+    loaded = load_vlm(str(tmp_path))
+    frozen = {name for name, p in loaded.named_parameters() if not p.requires_grad}
+    tower = "vlm.model.vision_tower."
+    assert {name.removeprefix(tower).split(".")[0] for name in frozen} == {
+        "encoder",
+        "post_layernorm",
+    }
+    assert all(".layers.1." in name for name in frozen if ".layers." in name)
+    loaded(global_batch())[0].backward()
+    assert all(p.grad is not None for p in loaded.parameters() if p.requires_grad)
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no vision-language model"):
+        load_vlm(str(tmp_path))
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no vision-language model"):
+        load_vlm(str(tmp_path))
+
+
+def test_captions_become_conversations() -> None:
+    rows = [
+        {"id": 7, "image": "7.jpg", "captions": ["a", "b", "c"]},
+        {"image": "8", "caption": "d"},
+    ]
+    assert list(conversations_of(rows, num_captions=2)) == [
+        {
+            "id": 7,
+            "messages": [
+                {"role": "user", "content": "<image>Describe the image."},
+                {"role": "assistant", "content": "a"},
+                {"role": "user", "content": "In other words?"},
+                {"role": "assistant", "content": "b"},
+            ],
+            "images": ["7.jpg"],
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "<image>Describe the image."},
+                {"role": "assistant", "content": "d"},
+            ],
+            "images": ["8"],
+        },
+    ]
+    with pytest.raises(ConfigError, match="row 1: no image with captions"):
+        list(conversations_of([{"image": "7.jpg", "captions": []}]))
