@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import os
 import shutil
+import types
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,33 @@ def test_what_is_not_run_names_only_what_is(page):
 def test_the_language_of_every_block_is_one_that_is_run_or_is_no_code(page):
     blocks = blocks_of((ROOT / page).read_text())
     assert {block.language for block in blocks} <= LANGUAGES
+
+
+# -- docstrings -----------------------------------------------------------------------------------
+
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "mmstream").rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+def examples_that_fail(module):
+    """Run the examples in a module's docstrings; they see `mm` and the folder of the pages."""
+    result = doctest.testmod(module, extraglobs={"mm": mm}, optionflags=doctest.ELLIPSIS)
+    assert result.attempted
+    return result.failed
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_do_what_they_say(name, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert examples_that_fail(importlib.import_module(name)) == 0
+
+
+def test_an_example_that_is_wrong_is_found():
+    module = types.ModuleType("planted", ">>> 1 + 1\n3\n")
+    assert examples_that_fail(module) == 1
 
 
 # -- the mechanism itself -------------------------------------------------------------------------
