@@ -1,18 +1,22 @@
-"""The flow's first stage: ORDER -> read -> decode -> batch -> loader -> device.
+"""The first stage of the flow: ORDER -> read -> decode -> batch -> loader -> device.
 
-The order of an epoch is a pure function of integers, computed before any byte is read:
-``order(epoch, step, row) -> (shard, index)``. Who asks (which rank, which worker, after which
-crash) is no argument of it, so every topology sees the same global batches.
+An order says which sample is in which row of which step: ``(epoch, step, row) -> (shard, index)``.
+It is a pure function of integers, computed before any byte is read. It does not know which rank or
+worker asks, or whether a run has crashed before. So the global batches are the same on every
+topology, and after every resume.
 
-    order.py     steps of one corpus;  mixture/: of several
-    corpus.py    what an order knows of a dataset
-    chunks.py    N slots of an epoch: chunks of each shard, permuted, end to end, rotated
-    lanes.py     steps of G rows: slots cut into lanes, drawn from window by window
-    permute.py   the keyed permutations behind both
-    defaults.py  grid, window and chunk of a corpus
+    order.py     the order of one dataset
+    mixture/     the order of several datasets, mixed by weights
+    corpus.py    what an order knows about a dataset
+    lanes.py     (step, row) -> slot of the epoch, by lanes and windows
+    chunks.py    slot of the epoch -> (shard, index), by permuted chunks
+    permute.py   the permutations of both
+    defaults.py  default grid, window and chunk size
+    refs.py      the answers: `Refs` of a step, `Window`
+    checks.py    argument checks and small caches
 
-A reader that owns whole lanes reads each from front to back. `shuffle=False` is one lane without
-permutations: slot = step*G + row. Set-up costs O(chunks) an epoch, a step O(rows + its windows).
+A worker that owns whole lanes reads each of them from front to back. With ``shuffle=False`` there
+is one lane and no permutation: slot = step * G + row.
 """
 
 from typing import TypeAlias
@@ -24,7 +28,7 @@ from mmstream.order.order import Order
 from mmstream.order.refs import MAX_ATTEMPTS, NEAR_ATTEMPTS, Refs, Window
 
 AnyOrder: TypeAlias = Order | MixtureOrder
-"""They answer the same questions: which samples make a step, in which windows."""
+"""Both have the methods `refs`, `windows`, `window`, `substitute`, `stream` and `identity`."""
 
 __all__ = [
     "MAX_ATTEMPTS",

@@ -1,4 +1,4 @@
-"""Order's early errors, and its small caches."""
+"""Small helpers that all files of `order/` share: early errors, and caches of a few entries."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ __all__ = ["integer", "keep", "require"]
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ConfigError unless a condition holds."""
+    """Raise ConfigError with a message if a condition is false."""
     if not condition:
         raise ConfigError(message)
 
 
 def integer(name: str, value: Any) -> int:
-    """Return a plain int: keys and states are made of its repr, where numpy's integers differ."""
+    """Return a value as a plain int.
+
+    Keys and saved states contain the repr of such values, and numpy's integers have another repr.
+
+    Raises:
+        ConfigError: the value is not an integer; the message names it.
+    """
     try:
         return int(operator.index(value))
     except TypeError:
@@ -25,7 +31,11 @@ def integer(name: str, value: Any) -> int:
 
 
 def keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Put a value in a cache that holds the latest few. Decode threads share the cache."""
-    for oldest in list(cache)[: max(0, len(cache) - most + 1)]:  # list() is one step under the GIL
+    """Put a value in a cache, and drop the oldest entries above `most`.
+
+    Decode threads share the caches of an order. ``list(cache)`` runs as one step under the GIL, so
+    another thread cannot change the cache in the middle of it.
+    """
+    for oldest in list(cache)[: max(0, len(cache) - most + 1)]:
         cache.pop(oldest, None)
     cache[key] = value

@@ -1,10 +1,38 @@
-"""Order, first half: slots of an epoch to samples of shards.
+"""From the slots of an epoch to samples of shards. `Order` and `Source` use it after their lanes.
 
-Each shard is cut into chunks of at most C contiguous samples. An epoch permutes the chunks, lays
-them end to end and rotates the whole by a random offset, so that what `drop_last` leaves out
-differs each epoch. Slot s of the epoch is then position (s + rotation) mod N. Two int64 a chunk.
+Each shard is cut into chunks: at most C consecutive samples each. An epoch permutes the chunks,
+lays them end to end, and rotates the whole by a random offset. The rotation makes `drop_last`
+leave out other samples in each epoch. Slot s of the epoch is position (s + rotation) mod N of the
+permuted chunks. The table needs two int64 per chunk.
 
-Samples on the bad list are stepped over: chunks are cut from the others, counted without them.
+Known bad samples are never planned: chunks are cut from the good samples and count only those.
+
+Example: three shards of 5 samples, C = 2. Each shard has chunks of 2, 2 and 1 samples::
+
+    chunk            0    1   2   3    4   5   6    7   8
+    shard            0    0   0   1    1   1   2    2   2
+    indexes         0 1  2 3  4  0 1  2 3  4  0 1  2 3  4
+
+An epoch that permutes the chunks to 4 0 8 1 ... and rotates by 3 is laid out like this::
+
+    chunk              4       0     8     1    ...
+    (shard, index)  1,2 1,3 0,0 0,1 2,4 0,2 0,3 ...
+    position         0   1   2   3   4   5   6  ...
+    slot            12  13  14   0   1   2   3  ...
+
+>>> import numpy as np
+>>> from mmstream.order.corpus import Corpus
+>>> table = ChunkTable.cut(Corpus(np.array([5, 5, 5])), chunk_size=2)
+>>> table.first_chunks.tolist()  # of each shard, then the number of all chunks
+[0, 3, 6, 9]
+>>> chunks = np.array([4, 0, 8, 1, 2, 3, 5, 6, 7])
+>>> chunk_ends = np.cumsum(table.chunk_sizes()[chunks])
+>>> chunk_ends.tolist()
+[2, 4, 5, 7, 8, 10, 11, 13, 15]
+>>> epoch = EpochChunks(table, chunks, chunk_ends, rotation=3)
+>>> shards, indexes = epoch.locate(np.array([0, 1, 2, 3, 12]))
+>>> list(zip(shards.tolist(), indexes.tolist()))
+[(0, 1), (2, 4), (0, 2), (0, 3), (1, 2)]
 """
 
 from __future__ import annotations
@@ -22,34 +50,43 @@ __all__ = ["ChunkTable", "EpochChunks"]
 
 @dataclass(frozen=True)
 class ChunkTable:
-    """The chunks of a corpus, in its own order."""
+    """The chunks of a corpus, in the order of its shards."""
 
     counts: IntArray
-    """[num_shards] samples of each shard, without those on the bad list."""
-    chunk: int
-    """C, samples of a chunk; the last one of a shard may be shorter."""
-    first: IntArray
-    """[num_shards + 1] number of each shard's first chunk, and the number of all chunks."""
+    """[num_shards] good samples of each shard."""
+    chunk_size: int
+    """C, samples of a chunk. The last chunk of a shard may be shorter."""
+    first_chunks: IntArray
+    """[num_shards + 1] number of each shard's first chunk, then the number of all chunks."""
     gaps: Gaps | None
+    """Where bad samples lie; None if there are none."""
 
     @classmethod
-    def cut(cls, corpus: Corpus, chunk: int) -> ChunkTable:
-        """Cut the shards of a corpus."""
-        first = np.concatenate([[0], np.cumsum(-(-corpus.good // chunk))])
-        return cls(corpus.good, chunk, first, Gaps.of(corpus) if corpus.bad.size else None)
+    def cut(cls, corpus: Corpus, chunk_size: int) -> ChunkTable:
+        """Cut the shards of a corpus into chunks."""
+        counts = corpus.good_counts
+        chunks_per_shard = -(-counts // chunk_size)
+        first_chunks = np.concatenate([[0], np.cumsum(chunks_per_shard)])
+        gaps = Gaps.from_corpus(corpus) if corpus.bad.size else None
+        return cls(counts, chunk_size, first_chunks, gaps)
+
+    def chunk_sizes(self) -> IntArray:
+        """Return int64 [num_chunks]: samples of each chunk. Shards without samples have none."""
+        sizes = np.full(int(self.first_chunks[-1]), self.chunk_size, dtype=np.int64)
+        has_chunks = self.counts > 0
+        last_chunks = self.first_chunks[1:][has_chunks] - 1
+        sizes[last_chunks] = (self.counts[has_chunks] - 1) % self.chunk_size + 1
+        return sizes
 
     def epoch(self, epoch: int, seed: int, shuffle: bool) -> EpochChunks:
-        """Lay out one epoch; without shuffle, every epoch is the corpus in its own order."""
-        total = int(self.first[-1])
-        sizes = np.full(total, self.chunk, dtype=np.int64)
-        filled = self.counts > 0
-        sizes[self.first[1:][filled] - 1] = (self.counts[filled] - 1) % self.chunk + 1
+        """Lay out one epoch. Without shuffle, every epoch is the corpus in its own order."""
+        sizes = self.chunk_sizes()
         if not shuffle:
-            return EpochChunks(self, np.arange(total), np.cumsum(sizes), 0)
-        chunks = permutation(total, seed, epoch, "chunks")
-        ends = np.cumsum(sizes[chunks])
-        rotation = int(random_words(1, seed, epoch, "rotation")[0]) % int(ends[-1])
-        return EpochChunks(self, chunks, ends, rotation)
+            return EpochChunks(self, np.arange(sizes.size), np.cumsum(sizes), rotation=0)
+        chunks = permutation(sizes.size, seed, epoch, "chunks")
+        chunk_ends = np.cumsum(sizes[chunks])
+        rotation = int(random_words(1, seed, epoch, "rotation")[0]) % int(chunk_ends[-1])
+        return EpochChunks(self, chunks, chunk_ends, rotation)
 
 
 @dataclass(frozen=True)
@@ -59,44 +96,75 @@ class EpochChunks:
     table: ChunkTable
     chunks: IntArray
     """[num_chunks] chunk numbers in the order of this epoch."""
-    ends: IntArray
-    """[num_chunks] position at which each of them ends."""
+    chunk_ends: IntArray
+    """[num_chunks] position at which each of these chunks ends."""
     rotation: int
+    """Position of slot 0."""
 
-    def find(self, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return (shard, index), int64 like `slots`, of slots in [0, N)."""
-        position = (slots + self.rotation) % int(self.ends[-1])
-        at = np.searchsorted(self.ends, position, side="right")
-        chunk = self.chunks[at]
-        shard = np.searchsorted(self.table.first, chunk, side="right") - 1
-        start = (chunk - self.table.first[shard]) * self.table.chunk
-        size = np.minimum(self.table.chunk, self.table.counts[shard] - start)
-        index = start + position - (self.ends[at] - size)
-        gaps = self.table.gaps
-        return shard, index if gaps is None else gaps.step_over(shard, index)
+    def locate(self, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Return (shards, indexes) of slots.
+
+        Args:
+            slots: int64, any shape, each from 0 to N-1.
+
+        Returns:
+            Two int64 arrays of the shape of `slots`.
+        """
+        table = self.table
+        positions = (slots + self.rotation) % int(self.chunk_ends[-1])
+        chunk_ranks = np.searchsorted(self.chunk_ends, positions, side="right")
+        chunks = self.chunks[chunk_ranks]
+        shards = np.searchsorted(table.first_chunks, chunks, side="right") - 1
+        first_indexes = (chunks - table.first_chunks[shards]) * table.chunk_size
+        sizes = np.minimum(table.chunk_size, table.counts[shards] - first_indexes)
+        offsets_in_chunk = positions - (self.chunk_ends[chunk_ranks] - sizes)
+        indexes = first_indexes + offsets_in_chunk
+        if table.gaps is not None:
+            indexes = table.gaps.step_over(shards, indexes)
+        return shards, indexes
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Where known-bad samples lie between the others of their shards."""
+    """Where known bad samples lie between the good ones.
 
-    starts: IntArray
-    """[num_shards] good samples before each shard."""
-    first: IntArray
-    """[num_shards] bad samples before each shard."""
-    passed: IntArray
-    """[num_bad] good samples before each bad one, over all shards; rises."""
+    Example: shards of 5 and 4 samples. Samples 1 and 2 of shard 0 and sample 0 of shard 1 are bad,
+    so the good samples of shard 0 have the indexes 0, 3, 4, those of shard 1 have 1, 2, 3.
+
+    >>> import numpy as np
+    >>> gaps = Gaps.from_corpus(Corpus(np.array([5, 4]), bad=np.array([(0, 1), (0, 2), (1, 0)])))
+    >>> gaps.good_before_bad.tolist()  # shard 0 has 3 good samples, all before (1, 0)
+    [1, 1, 3]
+    >>> gaps.step_over(np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 1, 2])).tolist()
+    [0, 3, 4, 1, 2, 3]
+    """
+
+    good_before_shard: IntArray
+    """[num_shards] good samples in all earlier shards."""
+    bad_before_shard: IntArray
+    """[num_shards] bad samples in all earlier shards."""
+    good_before_bad: IntArray
+    """[num_bad] good samples before each bad one, over all shards; never falls."""
 
     @classmethod
-    def of(cls, corpus: Corpus) -> Gaps:
+    def from_corpus(cls, corpus: Corpus) -> Gaps:
         """Find the gaps of a corpus."""
-        starts = np.cumsum(corpus.good) - corpus.good
-        first = np.cumsum(corpus.counts - corpus.good) - (corpus.counts - corpus.good)
-        shard, index = corpus.bad.T
-        before = np.arange(shard.size) - first[shard]  # bad ones of the same shard
-        return cls(starts, first, starts[shard] + index - before)
+        good = corpus.good_counts
+        bad = corpus.counts - good
+        good_before_shard = np.cumsum(good) - good
+        bad_before_shard = np.cumsum(bad) - bad
+        shards, indexes = corpus.bad.T
+        bad_before_in_shard = np.arange(shards.size) - bad_before_shard[shards]
+        good_before_bad = good_before_shard[shards] + indexes - bad_before_in_shard
+        return cls(good_before_shard, bad_before_shard, good_before_bad)
 
-    def step_over(self, shard: IntArray, position: IntArray) -> IntArray:
-        """Return the index in its shard of each good sample, of its position among good ones."""
-        before = np.searchsorted(self.passed, self.starts[shard] + position, side="right")
-        return position + before - self.first[shard]
+    def step_over(self, shards: IntArray, good_indexes: IntArray) -> IntArray:
+        """Return the indexes of good samples in their shards.
+
+        Args:
+            shards: shard of each sample.
+            good_indexes: how many good samples of the same shard lie before each sample.
+        """
+        good_before = self.good_before_shard[shards] + good_indexes
+        bad_before = np.searchsorted(self.good_before_bad, good_before, side="right")
+        return good_indexes + bad_before - self.bad_before_shard[shards]

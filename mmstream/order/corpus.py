@@ -1,6 +1,7 @@
-"""What an order knows of a dataset: counts and names of its shards, and what to leave out.
+"""The input of an order: how many samples each shard has, and which of them are known to be bad.
 
-Numbers and names only; where shards lie and what is in them is nobody's business here.
+A `Corpus` holds numbers and names only. `Dataset.corpus` makes one from a manifest and a bad list;
+`Order` and `MixtureOrder` plan from it without reading any shard.
 """
 
 from __future__ import annotations
@@ -23,58 +24,89 @@ __all__ = ["Corpus"]
 class Corpus:
     """The shards of a dataset, as numbers.
 
+    `counts`, `names` and `bad` are the identity of a corpus. A saved state stores a hash of them,
+    and a run that resumes in the middle of an epoch must have the same ones. `num_bytes` is not
+    part of the identity.
+
     Raises:
-        ConfigError: negative counts, or bad samples that are not in the corpus.
+        ConfigError: a negative count, more or fewer names than counts, or a bad sample that is not
+            in the corpus.
+
+    Example:
+        >>> corpus = Corpus(np.array([5, 5, 5]), bad=np.array([(0, 1)]))
+        >>> corpus.num_samples
+        14
+        >>> corpus.identity()["num_shards"]
+        3
+        >>> corpus.identity() == Corpus(corpus.counts).identity()  # the bad lists differ
+        False
     """
 
     counts: IntArray
-    """[num_shards] samples of each shard, known-bad ones included."""
+    """[num_shards] samples of each shard, including known bad ones."""
     names: Sequence[str] | None = None
+    """Names of the shards, in the same order."""
     num_bytes: int | None = None
-    """Of all shards together."""
+    """Size of all shards together, in bytes. It only sets the default window."""
     bad: IntArray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
-    """[num_bad, 2] (shard, index) of samples that are never planned."""
+    """[num_bad, 2] (shard, index) of the samples that are never planned, sorted."""
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts, dtype=np.int64).reshape(-1)
         require(not counts.size or int(counts.min()) >= 0, "a shard has a negative count")
-        names = self.names
-        require(names is None or len(names) == counts.size, "as many names as counts, please")
+        require(
+            self.names is None or len(self.names) == counts.size,
+            f"{len(self.names or ())} names for {counts.size} counts: give one name for each count",
+        )
         bad = np.unique(np.asarray(self.bad, dtype=np.int64).reshape(-1, 2), axis=0)
-        inside = (bad[:, 0] >= 0) & (bad[:, 0] < counts.size) & (bad[:, 1] >= 0)
-        inside[inside] &= bad[inside, 1] < counts[bad[inside, 0]]
-        require(bool(inside.all()), f"bad sample {bad[~inside][:1].tolist()} is not in the corpus")
+        shards, indexes = bad.T
+        inside = (shards >= 0) & (shards < counts.size) & (indexes >= 0)
+        inside[inside] &= indexes[inside] < counts[shards[inside]]
+        require(
+            bool(inside.all()),
+            f"the bad list has (shard, index) {bad[~inside][:1].tolist()}, which is not in the "
+            "corpus: remove it from the list",
+        )
         object.__setattr__(self, "counts", counts)
         object.__setattr__(self, "bad", bad)
 
     @cached_property
-    def good(self) -> IntArray:
-        """[num_shards] samples of each shard that an order plans."""
+    def good_counts(self) -> IntArray:
+        """[num_shards] samples of each shard that an order plans: all but the known bad ones."""
         return self.counts - np.bincount(self.bad[:, 0], minlength=self.counts.size)
 
     @property
     def num_samples(self) -> int:
-        """Samples that an order plans."""
-        return int(self.good.sum())
+        """Number of samples that an order plans."""
+        return int(self.good_counts.sum())
 
-    def first(self, num_shards: int, *, keep_bad: bool = True) -> Corpus:
-        """Return the corpus as it was before shards were appended to it."""
+    def first_shards(self, num_shards: int, *, keep_bad: bool = True) -> Corpus:
+        """Return the first shards alone: the corpus as it was before others were appended.
+
+        Args:
+            num_shards: how many shards to keep.
+            keep_bad: False: return them without a bad list.
+        """
         bad = self.bad[self.bad[:, 0] < num_shards] if keep_bad else self.bad[:0]
         names = None if self.names is None else self.names[:num_shards]
         return Corpus(self.counts[:num_shards], names, None, bad)
 
     def identity(self) -> dict[str, Any]:
-        """Return what a saved state says of the corpus, in plain JSON types."""
+        """Return what a saved state stores about the corpus, in plain JSON types.
+
+        ``corpus`` is a hash of the counts and names, ``bad`` a hash of the bad list or None.
+        """
         return dict(self._identity)
 
     @cached_property
-    def _identity(self) -> dict[str, Any]:  # states are made at every step
-        digest = hashlib.sha256(self.counts.astype("<i8").tobytes())
+    def _identity(self) -> dict[str, Any]:
+        # Cached: a state is made at every step, and a corpus may have 100,000 names.
+        corpus_hash = hashlib.sha256(self.counts.astype("<i8").tobytes())
         for name in self.names or ():
-            digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
-        listed = hashlib.sha256(self.bad.astype("<i8").tobytes()).hexdigest()[:32]
+            corpus_hash.update(name.encode("utf-8", "surrogateescape") + b"\0")
+        bad_hash = hashlib.sha256(self.bad.astype("<i8").tobytes()).hexdigest()[:32]
         return {
-            "corpus": digest.hexdigest()[:32],
+            "corpus": corpus_hash.hexdigest()[:32],
             "num_shards": int(self.counts.size),
-            "bad": listed if self.bad.size else None,
+            "bad": bad_hash if self.bad.size else None,
         }

@@ -1,6 +1,8 @@
-"""Order's settings where the user names none: functions of the corpus and G alone.
+"""The default grid, window and chunk size of an order.
 
-They must not look at ranks or workers: a fresh run then has the same batches on every topology.
+They depend on the corpus and G alone, never on ranks or workers. So a fresh run has the same
+batches on every topology. `Order.from_counts` and `Recipe` call these functions; the loader asks
+`better_grid` for the advice in its log.
 """
 
 from __future__ import annotations
@@ -11,26 +13,40 @@ from math import lcm
 __all__ = ["better_grid", "default_chunk", "default_grid", "default_window", "mixture_window"]
 
 WINDOW_BYTES = 2 << 30
-"""What all windows of a dataset together hold by default, in raw bytes, over all ranks."""
+"""Raw bytes that all windows of a dataset hold together by default, over all ranks."""
 
-MIN_LANE = 1024
-"""Samples of a lane, at least: a small corpus fits in memory, and there mixing matters more."""
+MIN_LANE_SAMPLES = 1024
+"""Samples of a lane, at least. A small corpus fits in memory, where good mixing matters more."""
 
 
 def default_grid(num_samples: int, global_batch_size: int) -> tuple[int, int]:
     """Return (P, Q): Q the largest divisor of G up to 8, P a power of two up to 8.
 
-    Lanes hold 1,024 samples or more, so that a small corpus has few lanes or one, and wide windows.
+    Each lane has at least 1,024 samples. So a small corpus has few lanes, or only one.
+
+    Example:
+        >>> default_grid(1_000_000, global_batch_size=256)
+        (8, 8)
+        >>> default_grid(10_000, global_batch_size=256)  # at most 9 lanes
+        (1, 8)
     """
-    room = max(1, num_samples // MIN_LANE)
-    lanes = max(q for q in range(1, 9) if global_batch_size % q == 0 and q <= room)
-    return max(p for p in (1, 2, 4, 8) if p * lanes <= room), lanes
+    max_lanes = max(1, num_samples // MIN_LANE_SAMPLES)
+    lanes = max(q for q in range(1, 9) if global_batch_size % q == 0 and q <= max_lanes)
+    groups = max(p for p in (1, 2, 4, 8) if p * lanes <= max_lanes)
+    return groups, lanes
 
 
 def default_window(num_samples: int, num_bytes: int | None, grid: tuple[int, int]) -> int:
-    """Return M such that all P*Q windows hold about 2 GiB of mean-size samples, 16 to 8,192.
+    """Return M, from 16 to 8,192, such that all P*Q windows hold about 2 GiB together.
 
-    Without sizes: 1,024.
+    Args:
+        num_samples: samples of the dataset.
+        num_bytes: size of all its shards in bytes. If it is not known, M is 1,024.
+        grid: (P, Q).
+
+    Example:
+        >>> default_window(1_000_000, num_bytes=100_000 * 1_000_000, grid=(8, 8))
+        335
     """
     if not num_bytes:
         return 1024
@@ -41,26 +57,24 @@ def default_window(num_samples: int, num_bytes: int | None, grid: tuple[int, int
 def mixture_window(
     shares: Sequence[int], sizes: Sequence[tuple[int | None, int]], grid: tuple[int, int]
 ) -> int:
-    """Return M of a mixture: as `default_window`, of samples mixed by shares.
+    """Return M of a mixture: like `default_window`, for the mean sample of the mixture.
 
     Args:
-        shares: of each source.
-        sizes: bytes and samples of each source.
+        shares: share of each source in the mixture; a share of 0 does not count.
+        sizes: (bytes, samples) of each source.
         grid: (P, Q).
     """
-    if any(
-        share and num_bytes is None for share, (num_bytes, _) in zip(shares, sizes, strict=True)
-    ):
+    begun = [(share, size) for share, size in zip(shares, sizes, strict=True) if share]
+    if any(num_bytes is None for _, (num_bytes, _) in begun):
         return default_window(1, None, grid)
-    weighed = [
-        share * (num_bytes or 0) / num_samples
-        for share, (num_bytes, num_samples) in zip(shares, sizes, strict=True)
+    weighted_bytes = [
+        share * (num_bytes or 0) / num_samples for share, (num_bytes, num_samples) in begun
     ]
-    return default_window(sum(shares), round(sum(weighed)), grid)
+    return default_window(sum(shares), round(sum(weighted_bytes)), grid)
 
 
 def default_chunk(num_samples: int) -> int:
-    """Return C: 64, doubled while the table would have more than 4 M chunks (64 MB an epoch)."""
+    """Return C: 64, doubled until there are at most 4 Mi chunks (64 MB of table per epoch)."""
     chunk = 64
     while num_samples // chunk > 1 << 22:
         chunk *= 2
@@ -74,14 +88,23 @@ def better_grid(
     world_size: int,
     num_workers: int,
 ) -> tuple[int, int] | None:
-    """Return a grid with which each worker reads whole lanes, where `grid` does not let it.
+    """Return a grid in which each worker owns whole lanes, or None if there is nothing to advise.
 
-    None where `grid` is good, where none would be, or where the corpus is too small to matter.
+    None means that workers own whole lanes already, that no such grid divides G, or that its lanes
+    would have fewer than 1,024 samples.
+
+    Example:
+        >>> better_grid(1_000_000, 256, grid=(8, 8), world_size=16, num_workers=4)
+        (8, 16)
     """
     groups, lanes = grid
-    if lanes % world_size == 0 and groups % max(1, num_workers) == 0:
+    workers = max(1, num_workers)
+    if lanes % world_size == 0 and groups % workers == 0:
         return None
-    wanted = lcm(groups, max(1, num_workers)), lcm(lanes, world_size)
-    if global_batch_size % wanted[1] or wanted[0] * wanted[1] * MIN_LANE > num_samples:
+    better_groups = lcm(groups, workers)
+    better_lanes = lcm(lanes, world_size)
+    if global_batch_size % better_lanes:
         return None
-    return wanted
+    if better_groups * better_lanes * MIN_LANE_SAMPLES > num_samples:
+        return None
+    return better_groups, better_lanes

@@ -1,12 +1,43 @@
-"""Order, second half: steps of an epoch to slots, by lanes and windows. Integers only.
+"""From the rows of a step to the slots of an epoch. `Order` uses it before `chunks.py`.
 
-The slots of the full steps are cut into P*Q contiguous lanes. Lane q*P + p is lane q of group p;
-step t takes G/Q consecutive positions from each of the Q lanes of group t mod P. With this
-numbering a step's lanes lie far apart in the epoch. Within a lane, positions are interleaved
-from K places (round-robin over K equal parts) and permuted a window of M at a time; the first
-window of lane l has 1 + l*M//(P*Q), so that windows end one after another and never all at once.
+The S full steps of an epoch use its first S*G slots. These are cut into P*Q contiguous lanes of
+about the same size. Lane q*P + p is lane q of group p. Step t draws from the Q lanes of group
+t mod P, and takes G/Q consecutive positions of each. The lanes of one group lie far apart, so a
+step mixes distant samples.
 
-A window's number is ``w*P*Q + lane``, the same in every epoch.
+The positions of a lane are mixed in two ways. A lane is cut into K segments, and consecutive
+positions come from different segments (`interleaved`). Then each M consecutive positions, called
+a window, are permuted. The first window of lane l has only 1 + l*M//(P*Q) positions. So the
+windows of different lanes end at different steps, and reading spreads evenly over time. Window w of
+lane l has the number w*P*Q + l, in every epoch.
+
+Example: P=2, Q=2, G=4, and three shards of 5 samples: 15 slots, 3 full steps, 3 slots left over.
+Here is the lane of each slot, and the step and row that each position of a lane belongs to::
+
+    lane         0           1       2           3
+    group        0           1       0           1
+    slots        0 1 2 3     4 5     6 7 8 9     10 11
+    step         0 0 2 2     1 1     0 0 2 2      1  1
+    row          0 1 0 1     0 1     2 3 2 3      2  3
+
+With M=3 the first windows have 1, 1, 2 and 3 positions::
+
+    window       0 4 4 4     1 5     2 2 6 6      3  3
+
+>>> lanes = Lanes(
+...     num_steps=3, global_batch_size=4, grid=(2, 2), window=3, interleave=2, shuffle=True
+... )
+>>> lanes.sizes.tolist(), lanes.starts.tolist()
+([4, 2, 4, 2], [0, 4, 6, 10])
+>>> [lanes.first_window(lane) for lane in range(4)]
+[1, 1, 2, 3]
+>>> [lanes.windows_of_step(step).tolist() for step in range(3)]
+[[0, 4, 2, 2], [1, 5, 3, 3], [4, 4, 6, 6]]
+>>> steps, rows = lanes.steps_and_rows(4)  # the second window of lane 0
+>>> steps.tolist(), rows.tolist()
+([0, 2, 2], [1, 0, 1])
+>>> sorted(lanes.slots(4, seed=0, epoch=0).tolist())  # window 0 has slot 0
+[1, 2, 3]
 """
 
 from __future__ import annotations
@@ -24,17 +55,18 @@ __all__ = ["Lanes", "interleaved"]
 
 @dataclass(frozen=True)
 class Lanes:
-    """How the full steps of an epoch draw from its slots."""
+    """How the full steps of an epoch draw from its slots. It holds integers only."""
 
     num_steps: int
     """Full steps of an epoch."""
     global_batch_size: int
+    """G, rows of a step over all ranks."""
     grid: tuple[int, int]
     """(P, Q): groups of lanes, and lanes of a group."""
     window: int
     """M, positions that are permuted together."""
     interleave: int
-    """K, places of a lane that consecutive positions come from."""
+    """K, segments of a lane that consecutive positions come from."""
     shuffle: bool
 
     @property
@@ -43,65 +75,85 @@ class Lanes:
         return self.grid[0] * self.grid[1]
 
     @property
-    def share(self) -> int:
+    def rows_per_lane(self) -> int:
         """Rows that a lane gives to each step of its group: G / Q."""
         return self.global_batch_size // self.grid[1]
 
     @cached_property
     def sizes(self) -> IntArray:
-        """Positions of each lane; they sum to the slots of all full steps."""
-        groups = self.grid[0]
-        group = np.arange(self.num_lanes, dtype=np.int64) % groups
-        return (self.num_steps - group + groups - 1) // groups * self.share
+        """[P*Q] positions of each lane. Their sum is the number of slots of all full steps."""
+        num_groups = self.grid[0]
+        groups = np.arange(self.num_lanes, dtype=np.int64) % num_groups
+        steps_per_group = (self.num_steps - groups + num_groups - 1) // num_groups
+        return steps_per_group * self.rows_per_lane
 
     @cached_property
     def starts(self) -> IntArray:
-        """First slot of each lane."""
+        """[P*Q] first slot of each lane."""
         return np.cumsum(self.sizes) - self.sizes
 
     def first_window(self, lane: int) -> int:
-        """Return the length of a lane's first window."""
+        """Return the length of a lane's first window, from 1 to M."""
         return 1 + lane * self.window // self.num_lanes if self.shuffle else self.window
 
     def windows_of_step(self, step: int) -> IntArray:
-        """Return int64 [G]: the number of the window that each row of a full step is drawn from."""
-        groups = self.grid[0]
-        position = step // groups * self.share + np.arange(self.share)
-        rows = []
-        for lane in range(step % groups, self.num_lanes, groups):
-            later = (position - self.first_window(lane)) // self.window + 1
-            rows.append(np.maximum(later, 0) * self.num_lanes + lane)
-        return np.concatenate(rows)
+        """Return int64 [G]: the number of the window that each row of a full step comes from."""
+        num_groups = self.grid[0]
+        positions = step // num_groups * self.rows_per_lane + np.arange(self.rows_per_lane)
+        numbers = []
+        for lane in range(step % num_groups, self.num_lanes, num_groups):
+            # At most M positions are before the end of the first window: -M // M + 1 is window 0.
+            windows = (positions - self.first_window(lane)) // self.window + 1
+            numbers.append(windows * self.num_lanes + lane)
+        return np.concatenate(numbers)
 
     def steps_and_rows(self, number: int) -> tuple[IntArray, IntArray]:
-        """Return the step and the row of everything that a window delivers, in order."""
-        groups = self.grid[0]
+        """Return the step and the row of each position of a window, in the order of delivery."""
+        num_groups = self.grid[0]
         lane = number % self.num_lanes
-        turn, place = np.divmod(np.arange(*self._span(number)), self.share)
-        return turn * groups + lane % groups, lane // groups * self.share + place
+        lane_of_group, group = divmod(lane, num_groups)
+        steps_before, offsets = np.divmod(np.arange(*self._span(number)), self.rows_per_lane)
+        steps = steps_before * num_groups + group
+        rows = lane_of_group * self.rows_per_lane + offsets
+        return steps, rows
 
     def slots(self, number: int, seed: int, epoch: int) -> IntArray:
-        """Return the slots that a window delivers, in order."""
+        """Return the slot of each position of a window, in the order of delivery."""
         lane = number % self.num_lanes
         start, stop = self._span(number)
         if not self.shuffle:
             return np.arange(start, stop)
-        drawn = start + permutation(stop - start, seed, epoch, "window", number)
-        slots: IntArray = self.starts[lane] + interleaved(
-            drawn, int(self.sizes[lane]), self.interleave
-        )
+        positions = start + permutation(stop - start, seed, epoch, "window", number)
+        offsets = interleaved(positions, int(self.sizes[lane]), self.interleave)
+        slots: IntArray = self.starts[lane] + offsets
         return slots
 
     def _span(self, number: int) -> tuple[int, int]:
         """Return the positions [start, stop) of a lane that a window covers."""
         window, lane = divmod(number, self.num_lanes)
-        first = self.first_window(lane)
-        start = first + (window - 1) * self.window if window else 0
-        return start, min(int(self.sizes[lane]), first + window * self.window)
+        stop = self.first_window(lane) + window * self.window
+        start = max(0, stop - self.window)
+        return start, min(int(self.sizes[lane]), stop)
 
 
-def interleaved(drawn: IntArray, size: int, places: int) -> IntArray:
-    """Return where positions of a lane lie in it: consecutive ones come from all of its places."""
-    each, longer = divmod(size, places)
-    place, inside = drawn % places, drawn // places
-    return place * each + np.minimum(place, longer) + inside
+def interleaved(positions: IntArray, size: int, num_segments: int) -> IntArray:
+    """Return where positions of a lane lie in it, so that neighbours come from other segments.
+
+    Args:
+        positions: int64, each from 0 to size-1.
+        size: positions of the lane.
+        num_segments: K. The first ``size % K`` segments have one position more than the others.
+
+    Returns:
+        int64 like `positions`: offsets from the start of the lane.
+
+    Example: 7 positions in 3 segments: offsets 0 1 2, 3 4 and 5 6.
+
+    >>> interleaved(np.arange(7), size=7, num_segments=3).tolist()
+    [0, 3, 5, 1, 4, 6, 2]
+    """
+    short_length, num_longer = divmod(size, num_segments)
+    segments = positions % num_segments
+    offsets_in_segment = positions // num_segments
+    segment_starts = segments * short_length + np.minimum(segments, num_longer)
+    return segment_starts + offsets_in_segment

@@ -1,4 +1,12 @@
-"""The order of all epochs of one corpus: steps of G rows, drawn from lanes window by window."""
+"""The order of one dataset: which samples make each step of each epoch.
+
+The first stage of the flow, ORDER -> read -> decode -> batch -> loader -> device. It needs a
+`Corpus` and no bytes of any sample. A row of a step is found in two moves::
+
+    (step, row)  --lanes.py-->  slot of the epoch  --chunks.py-->  (shard, index)
+
+The later stages ask an `Order` for the refs of a step, its windows, and substitutes of bad samples.
+"""
 
 from __future__ import annotations
 
@@ -24,31 +32,48 @@ ORDER_VERSION = 1
 """Part of every saved state; a change of any rule of the order must raise it."""
 
 _SETTINGS = (
-    "global_batch_size", "seed", "grid", "window", "interleave", "chunk", "shuffle", "drop_last",
-)  # fmt: skip
+    "global_batch_size",
+    "seed",
+    "grid",
+    "window",
+    "interleave",
+    "chunk",
+    "shuffle",
+    "drop_last",
+)
+"""The keys of an identity that `Order.from_counts` takes as arguments."""
 
 TAIL_WINDOW = -1
-"""The window of the last, partial step (`drop_last=False`)."""
+"""Number of the window of the last, partial step (`drop_last=False`)."""
 
 
 class Order:
-    """The order of all epochs of a corpus. Build it with `Order.from_counts`.
+    """The order of all epochs of a dataset. Build it with `Order.from_counts`.
+
+    Every sample is in exactly one step of each epoch; `drop_last` leaves out fewer than G of them.
+    The order does not depend on ranks or workers. Building it and the first step of an epoch cost
+    O(number of chunks). Any other step costs O(rows + the windows of these rows).
 
     Attributes:
-        steps_per_epoch: steps of every epoch, known before any read.
-        num_samples: samples of the corpus, those on its bad list left out.
+        steps_per_epoch: steps of every epoch, known before anything is read.
+        num_samples: samples of the corpus without those on its bad list.
         global_batch_size: G, rows of a step over all ranks.
+        seed: the seed of all permutations.
+        drop_last: whether the samples that do not fill a step are left out.
     """
 
     def __init__(
         self, corpus: Corpus, table: ChunkTable, lanes: Lanes, *, seed: int, drop_last: bool
     ) -> None:
-        self.seed, self.drop_last = seed, drop_last
+        self.seed = seed
+        self.drop_last = drop_last
         self.global_batch_size = lanes.global_batch_size
         self.num_samples = corpus.num_samples
-        self._tail = self.num_samples - lanes.num_steps * self.global_batch_size
-        self.steps_per_epoch = lanes.num_steps + (self._tail > 0 and not drop_last)
-        self._corpus, self._table, self._lanes = corpus.identity(), table, lanes
+        self._tail_size = self.num_samples - lanes.num_steps * self.global_batch_size
+        self.steps_per_epoch = lanes.num_steps + (self._tail_size > 0 and not drop_last)
+        self._corpus_identity = corpus.identity()
+        self._table = table
+        self._lanes = lanes
         self._epochs: dict[int, EpochChunks] = {}
         self._windows: dict[tuple[int, int], Window] = {}
 
@@ -69,47 +94,65 @@ class Order:
         shuffle: bool = True,
         drop_last: bool = True,
     ) -> Order:
-        """Build the order of a corpus from the sample counts of its shards.
+        """Build the order of a dataset from the sample counts of its shards.
 
         Args:
-            counts: samples of each shard, in the manifest's order; zeros are fine.
+            counts: samples of each shard, in the order of the manifest. Zeros are allowed.
             global_batch_size: G, rows of a step over all ranks.
-            seed: any integer; each epoch of a seed has a permutation of its own.
-            names: of the shards, part of the corpus' identity in saved states.
-            num_bytes: of all shards together; sets the default window by mean sample size.
-            bad: (shard, index) of samples that are never planned.
-            grid: (P, Q) lanes; Q divides G. By default a function of the corpus and G alone.
-            window: M, samples that are permuted together in a lane.
-            interleave: K, places of a lane that a window is drawn from.
-            chunk: C, contiguous samples that stay together on storage.
-            shuffle: False: the corpus' own order.
-            drop_last: False: one more step holds the left-over samples, padded.
+            seed: any integer. Each epoch of a seed has its own permutation.
+            names: names of the shards. They are part of the identity in saved states.
+            num_bytes: size of all shards together, in bytes. Sets the default window by the mean
+                size of a sample.
+            bad: [num_bad, 2] (shard, index) of known bad samples, which are never planned. Part of
+                the identity in saved states.
+            grid: (P, Q), groups of lanes and lanes of a group. Q must divide G. Default: derived
+                from the number of samples and G.
+            window: M, samples of a lane that are permuted together: the shuffle buffer of a lane.
+                Default: all windows together hold about 2 GiB, or 1,024 without `num_bytes`.
+            interleave: K, segments of a lane that a window is drawn from.
+            chunk: C, neighbouring samples on storage that stay together. Default: 64 or more.
+            shuffle: False: the corpus in its own order, in every epoch.
+            drop_last: False: one more step delivers the left-over samples, padded to G rows.
 
         Raises:
             ConfigError: impossible settings, or fewer samples than one step needs.
+
+        Example:
+            >>> order = Order.from_counts([5, 5, 5], global_batch_size=4, shuffle=False)
+            >>> order.steps_per_epoch
+            3
+            >>> refs = order.refs(epoch=0, step=1)
+            >>> list(zip(refs.shard.tolist(), refs.index.tolist()))
+            [(0, 4), (1, 0), (1, 1), (1, 2)]
         """
         corpus = Corpus(np.asarray(counts), names, num_bytes, np.asarray(bad))
-        total, rows = corpus.num_samples, integer("global_batch_size", global_batch_size)
-        seed, interleave = integer("seed", seed), integer("interleave", interleave)
+        num_samples = corpus.num_samples
+        rows = integer("global_batch_size", global_batch_size)
+        seed = integer("seed", seed)
+        interleave = integer("interleave", interleave)
         window = None if window is None else integer("window", window)
         chunk = None if chunk is None else integer("chunk", chunk)
         require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
-        require(total > 0, "the dataset has no samples" + (" but bad ones" * bool(len(corpus.bad))))
+        only_bad = " that are not on its bad list" if corpus.bad.size else ""
+        require(num_samples > 0, f"the dataset has no samples{only_bad}")
         require(
-            total >= rows or not drop_last,
-            f"{total} samples do not fill one step of global_batch_size {rows}: "
+            num_samples >= rows or not drop_last,
+            f"{num_samples} samples do not fill one step of global_batch_size {rows}: "
             "lower it, or in Python pass drop_last=False",
         )
-        grid = (int(grid[0]), int(grid[1])) if grid else default_grid(total, rows)
+        grid = (int(grid[0]), int(grid[1])) if grid else default_grid(num_samples, rows)
         require(
             min(grid) >= 1 and rows % grid[1] == 0,
-            f"grid {grid}: P and Q must be positive, and Q divide global_batch_size {rows}",
+            f"grid {grid}: P and Q must be positive, and Q must divide global_batch_size {rows}",
         )
-        window = default_window(total, num_bytes, grid) if window is None else window
-        chunk = default_chunk(total) if chunk is None else chunk
-        require(min(window, interleave, chunk) >= 1, "window, interleave, chunk: at least 1")
+        window = default_window(num_samples, num_bytes, grid) if window is None else window
+        chunk = default_chunk(num_samples) if chunk is None else chunk
+        require(
+            min(window, interleave, chunk) >= 1,
+            f"window {window}, interleave {interleave}, chunk {chunk}: each needs at least 1",
+        )
         lanes = Lanes(
-            num_steps=total // rows,
+            num_steps=num_samples // rows,
             global_batch_size=rows,
             grid=grid if shuffle else (1, 1),
             window=window,
@@ -117,7 +160,7 @@ class Order:
             shuffle=shuffle,
         )
         table = ChunkTable.cut(corpus, chunk)
-        return cls(corpus, table, lanes, seed=int(seed), drop_last=drop_last)
+        return cls(corpus, table, lanes, seed=seed, drop_last=drop_last)
 
     @classmethod
     def from_identity(
@@ -127,37 +170,37 @@ class Order:
         names: Sequence[str] | None = None,
         bad: Sequence[tuple[int, int]] | IntArray = (),
     ) -> Order:
-        """Rebuild the order of a saved state, also where the corpus has grown since.
+        """Rebuild the order of a saved state, even if shards were appended to the corpus since.
 
         Args:
             identity: ``state["order"]``.
-            counts: samples of each shard now; shards may have been appended.
-            names: of the shards now.
-            bad: the bad list now; a state from before there was one does without it.
+            counts: samples of each shard now.
+            names: names of the shards now.
+            bad: the bad list now. It is ignored if the state was saved without a bad list.
 
         Raises:
-            StateError: the corpus' first shards are not those of the state, or its bad list is
-                another one.
+            StateError: `identity` is malformed or of another version, the first shards of the
+                corpus are not those of the state, or the bad list is another one.
         """
         try:
-            known = {name: identity[name] for name in ("version", "corpus", "bad")}
+            saved = {key: identity[key] for key in ("version", "corpus", "bad")}
             num_shards = integer("num_shards", identity["num_shards"])
-            settings = {name: identity[name] for name in _SETTINGS}
+            settings = {key: identity[key] for key in _SETTINGS}
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not an order's identity: {type(error).__name__}: {error}") from None
-        if known["version"] != ORDER_VERSION:
-            raise StateError(f"order version {known['version']}, this mmstream has {ORDER_VERSION}")
+        if saved["version"] != ORDER_VERSION:
+            raise StateError(f"order version {saved['version']}, this mmstream has {ORDER_VERSION}")
         corpus = Corpus(np.asarray(counts), names, None, np.asarray(bad))
-        corpus = corpus.first(num_shards, keep_bad=known["bad"] is not None)
-        found = corpus.identity()
-        for name, what, advice in (
-            ("corpus", f"the corpus' first {num_shards} shards are", "resume on the old ones"),
-            ("bad", "the known-bad samples are", "put back mmstream.bad.previous.json"),
+        corpus = corpus.first_shards(num_shards, keep_bad=saved["bad"] is not None)
+        current = corpus.identity()
+        for key, subject, advice in (
+            ("corpus", f"the corpus' first {num_shards} shards", "resume on the old ones"),
+            ("bad", "the known bad samples", "put back mmstream.bad.previous.json"),
         ):
-            if found[name] != known[name]:
+            if current[key] != saved[key]:
                 raise StateError(
-                    f"{what} not those of the state ({name} was {known[name]!r} and is "
-                    f"{found[name]!r}): {advice}, or start anew"
+                    f"{subject} are not those of the state ({key} was {saved[key]!r} and is "
+                    f"{current[key]!r}): {advice}, or start anew"
                 )
         try:
             return cls.from_counts(corpus.counts, names=corpus.names, bad=corpus.bad, **settings)
@@ -169,53 +212,68 @@ class Order:
 
     @staticmethod
     def binding(identity: Mapping[str, Any], _epoch: int, step: int) -> dict[str, Any]:
-        """Return what of an identity a resume at (epoch, step) must find unchanged."""
-        return {k: v for k, v in identity.items() if step or k in ("corpus", "num_shards", "seed")}
+        """Return the part of an identity that must be unchanged at a resume at (epoch, step).
+
+        In the middle of an epoch that is all of it. At the start of an epoch it is the corpus and
+        the seed.
+        """
+        if step:
+            return dict(identity)
+        return {k: v for k, v in identity.items() if k in ("corpus", "num_shards", "seed")}
 
     @property
     def stride(self) -> int:
-        """Windows whose numbers differ by a multiple of this follow each other in a lane."""
+        """P * Q. Windows of the same lane have numbers that differ by multiples of this."""
         return self._lanes.num_lanes
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(P, Q): a worker reads whole lanes where W divides Q and num_workers divides P."""
+        """(P, Q), groups of lanes and lanes of a group.
+
+        A worker reads whole lanes if the world size divides Q and `num_workers` divides P.
+        """
         return self._lanes.grid
 
     def identity(self) -> dict[str, Any]:
-        """Return all that the order depends on, in plain JSON types: part of a saved state."""
+        """Return everything the order depends on, in plain JSON types. States contain it."""
         return {
             "version": ORDER_VERSION,
-            **self._corpus,
+            **self._corpus_identity,
             "seed": self.seed,
             "global_batch_size": self.global_batch_size,
             "grid": list(self._lanes.grid),
             "window": self._lanes.window,
             "interleave": self._lanes.interleave,
-            "chunk": self._table.chunk,
+            "chunk": self._table.chunk_size,
             "shuffle": self._lanes.shuffle,
             "drop_last": self.drop_last,
         }
 
     def refs(self, epoch: int, step: int) -> Refs:
-        """Return (shard int64 [G], index int64 [G], valid bool [G]) of a step.
+        """Return the samples of a step: shard int64 [G], index int64 [G], valid bool [G].
 
         Raises:
-            ConfigError: no such step in an epoch.
+            ConfigError: an epoch has no such step.
+
+        Example:
+            >>> order = Order.from_counts([5, 5, 5], global_batch_size=4, seed=1)
+            >>> shard, index, valid = order.refs(epoch=0, step=2)
+            >>> list(zip(shard.tolist(), index.tolist()))
+            [(0, 3), (0, 4), (2, 0), (1, 4)]
         """
         numbers = self.windows(epoch, step)
         refs = refs_of_step(step, numbers, lambda number: self.window(epoch, number))
         if step == self._lanes.num_steps:
-            refs.valid[:] = self._tail_slots()[1]
+            _, refs.valid[:] = self._tail_slots()
         return refs
 
     def windows(self, epoch: int, step: int) -> IntArray:
-        """Return int64 [G]: the number of the window that each row of a step is drawn from.
+        """Return int64 [G]: the number of the window that each row of a step comes from.
 
         Raises:
-            ConfigError: no such step in an epoch.
+            ConfigError: an epoch has no such step.
         """
-        require(epoch >= 0, f"epoch {epoch}: counts from 0")
+        require(epoch >= 0, f"epoch {epoch}: epochs count from 0")
         require(
             0 <= step < self.steps_per_epoch,
             f"step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1}",
@@ -225,53 +283,66 @@ class Order:
         return self._lanes.windows_of_step(step)
 
     def window(self, epoch: int, number: int) -> Window:
-        """Return what a window delivers, and at which step and row.
+        """Return the samples of a window, and the step and row that each of them belongs to.
 
-        The last few windows are kept, so that walking an epoch computes each once.
+        The windows in use are cached: a walk through an epoch computes each window once.
         """
-        found = self._windows.get((epoch, number))
-        if found is None:
+        window = self._windows.get((epoch, number))
+        if window is None:
             if number == TAIL_WINDOW:
                 rows = np.arange(self.global_batch_size, dtype=np.int64)
-                steps, slots = np.full_like(rows, self._lanes.num_steps), self._tail_slots()[0]
+                steps = np.full_like(rows, self._lanes.num_steps)
+                slots, _ = self._tail_slots()
             else:
                 steps, rows = self._lanes.steps_and_rows(number)
                 slots = self._lanes.slots(number, self.seed, epoch)
-            found = Window(steps, rows, *self._chunks(epoch).find(slots))
-            keep(self._windows, (epoch, number), found, most=3 * self._lanes.num_lanes + 2)
-        return found
+            shards, indexes = self._chunks(epoch).locate(slots)
+            window = Window(steps, rows, shards, indexes)
+            keep(self._windows, (epoch, number), window, most=3 * self._lanes.num_lanes + 2)
+        return window
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> tuple[int, int]:
-        """Return (shard, index) of the sample that takes a bad row's place.
+        """Return (shard, index) of the sample that replaces a bad sample.
 
-        Attempts 0-7 draw from the row's own window but not from its step; attempts 8-15, and all
-        of a row whose window has nothing else, from anywhere in the epoch.
+        Attempts 0-7 choose from the row's own window, but not from the same step. Attempts 8-15
+        choose from the whole epoch, and so do all attempts if the window has no other step.
+
+        Args:
+            epoch: epoch of the bad sample.
+            step: its step.
+            row: its row in the step.
+            attempt: how many substitutes of this row were bad, too.
         """
         word = int(random_words(1, self.seed, epoch, "substitute", step, row, attempt)[0])
         if attempt < NEAR_ATTEMPTS:
             window = self.window(epoch, int(self.windows(epoch, step)[row]))
-            others = np.flatnonzero(window.step != step)
-            if others.size:
-                chosen = others[word % others.size]
+            candidates = np.flatnonzero(window.step != step)
+            if candidates.size:
+                chosen = candidates[word % candidates.size]
                 return int(window.shard[chosen]), int(window.index[chosen])
-        planned = self.num_samples - (self._tail if self.drop_last else 0)
-        shard, index = self._chunks(epoch).find(np.asarray([word % planned]))
-        return int(shard[0]), int(index[0])
+        num_planned = self.num_samples - (self._tail_size if self.drop_last else 0)
+        shards, indexes = self._chunks(epoch).locate(np.asarray([word % num_planned]))
+        return int(shards[0]), int(indexes[0])
 
     def stream(self, epoch: int, _step: int, _row: int) -> tuple[int, int]:
-        """Return (seed, epoch) that key the random draws of a row's transforms."""
+        """Return (seed, epoch), the key of the random transforms of a row."""
         return self.seed, epoch
 
     def _tail_slots(self) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """Spread the left-over slots evenly over the rows of one step, so that ranks share them."""
-        rows = np.arange(self.global_batch_size + 1, dtype=np.int64)
-        offset = rows * self._tail // self.global_batch_size
-        start = self._lanes.num_steps * self.global_batch_size
-        return start + offset[:-1], offset[1:] > offset[:-1]
+        """Return the slot of each row of the partial step, int64 [G], and whether it is valid.
+
+        The left-over slots are spread evenly over the rows, so that each rank gets its share. A row
+        between them repeats a slot and is not valid. 2 slots over 4 rows: 0 0 1 1, where the second
+        and the fourth row are valid.
+        """
+        boundaries = np.arange(self.global_batch_size + 1, dtype=np.int64) * self._tail_size
+        offsets = boundaries // self.global_batch_size
+        first_slot = self._lanes.num_steps * self.global_batch_size
+        return first_slot + offsets[:-1], offsets[1:] > offsets[:-1]
 
     def _chunks(self, epoch: int) -> EpochChunks:
-        found = self._epochs.get(epoch)
-        if found is None:
-            found = self._table.epoch(epoch, self.seed, self._lanes.shuffle)
-            keep(self._epochs, epoch, found, most=2)
-        return found
+        chunks = self._epochs.get(epoch)
+        if chunks is None:
+            chunks = self._table.epoch(epoch, self.seed, self._lanes.shuffle)
+            keep(self._epochs, epoch, chunks, most=2)
+        return chunks

@@ -1,8 +1,15 @@
-"""The order of a mixture: several corpora as one stream with exact proportions.
+"""The order of a mixture: several datasets as one stream with exact proportions.
 
-order.py     steps of the mixture
-recipe.py    its settings, and what a saved state says of them
-schedule.py  which source each position of a lane takes, in closed form
-draws.py     which draw of which source each row of a step is
-source.py    draws of one source -> its samples, epoch after epoch
+    order.py     the steps of the mixture; the same methods as `Order`
+    recipe.py    its settings, and what a saved state stores of them
+    schedule.py  lane and position -> source
+    draws.py     (step, row) -> lane draw of a source, and back
+    source.py    draw of a source -> (shard, index), epoch after epoch of that source
+
+Words used in all of these files:
+
+- A lane makes one *draw* at each of its positions: it takes the next sample of one source.
+- A *lane draw* counts the draws of one lane from one source, from 0.
+- A *source draw* counts the draws of all lanes from one source, from 0.
+- A *round* is P consecutive steps: one step of each group of lanes.
 """

@@ -1,12 +1,12 @@
-"""Mixtures: the order of several corpora. Answers the same questions as `Order`.
+"""The order of a mixture: which samples of which source make each step.
 
-    recipe.py    what a mixture is: sources, shares, settings
-    schedule.py  which source takes a lane's next position
-    draws.py     rows of a step -> draws of sources, and back; weights that change
-    source.py    draws of a source -> its samples, epoch after epoch
+The first stage of the flow, in the place of `order/order.py` when a run reads several datasets. It
+answers the same questions as `Order`. A row of a step is found in three moves::
 
-A mixture's epoch is so many steps, no more: sources come round in epochs of their own, and steps
-count on from one epoch of the mixture to the next.
+    (step, row) --draws.py--> source, lane, lane draw --> source draw --source.py--> (shard, index)
+
+Every source has epochs of its own. An epoch of the mixture is only a number of steps. A *run step*
+counts from the start of the run, over all epochs of the mixture.
 """
 
 from __future__ import annotations
@@ -26,173 +26,199 @@ from mmstream.types import IntArray
 __all__ = ["MixtureOrder"]
 
 MAX_ROWS = 1 << 62
-"""Rows of a whole run: beyond, 64-bit integers would wrap."""
+"""Rows of a whole run, at most. Larger numbers could overflow 64-bit integers."""
 
 
 class _Step(NamedTuple):
-    """The rows of one step; every array has one entry a row."""
+    """The draws of one step. Each array has one entry per row."""
 
     source: IntArray
+    """[G] position of the source in the recipe."""
     epoch: IntArray
-    """Of the source."""
+    """[G] epoch of the source."""
     draw: IntArray
-    """Of the source, over all lanes."""
+    """[G] source draw."""
     window: IntArray
+    """[G] number of the window."""
 
 
 class MixtureOrder:
-    """The order of a mixture, from its recipe.
+    """The order of all epochs of a mixture, made from its recipe.
 
-    Shards are numbered over all sources, end to end.
+    Shards are numbered over all sources, end to end. A window belongs to one source: its number is
+    local * S + source, for S sources. For a large source, `local` is the number that `Source` gives
+    it. For a small source, the windows are the steps, and `local` is the run step.
 
     Attributes:
+        recipe: everything the order depends on.
         steps_per_epoch: steps of every epoch of the mixture.
         num_samples: rows of such an epoch.
         global_batch_size: G, rows of a step over all ranks.
-        grid: (P, Q) lanes.
-        stride: windows whose numbers differ by a multiple of this follow each other in a lane.
+        seed: the seed of the mixture.
+        grid: (P, Q), groups of lanes and lanes of a group.
+        stride: S * P * Q. Windows of one lane and source have numbers that differ by multiples.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.global_batch_size, self.seed, self.grid = (
-            recipe.global_batch_size, recipe.seed, recipe.grid,
-        )  # fmt: skip
+        self.global_batch_size = recipe.global_batch_size
+        self.seed = recipe.seed
+        self.grid = recipe.grid
         self._draws = Draws(
             recipe.shares, recipe.global_batch_size, recipe.grid, recipe.seed, rotate=recipe.shuffle
         )
         self._sources = [
-            Source.of(
-                name, corpus, recipe.settings[name], recipe.seed, lanes=self._draws.first(number),
-                rows_of_turn=recipe.grid[0] * recipe.global_batch_size,
-                interleave=recipe.interleave, shuffle=recipe.shuffle,
+            Source.lay_out(
+                name,
+                corpus,
+                recipe.settings[name],
+                recipe.seed,
+                lanes_by_first_draw=self._draws.lanes_by_first_draw(source_number),
+                rows_per_round=recipe.grid[0] * recipe.global_batch_size,
+                interleave=recipe.interleave,
+                shuffle=recipe.shuffle,
             )
-            for number, (name, corpus) in enumerate(recipe.corpora.items())
-        ]  # fmt: skip
-        self._ranks = np.stack([source.rank() for source in self._sources])
+            for source_number, (name, corpus) in enumerate(recipe.corpora.items())
+        ]
+        self._num_lanes = self.grid[0] * self.grid[1]
+        self._lane_ordinals = np.stack([source.lane_ordinals() for source in self._sources])
         num_shards = [source.corpus.counts.size for source in self._sources]
-        self._first_shard = np.cumsum([0, *num_shards])
-        self.stride = len(self._sources) * self.grid[0] * self.grid[1]
+        self._first_shards = np.cumsum([0, *num_shards])
+        self.stride = len(self._sources) * self._num_lanes
         self._windows: dict[tuple[int, int], Window] = {}
         self._steps: dict[int, _Step] = {}
-        self.steps_per_epoch = self._epoch_steps()
+        self.steps_per_epoch = self._count_epoch_steps()
         self.num_samples = self.steps_per_epoch * self.global_batch_size
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_windows": {}, "_steps": {}}
 
     def identity(self) -> dict[str, Any]:
-        """Return all that the order depends on, in plain JSON types: part of a saved state."""
+        """Return everything the order depends on, in plain JSON types. States contain it."""
         return self.recipe.identity() | {"epoch_steps": self.steps_per_epoch}
 
     binding = staticmethod(binding)
 
     def refs(self, epoch: int, step: int) -> Refs:
-        """Return (shard, index, valid) of a step's rows; see `Order.refs`."""
+        """Return the samples of a step, all of them valid. See `Order.refs`."""
         numbers = self.windows(epoch, step)
         return refs_of_step(step, numbers, lambda number: self.window(epoch, number))
 
     def windows(self, epoch: int, step: int) -> IntArray:
-        """Return int64 [G]: the number of the window of each row; see `Order.windows`."""
-        return self._at(epoch, step).window
+        """Return int64 [G]: the number of the window of each row. See `Order.windows`."""
+        return self._step(self._run_step(epoch, step)).window
 
     def window(self, epoch: int, number: int) -> Window:
-        """Return what a window delivers in this epoch of the mixture; see `Order.window`."""
-        found = self._windows.get((epoch, number))
-        if found is None:
-            local, of = divmod(number, len(self._sources))
-            source = self._sources[of]
-            if source.small:  # its windows are steps
-                rows = self._step(local)
-                row = np.flatnonzero(rows.source == of)
-                step = np.full_like(row, local)
-                shard, index = source.find(rows.draw[row])
+        """Return the samples of a window that this epoch of the mixture delivers.
+
+        A window of a large source may begin in one epoch of the mixture and end in the next. See
+        `Order.window`.
+        """
+        window = self._windows.get((epoch, number))
+        if window is None:
+            local, source_number = divmod(number, len(self._sources))
+            source = self._sources[source_number]
+            if source.small:
+                of_step = self._step(local)
+                rows = np.flatnonzero(of_step.source == source_number)
+                run_steps = np.full_like(rows, local)
+                shards, indexes = source.locate(of_step.draw[rows])
             else:
-                draws, shard, index = source.window(local)
-                lane = int(source.lanes[local % source.lanes.size])
-                step, row = self._draws.when(of, lane, draws // source.lanes.size)
-            step = step - epoch * self.steps_per_epoch
-            here = (step >= 0) & (step < self.steps_per_epoch)
-            shard = shard + self._first_shard[of]
-            found = Window(step[here], row[here], shard[here], index[here])
-            keep(self._windows, (epoch, number), found, most=3 * self.stride + 64)
-        return found
+                draws, shards, indexes = source.window(local)
+                lane = int(source.lanes_by_first_draw[local % self._num_lanes])
+                lane_draws = draws // self._num_lanes
+                run_steps, rows = self._draws.locate(source_number, lane, lane_draws)
+            steps = run_steps - epoch * self.steps_per_epoch
+            in_epoch = (steps >= 0) & (steps < self.steps_per_epoch)
+            shards = shards + self._first_shards[source_number]
+            window = Window(steps[in_epoch], rows[in_epoch], shards[in_epoch], indexes[in_epoch])
+            keep(self._windows, (epoch, number), window, most=3 * self.stride + 64)
+        return window
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> tuple[int, int]:
-        """Return (shard, index) of the sample of the same source that takes a bad one's place.
+        """Return (shard, index) of the sample of the same source that replaces a bad sample.
 
-        Attempts 0-7 draw from the row's window but not from its step; attempts 8-15, and all of a
-        row whose window has nothing else, from anywhere in the source's epoch.
+        Attempts 0-7 choose from the row's own window, but not from the same step. Attempts 8-15
+        choose from the whole epoch of the source, and so do all attempts if the window has no other
+        step. The arguments are those of `Order.substitute`.
         """
-        at = self._at(epoch, step)
+        of_step = self._step(self._run_step(epoch, step))
         word = int(random_words(1, self.seed, epoch, "substitute", step, row, attempt)[0])
         if attempt < NEAR_ATTEMPTS:
-            window = self.window(epoch, int(at.window[row]))
-            others = np.flatnonzero(window.step != step)
-            if others.size:
-                chosen = others[word % others.size]
+            window = self.window(epoch, int(of_step.window[row]))
+            candidates = np.flatnonzero(window.step != step)
+            if candidates.size:
+                chosen = candidates[word % candidates.size]
                 return int(window.shard[chosen]), int(window.index[chosen])
-        of = int(at.source[row])
-        shard, index = self._sources[of].any(int(at.epoch[row]), word)
-        return int(self._first_shard[of]) + shard, index
+        source_number = int(of_step.source[row])
+        shard, index = self._sources[source_number].pick(int(of_step.epoch[row]), word)
+        return int(self._first_shards[source_number]) + shard, index
 
     def stream(self, epoch: int, step: int, row: int) -> tuple[int, int]:
-        """Return (seed, epoch of the source) that key the random draws of a row's transforms."""
-        at = self._at(epoch, step)
-        return self._sources[int(at.source[row])].seed, int(at.epoch[row])
+        """Return (seed, epoch) of a row's source, the key of the random transforms of the row."""
+        of_step = self._step(self._run_step(epoch, step))
+        return self._sources[int(of_step.source[row])].seed, int(of_step.epoch[row])
 
-    def _at(self, epoch: int, step: int) -> _Step:
-        require(epoch >= 0, f"epoch {epoch}: counts from 0")
+    def _run_step(self, epoch: int, step: int) -> int:
+        """Return the run step of a step of an epoch; ConfigError if there is no such step."""
+        require(epoch >= 0, f"epoch {epoch}: epochs count from 0")
         require(
             0 <= step < self.steps_per_epoch,
             f"step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1}",
         )
-        at = epoch * self.steps_per_epoch + step
-        require(at * self.global_batch_size < MAX_ROWS, f"epoch {epoch}: beyond 2^62 rows")
-        return self._step(at)
+        run_step = epoch * self.steps_per_epoch + step
+        require(run_step * self.global_batch_size < MAX_ROWS, f"epoch {epoch}: beyond 2^62 rows")
+        return run_step
 
-    def _step(self, at: int) -> _Step:
-        found = self._steps.get(at)
-        if found is None:
-            source, lane, count = self._draws.step(at)
-            draw = count * self._ranks.shape[1] + self._ranks[source, lane]
-            window = np.empty_like(draw)
-            for of in np.unique(source):
-                here, drawn = source == of, self._sources[of]
-                if drawn.small:
-                    first = int(self._draws.before(at)[:, of].sum())
-                    draw[here] = first + np.arange(int(here.sum()))
-                    local: IntArray | int = at
+    def _step(self, run_step: int) -> _Step:
+        of_step = self._steps.get(run_step)
+        if of_step is None:
+            sources, lanes, lane_draws = self._draws.of_step(run_step)
+            draws = lane_draws * self._num_lanes + self._lane_ordinals[sources, lanes]
+            windows = np.empty_like(draws)
+            for source_number in np.unique(sources):
+                source = self._sources[source_number]
+                rows = sources == source_number
+                if source.small:  # all lanes draw in the order of steps and rows
+                    first_draw = int(self._draws.before(run_step)[:, source_number].sum())
+                    draws[rows] = first_draw + np.arange(int(rows.sum()))
+                    local: IntArray | int = run_step
                 else:
-                    local = drawn.windows(draw[here])
-                window[here] = local * len(self._sources) + of
-            sizes = np.array([drawn.size for drawn in self._sources])
-            found = _Step(source, draw // sizes[source], draw, window)
-            keep(self._steps, at, found, most=64)
-        return found
+                    local = source.windows(draws[rows])
+                windows[rows] = local * len(self._sources) + source_number
+            sizes = np.array([source.size for source in self._sources])
+            of_step = _Step(sources, draws // sizes[sources], draws, windows)
+            keep(self._steps, run_step, of_step, most=64)
+        return of_step
 
-    def _epoch_steps(self) -> int:
-        stop = self.recipe.epoch_steps
-        if isinstance(stop, int):
-            return stop
-        once = [self._steps_of_once(number) for number in range(len(self._sources))]
-        return min(once) if stop == "first" else max(once)
+    def _count_epoch_steps(self) -> int:
+        epoch_steps = self.recipe.epoch_steps
+        if isinstance(epoch_steps, int):
+            return epoch_steps
+        steps_of_sources = [self._steps_until_seen(n) for n in range(len(self._sources))]
+        return min(steps_of_sources) if epoch_steps == "first" else max(steps_of_sources)
 
-    def _steps_of_once(self, of: int) -> int:
-        """Return after how many steps each sample of a source has come once."""
-        source = self._sources[of]
-        lanes = self._ranks.shape[1]
-        wanted = -(-(source.size - self._ranks[of]) // lanes)
+    def _steps_until_seen(self, source_number: int) -> int:
+        """Return after how many steps each sample of a source has come at least once."""
+        source = self._sources[source_number]
+        lane_draws_per_epoch = -(
+            -(source.size - self._lane_ordinals[source_number]) // self._num_lanes
+        )
 
-        def seen(steps: int) -> bool:
-            done = self._draws.before(steps)[:, of]
-            return int(done.sum()) >= source.size if source.small else bool((done >= wanted).all())
+        def all_seen(steps: int) -> bool:
+            lane_draws = self._draws.before(steps)[:, source_number]
+            if source.small:
+                return int(lane_draws.sum()) >= source.size
+            return bool((lane_draws >= lane_draws_per_epoch).all())
 
-        high = 1
-        while not seen(high):
-            high *= 2
-        low = high // 2
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if seen(middle) else (middle, high)
-        return high
+        enough = 1
+        while not all_seen(enough):
+            enough *= 2
+        too_few = enough // 2
+        while too_few + 1 < enough:
+            middle = (too_few + enough) // 2
+            if all_seen(middle):
+                enough = middle
+            else:
+                too_few = middle
+        return enough

@@ -1,6 +1,7 @@
-"""Mixtures, first part: what a mixture is. Sources, their shares from step to step, and settings.
+"""The recipe of a mixture: its sources, their shares from step to step, and the settings.
 
-All of it is part of a saved state, so an order can be made anew from a state.
+`MixtureOrder` is made from a recipe alone. A saved state contains the whole recipe, so the order
+can be rebuilt from a state and the same datasets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MIXTURE_VERSION = 1
 """Part of every saved state; a change of any rule of the order must raise it."""
 
 Stop: TypeAlias = Literal["first", "all"]
-"""An epoch is the steps until the first, or the last, source has been seen once."""
+"""When an epoch ends: when the first source, or the last ("all"), has been seen once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +31,20 @@ class Recipe:
     """Everything that the order of a mixture depends on."""
 
     corpora: Mapping[str, Corpus]
+    """The sources, by name."""
     settings: Mapping[str, SourceSettings]
+    """Window and chunk size of each source, by name."""
     shares: Mapping[int, list[int]]
-    """Of the sources, by the step of the run from which they hold; one is step 0."""
+    """Shares of the sources, by the step of the run from which they hold. One key is 0."""
     epoch_steps: int | Stop
+    """Steps of an epoch, or when an epoch ends."""
     global_batch_size: int
+    """G, rows of a step over all ranks."""
     seed: int
     grid: tuple[int, int]
+    """(P, Q): groups of lanes, and lanes of a group."""
     interleave: int
+    """K, segments that a window of a source is drawn from."""
     shuffle: bool
 
     @classmethod
@@ -54,56 +61,71 @@ class Recipe:
         interleave: int = 32,
         shuffle: bool = True,
     ) -> Recipe:
-        """Choose what is not given. Nothing that is chosen looks at weights that lie ahead.
+        """Make a recipe, with defaults for what is not given.
+
+        The defaults of a source do not depend on weights that hold later than its first ones. So
+        later weights can still change during a run.
 
         Args:
             corpora: the sources, by name.
-            weights: of each source, by the step of the run from which they hold; one is step 0.
-            epoch_steps: steps of an epoch, or when it stops.
+            weights: weight of each source, by the step of the run from which they hold. One key is
+                step 0.
+            epoch_steps: steps of an epoch, or when an epoch ends.
             global_batch_size: G, rows of a step over all ranks.
             seed: any integer.
-            grid: (P, Q) lanes; Q divides G. By default a function of the sources and G.
-            window: M, samples that are permuted together in a lane, over all sources.
-            interleave: K, places that a source's windows are drawn from.
+            grid: (P, Q), groups of lanes and lanes of a group. Q must divide G. Default: derived
+                from the sources that have a weight at step 0, and G.
+            window: M, samples of a lane that are permuted together, over all sources.
+            interleave: K, segments that a window of a source is drawn from.
             shuffle: False: each source in its own order.
 
         Raises:
             ConfigError: impossible settings, or a source without samples or weight.
         """
-        rows, seed = integer("global_batch_size", global_batch_size), integer("seed", seed)
+        rows = integer("global_batch_size", global_batch_size)
+        seed = integer("seed", seed)
         require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
         if not isinstance(epoch_steps, str):
             epoch_steps = integer("epoch_steps", epoch_steps)
             require(epoch_steps >= 1, f"epoch_steps {epoch_steps}: needs at least 1")
         shares = {
-            step: whole_shares([named[name] for name in corpora])
-            for step, named in sorted(weights.items())
+            step: whole_shares([weights_by_name[name] for name in corpora])
+            for step, weights_by_name in sorted(weights.items())
         }
         for number, (name, corpus) in enumerate(corpora.items()):
             require(corpus.num_samples > 0, f"source {name!r} has no samples")
-            ever = any(now[number] for now in shares.values())
-            require(ever, f"source {name!r} has weight 0 all the time: leave it out")
-        begun = [corpus for corpus, share in zip(corpora.values(), shares[0], strict=True) if share]
-        total = sum(corpus.num_samples for corpus in begun)
+            has_weight = any(phase_shares[number] for phase_shares in shares.values())
+            require(has_weight, f"source {name!r} has weight 0 all the time: leave it out")
+        at_start = [
+            corpus for corpus, share in zip(corpora.values(), shares[0], strict=True) if share
+        ]
+        total = sum(corpus.num_samples for corpus in at_start)
         grid = grid or default_grid(total, rows)
         grid = (int(grid[0]), int(grid[1])) if shuffle else (1, 1)
         require(
             min(grid) >= 1 and rows % grid[1] == 0,
-            f"grid {grid}: P and Q must be positive, and Q divide global_batch_size {rows}",
+            f"grid {grid}: P and Q must be positive, and Q must divide global_batch_size {rows}",
         )
         interleave = integer("interleave", interleave)
-        window = None if window is None else integer("window", window)
-        require(
-            min(1 if window is None else window, interleave) >= 1, "window, interleave: at least 1"
-        )
+        require(interleave >= 1, f"interleave {interleave}: needs at least 1")
+        if window is not None:
+            window = integer("window", window)
+            require(window >= 1, f"window {window}: needs at least 1")
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
         settings = {}
         for number, (name, corpus) in enumerate(corpora.items()):
-            now = next(now for now in shares.values() if now[number])  # when it begins
-            part = (window or mixture_window(now, sizes, grid)) * now[number] / sum(now)
-            size = corpus.num_samples
+            first_shares = next(
+                phase_shares for phase_shares in shares.values() if phase_shares[number]
+            )
+            whole_window = window or mixture_window(first_shares, sizes, grid)
+            source_window = whole_window * first_shares[number] / sum(first_shares)
+            num_samples = corpus.num_samples
             settings[name] = SourceSettings.default(
-                size, grid[0] * grid[1], grid[0] * rows, part, max(total, size)
+                num_samples,
+                grid[0] * grid[1],
+                grid[0] * rows,
+                source_window,
+                max(total, num_samples),
             )
         return cls(corpora, settings, shares, epoch_steps, rows, seed, grid, interleave, shuffle)
 
@@ -111,11 +133,17 @@ class Recipe:
     def from_identity(cls, identity: Mapping[str, Any], corpora: Mapping[str, Corpus]) -> Recipe:
         """Return the recipe of a saved state.
 
+        Args:
+            identity: ``state["order"]``.
+            corpora: the datasets, by name. Those that the state does not name are left out.
+
         Raises:
-            StateError: the sources are not those of the state.
+            StateError: `identity` is malformed or of another version, or a source of the state is
+                missing or has changed.
         """
         try:
-            version, sources = identity["version"], identity["sources"]
+            version = identity["version"]
+            sources = identity["sources"]
             names = [source["name"] for source in sources]
             settings = {
                 source["name"]: SourceSettings(source["window"], source["chunk"])
@@ -125,66 +153,82 @@ class Recipe:
                 change["step"]: [change["shares"].get(name, 0) for name in names]
                 for change in identity["weights"]
             }
-            given = {
-                name: identity[name]
-                for name in ("epoch_steps", "global_batch_size", "seed", "interleave", "shuffle")
+            other_fields = {
+                key: identity[key]
+                for key in ("epoch_steps", "global_batch_size", "seed", "interleave", "shuffle")
             }
             grid = (int(identity["grid"][0]), int(identity["grid"][1]))
-            fits = min(grid) >= 1 and given["global_batch_size"] % grid[1] == 0
+            grid_fits = min(grid) >= 1 and other_fields["global_batch_size"] % grid[1] == 0
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             raise StateError(f"not a mixture's order: {type(error).__name__}: {error}") from None
-        if not fits:
+        if not grid_fits:
             raise StateError(f"not a mixture's order: grid {grid}")
         if version != MIXTURE_VERSION:
             raise StateError(f"mixture version {version}, this mmstream has {MIXTURE_VERSION}")
         for source in sources:
             name = source["name"]
-            found = corpora[name].identity() if name in corpora else None
-            if found is None or any(found[key] != source.get(key) for key in found):
-                raise StateError(f"source {name!r} of the state is {source}, and here {found}")
-        named = {name: corpora[name] for name in names}
-        return cls(named, settings, shares, grid=grid, **given)
+            if name not in corpora:
+                raise StateError(f"source {name!r} of the state is missing: add it to the mixture")
+            current = corpora[name].identity()
+            saved = {key: source.get(key) for key in current}
+            if current != saved:
+                raise StateError(
+                    f"source {name!r} has changed: the state has {saved}, the mixture {current}: "
+                    "resume on the old dataset, or start anew"
+                )
+        corpora = {name: corpora[name] for name in names}
+        return cls(corpora, settings, shares, grid=grid, **other_fields)
 
     def identity(self) -> dict[str, Any]:
         """Return the recipe in plain JSON types: part of a saved state."""
+        sources = [
+            {
+                "name": name,
+                **corpus.identity(),
+                "window": self.settings[name].window,
+                "chunk": self.settings[name].chunk,
+            }
+            for name, corpus in self.corpora.items()
+        ]
+        weights = [
+            {
+                "step": step,
+                "shares": {
+                    name: share for name, share in zip(self.corpora, shares, strict=True) if share
+                },
+            }
+            for step, shares in self.shares.items()
+        ]
         return {
             "version": MIXTURE_VERSION,
-            "sources": [
-                {"name": name, **corpus.identity(),
-                 "window": self.settings[name].window, "chunk": self.settings[name].chunk}
-                for name, corpus in self.corpora.items()
-            ],
-            "weights": [
-                {"step": step, "shares": {
-                    name: share for name, share in zip(self.corpora, shares, strict=True) if share
-                }}
-                for step, shares in self.shares.items()
-            ],
+            "sources": sources,
+            "weights": weights,
             "epoch_steps": self.epoch_steps,
             "global_batch_size": self.global_batch_size,
             "seed": self.seed,
             "grid": list(self.grid),
             "interleave": self.interleave,
             "shuffle": self.shuffle,
-        }  # fmt: skip
+        }
 
 
 def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
-    """Return what of an identity a resume at (epoch, step) must find unchanged.
+    """Return the part of an identity that must be unchanged at a resume at (epoch, step).
 
-    That is all that the steps before it depended on. Weights that begin later may be declared anew,
-    and sources that were never drawn from may come and go.
+    That is everything that the steps before it depended on. Weights that begin later may change.
+    Sources that no step has drawn from may be added or removed. Before the first step of a run,
+    only the seed must be the same.
     """
     bound: dict[str, Any] = {"seed": identity.get("seed")}
-    at = epoch * int(identity.get("epoch_steps", 0)) + step
-    if not at:
+    run_step = epoch * int(identity.get("epoch_steps", 0)) + step
+    if not run_step:
         return bound
-    weights = [change for change in identity["weights"] if change["step"] < at]
-    drawn = {name for change in weights for name in change["shares"]}
-    sources = [source for source in identity["sources"] if source["name"] in drawn]
+    begun = [change for change in identity["weights"] if change["step"] < run_step]
+    drawn_names = {name for change in begun for name in change["shares"]}
+    drawn_sources = [source for source in identity["sources"] if source["name"] in drawn_names]
     bound |= {k: value for k, value in identity.items() if k not in ("sources", "weights")}
-    bound["sources"] = [source["name"] for source in sources]
-    for source in sources:
+    bound["sources"] = [source["name"] for source in drawn_sources]
+    for source in drawn_sources:
         bound |= {f"source {source['name']} {k}": value for k, value in source.items()}
-    bound |= {f"weights from step {change['step']}": change["shares"] for change in weights}
+    bound |= {f"weights from step {change['step']}": change["shares"] for change in begun}
     return bound

@@ -1,9 +1,38 @@
 """Mixtures, third part: from the draws of one source to its samples, epoch after epoch.
 
-Draws of a source are numbered 0, 1, 2, ... over all lanes; its epoch e is the draws from e*N on. A
-large source is laid out in as many columns as there are lanes: a lane walks one column of an epoch
-from front to back, window by window, and in the next epoch another. A small source, of which a lane
-would have too little, is one permutation that all lanes draw from in the order of steps.
+Source draws count the draws of all L = P*Q lanes from one source. They deal out the source like
+cards: the lane with ordinal k makes the draws k, k + L, k + 2L and so on. Ordinals number the lanes
+in the order of their first draws, so that source draws come about in the order of steps. Epoch e of
+a source with N samples is the draws from e*N to (e+1)*N - 1.
+
+In each epoch a large source is laid out in L columns. A lane reads one column from front to back,
+window by window, and another column in the next epoch. In a small source, a lane would have too few
+samples. It is one permutation instead, which all lanes draw from in the order of steps.
+
+Example: N = 15 (three shards of 5), L = 4 lanes with ordinals 0 to 3. Each row below is a column,
+with the draws of two epochs::
+
+    column 0    0  4  8 12    15 19 23 27      epoch 1: the lane with ordinal 3
+    column 1    1  5  9 13    16 20 24 28      epoch 1: the lane with ordinal 0
+    column 2    2  6 10 14    17 21 25 29
+    column 3    3  7 11       18 22 26
+    depth       0  1  2  3     0  1  2  3
+
+With windows of M = 2 samples, the first windows of the columns have 1, 1, 2 and 2 samples. A
+column of 4 samples has at most 4 // 2 + 2 = 4 windows. So window w of epoch e, for the lane with
+ordinal k, has the number (4*e + w)*4 + k.
+
+>>> source = Source.lay_out(
+...     "text", Corpus(np.array([5, 5, 5])), SourceSettings(window=2, chunk=2), seed=0,
+...     lanes_by_first_draw=np.arange(4), rows_per_round=8, interleave=1, shuffle=True,
+... )
+>>> source.windows(np.array([0, 4, 8, 12])).tolist()  # column 0 in epoch 0, lane 0
+[0, 4, 4, 8]
+>>> source.windows(np.array([15, 19, 23, 27])).tolist()  # column 0 in epoch 1, lane 3
+[19, 23, 23, 27]
+>>> draws, shards, indexes = source.window(23)
+>>> draws.tolist()
+[19, 23]
 """
 
 from __future__ import annotations
@@ -24,70 +53,87 @@ from mmstream.types import IntArray
 __all__ = ["Source", "SourceSettings"]
 
 
-SMALL_TURNS = 16
-"""A source of fewer samples than all lanes take in so many turns is small: in an epoch of a larger
-one, lanes that are a turn ahead of others are at most 1/16 of it ahead."""
+SMALL_ROUNDS = 16
+"""A source is small if it has fewer samples than this many rounds of P steps have rows.
+
+In a larger source, a lane that is a round ahead of others is at most 1/16 of an epoch ahead.
+"""
+
+MIN_RUN = 16
+"""Samples that a window takes from one segment of a column, at least. It limits `interleave`."""
 
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """What is chosen for a source when a mixture is first made; part of saved states."""
+    """What is chosen for a source when its mixture is first made. Saved states contain it."""
 
     window: int
-    """M_s, samples of a lane's column that are permuted together."""
+    """M, samples of a column that are permuted together."""
     chunk: int
-    """C_s, contiguous samples that stay together on storage."""
+    """C, neighbouring samples on storage that stay together."""
 
     @classmethod
     def default(
-        cls, num_samples: int, num_lanes: int, rows_of_turn: int, window: float, total: int
+        cls, num_samples: int, num_lanes: int, rows_per_round: int, window: float, total: int
     ) -> SourceSettings:
-        """Return a source's settings: at least 16 chunks a column, and its part of the window.
+        """Return the settings of a source: its part of the window, and 16 chunks a column or more.
 
         A small source has no windows that would mix it, so its chunks are single samples.
 
         Args:
-            num_samples: of the source.
+            num_samples: samples of the source.
             num_lanes: P * Q.
-            rows_of_turn: P * G.
-            window: its part of the mixture's.
+            rows_per_round: P * G.
+            window: the source's part of the window of the mixture, in samples.
             total: samples of all sources that share memory for their chunk tables.
         """
-        chunk = min(default_chunk(total), max(1, num_samples // (16 * num_lanes)))
-        return cls(max(1, round(window)), 1 if is_small(num_samples, rows_of_turn) else chunk)
+        if is_small(num_samples, rows_per_round):
+            chunk = 1
+        else:
+            chunk = min(default_chunk(total), max(1, num_samples // (16 * num_lanes)))
+        return cls(max(1, round(window)), chunk)
 
 
-def is_small(num_samples: int, rows_of_turn: int) -> bool:
+def is_small(num_samples: int, rows_per_round: int) -> bool:
     """Return whether all lanes draw from one permutation of a source."""
-    return num_samples < SMALL_TURNS * rows_of_turn
+    return num_samples < SMALL_ROUNDS * rows_per_round
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One corpus of a mixture."""
+    """One dataset of a mixture. Build it with `Source.lay_out`."""
 
     name: str
     corpus: Corpus
     settings: SourceSettings
-    lanes: IntArray
-    """[P*Q] lanes in the order of their first draws."""
-    rows_of_turn: int
-    """P * G, rows of all lanes' next steps."""
+    lanes_by_first_draw: IntArray
+    """[L] the lanes in the order of their first draws: lane of each ordinal."""
+    rows_per_round: int
+    """P * G, rows of P consecutive steps."""
     interleave: int
+    """K, segments of a column that a window is drawn from, at most."""
     shuffle: bool
     seed: int
-    """Of its own permutations and transforms: the mixture's, keyed by the source's name."""
+    """Seed of its permutations and transforms: a hash of the mixture's seed and its name."""
     table: ChunkTable
     epochs: dict[int, EpochChunks] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, name: str, corpus: Corpus, settings: SourceSettings, seed: int, **given: Any
+    def lay_out(
+        cls, name: str, corpus: Corpus, settings: SourceSettings, seed: int, **fields: Any
     ) -> Source:
-        """Lay out a source of a mixture."""
+        """Lay out a source of a mixture.
+
+        Args:
+            name: name of the source.
+            corpus: its shards.
+            settings: its window and chunk size.
+            seed: seed of the mixture.
+            fields: the other fields of the class.
+        """
+        source_seed = stream_key(seed, "source", name)
         table = ChunkTable.cut(corpus, settings.chunk)
-        return cls(name, corpus, settings, seed=stream_key(seed, "source", name), table=table,
-                   **given)  # fmt: skip
+        return cls(name, corpus, settings, seed=source_seed, table=table, **fields)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"epochs": {}}
@@ -98,75 +144,83 @@ class Source:
         return self.corpus.num_samples
 
     @property
-    def small(self) -> bool:
-        """Whether all lanes draw from one permutation."""
-        return is_small(self.size, self.rows_of_turn)
-
-    def rank(self) -> IntArray:
-        """Return int64 [P*Q]: each lane's place among the lanes."""
-        rank = np.empty_like(self.lanes)
-        rank[self.lanes] = np.arange(self.lanes.size)
-        return rank
-
-    def windows(self, draws: IntArray) -> IntArray:
-        """Return the number of the window of each draw; for a large source."""
-        epoch, place = np.divmod(draws, self.size)
-        depth, column = np.divmod(place, self.lanes.size)
-        window = np.maximum((depth - self._first(column)) // self.settings.window + 1, 0)
-        return (epoch * self._most + window) * self.lanes.size + draws % self.lanes.size
-
-    def epoch_of(self, window: int) -> int:
-        """Return the source's epoch that a window belongs to."""
-        return window // self.lanes.size // self._most
-
-    def window(self, number: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the draws that a window covers, and the shard and index of each."""
-        turn, rank = divmod(number, self.lanes.size)
-        epoch, window = divmod(turn, self._most)
-        column = (rank - epoch * self.size) % self.lanes.size
-        each, longer = divmod(self.size, self.lanes.size)
-        size, start = each + (column < longer), column * each + min(column, longer)
-        first = int(self._first(np.asarray(column)))
-        begin = first + (window - 1) * self.settings.window if window else 0
-        end = min(size, first + window * self.settings.window)
-        depths = np.arange(begin, end)
-        slots = depths
-        if self.shuffle:
-            key = (self.seed, epoch, "window", window, column)
-            drawn = begin + permutation(end - begin, *key)
-            places = max(1, min(self.interleave, self.settings.window // 16))  # runs of 16 or more
-            slots = interleaved(drawn, size, places)
-        draws = epoch * self.size + depths * self.lanes.size + column
-        return draws, *self._epoch(epoch).find(start + slots)
-
-    def find(self, draws: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the shard and index of draws; for a small source."""
-        epochs, places = np.divmod(draws, self.size)
-        shard, index = np.empty_like(draws), np.empty_like(draws)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            shard[here], index[here] = self._epoch(int(epoch)).find(places[here])
-        return shard, index
-
-    def any(self, epoch: int, word: int) -> tuple[int, int]:
-        """Return the shard and index of any sample of an epoch."""
-        shard, index = self._epoch(epoch).find(np.asarray([word % self.size]))
-        return int(shard[0]), int(index[0])
+    def num_lanes(self) -> int:
+        """L, lanes of the mixture and columns of a large source: P * Q."""
+        return self.lanes_by_first_draw.size
 
     @property
-    def _most(self) -> int:
+    def small(self) -> bool:
+        """Whether all lanes draw from one permutation."""
+        return is_small(self.size, self.rows_per_round)
+
+    def lane_ordinals(self) -> IntArray:
+        """Return int64 [L]: the ordinal of each lane, which is also its first source draw."""
+        ordinals = np.empty_like(self.lanes_by_first_draw)
+        ordinals[self.lanes_by_first_draw] = np.arange(self.num_lanes)
+        return ordinals
+
+    def windows(self, draws: IntArray) -> IntArray:
+        """Return the number of the window of each source draw, for a large source."""
+        epochs, draws_in_epoch = np.divmod(draws, self.size)
+        depths, columns = np.divmod(draws_in_epoch, self.num_lanes)
+        windows = (depths - self._first_window(columns)) // self.settings.window + 1
+        ordinals = draws % self.num_lanes
+        return (epochs * self._max_windows + windows) * self.num_lanes + ordinals
+
+    def window(self, number: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the source draws of a window, and the shard and index of each."""
+        window_of_lane, ordinal = divmod(number, self.num_lanes)
+        epoch, window = divmod(window_of_lane, self._max_windows)
+        column = (ordinal - epoch * self.size) % self.num_lanes
+        short_size, num_longer = divmod(self.size, self.num_lanes)
+        column_size = short_size + (column < num_longer)
+        column_start = column * short_size + min(column, num_longer)
+        stop = int(self._first_window(np.asarray(column))) + window * self.settings.window
+        start = max(0, stop - self.settings.window)
+        stop = min(column_size, stop)
+        depths = np.arange(start, stop)
+        offsets = depths
+        if self.shuffle:
+            mixed = start + permutation(stop - start, self.seed, epoch, "window", window, column)
+            num_segments = max(1, min(self.interleave, self.settings.window // MIN_RUN))
+            offsets = interleaved(mixed, column_size, num_segments)
+        draws = epoch * self.size + depths * self.num_lanes + column
+        shards, indexes = self._chunks(epoch).locate(column_start + offsets)
+        return draws, shards, indexes
+
+    def locate(self, draws: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the shard and index of each source draw, for a small source."""
+        epochs, slots = np.divmod(draws, self.size)
+        shards = np.empty_like(draws)
+        indexes = np.empty_like(draws)
+        for epoch in np.unique(epochs):
+            in_epoch = epochs == epoch
+            shards[in_epoch], indexes[in_epoch] = self._chunks(int(epoch)).locate(slots[in_epoch])
+        return shards, indexes
+
+    def pick(self, epoch: int, word: int) -> tuple[int, int]:
+        """Return the shard and index of the sample of an epoch that a random word stands for."""
+        shards, indexes = self._chunks(epoch).locate(np.asarray([word % self.size]))
+        return int(shards[0]), int(indexes[0])
+
+    @property
+    def _max_windows(self) -> int:
         """Windows of a column, at most."""
-        return -(-self.size // self.lanes.size) // self.settings.window + 2
+        longest_column = -(-self.size // self.num_lanes)
+        return longest_column // self.settings.window + 2
 
-    def _first(self, column: IntArray) -> IntArray:
-        """Return the length of columns' first windows, so that windows do not end all at once."""
+    def _first_window(self, columns: IntArray) -> IntArray:
+        """Return the length of the first window of columns, from 1 to M.
+
+        They differ, so that the windows of different lanes do not all end at once.
+        """
         if not self.shuffle:
-            return np.full_like(column, self.settings.window)
-        return 1 + column * self.settings.window // self.lanes.size
+            return np.full_like(columns, self.settings.window)
+        return 1 + columns * self.settings.window // self.num_lanes
 
-    def _epoch(self, epoch: int) -> EpochChunks:
-        found = self.epochs.get(epoch)
-        if found is None:
-            found = self.table.epoch(epoch, self.seed, self.shuffle)
-            keep(self.epochs, epoch, found, most=2)
-        return found
+    def _chunks(self, epoch: int) -> EpochChunks:
+        chunks = self.epochs.get(epoch)
+        if chunks is None:
+            chunks = self.table.epoch(epoch, self.seed, self.shuffle)
+            keep(self.epochs, epoch, chunks, most=2)
+        return chunks
