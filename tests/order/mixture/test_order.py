@@ -26,17 +26,19 @@ def test_every_source_gives_its_part_to_less_than_a_sample_a_lane(datasets):
 @given(weights=st.lists(st.integers(0, 400), min_size=1, max_size=6).filter(any))
 @settings(max_examples=60, deadline=None)
 def test_at_every_place_of_a_schedule_each_source_has_had_its_due(weights):
-    from mmstream.order.mixture.schedule import Table, whole_shares
+    from mmstream.order.mixture.schedule import Schedule, whole_shares
 
     shares = whole_shares(weights)
-    table, period = Table.of(shares), sum(shares)
+    schedule, period = Schedule.from_shares(shares), sum(shares)
     due = np.arange(period + 1)[:, None] * np.array(shares)
-    assert (np.abs(table.before * period - due) < period).all()  # exact, in whole numbers
-    assert table.shares.tolist() == shares
+    assert (np.abs(schedule.before * period - due) < period).all()  # exact, in whole numbers
+    assert schedule.shares.tolist() == shares
     for source, share in enumerate(shares):
         draws = np.arange(3 * share)
         if share:
-            assert (table.draws(source, table.place(source, draws)) == draws).all()
+            assert (
+                schedule.draws_before(source, schedule.position_of(source, draws)) == draws
+            ).all()
 
 
 def test_a_lane_is_never_two_samples_off_its_part():
@@ -196,7 +198,7 @@ def test_lanes_do_not_draw_a_source_all_at_once(shares, grid, share):
 
     rows, part = grid[1] * share, shares[0] / sum(shares)
     draws = Draws({0: shares}, rows, grid, 3, rotate=True)
-    counts = [int((draws.step(step)[0] == 0).sum()) for step in range(2 * sum(shares))]
+    counts = [int((draws.of_step(step)[0] == 0).sum()) for step in range(2 * sum(shares))]
     assert np.var(counts) < rows * part * (1 - part)  # evenly spread phases: 6 times as much
 
 
@@ -344,7 +346,7 @@ def test_window_numbers_tell_the_lane_of_a_large_source(datasets):
     order = pipeline(mixed(datasets, 1, 1, 6), global_batch_size=4, grid=(2, 2)).order
     lanes, others = {}, set()
     for step in range(40):
-        source, lane, _ = order._draws.step(step)
+        source, lane, _ = order._draws.of_step(step)
         for key, number in zip(zip(source.tolist(), lane.tolist()), order.windows(0, step)):
             found = lanes.setdefault(key, set()) if key[0] == 2 else others
             found.add(int(number) % order.stride)
