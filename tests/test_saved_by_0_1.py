@@ -315,6 +315,22 @@ def test_the_message_names_what_was_altered(orders, name, key, change):
         orders[name].load_state_dict(altered(state, ("order", *keys), before + change))
 
 
+@pytest.mark.parametrize(("key", "value"), [("seed", 4), ("num_shards", 4), ("corpus", "0" * 32)])
+def test_where_an_epoch_begins_corpus_and_seed_must_be_those_of_the_state(key, value):
+    (loader,) = loaders_of(expected("epoch_begin"))
+    with pytest.raises(mm.StateError, match=key):
+        loader.load_state_dict(altered(saved_state("epoch_begin"), ("order", key), value))
+
+
+def test_where_an_epoch_begins_all_other_settings_may_change():
+    case = expected("epoch_begin")
+    (loader,) = loaders_of(case | {"settings": {"global_batch_size": 5, "seed": 3}})
+    loader.load_state_dict(saved_state("epoch_begin"))
+    batch = next(iter(loader))
+    assert len(batch["__key__"]) == 5
+    assert (batch["__lineage__"].epoch, batch["__lineage__"].step) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("epoch", "step"), [(0, 4), (0, -1), (-1, 0), (0.5, 0), (0, "1"), (0, None)]
 )
@@ -457,6 +473,15 @@ def test_a_quarantine_file_of_a_mixture_is_read_by_source(mmstream, saved, sourc
     path = saved / folder / BAD_LIST
     assert bad == (samples_listed(path) if path.exists() else set())
     assert len(bad) == {"captions": 3, "others": 1, "texts": 0}[source]
+
+
+def test_the_quarantine_files_of_all_ranks_of_a_training_run_are_read_together(mmstream, saved):
+    files = sorted((saved / "training").glob("quarantine-rank*.jsonl"))
+    assert len(files) == 2
+    words = [word for file in files for word in ("--quarantine", file)]
+    assert mmstream("verify", saved / "captions", *words)[0] == 0
+    previous = saved / "bad_lists" / PREVIOUS_BAD_LIST
+    assert (saved / "captions" / BAD_LIST).read_bytes() == previous.read_bytes()
 
 
 def test_a_quarantine_file_of_another_corpus_is_refused(mmstream, saved):
