@@ -173,7 +173,7 @@ class Recipe:
             saved = {key: source.get(key) for key in current}
             if current != saved:
                 raise StateError(
-                    f"source {name!r} has changed: the state has {saved}, the mixture {current}: "
+                    f"source {name!r} of the state has changed: it was {saved} and is {current}: "
                     "resume on the old dataset, or start anew"
                 )
         corpora = {name: corpora[name] for name in names}
