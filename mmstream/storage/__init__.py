@@ -1,4 +1,4 @@
-"""Bytes in and out of a local folder, an object store or memory; and retries of remote calls.
+"""Bytes in and out of a local folder, an object store, or memory. Remote requests are retried.
 
     store.py     what every store can do
     local.py     a folder of this machine

@@ -1,15 +1,18 @@
-"""Storage: a local folder. The disk is asked once; only remote calls are retried."""
+"""Storage: a folder of this machine.
+
+A disk is read once. What fails here is not tried again, other than requests to an object store.
+"""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
 from mmstream.storage.store import Access
@@ -62,7 +65,7 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class LocalStore:
-    """A local folder. Missing folders are made by the first write."""
+    """A local folder. The first write makes the folders that are missing."""
 
     url: str
 
@@ -82,7 +85,7 @@ class LocalStore:
         return join_url(self.url, name)
 
     def local_path(self, name: str) -> str:
-        """Return the path of an object, whether it exists or not; of the folder for ""."""
+        """Return the path of an object, whether it exists or not. "" stands for the folder."""
         return join_url(self.url, name)
 
     def read(self, name: str) -> bytes:
@@ -90,15 +93,21 @@ class LocalStore:
         return Path(self.url, name).read_bytes()
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
-        """Return the bytes of every range, or in its place the error that it met."""
-        return [_attempt(self.read_range, *item) for item in ranges]
+        """Return the bytes of every range, or the error in its place."""
+        outcomes: list[bytes | OSError] = []
+        for name, start, stop in ranges:
+            try:
+                outcomes.append(self.read_range(name, start, stop))
+            except OSError as error:
+                outcomes.append(error)
+        return outcomes
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return exactly bytes [start, stop) of an object.
 
         Raises:
-            FileNotFoundError: no such object.
-            StorageError: the object is shorter than `stop`.
+            FileNotFoundError: No such object.
+            StorageError: The object is shorter than `stop`.
         """
         fd = os.open(self.url_of(name), os.O_RDONLY)
         try:
@@ -126,7 +135,7 @@ class LocalStore:
             os.close(fd)
 
     def size(self, name: str) -> int:
-        """Return an object's size in bytes. Raises FileNotFoundError when there is none."""
+        """Return the size of an object in bytes. Raises FileNotFoundError when there is none."""
         return Path(self.url, name).stat().st_size
 
     def exists(self, name: str) -> bool:
@@ -134,15 +143,19 @@ class LocalStore:
         return Path(self.url, name).is_file()
 
     def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of what lies directly under the root, sorted by name.
+        """Return {name: size in bytes} of the objects directly under the root, sorted by name.
 
         Names that start with a dot are left out.
         """
         try:
-            entries = [e for e in os.scandir(self.url) if e.is_file() and e.name[0] != "."]
+            files = [
+                entry
+                for entry in os.scandir(self.url)
+                if entry.is_file() and not entry.name.startswith(".")
+            ]
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        return {e.name: e.stat().st_size for e in sorted(entries, key=lambda e: e.name)}
+        return {file.name: file.stat().st_size for file in sorted(files, key=lambda f: f.name)}
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -165,7 +178,7 @@ class LocalStore:
             file.write(data)
 
     def remove(self, name: str) -> None:
-        """Remove an object; one that is absent is fine."""
+        """Remove an object. It is no error when there is none."""
         Path(self.url, name).unlink(missing_ok=True)
 
 
@@ -175,20 +188,15 @@ def _version(fd: int) -> tuple[int, int]:
 
 
 def _read(fd: int, path: str, start: int, stop: int) -> bytes:
+    """Return exactly bytes [start, stop) of an open file."""
     size = os.fstat(fd).st_size
-    if size < stop:  # asked first: a damaged index may name more bytes than there is memory
+    # Checked before the read: a damaged index may name more bytes than there is memory.
+    if size < stop:
         raise StorageError(f"{path}: ends {stop - size} bytes before {stop}")
-    parts: list[bytes] = []
-    while start < stop and (part := os.pread(fd, stop - start, start)):
-        parts.append(part)
-        start += len(part)
+    chunks: list[bytes] = []
+    while start < stop and (chunk := os.pread(fd, stop - start, start)):
+        chunks.append(chunk)
+        start += len(chunk)
     if start < stop:
-        raise StorageError(f"{path}: cut while it was read")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _attempt(call: Callable[[str, int, int], bytes], *item: Any) -> bytes | OSError:
-    try:
-        return call(*item)
-    except OSError as error:
-        return error
+        raise StorageError(f"{path}: became shorter while it was read")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -128,7 +128,7 @@ class MemoryStore:
         _file_system().pipe_file(self._path(name), bytes(data))
 
     def remove(self, name: str) -> None:
-        """Remove an object; one that is absent is fine."""
+        """Remove an object. It is no error when there is none."""
         with suppress(FileNotFoundError):
             _file_system().rm_file(self._path(name))
 

@@ -1,7 +1,12 @@
-"""Storage: a prefix of an object store, through fsspec; and the only retries of the package.
+"""Storage: a prefix of an object store, through fsspec.
 
-Clients are made at the first call, one per process and set of ``AWS_*`` variables: they do not
-survive a fork, so a store that was used in the main process makes its own in a worker.
+The package retries requests here and nowhere else: a request that fails for a passing reason is
+sent again, up to `MAX_REQUEST_ATTEMPTS` times. (Bytes that came but make no sense are another case:
+`Dataset` reads such an index again, and `decoding.substitute` such a sample.)
+
+Clients are made at the first call. There is one per process and set of ``AWS_*`` variables, because
+a client does not survive a fork. So a store that was used in the main process also works in a
+worker.
 """
 
 from __future__ import annotations
@@ -29,16 +34,25 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_ATTEMPTS = 5
-"""Tries of one remote call, with 0.2, 0.4, 0.8, 1.6 s (+-50 %) between them."""
+MAX_REQUEST_ATTEMPTS = 5
+"""How often one request is sent before it counts as failed, the first time included."""
+
+FIRST_PAUSE_S = 0.2
+"""Seconds before the second attempt. Each further pause is twice as long: 0.2, 0.4, 0.8, 1.6. All
+vary by 50 % at random, so that many workers do not ask again at the same moment."""
 
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
-"""botocore's, by name: it is imported only where S3 is used."""
+"""Errors of botocore. They are known by name, so that botocore is imported only for S3."""
+
+_CREDENTIALS_HINT = (
+    "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws; "
+    "AWS_ENDPOINT_URL)"
+)
 
 
 @dataclass(frozen=True)
 class RemoteStore:
-    """A prefix of an object store that fsspec reaches (``s3://`` is the tested one)."""
+    """A prefix of an object store that fsspec reaches. ``s3://`` is the tested one."""
 
     url: str
 
@@ -64,59 +78,69 @@ class RemoteStore:
         """Return a whole object.
 
         Raises:
-            FileNotFoundError: no such object.
-            StorageError: the storage failed after retries.
+            FileNotFoundError: No such object.
+            StorageError: The storage failed after retries.
         """
         url = self.url_of(name)
         return cast(bytes, _retry(url, lambda: _client(self.url).cat_file(url)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return exactly bytes [start, stop) of an object; errors as `read`."""
-        return _value(self.read_ranges([(name, start, stop)])[0])
+        """Return exactly bytes [start, stop) of an object.
+
+        Raises:
+            FileNotFoundError: No such object.
+            StorageError: The object is shorter than `stop`, or the storage failed after retries.
+        """
+        outcome = self.read_ranges([(name, start, stop)])[0]
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
-        """Return the bytes of every range, read in parallel, or the error in its place.
+        """Return the bytes of every range, or the error in its place. All are read in parallel.
 
-        Ranges that fail or come back short are asked for again, together.
+        Ranges that fail or come back short are requested again, together.
         """
-        found: dict[int, bytes | OSError] = {
+        outcomes: dict[int, bytes | OSError] = {
             i: b"" for i, (_, start, stop) in enumerate(ranges) if stop <= start
         }
 
-        def call() -> None:
-            left = [i for i in range(len(ranges)) if i not in found]
-            if not left:
+        def request_missing() -> None:
+            missing = [i for i in range(len(ranges)) if i not in outcomes]
+            if not missing:
                 return
-            names, starts, stops = zip(*(ranges[i] for i in left), strict=True)
+            names, starts, stops = zip(*(ranges[i] for i in missing), strict=True)
             urls = [self.url_of(name) for name in names]
             answers = _client(self.url).cat_ranges(urls, list(starts), list(stops))
             faults: list[Exception] = []
-            for i, answer in zip(left, answers, strict=True):
-                final = self._judge(*ranges[i], answer)
-                if final is not None:
-                    found[i] = final
+            for i, answer in zip(missing, answers, strict=True):
+                outcome = self._outcome(*ranges[i], answer)
+                if outcome is not None:
+                    outcomes[i] = outcome
                 elif isinstance(answer, Exception):
                     faults.append(answer)
                 else:
                     faults.append(OSError(f"{len(answer)} bytes came of {ranges[i]}"))
-            if faults:  # one stands for all; only those without an answer are asked for again
+            if faults:
+                # The first one stands for all. `_retry` calls again, for ranges without an outcome.
                 raise faults[0]
 
         names = {name for name, _, _ in ranges}
         try:
-            _retry(self.url_of(names.pop()) if len(names) == 1 else self.url, call)
+            _retry(self.url_of(names.pop()) if len(names) == 1 else self.url, request_missing)
         except OSError as error:
-            return [found.get(i, error) for i in range(len(ranges))]
-        return [found[i] for i in range(len(ranges))]
+            return [outcomes.get(i, error) for i in range(len(ranges))]
+        return [outcomes[i] for i in range(len(ranges))]
 
-    def _judge(self, name: str, start: int, stop: int, answer: object) -> bytes | OSError | None:
-        """Return what is final about the answer to one range; None: it must be asked for again."""
+    def _outcome(self, name: str, start: int, stop: int, answer: object) -> bytes | OSError | None:
+        """Return the bytes of a range, or its final error. None: it must be requested again."""
         if isinstance(answer, bytes) and len(answer) == stop - start:
             return answer
         url = self.url_of(name)
         if isinstance(answer, FileNotFoundError):
             return FileNotFoundError(f"{url}: no such object")
-        # Less than was asked for: past the end, where S3 also says "invalid range", or cut off.
+        # Fewer bytes than requested: the range goes past the end (S3 may also answer "invalid
+        # range"), or the connection broke. The size tells which.
         if isinstance(answer, bytes) or getattr(answer, "errno", None) == errno.EINVAL:
             size = self.size(name)
             if size < stop:
@@ -124,7 +148,7 @@ class RemoteStore:
         return None
 
     def size(self, name: str) -> int:
-        """Return an object's size in bytes; errors as `read`."""
+        """Return the size of an object in bytes; errors as `read`."""
         url = self.url_of(name)
         info = _retry(url, lambda: _client(self.url).info(url, refresh=True))
         if info["type"] != "file":  # a prefix of other objects
@@ -140,22 +164,22 @@ class RemoteStore:
         return True
 
     def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of what lies directly under the root, sorted by name.
+        """Return {name: size in bytes} of the objects directly under the root, sorted by name.
 
         Names that start with a dot are left out.
         """
         try:
-            found = _retry(self.url, lambda: _client(self.url).ls(self.url, detail=True))
+            entries = _retry(self.url, lambda: _client(self.url).ls(self.url, detail=True))
         except FileNotFoundError:
             return {}
         root = self.url.partition("://")[2] + "/"
-        names = [entry["name"].lstrip("/") for entry in found]  # some file systems add a slash
-        files = {
-            name.removeprefix(root): int(entry["size"])
-            for name, entry in zip(names, found, strict=True)
-            if entry["type"] == "file" and name.startswith(root)
-        }
-        return dict(sorted(item for item in files.items() if item[0] and item[0][0] != "."))
+        sizes: dict[str, int] = {}
+        for entry in entries:
+            path = entry["name"].lstrip("/")  # some file systems begin with a slash
+            name = path.removeprefix(root)
+            if entry["type"] == "file" and name != path and name and not name.startswith("."):
+                sizes[name] = int(entry["size"])
+        return dict(sorted(sizes.items()))
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -165,10 +189,10 @@ class RemoteStore:
         """
         url = self.url_of(name)
         with tempfile.TemporaryDirectory(prefix="mmstream-") as folder:
-            local = Path(folder, "object")
-            with local.open("wb") as file:
+            path = Path(folder, "object")
+            with path.open("wb") as file:
                 yield file
-            _retry(url, lambda: _client(self.url).put_file(str(local), url))
+            _retry(url, lambda: _client(self.url).put_file(str(path), url))
 
     def write(self, name: str, data: bytes) -> None:
         """Write one object, whole or not at all."""
@@ -176,7 +200,7 @@ class RemoteStore:
         _retry(url, lambda: _client(self.url).pipe_file(url, data))
 
     def remove(self, name: str) -> None:
-        """Remove an object; one that is absent is fine."""
+        """Remove an object. It is no error when there is none."""
         url = self.url_of(name)
         try:
             _retry(url, lambda: _client(self.url).rm_file(url))
@@ -184,18 +208,15 @@ class RemoteStore:
             return
 
 
-_HINT = " (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws; AWS_ENDPOINT_URL)"
-
-
 def _client(url: str) -> Any:
-    """Return this process's fsspec file system for a URL, as the environment is now."""
+    """Return this process's fsspec file system for a URL, for the current environment."""
     settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
     return _client_of(url.partition("://")[0], os.getpid(), settings)
 
 
 @lru_cache(maxsize=8)
 def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -> Any:
-    """Make a file system. One serves all threads, where fsspec's own cache has one for each."""
+    """Make a file system that serves all threads; fsspec's own cache would make one for each."""
     import fsspec
 
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
@@ -207,22 +228,31 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
         }
     try:
         client = fsspec.filesystem(scheme, **options)
-    except ImportError as error:  # fsspec's words name the package
+    except ImportError as error:  # the message of fsspec names the missing package
         raise ConfigError(f"{scheme}://: {error}") from error
-    client.retries = 1  # s3fs'; with botocore's and ours, a dead server would be asked 125 times
+    # s3fs and botocore would retry too: 5 * 5 * 5 requests to a server that is down.
+    client.retries = 1
     return client
 
 
 def _retry(url: str, call: Callable[[], T]) -> T:
-    """Run a remote call until it answers: the one place that retries.
+    """Call a function that sends requests, and call it again when it fails for a passing reason.
 
-    An absent object, missing rights and a caller's mistake are answers; anything else is taken for
-    a passing fault and tried MAX_ATTEMPTS times.
+    Not retried: an absent object, missing rights, and errors of the caller or of this package.
+
+    Args:
+        url: Named in errors.
+        call: Sends one request or several.
+
+    Raises:
+        FileNotFoundError: No such object or bucket.
+        ConfigError: The storage cannot take such a name or setting.
+        StorageError: Wrong credentials, or all attempts failed.
     """
-    for attempt in range(1, MAX_ATTEMPTS + 1):
+    for attempt in range(1, MAX_REQUEST_ATTEMPTS + 1):
         try:
             return call()
-        except (StorageError, ConfigError):  # of a call within the call
+        except (StorageError, ConfigError):  # `call` has called `_retry` itself
             raise
         except FileNotFoundError as error:
             absent = "bucket" if "bucket does not exist" in str(error) else "object"
@@ -236,18 +266,12 @@ def _retry(url: str, call: Callable[[], T]) -> T:
             if kind == "ParamValidationError":
                 raise ConfigError(f"{url}: {error}") from error
             if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
-                raise StorageError(f"{url}: {error}; check the credentials{_HINT}") from error
-            if attempt == MAX_ATTEMPTS:
+                raise StorageError(f"{url}: {error}; {_CREDENTIALS_HINT}") from error
+            if attempt == MAX_REQUEST_ATTEMPTS:
                 raise StorageError(
                     f"{url}: failed {attempt} times, last {kind}: {error}"
                 ) from error
-            pause = 0.2 * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+            pause = FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
             logger.info("%s: %s; again in %.1f s", url, error, pause)
             time.sleep(pause)
     raise AssertionError("unreachable")
-
-
-def _value(found: bytes | OSError) -> bytes:
-    if isinstance(found, OSError):
-        raise found
-    return found

@@ -1,4 +1,4 @@
-"""Storage: names of objects, local paths and URLs alike."""
+"""Names of objects: local paths and URLs alike."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Range: TypeAlias = tuple[str, int, int]
 
 
 def is_remote(url: str) -> bool:
-    """Tell whether a name is a URL of an object store rather than a local path."""
+    """Tell whether a name is a URL rather than a path; ``file://`` counts as a path."""
     return "://" in url and not url.startswith("file://")
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return (folder, name) of one object's path or URL."""
+    """Return (folder, name) of the path or URL of one object."""
     folder, _, name = url.rpartition("/")
     return folder or ("/" if url.startswith("/") else "."), name
 
 
 def join_url(root: str, name: str) -> str:
-    """Return the URL of `name` under `root`."""
+    """Return the path or URL of `name` under `root`; of `root` itself for an empty name."""
     return f"{root.rstrip('/')}/{name}" if name else root

@@ -65,7 +65,7 @@ def nowhere(monkeypatch, pauses):
 def test_an_unreachable_endpoint_fails_after_growing_pauses(nowhere, pauses, call):
     with pytest.raises(StorageError, match=r"failed 5 times.*127\.0\.0\.1:1"):
         call(nowhere)
-    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+    assert len(pauses) == storage.MAX_REQUEST_ATTEMPTS - 1
     assert all(0.1 * 2**i <= pause <= 0.3 * 2**i for i, pause in enumerate(pauses))
 
 
@@ -73,7 +73,7 @@ def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
     found = nowhere.read_ranges([("a", i, i + 1) for i in range(50)])
     assert len(found) == 50
     assert all(isinstance(error, StorageError) for error in found)
-    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+    assert len(pauses) == storage.MAX_REQUEST_ATTEMPTS - 1
 
 
 @pytest.fixture(params=["slow down", "cut off"])
@@ -107,8 +107,8 @@ def test_a_server_in_trouble_is_asked_five_times_and_not_more(troubled, pauses):
     store, requests = troubled
     with pytest.raises(StorageError, match="failed 5 times"):
         store.read_range("a", 0, 1000)
-    assert requests == ["/bucket/prefix/a"] * storage.MAX_ATTEMPTS
-    assert len(pauses) == storage.MAX_ATTEMPTS - 1
+    assert requests == ["/bucket/prefix/a"] * storage.MAX_REQUEST_ATTEMPTS
+    assert len(pauses) == storage.MAX_REQUEST_ATTEMPTS - 1
 
 
 def test_no_credentials_at_all_fail_at_once_with_a_hint(nowhere, pauses, monkeypatch):
@@ -173,7 +173,7 @@ def test_a_fault_that_stays_is_a_storage_error_after_the_last_try(s3, monkeypatc
     monkeypatch.setattr(storage, "_client", lambda url: client)
     with pytest.raises(StorageError, match="failed 5 times, last ConnectionResetError"):
         store.write("a", DATA)
-    assert client.calls == ["pipe_file"] * storage.MAX_ATTEMPTS
+    assert client.calls == ["pipe_file"] * storage.MAX_REQUEST_ATTEMPTS
 
 
 @pytest.mark.s3
