@@ -10,7 +10,9 @@ setup(
         Extension(
             "mmstream.decoding.image._reduced",
             sources=["mmstream/csrc/reduced.c"],
-            depends=[f"mmstream/csrc/{name}.h" for name in ("entropy", "headers", "pixels")],
+            depends=[
+                f"mmstream/csrc/{name}.h" for name in ("decode", "entropy", "headers", "pixels")
+            ],
             extra_compile_args=["-std=c11", "-O3"],
             optional=True,
         )

@@ -1,7 +1,10 @@
-/* Coefficients to samples of 1/2 or 1/4 of a block's side, and samples to RGB, in the integers that
-   libjpeg calculates in. Included by reduced.c alone.
+/* DCT coefficients to samples, and samples to RGB.
 
-   Right shifts of negative numbers are arithmetic, as with every compiler that is meant here. */
+   Last stage of the decoder. It calculates with the same integers as libjpeg-turbo (jidctred.c,
+   jdcolor.c, jdsample.c), so the results are equal bit for bit. A block becomes 2x2 or 4x4 samples.
+   There is SSE2 code and portable code, with the same results. Included by decode.h only.
+
+   The code needs arithmetic right shifts of negative numbers. GCC, Clang and MSVC have them. */
 
 #ifndef PIXELS_H
 #define PIXELS_H
@@ -13,11 +16,13 @@
 #include <emmintrin.h>
 #endif
 
-/* No picture of 8 bits has coefficients beyond 1024 and half a quantum. Within this, sums fit into
-   16 bits after the first pass and into 32 in the second. */
+/* The largest coefficient, after its multiplication, that a transform takes. An encoder of 8-bit
+   pictures writes none beyond 1024 plus half a quantization step. Up to this limit sums fit into 16
+   bits after the first pass, and into 32 bits in the second. */
 #define LARGEST 1400
 
-/* Samples by value + 512. Further out libjpeg's builds differ, so that counts as bad. */
+/* Samples, clamped, by value + 512. The value is without the +128 that centers samples. Builds of
+   libjpeg differ for values outside the table, so those are left to libjpeg. */
 static uint8_t SAMPLES[1024];
 
 static void fill_samples(void)
@@ -26,80 +31,95 @@ static void fill_samples(void)
         SAMPLES[i] = (uint8_t)(i < 384 ? 0 : i > 639 ? 255 : i - 384);
 }
 
-static inline uint8_t to_sample(int32_t value, unsigned *bad)
+/* Adds the index to `range`, which is above 1023 if any value was outside the table. */
+static inline uint8_t to_sample(int32_t value, unsigned *range)
 {
     unsigned index = (unsigned)value + 512;
-    *bad |= index;
+    *range |= index;
     return SAMPLES[index & 1023];
 }
 
-/* Columns of a block lie in the order 0 4 2 6 1 3 5 7, so that pairs of them are neighbours. */
-typedef struct {
-    int16_t quanta[56], limits[56]; /* by slot; how large a coefficient may be */
-} Scales;
+/* What coefficients are multiplied by, and how large they may be before that. Both are by slot. A
+   slot is 8 x the index of the row among those that the transform reads + the index of the column
+   in the order 0 4 2 6 1 3 5 7. So columns that are calculated together are neighbors.
 
-/* Both transforms return whether libjpeg should judge. */
+   Example: a transform to 2x2 samples reads rows 0 1 3 5 7. Row 3, column 1 has slot 8 x 2 + 4. */
+typedef struct {
+    int16_t factors[56], limits[56];
+} Dequantizer;
+
+/* ---- transforms
+
+   transform_2() and transform_4() write 2x2 and 4x4 samples of one block. They do it in two passes,
+   over the columns and then over the rows. They return 0, or 1 for a block that is left to libjpeg:
+   a coefficient above its limit, or a value outside SAMPLES. */
 #ifdef __SSE2__
 
-typedef __m128i Eight; /* integers of 16 bits, or four of 32 */
+typedef __m128i Vector; /* 8 integers of 16 bits, or 4 of 32 */
 
-static inline Eight pair(int first, int second)
+/* Four times a pair of 16-bit constants, for _mm_madd_epi16: a x first + b x second. */
+static inline Vector pair(int first, int second)
 {
     return _mm_set1_epi32((int)((uint32_t)(uint16_t)first | (uint32_t)second << 16));
 }
 
-static inline Eight scale(const int16_t *block, const Scales *scales, int row, Eight *over)
+/* Returns a row of multiplied coefficients. `over` becomes non-zero if one is above its limit. */
+static inline Vector dequantize(
+    const int16_t *block, const Dequantizer *dequantizer, int row, Vector *over)
 {
-    Eight value = _mm_loadu_si128((const Eight *)(block + 8 * row));
-    Eight limit = _mm_loadu_si128((const Eight *)(scales->limits + 8 * row));
-    Eight quanta = _mm_loadu_si128((const Eight *)(scales->quanta + 8 * row));
-    Eight beyond = _mm_subs_epu16(_mm_add_epi16(value, limit), _mm_add_epi16(limit, limit));
+    Vector value = _mm_loadu_si128((const Vector *)(block + 8 * row));
+    Vector limit = _mm_loadu_si128((const Vector *)(dequantizer->limits + 8 * row));
+    Vector factors = _mm_loadu_si128((const Vector *)(dequantizer->factors + 8 * row));
+    /* value + limit is 0 to 2 x limit without a sign; the saturated difference is then 0 */
+    Vector beyond = _mm_subs_epu16(_mm_add_epi16(value, limit), _mm_add_epi16(limit, limit));
     *over = _mm_or_si128(*over, beyond);
-    return _mm_mullo_epi16(value, quanta);
+    return _mm_mullo_epi16(value, factors);
 }
 
-static inline int is_zero(Eight value)
+static inline int is_zero(Vector value)
 {
     return _mm_movemask_epi8(_mm_cmpeq_epi8(value, _mm_setzero_si128())) == 0xffff;
 }
 
-/* Not zero where a value is none of SAMPLES. */
-static inline Eight outside(Eight value)
+/* Non-zero where a value is outside SAMPLES. */
+static inline Vector outside(Vector value)
 {
     return _mm_srli_epi32(_mm_add_epi32(value, _mm_set1_epi32(512)), 10);
 }
 
-static inline void even_odd_2(Eight z0, Eight z13, Eight z57, Eight *first, Eight *second)
+static inline void even_odd_2(Vector z0, Vector z13, Vector z57, Vector *first, Vector *second)
 {
-    Eight even = _mm_add_epi32(_mm_srai_epi32(z0, 1), _mm_set1_epi32(1 << 12));
-    Eight odd = _mm_add_epi32(
+    Vector even = _mm_add_epi32(_mm_srai_epi32(z0, 1), _mm_set1_epi32(1 << 12));
+    Vector odd = _mm_add_epi32(
         _mm_madd_epi16(z13, pair(29692, -10426)), _mm_madd_epi16(z57, pair(6967, -5906)));
     *first = _mm_srai_epi32(_mm_add_epi32(even, odd), 13);
     *second = _mm_srai_epi32(_mm_sub_epi32(even, odd), 13);
 }
 
-/* A block's rows 0 1 3 5 7 to 2x2 samples. */
+/* Reads rows 0 1 3 5 7 of a block. */
 static inline int transform_2(
-    const int16_t *block, const Scales *scales, uint8_t *out, size_t stride)
+    const int16_t *block, const Dequantizer *dequantizer, uint8_t *out, size_t stride)
 {
-    const Eight zero = _mm_setzero_si128();
-    Eight over = zero, low[2], high[2];
-    Eight z0 = scale(block, scales, 0, &over), z1 = scale(block, scales, 1, &over);
-    Eight z3 = scale(block, scales, 2, &over), z5 = scale(block, scales, 3, &over);
-    Eight z7 = scale(block, scales, 4, &over);
+    const Vector zero = _mm_setzero_si128();
+    Vector over = zero, low[2], high[2];
+    Vector z0 = dequantize(block, dequantizer, 0, &over);
+    Vector z1 = dequantize(block, dequantizer, 1, &over);
+    Vector z3 = dequantize(block, dequantizer, 2, &over);
+    Vector z5 = dequantize(block, dequantizer, 3, &over);
+    Vector z7 = dequantize(block, dequantizer, 4, &over);
     even_odd_2(_mm_unpacklo_epi16(zero, z0), _mm_unpacklo_epi16(z1, z3),
         _mm_unpacklo_epi16(z5, z7), &low[0], &low[1]);
     even_odd_2(_mm_unpackhi_epi16(zero, z0), _mm_unpackhi_epi16(z1, z3),
         _mm_unpackhi_epi16(z5, z7), &high[0], &high[1]);
-    /* of both rows: column 0, and the pairs 1 3 and 5 7 */
-    Eight top = _mm_packs_epi32(low[0], high[0]), bottom = _mm_packs_epi32(low[1], high[1]);
-    Eight even = _mm_srai_epi32(_mm_slli_epi32(_mm_unpacklo_epi32(top, bottom), 16), 1);
-    Eight pairs = _mm_unpackhi_epi32(top, bottom); /* 13 13 57 57 */
-    Eight odd = _mm_madd_epi16(
+    /* of both rows: column 0, then the column pairs 1 3 and 5 7 */
+    Vector top = _mm_packs_epi32(low[0], high[0]), bottom = _mm_packs_epi32(low[1], high[1]);
+    Vector even = _mm_srai_epi32(_mm_slli_epi32(_mm_unpacklo_epi32(top, bottom), 16), 1);
+    Vector pairs = _mm_unpackhi_epi32(top, bottom); /* 13 13 57 57 */
+    Vector odd = _mm_madd_epi16(
         pairs, _mm_unpacklo_epi64(pair(29692, -10426), pair(6967, -5906)));
     odd = _mm_add_epi32(odd, _mm_srli_si128(odd, 8));
     even = _mm_add_epi32(even, _mm_set1_epi32(1 << 19));
-    Eight both = _mm_unpacklo_epi32(_mm_add_epi32(even, odd), _mm_sub_epi32(even, odd));
+    Vector both = _mm_unpacklo_epi32(_mm_add_epi32(even, odd), _mm_sub_epi32(even, odd));
     both = _mm_srai_epi32(both, 20);
     over = _mm_or_si128(over, outside(both));
     both = _mm_add_epi16(_mm_packs_epi32(both, both), _mm_set1_epi16(128));
@@ -110,39 +130,43 @@ static inline int transform_2(
     return !is_zero(over);
 }
 
-static inline void even_odd_4(Eight z0, Eight z26, Eight z13, Eight z57, int shift, Eight out[4])
+static inline void even_odd_4(
+    Vector z0, Vector z26, Vector z13, Vector z57, int shift, Vector out[4])
 {
-    Eight first = _mm_add_epi32(_mm_srai_epi32(z0, 2), _mm_set1_epi32(1 << (shift - 1)));
-    Eight even = _mm_madd_epi16(z26, pair(15137, -6270));
-    Eight outer = _mm_add_epi32(
+    Vector first = _mm_add_epi32(_mm_srai_epi32(z0, 2), _mm_set1_epi32(1 << (shift - 1)));
+    Vector even = _mm_madd_epi16(z26, pair(15137, -6270));
+    Vector outer = _mm_add_epi32(
         _mm_madd_epi16(z13, pair(20995, 7373)), _mm_madd_epi16(z57, pair(-4926, -4176)));
-    Eight inner = _mm_add_epi32(
+    Vector inner = _mm_add_epi32(
         _mm_madd_epi16(z13, pair(8697, -17799)), _mm_madd_epi16(z57, pair(11893, -1730)));
-    Eight sum = _mm_add_epi32(first, even), difference = _mm_sub_epi32(first, even);
+    Vector sum = _mm_add_epi32(first, even), difference = _mm_sub_epi32(first, even);
     out[0] = _mm_srai_epi32(_mm_add_epi32(sum, outer), shift);
     out[1] = _mm_srai_epi32(_mm_add_epi32(difference, inner), shift);
     out[2] = _mm_srai_epi32(_mm_sub_epi32(difference, inner), shift);
     out[3] = _mm_srai_epi32(_mm_sub_epi32(sum, outer), shift);
 }
 
-/* A block's rows 0 1 2 3 5 6 7 to 4x4 samples. */
+/* Reads rows 0 1 2 3 5 6 7 of a block. */
 static inline int transform_4(
-    const int16_t *block, const Scales *scales, uint8_t *out, size_t stride)
+    const int16_t *block, const Dequantizer *dequantizer, uint8_t *out, size_t stride)
 {
-    const Eight zero = _mm_setzero_si128();
-    Eight over = zero, low[4], high[4];
-    Eight z0 = scale(block, scales, 0, &over), z1 = scale(block, scales, 1, &over);
-    Eight z2 = scale(block, scales, 2, &over), z3 = scale(block, scales, 3, &over);
-    Eight z5 = scale(block, scales, 4, &over), z6 = scale(block, scales, 5, &over);
-    Eight z7 = scale(block, scales, 6, &over);
+    const Vector zero = _mm_setzero_si128();
+    Vector over = zero, low[4], high[4];
+    Vector z0 = dequantize(block, dequantizer, 0, &over);
+    Vector z1 = dequantize(block, dequantizer, 1, &over);
+    Vector z2 = dequantize(block, dequantizer, 2, &over);
+    Vector z3 = dequantize(block, dequantizer, 3, &over);
+    Vector z5 = dequantize(block, dequantizer, 4, &over);
+    Vector z6 = dequantize(block, dequantizer, 5, &over);
+    Vector z7 = dequantize(block, dequantizer, 6, &over);
     even_odd_4(_mm_unpacklo_epi16(zero, z0), _mm_unpacklo_epi16(z2, z6), _mm_unpacklo_epi16(z1, z3),
         _mm_unpacklo_epi16(z5, z7), 12, low);
     even_odd_4(_mm_unpackhi_epi16(zero, z0), _mm_unpackhi_epi16(z2, z6), _mm_unpackhi_epi16(z1, z3),
         _mm_unpackhi_epi16(z5, z7), 12, high);
-    for (int y = 0; y < 4; y++) /* rows of pairs 04 26 13 57 */
+    for (int y = 0; y < 4; y++) /* each row: the column pairs 0 4, 2 6, 1 3, 5 7 */
         low[y] = _mm_packs_epi32(low[y], high[y]);
-    Eight a = _mm_unpacklo_epi32(low[0], low[1]), b = _mm_unpacklo_epi32(low[2], low[3]);
-    Eight c = _mm_unpackhi_epi32(low[0], low[1]), d = _mm_unpackhi_epi32(low[2], low[3]);
+    Vector a = _mm_unpacklo_epi32(low[0], low[1]), b = _mm_unpacklo_epi32(low[2], low[3]);
+    Vector c = _mm_unpackhi_epi32(low[0], low[1]), d = _mm_unpackhi_epi32(low[2], low[3]);
     even_odd_4(_mm_slli_epi32(_mm_unpacklo_epi64(a, b), 16), _mm_unpackhi_epi64(a, b),
         _mm_unpacklo_epi64(c, d), _mm_unpackhi_epi64(c, d), 19, high);
     for (int x = 0; x < 4; x++)
@@ -152,7 +176,7 @@ static inline int transform_4(
     a = _mm_add_epi16(_mm_unpacklo_epi32(c, d), _mm_set1_epi16(128));
     b = _mm_add_epi16(_mm_unpackhi_epi32(c, d), _mm_set1_epi16(128));
     uint32_t samples[4];
-    _mm_storeu_si128((Eight *)samples, _mm_packus_epi16(a, b));
+    _mm_storeu_si128((Vector *)samples, _mm_packus_epi16(a, b));
     for (int y = 0; y < 4; y++)
         memcpy(out + (size_t)y * stride, &samples[y], 4);
     return !is_zero(over);
@@ -160,24 +184,25 @@ static inline int transform_4(
 
 #else
 
-/* Returns whether a coefficient is too large. */
-static inline int dequantize(const int16_t *block, const Scales *scales, int count, int16_t *z)
+/* Multiplies coefficients into `z`. Returns whether one is above its limit. */
+static inline int dequantize(
+    const int16_t *block, const Dequantizer *dequantizer, int count, int16_t *z)
 {
-    int16_t room = 0;
+    int16_t room = 0; /* negative if any limit - size is */
     for (int i = 0; i < count; i++) {
         int16_t size = (int16_t)(block[i] < 0 ? -block[i] : block[i]);
-        room |= (int16_t)(scales->limits[i] - size);
-        z[i] = (int16_t)(block[i] * scales->quanta[i]);
+        room |= (int16_t)(dequantizer->limits[i] - size);
+        z[i] = (int16_t)(block[i] * dequantizer->factors[i]);
     }
     return room < 0;
 }
 
 static inline int transform_2(
-    const int16_t *block, const Scales *scales, uint8_t *out, size_t stride)
+    const int16_t *block, const Dequantizer *dequantizer, uint8_t *out, size_t stride)
 {
     int16_t z[40], rows[2][8];
-    unsigned bad = 0;
-    if (dequantize(block, scales, 40, z))
+    unsigned range = 0;
+    if (dequantize(block, dequantizer, 40, z))
         return 1;
     for (int i = 0; i < 8; i++) {
         int32_t even = z[i] * 32768 + (1 << 12);
@@ -189,18 +214,18 @@ static inline int transform_2(
         const int16_t *r = rows[y];
         int32_t even = r[0] * 32768 + (1 << 19);
         int32_t odd = r[4] * 29692 - r[5] * 10426 + r[6] * 6967 - r[7] * 5906;
-        out[0] = to_sample((even + odd) >> 20, &bad);
-        out[1] = to_sample((even - odd) >> 20, &bad);
+        out[0] = to_sample((even + odd) >> 20, &range);
+        out[1] = to_sample((even - odd) >> 20, &range);
     }
-    return bad >> 10 != 0;
+    return range >> 10 != 0;
 }
 
 static inline int transform_4(
-    const int16_t *block, const Scales *scales, uint8_t *out, size_t stride)
+    const int16_t *block, const Dequantizer *dequantizer, uint8_t *out, size_t stride)
 {
     int16_t z[56], rows[4][8];
-    unsigned bad = 0;
-    if (dequantize(block, scales, 56, z))
+    unsigned range = 0;
+    if (dequantize(block, dequantizer, 56, z))
         return 1;
     for (int i = 0; i < 8; i++) {
         int32_t first = z[i] * 16384 + (1 << 11), even = z[i + 16] * 15137 - z[i + 40] * 6270;
@@ -216,17 +241,21 @@ static inline int transform_4(
         int32_t first = r[0] * 16384 + (1 << 18), even = r[2] * 15137 - r[3] * 6270;
         int32_t outer = r[4] * 20995 + r[5] * 7373 - r[6] * 4926 - r[7] * 4176;
         int32_t inner = r[4] * 8697 - r[5] * 17799 + r[6] * 11893 - r[7] * 1730;
-        out[0] = to_sample((first + even + outer) >> 19, &bad);
-        out[1] = to_sample((first - even + inner) >> 19, &bad);
-        out[2] = to_sample((first - even - inner) >> 19, &bad);
-        out[3] = to_sample((first + even - outer) >> 19, &bad);
+        out[0] = to_sample((first + even + outer) >> 19, &range);
+        out[1] = to_sample((first - even + inner) >> 19, &range);
+        out[2] = to_sample((first - even - inner) >> 19, &range);
+        out[3] = to_sample((first + even - outer) >> 19, &range);
     }
-    return bad >> 10 != 0;
+    return range >> 10 != 0;
 }
 
 #endif
 
-#define STRIP 64 /* samples that are converted at once: rows are read up to here past their end */
+/* ---- colors */
+
+/* Samples that are converted at once. Rows are read up to the next multiple of this. Their memory
+   goes on for so long; what lies there does not matter, as those pixels are not written. */
+#define STRIP 64
 
 static void to_rgb(const uint8_t *restrict luma, const uint8_t *restrict blue,
     const uint8_t *restrict red, uint8_t *restrict rgb, int width)
@@ -249,7 +278,8 @@ static void to_rgb(const uint8_t *restrict luma, const uint8_t *restrict blue,
     }
 }
 
-/* Chroma to twice its width: repeated, or three quarters of the nearer and one of the farther. */
+/* Chroma to twice its width, as libjpeg does it: each sample twice, or, if `smooth`, 3/4 of the
+   nearer sample + 1/4 of the farther one. */
 static void widen(const uint8_t *restrict in, int count, uint8_t *restrict out, int smooth)
 {
     for (int x = 0; x < count; x++) {
