@@ -1,0 +1,89 @@
+"""The C JPEG decoder under sanitizers, fuzzed by tools/prove/fuzz_jpeg.sh."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
+COMPILER = os.environ.get("CC", "gcc")
+
+
+def has_sanitizers(folder: Path) -> bool:
+    source = folder / "empty.c"
+    source.write_text("int main(void) { return 0; }\n")
+    flags = ["-fsanitize=address,undefined", str(source), "-o", str(folder / "empty")]
+    return subprocess.run([COMPILER, *flags], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test leaves the builds for the others."""
+    folder = tmp_path_factory.mktemp("fuzz_jpeg")
+    if shutil.which(COMPILER) is None:
+        pytest.skip(f"no C compiler ({COMPILER})")
+    if not has_sanitizers(folder):
+        pytest.skip(f"{COMPILER} has no AddressSanitizer")
+    return folder
+
+
+def fuzz(
+    builds: Path, seconds: int, *files: Path, planted_bug: str = ""
+) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "tools/prove/fuzz_jpeg.sh"), str(seconds), *map(str, files)]
+    settings = {"OUT": str(builds), "SEED": "1", "PLANTED_BUG": planted_bug}
+    return subprocess.run(
+        command, env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+
+
+def value(output: str, build: str, key: str) -> int:
+    match = re.search(rf"^{build}: {key} (\d+)$", output, re.MULTILINE)
+    assert match, output
+    return int(match[1])
+
+
+@pytest.mark.slow
+def test_mutated_files_never_make_the_decoder_fail(builds: Path) -> None:
+    run = fuzz(builds, 25)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.endswith("no failures\n")
+    inputs, pictures = (value(run.stdout, "sse2", key) for key in ("inputs", "pictures"))
+    assert inputs >= 1000
+    assert pictures >= inputs / 20, "nearly all mutated files are refused by their headers"
+    assert value(run.stdout, "portable", "inputs") == inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted_bug", "message"),
+    [
+        ("overread", "AddressSanitizer: heap-buffer-overflow"),
+        ("overwrite", "AddressSanitizer: heap-buffer-overflow"),
+        ("undefined", "runtime error: shift exponent"),
+        ("unwritten", "FAILED: pixels differ between the builds"),
+        ("leak", "LeakSanitizer: detected memory leaks"),
+        ("hang", "FAILED: an input takes too long"),
+    ],
+)
+def test_a_planted_bug_is_caught(builds: Path, planted_bug: str, message: str) -> None:
+    run = fuzz(builds, 4, planted_bug=planted_bug)
+    assert run.returncode != 0
+    assert message in run.stderr
+
+
+@pytest.mark.slow
+def test_a_saved_input_repeats_the_failure(builds: Path, tmp_path: Path) -> None:
+    fuzz(builds, 4, planted_bug="overwrite")
+    failing = next(builds.glob("*/failure-sse2.jpg")).read_bytes()
+    stored = (ROOT / "tests" / "data").glob("*/*.jpg")
+    assert failing not in [path.read_bytes() for path in stored]
+    (tmp_path / "saved.jpg").write_bytes(failing)
+    run = fuzz(builds, 0, tmp_path / "saved.jpg", planted_bug="overwrite")
+    assert run.returncode != 0
+    assert "AddressSanitizer: heap-buffer-overflow" in run.stderr
