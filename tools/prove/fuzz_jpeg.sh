@@ -51,7 +51,7 @@ fuzz() { # NAME FILL SECONDS INPUTS
 }
 
 value() { # NAME KEY
-    sed -n "s/^$2 //p" "$out/$1.txt"
+    sed -En "s/^$2 ([0-9a-f]+)$/\\1/p" "$out/$1.txt"
 }
 
 build sse2 &

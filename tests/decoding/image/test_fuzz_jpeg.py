@@ -10,15 +10,19 @@ from pathlib import Path
 
 import pytest
 
-ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
+from tests.helpers.paths import DATA, ROOT
+
 COMPILER = os.environ.get("CC", "gcc")
 
 
 def has_sanitizers(folder: Path) -> bool:
-    source = folder / "empty.c"
+    source, program = folder / "empty.c", folder / "empty"
     source.write_text("int main(void) { return 0; }\n")
-    flags = ["-fsanitize=address,undefined", str(source), "-o", str(folder / "empty")]
-    return subprocess.run([COMPILER, *flags], capture_output=True, check=False).returncode == 0
+    compile_command = [COMPILER, "-fsanitize=address,undefined", source, "-o", program]
+    return all(
+        subprocess.run(command, capture_output=True, check=False).returncode == 0
+        for command in (compile_command, [program])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C compiler ({COMPILER})")
     if not has_sanitizers(folder):
-        pytest.skip(f"{COMPILER} has no AddressSanitizer")
+        pytest.skip(f"{COMPILER} has no sanitizers that work here")
     return folder
 
 
@@ -63,8 +67,8 @@ def test_mutated_files_never_make_the_decoder_fail(builds: Path) -> None:
 @pytest.mark.parametrize(
     ("planted_bug", "message"),
     [
-        ("overread", "AddressSanitizer: heap-buffer-overflow"),
-        ("overwrite", "AddressSanitizer: heap-buffer-overflow"),
+        ("overread", "\nREAD of size 1"),
+        ("overwrite", "\nWRITE of size 1"),
         ("undefined", "runtime error: shift exponent"),
         ("unwritten", "FAILED: pixels differ between the builds"),
         ("leak", "LeakSanitizer: detected memory leaks"),
@@ -74,15 +78,14 @@ def test_mutated_files_never_make_the_decoder_fail(builds: Path) -> None:
 def test_a_planted_bug_is_caught(builds: Path, planted_bug: str, message: str) -> None:
     run = fuzz(builds, 4, planted_bug=planted_bug)
     assert run.returncode != 0
-    assert message in run.stderr
+    assert message in run.stderr, run.stdout + run.stderr
 
 
 @pytest.mark.slow
 def test_a_saved_input_repeats_the_failure(builds: Path, tmp_path: Path) -> None:
     fuzz(builds, 4, planted_bug="overwrite")
     failing = next(builds.glob("*/failure-sse2.jpg")).read_bytes()
-    stored = (ROOT / "tests" / "data").glob("*/*.jpg")
-    assert failing not in [path.read_bytes() for path in stored]
+    assert failing not in [path.read_bytes() for path in DATA.glob("*/*.jpg")]
     (tmp_path / "saved.jpg").write_bytes(failing)
     run = fuzz(builds, 0, tmp_path / "saved.jpg", planted_bug="overwrite")
     assert run.returncode != 0
