@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
-    from mmstream.batching.collate import batch as batch
     from mmstream.batching.collate import collate as collate
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting import ConvertReport as ConvertReport
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
     from mmstream.decoding.sample import Decode as Decode
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
-    from mmstream.decoding.stage import decode as decode
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
     from mmstream.decoding.text.image_lengths import ImageShape as ImageShape
     from mmstream.decoding.text.image_lengths import internvl_length as internvl_length
@@ -50,14 +48,13 @@ if TYPE_CHECKING:
     from mmstream.loader.loader import Loader as Loader
     from mmstream.order import Order as Order
     from mmstream.pipeline import Pipeline as Pipeline
-    from mmstream.reading.reader import read as read
     from mmstream.world import World as World
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "bad_samples.policy": ("BadSamplePolicy",),
-    "batching.collate": ("batch", "collate"),
+    "batching.collate": ("collate",),
     "batching.split": ("split_rows",),
     "converting": ("ConvertReport", "convert"),
     "dataset.dataset": ("Dataset",),
@@ -67,7 +64,6 @@ _HOMES = {
     "decoding.image.decoder": ("ImageDecoder",),
     "decoding.image.tiles": ("LlavaNextTiles", "InternVLTiles"),
     "decoding.sample": ("Decode",),
-    "decoding.stage": ("decode",),
     "decoding.text.decoder": ("TextDecoder",),
     "decoding.text.image_lengths": (
         "ImageShape",
@@ -93,7 +89,6 @@ _HOMES = {
     "loader.loader": ("Loader",),
     "order": ("Order",),
     "pipeline": ("Pipeline",),
-    "reading.reader": ("read",),
     "decoding.sample_rng": ("sample_rng",),
     "world": ("World",),
 }

@@ -1,12 +1,13 @@
-"""The whole path on one page: order -> read -> decode -> batch, bound by one frozen value.
+"""The whole path on one page: order -> read -> decode -> batch.
 
-A `Pipeline` says what a batch is. It pickles, knows nothing of ranks, workers or positions, and
-does no IO of its own; a `Loader` runs it.
+`Pipeline` describes what a batch is. It is one frozen value that pickles, knows nothing of ranks,
+workers or positions, and does no IO. `PipelineRunner` runs it in one process, a step at a time. A
+`Loader` has one runner per worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
@@ -14,28 +15,38 @@ from itertools import islice
 from typing import Any
 
 from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.batching.collate import Batch, Collate, batch, collate
+from mmstream.batching.collate import Collate, collate, make_batch
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import ShardSource
+from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.sample import Decode
-from mmstream.decoding.stage import DecodedStep, Transform, decode
+from mmstream.decoding.stage import DecodedStep, DecodeStage
+from mmstream.decoding.substitute import Transform
 from mmstream.errors import ConfigError
-from mmstream.loader.batch_memory import Memory
 from mmstream.order import AnyOrder
-from mmstream.planning import plan
-from mmstream.reading.reader import Job, Reader, read
-from mmstream.types import Sample
+from mmstream.reading.reader import Reader
+from mmstream.reading.step import Job
+from mmstream.types import Batch, Sample
 from mmstream.world import World
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "PipelineRunner"]
 
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """What a training run sees, step by step; the same on every topology.
+    """What a training run sees, step by step: the same batches on every topology.
 
     Raises:
         ConfigError: impossible settings, before any shard is opened.
+
+    Example:
+        >>> pipeline = mm.Pipeline(
+        ...     mm.open_dataset("shards/"),
+        ...     global_batch_size=256,
+        ...     decode=mm.Decode(image=mm.ImageDecoder(size=224)),
+        ... )
+        >>> samples = pipeline.take(8)
     """
 
     dataset: Dataset | Mixture
@@ -43,25 +54,31 @@ class Pipeline:
     global_batch_size: int
     """G, samples of a step over all ranks."""
     seed: int = 0
+    """Any integer. Every epoch of a seed has a permutation of its own."""
     grid: tuple[int, int] | None = None
-    """(P, Q) lanes; None: by the corpus and G. More than 8 ranks or workers fix a larger one."""
+    """Lane grid (P, Q). Default: derived from the dataset size and `global_batch_size`. Set it when
+    you run more than 8 ranks, or more than 8 workers per rank (docs: order)."""
     window: int | None = None
-    """M, samples of a lane that are permuted together; None: about 2 GiB over all lanes."""
+    """M, the shuffle buffer of a lane in samples. Default: 2 GiB of raw bytes over all lanes."""
     decode: Decode | None = None
-    """Decoders of images and text; None: fields stay bytes, ``json`` is parsed."""
+    """Decoders of images and text. None: fields stay bytes, and ``json`` is parsed."""
     zero_copy: bool = False
-    """Fields are memoryviews of the mapped shards instead of bytes: nothing is copied, ``json`` is
-    not parsed, no decoders and no workers. For shards on local disks that nobody cuts meanwhile."""
+    """True: fields are memoryviews of mapped shards. Nothing is copied and ``json`` is not parsed.
+    For local shards that nobody truncates meanwhile, without decoders and without workers."""
     transforms: tuple[Transform, ...] = ()
-    """Functions from sample to sample, run after decoding; randomness from `mm.sample_rng`."""
+    """Functions from sample to sample, run after decoding. Random draws: `mm.sample_rng`."""
     collate: Collate = collate
+    """Function from the samples of a rank to a batch."""
     shuffle: bool = True
+    """False: the samples come in the order of the shards."""
     drop_last: bool = True
+    """False: one more step holds the left-over samples; its padding has ``__valid__`` False."""
     bad_samples: BadSamplePolicy = field(default_factory=BadSamplePolicy)
+    """What happens to the row of a bad sample, and how many a run tolerates."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dataset, Dataset | Mixture):
-            raise ConfigError(f"dataset: {self.dataset!r} is none; pass mm.open_dataset(...)")
+        if not isinstance(self.dataset, ShardSource):
+            raise ConfigError(f"dataset: got {self.dataset!r}; pass mm.open_dataset(...)")
         if not isinstance(self.decode, Decode | None):
             raise ConfigError("decode: pass mm.Decode(image=..., text=...)")
         if self.zero_copy and self.decode is not None:
@@ -78,9 +95,8 @@ class Pipeline:
 
     @cached_property
     def order(self) -> AnyOrder:
-        """The order of all epochs."""
-        return plan(
-            self.dataset,
+        """The order of all epochs: which sample comes in which step and row."""
+        return self.dataset.plan_order(
             global_batch_size=self.global_batch_size,
             seed=self.seed,
             grid=self.grid,
@@ -91,13 +107,18 @@ class Pipeline:
 
     def with_order(self, order: AnyOrder) -> Pipeline:
         """Return this pipeline with another order of the same dataset, such as a saved state's."""
-        rows = order.global_batch_size
-        other = replace(self, global_batch_size=rows, grid=None, window=None, drop_last=False)
-        other.__dict__["order"] = order  # where cached_property keeps it
-        return other
+        pipeline = replace(
+            self,
+            global_batch_size=order.global_batch_size,
+            grid=None,
+            window=None,
+            drop_last=False,
+        )
+        pipeline.__dict__["order"] = order  # where cached_property keeps it
+        return pipeline
 
     def __repr__(self) -> str:
-        steps = f"{self.order.steps_per_epoch:,} steps of {self.global_batch_size} an epoch"
+        steps = f"{self.order.steps_per_epoch:,} steps of {self.global_batch_size} per epoch"
         return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
 
     def _repr_html_(self) -> str:
@@ -105,41 +126,23 @@ class Pipeline:
 
         return pipeline_html(self)
 
-    def batches(
-        self,
-        jobs: Iterable[Job],
-        num_threads: int = 1,
-        memory: Memory | None = None,
-        *,
-        ahead: bool = True,
-    ) -> Iterator[Batch]:
-        """Yield the batch of each job; errors as the stages `read`, `decode` and `batch`.
-
-        Without `ahead` no window is read, each step takes its own samples alone.
-        """
-        with closing(
-            Reader(self.dataset, self.order, zero_copy=self.zero_copy, ahead=ahead)
-        ) as reader:
-            yield from batch(self._decoded(jobs, reader, num_threads, memory), self._collate())
-
     def take(self, num_samples: int) -> list[Sample]:
         """Return the first samples of epoch 0 as they would enter a batch, without a Loader."""
 
         def samples() -> Iterator[Sample]:
-            rows = min(num_samples, self.global_batch_size)
-            jobs = (Job(0, step, 0, rows) for step in range(self.order.steps_per_epoch))
-            with closing(Reader(self.dataset, self.order, zero_copy=self.zero_copy)) as reader:
-                for step in self._decoded(jobs, reader):
-                    yield from step.samples
+            num_rows = min(num_samples, self.global_batch_size)
+            with closing(PipelineRunner(self)) as runner:
+                for step in range(self.order.steps_per_epoch):
+                    yield from runner.decoded(Job(0, step, 0, num_rows)).samples
 
         return list(islice(samples(), num_samples))
 
     def as_webdataset(self, epoch: int = 0, world: World | None = None) -> Any:
-        """Return one epoch's raw samples as a stock `wds.DataPipeline`, for existing stages.
+        """Return the raw samples of one epoch as a stock `wds.DataPipeline`, for existing stages.
 
-        Add stages with ``.compose(wds.decode("pil"), ...)``; runs in any DataLoader with
+        Add stages with ``.compose(wds.decode("pil"), ...)``. It runs in any DataLoader with
         ``batch_size=None``. Decoders and transforms of this pipeline are not applied, bad samples
-        not substituted, and there is no state.
+        are not substituted, and there is no state.
         """
         from webdataset import DataPipeline
 
@@ -147,31 +150,62 @@ class Pipeline:
 
         return DataPipeline(RawStream(self.dataset, self.order, epoch, world))
 
-    def _decoded(
-        self,
-        jobs: Iterable[Job],
-        reader: Reader,
-        num_threads: int = 1,
-        memory: Memory | None = None,
-    ) -> Iterator[DecodedStep]:
-        return decode(
-            read(jobs, reader),
-            reader,
-            self.decode,
-            self.transforms,
-            substitute_shards=self.bad_samples.shards,
-            action=self.bad_samples.action,
+
+class PipelineRunner:
+    """Runs a pipeline in this process, a step at a time. Holds threads; close it at the end.
+
+    After an error it is not used again.
+
+    Args:
+        pipeline: what to run.
+        num_threads: decode threads.
+        memory: for images of one size. None: memory of this process alone.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, *, num_threads: int = 1, memory: BatchMemory | None = None
+    ) -> None:
+        self._reader = Reader(pipeline.dataset, pipeline.order, zero_copy=pipeline.zero_copy)
+        self._decode = DecodeStage(
+            self._reader.lookup,
+            pipeline.decode,
+            pipeline.transforms,
+            policy=pipeline.bad_samples,
             num_threads=num_threads,
             memory=memory,
         )
+        self._collate = _collate_of(pipeline)
 
-    def _collate(self) -> Collate:
-        text = self.decode.text if self.decode else None
-        if self.collate is not collate or text is None:
-            return self.collate
-        return partial(
-            collate,
-            pad_token_id=text.pad_token_id,
-            pad_to=text.pad_to,
-            padding_side=text.padding_side,
-        )
+    def batch(self, job: Job) -> Batch:
+        """Return the batch of a job.
+
+        Raises:
+            ShardError, StorageError: data or storage that stops a run.
+            SampleError: a bad sample, where the policy is to raise.
+            BadSampleLimitError: no row of the step has a good sample or substitute.
+            ConfigError: a transform or `collate` returned something of the wrong type.
+        """
+        return make_batch(self.decoded(job), self._collate)
+
+    def decoded(self, job: Job) -> DecodedStep:
+        """Return the decoded and transformed samples of a job; raises as `batch`."""
+        raw = self._reader.step(job)
+        return self._decode(raw)
+
+    def close(self) -> None:
+        """Stop reading ahead, and end all threads."""
+        self._reader.close()
+        self._decode.close()
+
+
+def _collate_of(pipeline: Pipeline) -> Collate:
+    """Return the collate function; the built-in one pads as the tokenizer says."""
+    text = pipeline.decode.text if pipeline.decode else None
+    if pipeline.collate is not collate or text is None:
+        return pipeline.collate
+    return partial(
+        collate,
+        pad_token_id=text.pad_token_id,
+        pad_to=text.pad_to,
+        padding_side=text.padding_side,
+    )

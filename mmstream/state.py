@@ -1,41 +1,100 @@
-"""The state of a run: ``{epoch, step}`` and the identity of the order that gives them meaning.
+"""Where a run goes on: the state ``{epoch, step}``, and the order that gives it meaning.
 
-Resume is a start at `step`: nothing is replayed, whatever the ranks and workers are now. A state
-holds nothing about where shards lie or who reads them.
+A resume starts at `step`. Nothing is replayed, whatever the ranks and workers are now. A state says
+nothing about where shards lie or who reads them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+from mmstream.dataset.source import ShardSource
 from mmstream.errors import StateError
 from mmstream.order import AnyOrder
 
-__all__ = ["load_state", "make_state"]
+__all__ = ["STATE_VERSION", "OnChange", "load_state", "make_state", "order_of_state", "resume"]
+
+logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
+
+OnChange: TypeAlias = Literal["refuse", "finish_epoch"]
+"""What to do with a state of mid-epoch that does not fit the present order."""
 
 
 def make_state(order: AnyOrder, epoch: int, step: int) -> dict[str, Any]:
     """Return the state of a run that has delivered all steps before (epoch, step).
 
-    Plain JSON types. The step after an epoch's last is step 0 of the next epoch.
+    It has plain JSON types only. The step after the last one of an epoch is step 0 of the next.
     """
     if step >= order.steps_per_epoch:
         epoch, step = epoch + 1, 0
     return {"version": STATE_VERSION, "epoch": epoch, "step": step, "order": order.identity()}
 
 
-def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the (epoch, step) at which a run continues.
+def resume(
+    source: ShardSource, order: AnyOrder, state: Mapping[str, Any], on_change: OnChange
+) -> tuple[int, int, AnyOrder]:
+    """Return where a run goes on: epoch, step, and the order of that epoch.
 
-    At step 0 everything but corpus and seed may have changed: no epoch is cut in two orders. Of a
-    mixture, what has begun binds, at step 0 too (see `order.recipe.binding`).
+    With "refuse" the order is `order` itself. With "finish_epoch" it may be the one of the state,
+    which finishes the epoch exactly as planned: the state holds all settings, and a dataset that
+    has grown begins with the shards that it had. The next epoch then has `order`. The sources of a
+    mixture do not end where its epochs do, so there "finish_epoch" acts as "refuse".
 
     Raises:
-        StateError: malformed, of another version, or of an order that this run does not follow;
-            names what differs, with the saved and the current value.
+        StateError: the state cannot be applied exactly. With "finish_epoch" the dataset is another
+            one, not the same with shards appended.
+    """
+    try:
+        return *load_state(order, state), order
+    except StateError:
+        if on_change == "refuse" or not source.can_finish_epoch:
+            raise
+    old_order, epoch, step = order_of_state(_without_unused_bad_list(state), source)
+    if step == 0:
+        return epoch, step, order
+    logger.info(
+        "steps %d to %d of epoch %d follow the saved settings, %d rows each; then the present "
+        "settings begin",
+        step,
+        old_order.steps_per_epoch - 1,
+        epoch,
+        old_order.global_batch_size,
+    )
+    return epoch, step, old_order
+
+
+def order_of_state(state: Mapping[str, Any], source: ShardSource) -> tuple[AnyOrder, int, int]:
+    """Return the order that a state was saved with, and the epoch and step of the state.
+
+    Every epoch of a run has this order, unless its settings were changed between two epochs.
+
+    Args:
+        state: ``loader.state_dict()``.
+        source: the dataset or mixture of the run. A dataset may have grown by shards at its end.
+
+    Raises:
+        StateError: not a state of a Loader, or one of another source.
+    """
+    identity = state.get("order")
+    if not isinstance(identity, Mapping):
+        raise StateError("not a state of a Loader: it holds no order")
+    order = source.order_from_identity(identity)
+    return order, *load_state(order, state)
+
+
+def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the (epoch, step) at which a run with this order goes on.
+
+    At step 0 everything but dataset and seed may have changed, because no epoch is cut in two
+    orders. In a mixture, what has begun is fixed at step 0 too (see ``order/mixture/recipe.py``).
+
+    Raises:
+        StateError: malformed, of another version, or of another order. Names what differs, with the
+            saved and the present value.
     """
     try:
         version, epoch, step = state["version"], state["epoch"], state["step"]
@@ -48,54 +107,59 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
             "resume with the version that saved it"
         )
     if not (type(epoch) is int and type(step) is int and epoch >= 0 and step >= 0):
-        raise StateError(f"epoch {epoch!r}, step {step!r}: must be integers from 0")
-    current = order.identity()
-    if ("sources" in saved) != ("sources" in current):
+        raise StateError(f"epoch {epoch!r}, step {step!r}: must be integers, 0 or more")
+    present = order.identity()
+    if ("sources" in saved) != ("sources" in present):
         kinds = {True: "a mixture", False: "one dataset"}
         raise StateError(
             f"the state is of {kinds['sources' in saved]}, this run of "
-            f"{kinds['sources' in current]}: they have no order in common"
+            f"{kinds['sources' in present]}: they have no order in common"
         )
     try:
-        was, now = order.binding(saved, epoch, step), order.binding(current, epoch, step)
+        saved_binding = order.binding(saved, epoch, step)
+        present_binding = order.binding(present, epoch, step)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"not an order of a state: {type(error).__name__}: {error}") from None
-    differing = [
-        f"{name} was {was.get(name)!r} and is {now.get(name)!r}"
-        for name in sorted(was.keys() | now.keys())
-        if was.get(name) != now.get(name)
-    ]
-    if differing:
+    differences = {
+        name: f"{name} was {saved_binding.get(name)!r} and is {present_binding.get(name)!r}"
+        for name in sorted(saved_binding.keys() | present_binding.keys())
+        if saved_binding.get(name) != present_binding.get(name)
+    }
+    if differences:
+        advice = (
+            _mixture_advice(differences) if "sources" in present else _advice(differences, step)
+        )
         raise StateError(
             f"the state of epoch {epoch} step {step} does not fit this run: "
-            f"{'; '.join(differing)}. {_advice(differing, step, mixed='sources' in current)}"
+            f"{'; '.join(differences.values())}. {advice}"
         )
     if step >= order.steps_per_epoch:
         raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
     return epoch, step
 
 
-def _advice(differing: list[str], step: int, *, mixed: bool) -> str:
-    if any(item.startswith("version ") for item in differing):
-        return "Resume with the mmstream that saved it: another one plans another order."
-    if mixed:
-        advice = (
-            "Sources of a mixture come round in epochs of their own, so what has begun goes on: "
-            "only weights that begin later, and sources not drawn from yet, may change."
-        )
-        if any(" bad was " in item for item in differing):
-            advice += (
-                " Bad lists that came later are for new runs: put back mmstream.bad.previous.json, "
-                "or move mmstream.bad.json away where there was none."
-            )
-        return advice
+def _without_unused_bad_list(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a state without its bad list at the start of an epoch, where the list may change."""
+    identity = state.get("order")
+    if state.get("step") != 0 or not isinstance(identity, Mapping):
+        return state
+    return {**state, "order": {**identity, "bad": None}}
+
+
+_OTHER_VERSION = "Resume with the mmstream that saved it: another version plans another order."
+
+
+def _advice(differences: Mapping[str, str], step: int) -> str:
+    """Return what to do about a state that does not fit a dataset."""
+    if "version" in differences:
+        return _OTHER_VERSION
     finish = 'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes'
-    if any(item.startswith("corpus") for item in differing):
+    if "corpus" in differences:
         return (
             "Shards were added, removed or changed: resume on the old ones, or start anew; where "
             f"they were only added at the end, {finish}."
         )
-    if any(item.startswith("bad ") for item in differing):
+    if "bad" in differences:
         return (
             "The list of bad samples has changed: put back the one that this epoch began with "
             "(mmstream.bad.previous.json is the one before the last change); where it began with "
@@ -104,3 +168,19 @@ def _advice(differing: list[str], step: int, *, mixed: bool) -> str:
     if step:
         return f"Resume with the saved values; they may change where an epoch begins: {finish}."
     return "Resume with the saved values, or start anew."
+
+
+def _mixture_advice(differences: Mapping[str, str]) -> str:
+    """Return what to do about a state that does not fit a mixture."""
+    if "version" in differences:
+        return _OTHER_VERSION
+    advice = (
+        "Sources of a mixture have epochs of their own, so what has begun goes on: only weights "
+        "that begin later, and sources not drawn from yet, may change."
+    )
+    if any(" bad was " in text for text in differences.values()):
+        advice += (
+            " Bad lists that came later are for new runs: put back mmstream.bad.previous.json, "
+            "or move mmstream.bad.json away where there was none."
+        )
+    return advice

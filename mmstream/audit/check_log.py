@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.audit.training_log import UNFILLED, Logged
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import ShardSource
 from mmstream.errors import StateError, where
 from mmstream.order import MAX_ATTEMPTS, AnyOrder
-from mmstream.planning import order_of_state
-from mmstream.state import STATE_VERSION
+from mmstream.state import STATE_VERSION, order_of_state
 from mmstream.types import IntArray
 
 __all__ = ["Check", "check_logs", "orders_logged", "steps_logged"]
@@ -200,7 +198,7 @@ def _by_epoch(order: Orders) -> Callable[[int], AnyOrder]:
 
 
 def orders_logged(
-    order: AnyOrder, logged: Mapping[At, Logged], dataset: Dataset | Mixture
+    order: AnyOrder, logged: Mapping[At, Logged], dataset: ShardSource
 ) -> Callable[[int], AnyOrder]:
     """Return the order of each epoch of a run whose settings may have changed between two epochs.
 

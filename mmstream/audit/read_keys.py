@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import ShardRange, ShardSource, read_ranges
 from mmstream.errors import ShardError, where
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members, split_name
@@ -17,59 +16,64 @@ __all__ = ["read_keys"]
 logger = logging.getLogger(__name__)
 
 
-def read_keys(dataset: Dataset | Mixture, refs: Sequence[SampleRef]) -> list[str | None]:
-    """Return the keys of samples, from their first headers alone.
+def read_keys(source: ShardSource, refs: Sequence[SampleRef]) -> list[str | None]:
+    """Return the keys of samples, from their first tar headers alone.
 
-    512 bytes a sample, and more only where a long name stands in front; besides them the index of
-    each shard, once. A key that cannot be read (a missing shard, a damaged header) is None and a
-    warning.
+    Reads 512 bytes per sample, more where a long name stands in front, and the index of each shard
+    once. A key that cannot be read (a missing shard, a damaged header) is None and a warning.
 
     Raises:
         StorageError: storage failed after retries.
     """
-    found: dict[SampleRef, str | None] = {}
-    wanted = dict.fromkeys(refs, BLOCK)
-    while wanted:  # once; again for those whose name takes more than one header
+    keys: dict[SampleRef, str | None] = {}
+    head_bytes = dict.fromkeys(refs, BLOCK)
+    while head_bytes:  # once, and again for those whose name takes more than one header
         longer: dict[SampleRef, int] = {}
-        for ref, head in _read_heads(dataset, wanted).items():
+        for ref, head in _read_heads(source, head_bytes).items():
             try:
-                found[ref] = _first_key(head, _size(dataset, ref))
+                keys[ref] = _first_key(head, _sample_bytes(source, ref))
             except _TooShort as short:
                 longer[ref] = short.num_bytes
             except ShardError as error:
-                found[ref] = None
-                logger.warning("%s: no key: %s", where(dataset.name_of(ref[0]), ref[1]), error)
-        wanted = longer
-    return [found.get(ref) for ref in refs]
+                keys[ref] = None
+                logger.warning("%s: no key: %s", where(source.name_of(ref[0]), ref[1]), error)
+        head_bytes = longer
+    return [keys.get(ref) for ref in refs]
 
 
-def _read_heads(
-    dataset: Dataset | Mixture, wanted: Mapping[SampleRef, int]
-) -> dict[SampleRef, bytes]:
+def _read_heads(source: ShardSource, head_bytes: Mapping[SampleRef, int]) -> dict[SampleRef, bytes]:
     """Return the first bytes of samples; those of shards that cannot be read are left out."""
-    ranges: dict[SampleRef, tuple[int, int, int]] = {}
-    for (shard, index), num_bytes in wanted.items():
+    ranges: dict[SampleRef, ShardRange] = {}
+    for ref, num_bytes in head_bytes.items():
         try:
-            start, stop = dataset.offsets(shard)[index : index + 2].tolist()
+            start, stop = _sample_range(source, ref)
         except ShardError as error:
             logger.warning("no key: %s", error)
         else:
-            ranges[shard, index] = shard, start, min(stop, start + num_bytes)
+            ranges[ref] = ref[0], start, min(stop, start + num_bytes)
     heads: dict[SampleRef, bytes] = {}
-    for ref, head in zip(ranges, dataset.read_ranges(list(ranges.values())), strict=True):
+    answers = read_ranges(source, list(ranges.values()))
+    for ref, head in zip(ranges, answers, strict=True):
         if not isinstance(head, OSError):
             heads[ref] = head
             continue
-        cause = dataset.explain(head, ref[0], ranges[ref][2])
+        location = source.locate(ref[0])
+        cause = location.dataset.explain(head, location.shard, ranges[ref][2])
         if not isinstance(cause, ShardError):
             raise cause
         logger.warning("no key: %s", cause)
     return heads
 
 
-def _size(dataset: Dataset | Mixture, ref: SampleRef) -> int:
-    start, stop = dataset.offsets(ref[0])[ref[1] : ref[1] + 2].tolist()
-    return int(stop - start)
+def _sample_range(source: ShardSource, ref: SampleRef) -> tuple[int, int]:
+    location = source.locate(ref[0])
+    start, stop = location.dataset.offsets(location.shard)[ref[1] : ref[1] + 2].tolist()
+    return start, stop
+
+
+def _sample_bytes(source: ShardSource, ref: SampleRef) -> int:
+    start, stop = _sample_range(source, ref)
+    return stop - start
 
 
 class _TooShort(Exception):  # noqa: N818 - a request for more, not a failure

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mmstream.audit.read_keys import read_keys
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import ShardSource
 from mmstream.errors import StateError
 from mmstream.order import AnyOrder
 from mmstream.storage import join_url, open_store, split_url
@@ -38,7 +37,7 @@ class PlannedRow(NamedTuple):
 
 
 def replay(
-    dataset: Dataset | Mixture,
+    dataset: ShardSource,
     order: AnyOrder,
     epoch: int,
     steps: Iterable[int],
@@ -50,7 +49,7 @@ def replay(
 
     Args:
         dataset: names the shards, and holds the keys.
-        order: of the run, see `planning.order_of_state`.
+        order: of the run, see `state.order_of_state`.
         epoch: any, past or future.
         steps: of that epoch.
         rows: [start, stop), a rank's (`mmstream.world.rows_of_rank`); None: all.

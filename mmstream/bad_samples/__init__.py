@@ -1,4 +1,10 @@
-"""Bad samples: what is allowed, what is counted, what is written down.
+"""Bad samples: what a run does about them, what is counted, what is written down.
 
-policy.py  what a run does about a bad sample, and how many it tolerates
+    policy.py      what happens to the row of a bad sample, and how many a run tolerates
+    quarantine.py  quarantine-rank{r}.jsonl: one record per bad sample, written and read here
+    limits.py      counts bad samples as batches are delivered, and stops a run at a limit
+
+Workers replace bad samples (``decoding/substitute.py``); their records travel with the batch. The
+main process of the rank counts them in the order of steps. ``dataset/bad_list.py`` is the list of
+samples that no epoch shows.
 """

@@ -1,26 +1,24 @@
-"""The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
+"""The samples of a step become a batch: a dict of tensors and lists.
 
-In: the samples of a step. Out: a dict of tensors and lists, with the lineage of every row. A field
-that differs in shape from row to row becomes a list, so one odd sample never breaks a batch.
+A field that differs in shape from row to row becomes a list, so one odd sample never breaks a
+batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
-from mmstream.bad_samples.policy import BadSample
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
-from mmstream.types import IGNORED_LABEL, Batch, Sample, SampleRef
+from mmstream.types import IGNORED_LABEL, Batch, Sample
 
-__all__ = ["Batch", "BatchLineage", "Collate", "batch", "collate", "mask_labels"]
+__all__ = ["Collate", "collate", "make_batch", "mask_labels"]
 
 Collate = Callable[[list[Sample]], Batch]
 
@@ -29,67 +27,38 @@ AS_THEY_ARE = frozenset({bytes, memoryview, str})
 """Values of these types alone make a list of rows, whatever their field is called."""
 
 
-@dataclass(frozen=True)
-class BatchLineage:
-    """Where a batch comes from: travels as ``batch["__lineage__"]``."""
-
-    epoch: int
-    step: int
-    start: int
-    """Its first row in the global batch."""
-    planned: list[SampleRef]
-    """(shard, index) of each row, as the order says."""
-    shown: list[SampleRef]
-    """(shard, index) of each row, as delivered: a substitute's where the planned one was bad."""
-    bad: tuple[BadSample, ...]
-    num_bytes: int
-    num_requests: int
-
-    def to(self, *_: Any, **__: Any) -> BatchLineage:
-        """Return itself: what moves batches to a device asks each value, and leaves this one."""
-        return self
-
-
-def batch(steps: Iterable[DecodedStep], collate: Collate) -> Iterator[Batch]:
-    """Yield a batch a step: what `collate` returns, and the lineage.
+def make_batch(step: DecodedStep, collate: Collate) -> Batch:
+    """Return the batch of a step: what `collate` returns, and where its rows come from.
 
     Adds ``__key__`` and ``__url__`` (lists of B; of a mixture also ``__source__``), ``__valid__``
-    (bool [B], False for padding, for masked rows and for rows that nothing could fill) and
-    ``__lineage__`` (`BatchLineage`). Where ``labels`` go with ``input_ids`` token by token, those
-    of such rows are -100: losses that know nothing of ``__valid__`` leave them out too.
+    (bool [B]) and ``__lineage__`` (`BatchLineage`). ``__valid__`` is False for padding, for masked
+    rows and for rows that nothing could fill. Where ``labels`` go with ``input_ids`` token by
+    token, the labels of such rows are -100, so that a loss leaves them out.
 
     Raises:
         ConfigError: `collate` returned no dict.
     """
-    for step in steps:
-        collated = collate(step.samples)
-        if not isinstance(collated, Mapping):  # transformers' BatchEncoding is one, and no dict
-            raise ConfigError(f"collate returned {type(collated).__name__}: it must return a dict")
-        made = dict(collated)
-        made["__key__"] = [sample["__key__"] for sample in step.samples]
-        made["__url__"] = [sample["__url__"] for sample in step.samples]
-        if "__source__" in step.samples[0]:
-            made["__source__"] = [sample["__source__"] for sample in step.samples]
-        made["__valid__"] = torch.tensor(step.valid)
-        if not all(step.valid):
-            mask_labels(made)
-        made["__lineage__"] = BatchLineage(
-            step.job.epoch,
-            step.job.step,
-            step.job.start,
-            step.planned,
-            step.shown,
-            step.bad,
-            step.num_bytes,
-            step.num_requests,
-        )
-        yield made
+    lineage, samples = step
+    collated = collate(samples)
+    if not isinstance(collated, Mapping):  # transformers' BatchEncoding is a Mapping, not a dict
+        raise ConfigError(f"collate returned {type(collated).__name__}: it must return a dict")
+    batch = dict(collated)
+    batch["__key__"] = [sample["__key__"] for sample in samples]
+    batch["__url__"] = [sample["__url__"] for sample in samples]
+    if "__source__" in samples[0]:
+        batch["__source__"] = [sample["__source__"] for sample in samples]
+    batch["__valid__"] = torch.tensor(lineage.valid)
+    if not all(lineage.valid):
+        mask_labels(batch)
+    batch["__lineage__"] = lineage
+    return batch
 
 
-def mask_labels(made: Batch) -> None:
-    """Let losses that know nothing of ``__valid__`` leave out the rows that are not."""
-    if _is_by_token(made):
-        made["labels"] = made["labels"].masked_fill(~made["__valid__"][:, None], IGNORED_LABEL)
+def mask_labels(batch: Batch) -> None:
+    """Set the token labels of invalid rows to -100, in place."""
+    if _has_token_labels(batch):
+        invalid = ~batch["__valid__"][:, None]
+        batch["labels"] = batch["labels"].masked_fill(invalid, IGNORED_LABEL)
 
 
 def collate(
@@ -118,7 +87,7 @@ def collate(
         any field that some sample lacks, is a list of B (None where it lacks). So are fields of the
         names above that hold something else, such as a class number in ``labels``.
     """
-    made: Batch = {}
+    batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
     for name in names:
@@ -126,24 +95,24 @@ def collate(
             continue
         values = [sample.get(name) for sample in samples]
         if AS_THEY_ARE.issuperset(map(type, values)):
-            made[name] = values
+            batch[name] = values
             continue
         if name in fills and all(map(_is_ids, values)):
-            made[name] = _pad(values, fills[name], pad_to, padding_side)
+            batch[name] = _pad(values, fills[name], pad_to, padding_side)
             continue
         values = list(map(_as_tensor, values))
         if name == "image" and all(map(_is_images, values)):
-            made |= _images(values)
+            batch |= _images(values)
         elif name in fills and all(map(_is_tokens, values)):
-            made[name] = _pad(values, fills[name], pad_to, padding_side)
+            batch[name] = _pad(values, fills[name], pad_to, padding_side)
         else:
-            made[name] = _stack(values)
-    return made
+            batch[name] = _stack(values)
+    return batch
 
 
-def _is_by_token(made: Batch) -> bool:
-    """Tell whether a batch's labels are those of a language model: one a token."""
-    ids, labels = made.get("input_ids"), made.get("labels")
+def _has_token_labels(batch: Batch) -> bool:
+    """Tell whether a batch has one label per token, as language models do."""
+    ids, labels = batch.get("input_ids"), batch.get("labels")
     if not (isinstance(ids, torch.Tensor) and isinstance(labels, torch.Tensor)):
         return False
     return labels.shape == ids.shape and labels.ndim == 2 and labels.dtype == torch.int64

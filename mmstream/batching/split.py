@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from mmstream.batching.collate import Batch, BatchLineage
 from mmstream.decoding.image.encoded import EncodedImages
 from mmstream.errors import ConfigError
+from mmstream.reading.step import BatchLineage
+from mmstream.types import Batch
 
 __all__ = ["split_rows"]
 

@@ -132,7 +132,7 @@ def verify(
     --write-bad makes a new list beside the data, or none when nothing is bad any more. --quarantine
     without it adds to the list that is there, and reads no data.
     """
-    from mmstream.dataset.bad_list import quarantined
+    from mmstream.bad_samples.quarantine import quarantined_refs
     from mmstream.dataset.bad_list import write_bad as write
     from mmstream.dataset.open import open_dataset
     from mmstream.dataset.verify import bad_samples
@@ -144,14 +144,14 @@ def verify(
         if decode:
             raise click.UsageError("--quarantine reads no data to decode; add --write-bad")
         dataset = open_dataset(url)
-        known = quarantined(quarantine, dataset, source)
+        known = quarantined_refs(quarantine, dataset, source)
         listed = write(dataset, [*dataset.bad.tolist(), *known.tolist()])
         click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
                    f"{len(listed) - len(dataset.bad):,} of them from now on")  # fmt: skip
         return
     decoder = _decoder() if decode else None
     dataset = open_dataset(url, bad_list=not write_bad)  # one that is made anew may be damaged
-    known = quarantined(quarantine, dataset, source)
+    known = quarantined_refs(quarantine, dataset, source)
     problems = []
     if not len(dataset):
         click.echo("bad: the dataset has no samples")

@@ -57,7 +57,7 @@ def replay(
     from mmstream.audit.replay import parse_state, read_state
     from mmstream.audit.replay import replay as run
     from mmstream.dataset.mixture_file import open_data
-    from mmstream.planning import order_of_state
+    from mmstream.state import order_of_state
 
     if more_logs and not logs:
         raise click.UsageError(f"unexpected {' '.join(more_logs)}: logs come after --check")

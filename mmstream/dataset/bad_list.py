@@ -12,26 +12,20 @@ only a transform or a tokenizer refuses.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
-from mmstream.dataset.manifest import Manifest, ShardInfo
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.manifest import Manifest
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.storage import Store
 from mmstream.types import IntArray
 
-if TYPE_CHECKING:
-    from mmstream.dataset.dataset import Dataset
-    from mmstream.dataset.mixture import Mixture
-
-__all__ = ["BAD_NAME", "PREVIOUS_NAME", "quarantined", "read_bad", "stamps_of", "trim_bad",
-           "write_bad"]  # fmt: skip
+__all__ = ["BAD_NAME", "PREVIOUS_NAME", "read_bad", "trim_bad", "write_bad"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +49,6 @@ class _Head:
 class _List(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     bad: dict[str, Indexes]
-
-
-class _Record(msgspec.Struct):
-    """What counts of a line of a quarantine file."""
-
-    shard: str
-    index: int
-    kind: str
-    stamp: str | None = None
-    """Of the shard, see `stamps_of`; files of old runs have none."""
 
 
 def read_bad(store: Store, manifest: Manifest, *, some: bool = False) -> IntArray:
@@ -133,84 +117,6 @@ def trim_bad(store: Store, names: Collection[str]) -> None:
             logger.warning("%s: %d shards are gone or replaced, and off the list",
                            store.url_of(BAD_NAME), len(listed) - len(kept))  # fmt: skip
             _put(store, kept)
-
-
-def stamps_of(dataset: Dataset | Mixture, shards: Iterable[int]) -> list[str]:
-    """Return what tells each of these shards from one of the same name in another corpus."""
-    from mmstream.dataset.dataset import Dataset
-
-    located = (
-        (dataset, shard) if isinstance(dataset, Dataset) else dataset.locate(shard)[1:]
-        for shard in shards
-    )
-    return [_stamp(of.manifest.shards[shard]) for of, shard in located]
-
-
-def _stamp(info: ShardInfo) -> str:
-    return f"{info.num_samples}-{info.num_bytes}-{(info.sha256 or '')[:16]}"
-
-
-def quarantined(
-    paths: Iterable[str | os.PathLike[str]], dataset: Dataset, source: str | None = None
-) -> IntArray:
-    """Return int64 [n, 2], the sorted (shard, index) of all that runs have put in quarantine.
-
-    What a user's filter left out is no bad sample and not among them. Nothing of the data is read.
-
-    Args:
-        paths: of ``quarantine-rank{r}.jsonl`` files.
-        dataset: that those runs were on.
-        source: of runs on a mixture, the dataset's name in it; other sources are passed over.
-
-    Raises:
-        ConfigError: no such file, a line that is none of such a file, or of another dataset.
-    """
-    prefix = "" if source is None else f"{source}/"
-    shards = {prefix + info.name: number for number, info in enumerate(dataset.manifest.shards)}
-    refs: list[tuple[int, int]] = []
-    for path in paths:
-        for number, line in enumerate(_lines(path), start=1):
-            if not line.endswith(b"\n"):
-                continue  # torn when its run was killed, and written again when that went on
-            try:
-                record = msgspec.json.decode(line, type=_Record)
-            except (msgspec.MsgspecError, UnicodeError) as error:
-                raise ConfigError(f"{path}:{number}: no line of a quarantine: {error}") from None
-            if not record.shard.startswith(prefix):
-                continue
-            shard = shards.get(record.shard, -1)
-            if shard < 0 or not 0 <= record.index < dataset.counts[shard]:
-                where = f"{record.shard}[{record.index}]"
-                raise ConfigError(
-                    f"{path}:{number}: {where} is no sample of {dataset!r} (of a run on a mixture "
-                    "say which source of it this is)"
-                )
-            stamp = _stamp(dataset.manifest.shards[shard])
-            if record.stamp is not None and not _agree(record.stamp, stamp):
-                raise ConfigError(
-                    f"{path}:{number}: is of another corpus: its {record.shard} is not the one of "
-                    f"{dataset!r} (samples-bytes-checksum {record.stamp}, and here {stamp})"
-                )
-            if record.kind != "SkipSample":
-                refs.append((shard, record.index))
-    return _sorted(refs)
-
-
-def _lines(path: str | os.PathLike[str]) -> list[bytes]:
-    try:
-        return Path(path).read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file; runs with bad samples write quarantine-rank0.jsonl, ..."
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: no quarantine file: {error.strerror}") from None
-
-
-def _agree(one: str, other: str) -> bool:
-    """Tell whether two stamps can be of one shard; a checksum that is not known agrees."""
-    (*ours, our_sum), (*theirs, their_sum) = one.split("-"), other.split("-")
-    return ours == theirs and (our_sum == their_sum or not (our_sum and their_sum))
 
 
 _CURE = "`mmstream verify --write-bad` makes a new list, or remove this one"

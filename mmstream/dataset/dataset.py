@@ -1,6 +1,6 @@
-"""A corpus of shards: its length, its indexes, and random access to one raw sample.
+"""One dataset: its length, its indexes, and random access to raw samples.
 
-Made by `opening.open_dataset`. An index is fetched whole, once, when its shard is first used.
+`open_dataset` makes it. An index is read whole, once, when its shard is first used.
 """
 
 from __future__ import annotations
@@ -9,41 +9,47 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from mmap import mmap
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from mmstream.dataset.index import decode_index, index_name
 from mmstream.dataset.manifest import Manifest
-from mmstream.errors import SampleError, ShardError, where
-from mmstream.order import Corpus
-from mmstream.storage import LocalFile, LocalStore, Store
+from mmstream.errors import SampleError, ShardError, StateError, where
+from mmstream.order import Corpus, Order
+from mmstream.storage import Store
 from mmstream.tar.samples import parse_sample
 from mmstream.types import IntArray, Sample, SampleLineage
 
-__all__ = ["Dataset", "DatasetView"]
+__all__ = ["Dataset", "DatasetView", "ShardLocation"]
 
 
-MAX_LOOKS = 4
-"""Reads of an index that makes no sense."""
+MAX_INDEX_READS = 4
+"""Reads of an index whose bytes are no index: storage may have delivered them wrong."""
 
 MAX_INDEXES = 4096
-"""Indexes kept in memory; of 5,000-sample shards that is 160 MB."""
+"""Indexes kept in memory; 160 MB for shards of 5,000 samples."""
 
 
 class Dataset(Sequence[Sample]):
-    """The samples of a corpus, in the order of its shards. Make one with `open_dataset`.
+    """The samples of a dataset, in the order of its shards. `open_dataset` makes it.
 
-    Picklable: what crosses to a worker is the manifest, not connections or indexes.
+    A `ShardSource`. It pickles small: workers get the manifest, not connections or indexes.
 
     Attributes:
-        manifest: shards, fields, where the corpus came from.
+        manifest: shards, fields, and where the dataset came from.
         store: where the tars lie.
-        index_store: where the indexes lie; the same store unless `index --output` wrote them.
-        bad: int64 [num_bad, 2], sorted (shard, index) of samples that are known to be bad (see
-            `badlist`). Length and random access know all samples; an epoch leaves these out.
+        index_store: where the indexes lie. Another store only after ``index --output``.
+        bad: int64 [num_bad, 2], sorted (shard, index) of known-bad samples (see ``bad_list.py``).
+            Length and random access include them; an epoch leaves them out.
+
+    Example:
+        >>> dataset = mm.open_dataset("shards/")
+        >>> len(dataset), dataset[0]["__key__"]
+        (96, '00001')
     """
+
+    can_finish_epoch = True
 
     def __init__(
         self,
@@ -56,7 +62,7 @@ class Dataset(Sequence[Sample]):
         self.manifest, self.store = manifest, store
         self.index_store = store if index_store is None else index_store
         self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
-        self._built = dict(offsets or {})  # of tars without an index, built at opening
+        self._built = dict(offsets or {})  # indexes built at opening, of tars without one
         self._indexes: dict[int, IntArray] = {}
         self._urls: dict[int, str] = {}
 
@@ -122,31 +128,58 @@ class Dataset(Sequence[Sample]):
         """Return a shard's name, relative to the corpus' root."""
         return self.manifest.shards[shard].name
 
+    def locate(self, shard: int) -> ShardLocation:
+        """Return where a shard lies: in this dataset, which has no source name."""
+        return ShardLocation("", self, shard)
+
+    def plan_order(self, *, drop_last: bool = True, **settings: Any) -> Order:
+        """Return the order of the dataset. Settings and errors are those of `Order.from_counts`."""
+        corpus = self.corpus
+        return Order.from_counts(
+            corpus.counts,
+            names=corpus.names,
+            num_bytes=corpus.num_bytes,
+            bad=corpus.bad,
+            drop_last=drop_last,
+            **settings,
+        )
+
+    def order_from_identity(self, identity: Mapping[str, Any]) -> Order:
+        """Return the order that a saved state names; shards may have been appended since.
+
+        Raises:
+            StateError: the state belongs to a mixture or to another dataset.
+        """
+        if "sources" in identity:
+            raise StateError("this state is of a mixture: give its JSON file")
+        corpus = self.corpus
+        return Order.from_identity(identity, corpus.counts, corpus.names, corpus.bad)
+
     def offsets(self, shard: int) -> IntArray:
-        """Return a shard's index: int64 [num_samples + 1] byte offsets.
+        """Return a shard's index: int64 [num_samples + 1], byte offsets of its samples.
 
         Raises:
             ShardError: no index, a damaged one, or one that does not fit the manifest.
+            StorageError: storage failed after retries.
         """
-        found = self._indexes.get(shard)
-        if found is None:
-            found = self._load_index(shard)
+        offsets = self._indexes.get(shard)
+        if offsets is None:
+            offsets = self._load_index(shard)
             if len(self._indexes) >= MAX_INDEXES:
                 self._indexes.pop(list(self._indexes)[0], None)  # noqa: RUF015 - threads share it
-            self._indexes[shard] = found
-        return found
+            self._indexes[shard] = offsets
+        return offsets
 
     def forget_index(self, shard: int) -> None:
-        """Read a shard's index anew when it is next used."""
+        """Read a shard's index again at its next use."""
         self._indexes.pop(shard, None)
 
     def read(self, shard: int, index: int) -> Sample:
-        """Return one raw sample; errors as `dataset[i]`."""
-        name = self.name_of(shard)
+        """Return one raw sample; raises what `dataset[i]` raises."""
         offsets = self.offsets(shard)
         start, stop = int(offsets[index]), int(offsets[index + 1])
         try:
-            data = self.store.read_range(name, start, stop)
+            data = self.store.read_range(self.name_of(shard), start, stop)
         except OSError as error:
             raise self.explain(error, shard, stop) from error
         return self.parse(data, shard, index)
@@ -154,7 +187,11 @@ class Dataset(Sequence[Sample]):
     def parse(
         self, data: bytes | memoryview, shard: int, index: int, *, zero_copy: bool = False
     ) -> Sample:
-        """Return the sample in a byte range of a shard. Raises SampleError with its address."""
+        """Return the sample in a byte range of a shard.
+
+        Raises:
+            SampleError: the bytes are no sample; names its address.
+        """
         try:
             sample = parse_sample(data, self.url_of(shard), zero_copy=zero_copy)
         except SampleError as error:
@@ -169,27 +206,8 @@ class Dataset(Sequence[Sample]):
             url = self._urls[shard] = self.store.url_of(self.name_of(shard))
         return url
 
-    def store_of(self, _shard: int) -> Store:
-        """Return where a shard lies."""
-        return self.store
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
-        """Return the bytes of (shard, start, stop) ranges, or why there are none, side by side."""
-        named = [(self.name_of(shard), start, stop) for shard, start, stop in ranges]
-        return self.store.read_ranges(named)
-
-    def map_shard(self, shard: int) -> mmap:
-        """Return a local shard as a map of its file. Raises OSError, ValueError: it is empty."""
-        assert isinstance(self.store, LocalStore)
-        return self.store.map(self.name_of(shard))
-
-    def open_shard(self, shard: int) -> LocalFile:
-        """Return a local shard held open. Raises OSError."""
-        assert isinstance(self.store, LocalStore)
-        return self.store.open(self.name_of(shard))
-
     def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
-        """Tell a shard that is gone or too short (ShardError) from storage that fails."""
+        """Return a ShardError where a shard is absent or ends before byte `stop`, else `error`."""
         name = self.name_of(shard)
         if isinstance(error, FileNotFoundError):
             return ShardError(f"{name}: no such shard in {self.store.url}")
@@ -198,7 +216,7 @@ class Dataset(Sequence[Sample]):
         except OSError:
             return error
         if size < stop:
-            return ShardError(f"{name}: truncated: {size} bytes, its index says {stop} and more")
+            return ShardError(f"{name}: truncated: {size} bytes, its index needs {stop} or more")
         return error
 
     def _load_index(self, shard: int) -> IntArray:
@@ -225,11 +243,21 @@ class Dataset(Sequence[Sample]):
         return offsets
 
     def _read_index(self, name: str) -> IntArray:
-        """Return an index; one that makes no sense is read again, for it may only have come so."""
-        for _ in range(MAX_LOOKS - 1):
+        """Return an index. Bytes that are no index are read again: storage may be at fault."""
+        for _ in range(MAX_INDEX_READS - 1):
             with suppress(ShardError):
                 return decode_index(self.index_store.read(name), name)
         return decode_index(self.index_store.read(name), name)
+
+
+class ShardLocation(NamedTuple):
+    """Where a shard of a `ShardSource` lies."""
+
+    source: str
+    """Name of its source in a mixture; "" for a single dataset."""
+    dataset: Dataset
+    shard: int
+    """Position in the manifest of `dataset`."""
 
 
 class DatasetView(Sequence[Sample]):

@@ -1,24 +1,20 @@
-"""Several datasets as one stream: what a `Pipeline` takes in the place of a dataset.
+"""Several datasets as one stream: what a `Pipeline` takes in place of a dataset.
 
-A mixture says which datasets, in which proportions and for how long. Which sample comes when is the
-order's business (`order.mixture`). To the stages that read, it is one long list of shards,
-those of all sources end to end.
+A mixture says which datasets, in which proportions and for how long. ``order/mixture/`` says which
+sample comes when. The stages that read see one long list of shards, all sources end to end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from mmap import mmap
-from typing import get_args
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import numpy as np
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.errors import ConfigError, ShardError
-from mmstream.order import Corpus, Stop
+from mmstream.dataset.dataset import Dataset, ShardLocation
+from mmstream.errors import ConfigError, StateError
+from mmstream.order import Corpus, MixtureOrder, Recipe, Stop
 from mmstream.order.checks import integer
-from mmstream.storage import LocalFile, Store
-from mmstream.types import IntArray, Sample
 
 __all__ = ["Mixture"]
 
@@ -41,6 +37,8 @@ class Mixture:
     Raises:
         ConfigError: neither or both of `stop` and `epoch_steps`, or impossible weights or names.
     """
+
+    can_finish_epoch = False  # its sources do not end where its epochs do
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class Mixture:
             self.weights[step] = dict(weights)
         self._names = list(self.datasets)
         counts = [dataset.num_shards for dataset in self.datasets.values()]
-        self._first = np.cumsum([0, *counts])
+        self._first_shards = np.cumsum([0, *counts])
 
     def __len__(self) -> int:
         """Samples of all sources together."""
@@ -89,7 +87,7 @@ class Mixture:
     @property
     def num_shards(self) -> int:
         """Shards of all sources."""
-        return int(self._first[-1])
+        return int(self._first_shards[-1])
 
     @property
     def fractions(self) -> dict[int, dict[str, float]]:
@@ -112,62 +110,44 @@ class Mixture:
         """What the order knows of the sources."""
         return {name: dataset.corpus for name, dataset in self.datasets.items()}
 
-    def locate(self, shard: int) -> tuple[str, Dataset, int]:
-        """Return the name of a shard's source, its dataset, and the shard's number in that."""
-        of = int(np.searchsorted(self._first, shard, side="right")) - 1
-        name = self._names[of]
-        return name, self.datasets[name], shard - int(self._first[of])
+    def locate(self, shard: int) -> ShardLocation:
+        """Return the source of a shard, its dataset, and its position there."""
+        number = int(np.searchsorted(self._first_shards, shard, side="right")) - 1
+        name = self._names[number]
+        return ShardLocation(name, self.datasets[name], shard - int(self._first_shards[number]))
 
     def name_of(self, shard: int) -> str:
-        """Return a shard's name, after that of its source."""
-        name, dataset, local = self.locate(shard)
-        return f"{name}/{dataset.name_of(local)}"
+        """Return ``source/shard`` of a shard."""
+        name, dataset, local_shard = self.locate(shard)
+        return f"{name}/{dataset.name_of(local_shard)}"
 
-    def store_of(self, shard: int) -> Store:
-        """Return where a shard lies."""
-        return self.locate(shard)[1].store
+    def plan_order(self, *, drop_last: bool = True, **settings: Any) -> MixtureOrder:
+        """Return the order of the mixture. No step of it is partial, so `drop_last` has no effect.
 
-    def offsets(self, shard: int) -> IntArray:
-        """Return a shard's index; as `Dataset.offsets`."""
-        _, dataset, local = self.locate(shard)
-        return dataset.offsets(local)
+        Raises:
+            ConfigError: impossible settings.
+        """
+        del drop_last
+        return MixtureOrder(
+            Recipe.of(self.corpora, self.weights, epoch_steps=self.epoch_steps, **settings)
+        )
 
-    def forget_index(self, shard: int) -> None:
-        """Read a shard's index anew when it is next used."""
-        _, dataset, local = self.locate(shard)
-        dataset.forget_index(local)
+    def order_from_identity(self, identity: Mapping[str, Any]) -> MixtureOrder:
+        """Return the order that a saved state names. Only its datasets count; it knows the weights.
 
-    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
-        """Return the bytes of (shard, start, stop) ranges; as `Dataset.read_ranges`."""
-        found: dict[int, bytes | OSError] = {}
-        located = [self.locate(shard) for shard, _, _ in ranges]
-        for name, dataset in self.datasets.items():
-            mine = [number for number, (of, _, _) in enumerate(located) if of == name]
-            wanted = [(located[number][2], *ranges[number][1:]) for number in mine]
-            found |= zip(mine, dataset.read_ranges(wanted) if wanted else (), strict=True)
-        return [found[number] for number in range(len(ranges))]
-
-    def map_shard(self, shard: int) -> mmap:
-        """Return a local shard as a map of its file; as `Dataset.map_shard`."""
-        _, dataset, local = self.locate(shard)
-        return dataset.map_shard(local)
-
-    def open_shard(self, shard: int) -> LocalFile:
-        """Return a local shard held open; as `Dataset.open_shard`."""
-        _, dataset, local = self.locate(shard)
-        return dataset.open_shard(local)
-
-    def parse(
-        self, data: bytes | memoryview, shard: int, index: int, *, zero_copy: bool = False
-    ) -> Sample:
-        """Return a sample, with its ``__source__``; as `Dataset.parse`."""
-        name, dataset, local = self.locate(shard)
-        return dataset.parse(data, local, index, zero_copy=zero_copy) | {"__source__": name}
-
-    def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
-        """Tell a shard that is gone or too short from storage that fails."""
-        _, dataset, local = self.locate(shard)
-        return dataset.explain(error, local, stop)
+        Raises:
+            StateError: the state belongs to a single dataset or to other sources.
+        """
+        if "sources" not in identity:
+            raise StateError("this state is of one dataset: give that")
+        order = MixtureOrder(Recipe.from_identity(identity, self.corpora))
+        saved_names, names = list(order.recipe.corpora), list(self.datasets)
+        if saved_names != names[: len(saved_names)]:  # shards are numbered in this order
+            raise StateError(
+                f"the state's sources are {saved_names}, and here {names}: put them in the state's "
+                "order, new ones at the end"
+            )
+        return order
 
 
 def _check(

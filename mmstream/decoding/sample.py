@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,9 +33,12 @@ from mmstream.decoding.text.image_lengths import ImageShape
 from mmstream.errors import ConfigError, DecodeError, where
 from mmstream.types import Sample
 
-__all__ = ["Decode", "decode_sample", "decode_texts"]
+__all__ = ["Decode", "TextTokens", "decode_sample", "decode_texts"]
 
 T = TypeVar("T")
+
+TextTokens: TypeAlias = tuple[Sample, Tokens | DecodeError | None]
+"""A sample with ``json`` parsed, and its text as tokens."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,7 @@ def decode_sample(
     return decoded
 
 
-def decode_texts(
-    samples: Sequence[Sample], decode: Decode | None
-) -> list[tuple[Sample, Tokens | DecodeError | None]]:
+def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextTokens]:
     """Parse ``json`` and tokenize the texts of many samples in one call of the tokenizer.
 
     Returns:

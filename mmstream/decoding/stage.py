@@ -1,197 +1,175 @@
-"""The third stage: order -> read -> DECODE -> batch -> loader -> device.
+"""A step of raw samples becomes a step of decoded samples, with as many rows.
 
-In: raw samples of a step. Out: as many decoded, transformed samples, whatever the data is like: a
-bad sample's place is taken by a deterministic substitute (see `filling`), so steps and ranks stay
-in balance.
+A bad sample is replaced by a deterministic substitute (``substitute.py``), so all ranks keep the
+same number of rows and steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from mmstream.bad_samples.policy import Action, BadSample
-from mmstream.decoding.sample import Decode, decode_texts
-from mmstream.decoding.substitute import SHAPE_ATTEMPTS, Filler, Ready, Row, Transform
+from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.decoding.batch_memory import BatchMemory
+from mmstream.decoding.sample import Decode, TextTokens, decode_texts
+from mmstream.decoding.substitute import MAX_SUBSTITUTES, Lookup, Row, RowDecoder, Transform
 from mmstream.errors import BadSampleLimitError, SampleError
-from mmstream.loader.batch_memory import Memory
-from mmstream.order import AnyOrder
-from mmstream.reading.reader import Job, RawStep, Reader
-from mmstream.types import Sample, SampleLineage, SampleRef
+from mmstream.reading.step import BatchLineage, RawStep
+from mmstream.types import Sample, SampleLineage
 
-__all__ = ["DecodedStep", "Transform", "decode"]
+__all__ = ["DecodeStage", "DecodedStep"]
 
 
 class DecodedStep(NamedTuple):
-    """The samples of a job, a row each, ready to be collated."""
+    """The samples of a job, one per row, ready to be collated."""
 
-    job: Job
+    lineage: BatchLineage
     samples: list[Sample]
-    valid: list[bool]
-    planned: list[SampleRef]
-    shown: list[SampleRef]
-    bad: tuple[BadSample, ...]
-    num_bytes: int
-    num_requests: int
 
 
-def decode(
-    steps: Iterable[RawStep],
-    reader: Reader,
-    decoders: Decode | None = None,
-    transforms: Sequence[Transform] = (),
-    *,
-    substitute_shards: bool = False,
-    action: Action = "substitute",
-    num_threads: int = 1,
-    memory: Memory | None = None,
-) -> Iterator[DecodedStep]:
-    """Yield each step with its samples decoded and transformed, in the order of rows.
+class DecodeStage:
+    """Decodes and transforms the samples of steps, in the order of rows. Holds threads.
 
     Args:
-        steps: raw samples.
-        reader: for second reads and substitutes.
-        decoders: of images and text; None only parses ``json``.
+        lookup: reads single samples: second reads and substitutes.
+        decoders: for images and text. None only parses ``json``.
         transforms: functions from sample to sample, run in this order after decoding.
-        substitute_shards: whether an unreadable shard makes bad samples or ends the stream.
-        action: what becomes of a bad sample's row; see `BadSamplePolicy`.
+        policy: what happens to the row of a bad sample.
         num_threads: rows decoded side by side; decoders release the GIL.
-        memory: for pictures of one size; None: of this process alone.
-
-    Raises:
-        ShardError: an unreadable shard, unless `substitute_shards`.
-        SampleError: a bad sample, where `action` is "raise".
-        BadSampleLimitError: a step of which no row can be filled.
-        StorageError: storage failed after retries.
-        NameError, AttributeError, ...: a transform has a bug.
+        memory: for images of one size. None: memory of this process alone.
     """
-    shape = None
-    if decoders and decoders.image and decoders.image.device == "cpu":
-        shape = decoders.image.output_shape
-    memory = memory or Memory()
-    filler = Filler(reader, decoders, tuple(transforms), substitute_shards, action)
-    as_read = decoders is None and not transforms
-    if as_read:
-        num_threads = 1  # nothing here is worth handing to a thread
-    helpers = num_threads - 1  # this thread decodes too
-    with ThreadPoolExecutor(helpers) if helpers else nullcontext() as pool:
-        for step in steps:
-            whole = _as_read(step, reader.order) if as_read else None
-            if whole is not None:
-                yield whole
-                continue
-            pictures = _picture_buffer(memory, len(step.refs), shape)
-            fill = _bind(filler, step, _ready(step, decoders), pictures)
-            rows = _side_by_side(fill, len(step.refs), pool, helpers)
-            yield _assemble(step, rows)
 
+    def __init__(
+        self,
+        lookup: Lookup,
+        decoders: Decode | None = None,
+        transforms: Sequence[Transform] = (),
+        *,
+        policy: BadSamplePolicy,
+        num_threads: int = 1,
+        memory: BatchMemory | None = None,
+    ) -> None:
+        self._lookup = lookup
+        self._decoders = decoders
+        self._decode_row = RowDecoder(lookup, decoders, tuple(transforms), policy)
+        self._memory = memory or BatchMemory()
+        self._image_shape = None
+        if decoders and decoders.image and decoders.image.device == "cpu":
+            self._image_shape = decoders.image.output_shape
+        self._is_plain = decoders is None and not transforms
+        # The calling thread decodes too. Plain samples are not worth handing to another thread.
+        self._num_helpers = 0 if self._is_plain else num_threads - 1
+        self._pool = ThreadPoolExecutor(self._num_helpers) if self._num_helpers else None
 
-def _as_read(step: RawStep, order: AnyOrder) -> DecodedStep | None:
-    """Return a step of which nothing is decoded at once; None: a sample is bad, or may be."""
-    samples = [found for found in step.samples if isinstance(found, dict)]
-    if len(samples) < len(step.refs):
-        return None
-    if any("json" in sample for sample in samples):
-        samples = [sample for sample, _ in decode_texts(samples, None)]
-        if any(isinstance(sample.get("json"), bytes) for sample in samples):
+    def __call__(self, step: RawStep) -> DecodedStep:
+        """Return a step with its samples decoded and transformed.
+
+        Raises:
+            ShardError: an unreadable shard, unless the policy takes it for bad samples.
+            SampleError: a bad sample, where the policy is to raise.
+            BadSampleLimitError: no row of the step has a good sample or substitute.
+            StorageError: storage failed after retries.
+            NameError, AttributeError, ...: a transform has a bug.
+        """
+        if self._is_plain:
+            decoded = self._parsed(step)
+            if decoded is not None:
+                return decoded
+        texts = _decode_step_texts(step, self._decoders)
+        images = self._image_rows(len(step.outcomes))
+
+        def decode_row(position: int) -> Row:
+            image_out = None if images is None else images[position]
+            return self._decode_row(step, position, texts[position], image_out)
+
+        return _assembled(step, self._all_rows(decode_row, len(step.outcomes)))
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _parsed(self, step: RawStep) -> DecodedStep | None:
+        """Return a step whose samples are only parsed. None: a sample is bad, or may be."""
+        samples = [outcome for outcome in step.outcomes if isinstance(outcome, dict)]
+        if len(samples) < len(step.outcomes):
             return None
-    job = step.job
-    for row, sample in enumerate(samples, start=job.start):
-        seed, epoch = order.stream(job.epoch, job.step, row)
-        lineage = (*sample["__lineage__"][:2], epoch, job.step, seed)
-        sample["__lineage__"] = SampleLineage._make(lineage)  # half the time of a call
-    return DecodedStep(
-        job,
-        samples,
-        step.valid,
-        step.refs,
-        step.refs,
-        (),
-        step.num_bytes,
-        step.num_requests,
-    )
+        if any("json" in sample for sample in samples):
+            samples = [sample for sample, _ in decode_texts(samples, None)]
+            if any(isinstance(sample.get("json"), bytes) for sample in samples):
+                return None
+        lineage = step.lineage
+        for row, sample in enumerate(samples, start=lineage.start):
+            seed, epoch = self._lookup.stream(lineage.epoch, lineage.step, row)
+            shard, index = sample["__lineage__"][:2]
+            # _make takes half the time of a call.
+            sample["__lineage__"] = SampleLineage._make((shard, index, epoch, lineage.step, seed))
+        return DecodedStep(lineage, samples)
+
+    def _image_rows(self, num_rows: int) -> torch.Tensor | None:
+        """Return uint8 [B, H, W, 3] for the images of a batch: decoders write right into it."""
+        if self._image_shape is None:
+            return None
+        height, width = self._image_shape
+        memory = self._memory
+        images = memory.take(num_rows * height * width * 3, spare_bytes=memory.spare_bytes)
+        return images.view(num_rows, height, width, 3)
+
+    def _all_rows(self, decode_row: Callable[[int], Row], num_rows: int) -> list[Row]:
+        """Decode all rows. Each thread takes the next row, which is cheaper than one future a row.
+
+        Raises the error of the first row that has one.
+        """
+        if self._pool is None:
+            return list(map(decode_row, range(num_rows)))
+        rows: dict[int, Row] = {}
+        errors: list[tuple[bool, int, BaseException]] = []
+        positions = iter(range(num_rows))
+
+        def work() -> None:
+            while not errors:
+                position = next(positions, None)
+                if position is None:
+                    return
+                try:
+                    rows[position] = decode_row(position)
+                except BaseException as error:
+                    errors.append((isinstance(error, Exception), position, error))  # Ctrl-C first
+
+        helpers = [self._pool.submit(work) for _ in range(self._num_helpers)]
+        work()
+        wait(helpers)
+        if errors:
+            raise min(errors, key=lambda entry: entry[:2])[2]
+        return [rows[position] for position in range(num_rows)]
 
 
-def _side_by_side(
-    fill: Callable[[int], Row], num_rows: int, pool: Executor | None, helpers: int
-) -> list[Row]:
-    """Fill all rows; each thread takes the next one, which is cheaper than a future a row.
-
-    Raises the error of the first row that has one: rows before it are done, or under way.
-    """
-    if pool is None:
-        return list(map(fill, range(num_rows)))
-    rows: dict[int, Row] = {}
-    errors: list[tuple[bool, int, BaseException]] = []
-    places = iter(range(num_rows))
-
-    def work() -> None:
-        while not errors:
-            place = next(places, None)
-            if place is None:
-                return
-            try:
-                rows[place] = fill(place)
-            except BaseException as error:
-                errors.append((isinstance(error, Exception), place, error))  # Ctrl-C goes first
-
-    waiting = [pool.submit(work) for _ in range(helpers)]
-    work()
-    wait(waiting)
-    if errors:
-        raise min(errors, key=lambda found: found[:2])[2]
-    return [rows[place] for place in range(num_rows)]
+def _decode_step_texts(step: RawStep, decoders: Decode | None) -> list[TextTokens | None]:
+    """Parse and tokenize the samples of a step together; None for those that were not read."""
+    samples = [outcome for outcome in step.outcomes if isinstance(outcome, dict)]
+    texts = iter(decode_texts(samples, decoders))
+    return [next(texts) if isinstance(outcome, dict) else None for outcome in step.outcomes]
 
 
-def _ready(step: RawStep, decoders: Decode | None) -> list[Ready | None]:
-    """Parse and tokenize a step's samples together; those that could not be read are None."""
-    read = [found if isinstance(found, dict) else None for found in step.samples]
-    done = iter(decode_texts([found for found in read if found is not None], decoders))
-    return [None if found is None else next(done) for found in read]
-
-
-def _bind(
-    filler: Filler,
-    step: RawStep,
-    ready: list[Ready | None],
-    pictures: torch.Tensor | None,
-) -> Callable[[int], Row]:
-    return lambda place: filler(
-        step, place, ready[place], None if pictures is None else pictures[place]
-    )
-
-
-def _assemble(step: RawStep, rows: list[Row]) -> DecodedStep:
-    """Put a step together; a row that nothing could fill shows another one and is invalid."""
-    spare = next((row for row in rows if row.sample is not None), None)
+def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
+    """Put a step together. A row that nothing could fill repeats another one and is invalid."""
+    lineage = step.lineage
+    spare = next((row.sample for row in rows if row.sample is not None), None)
     if spare is None:
         reason = next((row.bad.reason for row in rows if row.bad), "padding only")
         raise BadSampleLimitError(
-            f"epoch {step.job.epoch} step {step.job.step}: no row could be filled, nor by "
-            f"{SHAPE_ATTEMPTS[SampleError]} substitutes each or more; the first: {reason}"
+            f"epoch {lineage.epoch} step {lineage.step}: no row has a good sample, nor a good one "
+            f"among its {MAX_SUBSTITUTES[SampleError]} substitutes or more; the first: {reason}"
         )
-    filled = [spare if row.sample is None else row for row in rows]
-    return DecodedStep(
-        step.job,
-        [row.sample for row in filled if row.sample is not None],
-        [ok and row.filled for ok, row in zip(step.valid, rows, strict=True)],
-        step.refs,
-        [row.shown for row in filled],
-        tuple(row.bad for row in rows if row.bad),
-        step.num_bytes,
-        step.num_requests,
+    spare_ref = next(row.shown for row in rows if row.sample is not None)
+    lineage = replace(
+        lineage,
+        valid=[valid and row.is_filled for valid, row in zip(lineage.valid, rows, strict=True)],
+        shown=[spare_ref if row.sample is None else row.shown for row in rows],
+        bad=tuple(row.bad for row in rows if row.bad),
     )
-
-
-def _picture_buffer(
-    memory: Memory, num_rows: int, shape: tuple[int, int] | None
-) -> torch.Tensor | None:
-    """Return uint8 [B, H, W, 3] for the pictures of a batch: decoders write, nobody copies."""
-    if shape is None:
-        return None
-    pictures = memory.take(num_rows * shape[0] * shape[1] * 3, room=memory.room)
-    return pictures.view(num_rows, *shape, 3)
+    return DecodedStep(lineage, [spare if row.sample is None else row.sample for row in rows])

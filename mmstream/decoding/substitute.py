@@ -1,21 +1,21 @@
-"""Part of the decode stage: one row of a step, filled with its planned sample or a substitute.
+"""One row of a step: its planned sample, decoded, or a substitute for a bad one.
 
-This is the one place that catches errors of samples and the one that drops samples. "Bad" means
-that two reads gave the same bytes, which no decoder takes, or that eight gave no sample: what
-storage, or the way from it, does once in a while is no fault of the data.
+This is the only place that catches errors of samples, and the only one that drops samples. A sample
+is bad when two reads gave the same bytes and no decoder accepts them, or when `MAX_SAMPLE_READS`
+reads gave no sample. A fault that storage makes once in a while is no fault of the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from mmstream.bad_samples.policy import Action, BadSample
-from mmstream.decoding.sample import Decode, decode_sample
-from mmstream.decoding.text.decoder import Tokens
+from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.bad_samples.quarantine import BadSample
+from mmstream.decoding.sample import Decode, TextTokens, decode_sample
 from mmstream.errors import (
     ConfigError,
     DecodeError,
@@ -26,29 +26,50 @@ from mmstream.errors import (
     where,
 )
 from mmstream.order import MAX_ATTEMPTS
-from mmstream.reading.reader import Job, Outcome, RawStep, Reader
+from mmstream.reading.step import Outcome, RawStep
 from mmstream.types import Sample, SampleLineage, SampleRef
 
-__all__ = ["SHAPE_ATTEMPTS", "Filler", "Ready", "Row", "Transform"]
+__all__ = ["MAX_SUBSTITUTES", "Lookup", "Row", "RowDecoder", "Transform"]
 
-Transform = Callable[[Sample], Sample]
-
-Ready: TypeAlias = tuple[Sample, Tokens | DecodeError | None]
-"""A sample with ``json`` parsed, and its text as tokens."""
+Transform: TypeAlias = Callable[[Sample], Sample]
 
 BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
-"""What a user's transform raises because of its code, not its data: these stop the run."""
+"""What a transform raises because of its code, not its data. These errors stop the run."""
+
+MAX_SAMPLE_READS = 8
+"""Reads of a sample whose bytes differ each time, or that comes as no sample each time."""
+
+MAX_SUBSTITUTES = {SkipSample: 256, SampleError: 32}
+"""Substitutes tried for a row: more where a filter leaves samples out than where data is bad.
+
+After `order.MAX_ATTEMPTS` of them the row is invalid. What it shows still comes from its own draws,
+so that a batch is the same on every topology.
+"""
+
+ORIGIN_FIELDS = ("__key__", "__url__", "__source__", "__lineage__")
+"""Where a sample comes from. These fields stay, whatever a transform returns."""
 
 
-MAX_LOOKS = 8
-"""Reads of a sample that comes in other bytes each time, or in none that make sense."""
+class Lookup(Protocol):
+    """What decoding asks about samples that its step does not hold: `reading.lookup`."""
 
-SHAPE_ATTEMPTS = {SkipSample: 256, SampleError: 32}
-"""Attempts at a row that a filter, or bad data alone, leaves empty. After MAX_ATTEMPTS the row is
-invalid; what it shows is still found by its own draws: a batch is the same on every topology."""
+    def read(self, ref: SampleRef) -> Outcome:
+        """Read one sample from storage, now."""
 
-ORIGIN = ("__key__", "__url__", "__source__", "__lineage__")
-"""Where a sample comes from: kept, whatever a transform returns."""
+    def forget_index(self, shard: int) -> None:
+        """Read the index of a shard again at its next use."""
+
+    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
+        """Return the sample that takes the row of a bad one."""
+
+    def stream(self, epoch: int, step: int, row: int) -> tuple[int, int]:
+        """Return (seed, epoch), the key of the random draws for a row."""
+
+    def shard_name(self, shard: int) -> str:
+        """Return the name of a shard."""
+
+    def shard_stamp(self, shard: int) -> str:
+        """Return what tells a shard from one of the same name in another dataset."""
 
 
 class Row(NamedTuple):
@@ -57,129 +78,146 @@ class Row(NamedTuple):
     sample: Sample | None
     shown: SampleRef
     bad: BadSample | None
-    filled: bool = True
-    """False: `sample` only keeps the batch's shape, and the row is invalid."""
+    is_filled: bool = True
+    """False: `sample` only keeps the shape of the batch, and the row is invalid."""
+
+
+class _RowAddress(NamedTuple):
+    epoch: int
+    step: int
+    row: int
+    """Row of the global batch."""
 
 
 @dataclass(frozen=True)
-class Filler:
-    """What it takes to fill rows: `decoding.stage.decode` says what each of it is."""
+class RowDecoder:
+    """Decodes rows. `DecodeStage` describes its fields."""
 
-    reader: Reader
+    lookup: Lookup
     decoders: Decode | None
     transforms: tuple[Transform, ...]
-    substitute_shards: bool
-    action: Action
+    policy: BadSamplePolicy
 
     def __call__(
-        self, step: RawStep, place: int, ready: Ready | None, out: torch.Tensor | None
+        self, step: RawStep, position: int, text: TextTokens | None, image_out: torch.Tensor | None
     ) -> Row:
-        """Return the row at a place of a step: its planned sample, or else a substitute."""
-        planned, row = step.refs[place], step.job.start + place
+        """Return one row of a step: its planned sample, or else a substitute.
+
+        Args:
+            step: raw samples.
+            position: of the row among the rows of this rank.
+            text: what `decode_texts` has made of the planned sample.
+            image_out: uint8 [H, W, 3], the memory of the batch for the row's image.
+        """
+        lineage = step.lineage
+        planned = lineage.planned[position]
+        address = _RowAddress(lineage.epoch, lineage.step, lineage.start + position)
         try:
-            found = step.samples[place]
-            return Row(self._usable(step.job, row, planned, found, out, ready), planned, None)
+            sample = self._decode_planned(
+                address, planned, step.outcomes[position], image_out, text
+            )
+            return Row(sample, planned, None)
         except SampleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
-            if self.action == "raise" and not isinstance(error, SkipSample):
+            if self.policy.action == "raise" and not isinstance(error, SkipSample):
                 raise cause from None
             kind, reason = type(cause).__name__, str(error)
-        sample, shown, filled = self._substitute(step.job, row, out)
-        filled = filled and self.action != "mask"
-        if not step.valid[place]:
-            return Row(sample, shown, None, filled)  # padding: counted where it is valid
-        name = self.reader.dataset.name_of
+        substitute, shown, is_filled = self._substitute(address, image_out)
+        is_filled = is_filled and self.policy.action != "mask"
+        if not lineage.valid[position]:
+            return Row(substitute, shown, None, is_filled)  # padding: counted where it is valid
+        shard, index = planned
         bad = BadSample(
-            step.job.epoch,
-            step.job.step,
-            row,
-            name(planned[0]),
-            planned[1],
+            *address,
+            self.lookup.shard_name(shard),
+            index,
             kind,
             reason,
-            (name(shown[0]), shown[1]) if filled else None,
+            (self.lookup.shard_name(shown[0]), shown[1]) if is_filled else None,
+            self.lookup.shard_stamp(shard),
         )
-        return Row(sample, shown, bad, filled)
+        return Row(substitute, shown, bad, is_filled)
 
     def _substitute(
-        self, job: Job, row: int, out: torch.Tensor | None
+        self, address: _RowAddress, image_out: torch.Tensor | None
     ) -> tuple[Sample | None, SampleRef, bool]:
-        ref, tried = (-1, -1), set[SampleRef]()
-        most = SHAPE_ATTEMPTS[SampleError]
-        for attempt in range(SHAPE_ATTEMPTS[SkipSample]):
-            if attempt == most:
-                break
-            ref = self.reader.order.substitute(job.epoch, job.step, row, attempt)
+        """Return a substitute, where it comes from, and whether it counts as the row's sample."""
+        ref: SampleRef = (-1, -1)
+        tried = set[SampleRef]()
+        max_substitutes = MAX_SUBSTITUTES[SampleError]
+        attempt = 0
+        while attempt < max_substitutes:
+            ref = self.lookup.substitute(*address, attempt)
+            attempt += 1
             if ref in tried:
                 continue
             tried.add(ref)
             try:
-                sample = self._usable(job, row, ref, self.reader.one(ref), out)
+                sample = self._decode_planned(address, ref, self.lookup.read(ref), image_out)
             except SkipSample:
-                most = SHAPE_ATTEMPTS[SkipSample]
-                continue
+                max_substitutes = MAX_SUBSTITUTES[SkipSample]
             except SampleError:
-                continue
-            return sample, ref, attempt < MAX_ATTEMPTS
+                pass
+            else:
+                return sample, ref, attempt <= MAX_ATTEMPTS
         return None, ref, False
 
-    def _usable(
+    def _decode_planned(
         self,
-        job: Job,
-        row: int,
+        address: _RowAddress,
         ref: SampleRef,
-        found: Outcome,
-        out: torch.Tensor | None,
-        ready: Ready | None = None,
+        outcome: Outcome,
+        image_out: torch.Tensor | None,
+        text: TextTokens | None = None,
     ) -> Sample:
-        """Return a sample ready to be collated; look again before calling it bad."""
-        before: list[Outcome] = []
+        """Return a sample ready to be collated. Read it again before calling it bad."""
+        earlier_outcomes: list[Outcome] = []
         while True:
             try:
-                return self._prepare(job, row, ref, found, out, ready)
+                return self._decode(address, ref, outcome, image_out, text)
             except SkipSample:
                 raise
             except (SampleError, ShardError):
-                if len(before) + 1 == MAX_LOOKS or any(_same(one, found) for one in before):
+                is_last = len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
+                if is_last or any(_is_same(earlier, outcome) for earlier in earlier_outcomes):
                     raise
-            before.append(found)
-            ready = None
-            if isinstance(found, Exception):  # perhaps it was the index that came wrong
-                self.reader.dataset.forget_index(ref[0])
-            found = self.reader.one(ref)
+            earlier_outcomes.append(outcome)
+            text = None
+            if isinstance(outcome, Exception):  # the index may have been delivered wrong
+                self.lookup.forget_index(ref[0])
+            outcome = self.lookup.read(ref)
 
-    def _prepare(
+    def _decode(
         self,
-        job: Job,
-        row: int,
+        address: _RowAddress,
         ref: SampleRef,
-        found: Outcome,
-        out: torch.Tensor | None,
-        ready: Ready | None,
+        outcome: Outcome,
+        image_out: torch.Tensor | None,
+        text: TextTokens | None,
     ) -> Sample:
-        if isinstance(found, ShardError):
-            if self.substitute_shards:
-                raise SampleError(str(found)) from found
-            raise found
-        if isinstance(found, SampleError):
-            raise found
-        seed, epoch = self.reader.order.stream(job.epoch, job.step, row)
-        shard, index = found["__lineage__"][:2]
-        lineage = SampleLineage(shard, index, epoch, job.step, seed)
-        parsed, tokens = ready or (found, None)
-        sample = decode_sample(parsed | {"__lineage__": lineage}, self.decoders, out, tokens)
+        if isinstance(outcome, ShardError):
+            if self.policy.shards:
+                raise SampleError(str(outcome)) from outcome
+            raise outcome
+        if isinstance(outcome, SampleError):
+            raise outcome
+        seed, epoch = self.lookup.stream(*address)
+        shard, index = outcome["__lineage__"][:2]
+        lineage = SampleLineage(shard, index, epoch, address.step, seed)
+        parsed, tokens = text or (outcome, None)
+        sample = decode_sample(parsed | {"__lineage__": lineage}, self.decoders, image_out, tokens)
         for transform in self.transforms:
             sample = self._transform(transform, sample, ref)
         return sample
 
     def _transform(self, transform: Transform, sample: Sample, ref: SampleRef) -> Sample:
         name = getattr(transform, "__name__", type(transform).__name__)
-        origin = {field: sample[field] for field in ORIGIN if field in sample}
-        address = where(self.reader.dataset.name_of(ref[0]), ref[1], str(origin["__key__"]))
+        origin = {field: sample[field] for field in ORIGIN_FIELDS if field in sample}
+        address = where(self.lookup.shard_name(ref[0]), ref[1], str(origin["__key__"]))
         try:
             result = transform(sample)
         except SampleError as error:
-            # A user's own subclass becomes ours: it may not take one string, and is judged alike.
+            # A user's subclass may not take one string, so it is raised again as one of ours.
             kind = next(k for k in (SkipSample, DecodeError, SampleError) if isinstance(error, k))
             raise kind(f"{address}: {name}: {error}") from error
         except (MMStreamError, *BUGS):
@@ -194,11 +232,11 @@ class Filler:
         return result | origin
 
 
-def _same(one: Outcome, other: Outcome) -> bool:
+def _is_same(outcome: Outcome, other: Outcome) -> bool:
     """Tell whether two reads gave the same bytes, or the same reason why there are none.
 
-    Bytes that are no sample may be anything, and look alike: they are never the same.
+    Bytes that are no sample may be anything and look alike, so they are never the same.
     """
-    if isinstance(one, ShardError) and isinstance(other, ShardError):
-        return str(one) == str(other)
-    return isinstance(one, dict) and one == other
+    if isinstance(outcome, ShardError) and isinstance(other, ShardError):
+        return str(outcome) == str(other)
+    return isinstance(outcome, dict) and outcome == other

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError
-from mmstream.loader.batch_memory import Memory
 
 __all__ = ["Normalize", "Normalizer"]
 
@@ -55,10 +55,10 @@ class Normalizer:
         normalize: Normalize | None,
         dtype: torch.dtype,
         device: torch.device,
-        memory: Memory | None = None,
+        memory: BatchMemory | None = None,
     ) -> None:
         self._dtype = dtype
-        self._memory = memory or Memory()
+        self._memory = memory or BatchMemory()
         # Dividing by a tensor, not by a Python number, keeps CUDA from multiplying by the rounded
         # 1/255: the pixels are the same bits as on the CPU.
         self._scale = torch.tensor(255.0, dtype=torch.float32, device=device)

@@ -18,11 +18,14 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from mmstream.bad_samples.policy import BadSample
-from mmstream.batching.collate import Batch, BatchLineage, mask_labels
+from mmstream.bad_samples.quarantine import BadSample, shard_stamp
+from mmstream.batching.collate import mask_labels
+from mmstream.dataset.source import ShardSource
 from mmstream.decoding.image.encoded import EncodedImages, Jpeg, Plan
 from mmstream.decoding.image.orientation import upright_tensor
 from mmstream.errors import ConfigError, DecodeError, where
+from mmstream.reading.step import BatchLineage
+from mmstream.types import Batch
 
 __all__ = ["DecodeJpegs", "DeviceDecoder", "nvjpeg"]
 
@@ -42,13 +45,13 @@ class DeviceDecoder:
     Args:
         device: where.
         decode_jpegs: `nvjpeg`, or what does the same.
-        name_of: the name of a shard, by its number: for the records of bad samples.
+        source: names the shards in the records of bad samples.
     """
 
     def __init__(
-        self, device: torch.device, decode_jpegs: DecodeJpegs, name_of: Callable[[int], str]
+        self, device: torch.device, decode_jpegs: DecodeJpegs, source: ShardSource | None
     ) -> None:
-        self._device, self._decode_jpegs, self._name_of = device, decode_jpegs, name_of
+        self._device, self._decode_jpegs, self._source = device, decode_jpegs, source
         self._num_refused = 0
 
     def __call__(self, host: Batch) -> Batch:
@@ -124,14 +127,24 @@ class DeviceDecoder:
                 records[row] = replace(records[row], substitute=None)
                 continue
             (shard, index), key = lineage.planned[place], made["__key__"][place]
-            name = self._name_of(shard)
+            name, stamp = self._describe(shard)
             records[row] = BadSample(
                 lineage.epoch, lineage.step, row, name, index,
-                DecodeError.__name__, f"{where(name, index)} {key}.{reason}", None,
+                DecodeError.__name__, f"{where(name, index)} {key}.{reason}", None, stamp,
             )  # fmt: skip
         made["__valid__"] = valid
-        made["__lineage__"] = replace(lineage, bad=tuple(records[row] for row in sorted(records)))
+        made["__lineage__"] = replace(
+            lineage, valid=valid.tolist(), bad=tuple(records[row] for row in sorted(records))
+        )
         mask_labels(made)
+
+    def _describe(self, shard: int) -> tuple[str, str | None]:
+        """Return the name and the stamp of a shard; a loader of another kind has neither."""
+        if self._source is None:
+            return f"shard {shard}", None
+        location = self._source.locate(shard)
+        info = location.dataset.manifest.shards[location.shard]
+        return self._source.name_of(shard), shard_stamp(info)
 
 
 def nvjpeg(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

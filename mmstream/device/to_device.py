@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
-from mmstream.loader.batch_memory import Memory
 from mmstream.types import Batch
 
 if TYPE_CHECKING:  # decoders are slow to import, and few batches need one here
@@ -95,7 +95,7 @@ class DeviceLoader:
     normalize: Normalize | None = None
     dtype: torch.dtype | None = None
     decode_jpegs: DecodeJpegs | None = None
-    _memory: Memory = field(default_factory=Memory, init=False, repr=False, compare=False)
+    _memory: BatchMemory = field(default_factory=BatchMemory, init=False, repr=False, compare=False)
     _streams: list[torch.cuda.Stream] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -228,9 +228,8 @@ def _decoder_of(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
             'ImageDecoder(device="cuda") leaves JPEGs to the GPU: to_device(loader, "cuda"), '
             f'not "{device}", or ImageDecoder(device="cpu")'
         )
-    dataset = getattr(getattr(stage.loader, "pipeline", None), "dataset", None)
-    name_of = getattr(dataset, "name_of", lambda shard: f"shard {shard}")
-    return DeviceDecoder(device, stage.decode_jpegs or nvjpeg, name_of)
+    source = getattr(getattr(stage.loader, "pipeline", None), "dataset", None)
+    return DeviceDecoder(device, stage.decode_jpegs or nvjpeg, source)
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:

@@ -1,7 +1,4 @@
-"""The fifth stage: order -> read -> decode -> batch -> LOADER -> device.
-
-Runs a pipeline in this rank's processes (`workers`) and counts what it hands over.
-"""
+"""Runs a pipeline in this rank's processes, and counts what it hands over."""
 
 from __future__ import annotations
 
@@ -9,23 +6,21 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any, get_args
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from mmstream.bad_samples.policy import Stats, count_bad
-from mmstream.batching.collate import Batch, BatchLineage
-from mmstream.dataset.bad_list import stamps_of
-from mmstream.dataset.mixture import Mixture
+from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.loader.resume import OnChange, load_state_into
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
 from mmstream.order.defaults import better_grid
-from mmstream.pipeline import Pipeline
+from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.processes import default_threads, num_cores, pss_bytes
-from mmstream.reading.reader import Job
-from mmstream.state import make_state
+from mmstream.reading.step import BatchLineage, Job
+from mmstream.state import OnChange, make_state, resume
+from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 
 __all__ = ["Loader"]
@@ -36,31 +31,38 @@ logger = logging.getLogger(__name__)
 class Loader(IterableDataset[Batch]):
     """Batches of this rank, in step order, with a state that is one number.
 
-    Iterating yields the rest of the epoch from where the state stands; the next ``for`` is the next
-    epoch. A step counts as delivered when it is handed over, never when it is prefetched. Follows
-    torch's Stateful protocol, and is an IterableDataset for what insists on a DataLoader around it
-    (``batch_size=None, num_workers=0``). Memory: `prefetch` finished batches a worker, and the
-    windows.
+    Each ``for`` yields the rest of the epoch from where the state stands; the next ``for`` is the
+    next epoch. A step counts as delivered when it is handed over, never when it is prefetched.
+
+    It follows torch's Stateful protocol. It is an IterableDataset for frameworks that insist on a
+    DataLoader around it (``batch_size=None, num_workers=0``). Memory: `prefetch_factor` finished
+    batches per worker, and the windows (shuffle buffers).
 
     Args:
         pipeline: what to run.
-        num_workers: processes of this rank; 0 decodes in threads of this process.
-        rows_per_rank: None: equal rows on every rank; "balanced"; or a list of rows.
-        world: this rank; None: torch.distributed's or the environment's, asked at each ``iter()``.
-        num_threads: decode threads of each process; None: 1 in workers, else one a core up to 4.
+        num_workers: worker processes of this rank. 0 decodes in threads of this process.
+        rows_per_rank: None: equal rows on every rank. "balanced": rows that differ by one at most.
+            Or a list with the rows of each rank.
+        world: this rank. None: torch.distributed's or the environment's, asked at each ``iter()``.
+        num_threads: decode threads of each process. Default: 1 in workers, else one per core up
+            to 4.
         prefetch_factor: batches that each worker makes ahead.
         multiprocessing_context: how workers start. "fork" also takes functions of a notebook.
-        on_change: what `load_state_dict` does where the state is of mid-epoch and not of this
-            pipeline's order. "refuse": StateError. "finish_epoch": the epoch that the state stands
-            in is finished as it was planned, and the present settings begin with the next one: for
-            a corpus that has grown by shards at its end, a first bad list, another batch size,
-            seed, grid or window.
+        on_change: what `load_state_dict` does with a state of mid-epoch that does not fit the
+            pipeline's order. "refuse": StateError. "finish_epoch": the epoch is finished as it was
+            planned, and the present settings begin with the next one. That covers another batch
+            size, seed, grid or window, shards appended at the end, and a first bad list.
 
     Attributes:
-        stats: what was delivered so far.
+        stats: what was delivered so far (`bad_samples.limits.Stats`).
 
     Raises:
         ConfigError: impossible settings, or a pipeline that cannot be sent to workers.
+
+    Example:
+        >>> loader = mm.Loader(pipeline, num_workers=8)
+        >>> for batch in loader:
+        ...     state = loader.state_dict()
     """
 
     def __init__(
@@ -76,19 +78,23 @@ class Loader(IterableDataset[Batch]):
         on_change: OnChange = "refuse",
     ) -> None:
         if num_workers < 0 or prefetch_factor < 1 or (num_threads is not None and num_threads < 1):
-            raise ConfigError("num_workers counts from 0, prefetch_factor and num_threads from 1")
+            raise ConfigError("num_workers must be 0 or more, prefetch_factor and num_threads 1")
         if on_change not in get_args(OnChange):
             raise ConfigError(f"on_change {on_change!r}: refuse or finish_epoch")
+        if multiprocessing_context not in get_args(MultiprocessingContext):
+            raise ConfigError(
+                f"multiprocessing_context {multiprocessing_context!r}: forkserver, spawn or fork"
+            )
         if world is not None:
             rows_of_rank(pipeline.global_batch_size, world, rows_per_rank)
-        self.pipeline, self.num_workers = pipeline, num_workers
+        self.pipeline = pipeline
+        self.num_workers = num_workers
         self.stats = Stats()
-        self._world, self._rows_per_rank = world, rows_per_rank
+        self._world = world
+        self._rows_per_rank = rows_per_rank
         self._num_threads = num_threads or (1 if num_workers else default_threads())
-        self._prefetch_factor, self._multiprocessing_context = (
-            prefetch_factor,
-            multiprocessing_context,
-        )
+        self._prefetch_factor = prefetch_factor
+        self._multiprocessing_context = multiprocessing_context
         self._on_change = on_change
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
@@ -108,57 +114,54 @@ class Loader(IterableDataset[Batch]):
             BadSampleLimitError: too many bad samples.
             ShardError, StorageError: data or storage that stops a run.
         """
-        for made in self.iter_undelivered():
-            self.mark_delivered(made)
-            yield made
+        for batch in self.iter_undelivered():
+            self.mark_delivered(batch)
+            yield batch
 
     def iter_undelivered(self) -> Iterator[Batch]:
-        """Yield the rest of the epoch without counting: for a stage that looks ahead.
+        """Yield the rest of the epoch without counting, for a stage that looks ahead.
 
-        Such a stage calls `mark_delivered` with each batch as it hands it over.
+        Such a stage calls `mark_delivered` with each batch when it hands it over.
         """
-        if get_worker_info() is not None:  # each of them would yield the whole epoch
+        if get_worker_info() is not None:  # each worker would yield the whole epoch
             raise ConfigError(
                 "a Loader has worker processes of its own: mm.Loader(..., num_workers=n), and "
                 "batch_size=None, num_workers=0 for a DataLoader around it"
             )
         world = resolve_world(self._world)
-        # A list of rows is for the present batch size: an old epoch is finished in balance.
+        # A list of rows fits the present batch size; an old epoch is finished with equal shares.
         shares = self._rows_per_rank if self._current is self.pipeline else "balanced"
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
         self._advise(world)
-        epoch, step = self._position
         self._iteration += 1
         iteration = self._iteration
-        stride = max(1, self.num_workers)
-        first = Job(epoch, step, *rows, stride)
-        batches: Iterator[Batch] | None = None
+        epoch, step = self._position
+        batches = self._batches(Job(epoch, step, *rows), len(self))
         while True:
             started = time.perf_counter()
             try:
-                batches = self._run(first, len(self)) if batches is None else batches
-                made = next(batches, None)
+                batch = next(batches, None)
             except BaseException as error:
                 self.close()  # workers may hold half a step: the next iteration starts new ones
                 if isinstance(error, MMStreamError) and self.num_workers:
                     raise in_one_line(error) from error
                 raise
             self.stats.wait_s += time.perf_counter() - started
-            if made is None:
+            if batch is None:
                 return
-            yield made
+            yield batch
             if iteration != self._iteration:
                 raise ConfigError("this loader began anew or was closed: drop the old loop")
 
-    def mark_delivered(self, made: Batch) -> None:
-        """Count a batch as delivered: limits are applied, and the state moves past it.
+    def mark_delivered(self, batch: Batch) -> None:
+        """Count a batch as delivered: apply the limits, and move the state past it.
 
         Raises:
             BadSampleLimitError: too many bad samples. The state stays before this batch, which is
                 not handed over: a run with other limits goes on with it.
             ConfigError: not the next batch of this loader.
         """
-        lineage: BatchLineage = made["__lineage__"]
+        lineage: BatchLineage = batch["__lineage__"]
         if (lineage.epoch, lineage.step) != self._position:
             raise ConfigError(
                 f"batch of epoch {lineage.epoch} step {lineage.step}, but the state stands at "
@@ -166,50 +169,44 @@ class Loader(IterableDataset[Batch]):
             )
         self.stats.num_bytes += lineage.num_bytes
         self.stats.num_requests += lineage.num_requests
-        count_bad(
+        source = self.pipeline.dataset
+        count_samples(
             self.stats,
             self.pipeline.bad_samples,
             lineage.bad,
-            made["__valid__"].tolist(),
+            batch["__valid__"].tolist(),
+            [source.locate(shard).source for shard, _ in lineage.planned],
             start=lineage.start,
             rank=resolve_world(self._world).rank,
-            sources=self._planned_sources(lineage),
-            stamps=stamps_of(
-                self.pipeline.dataset,
-                (lineage.planned[record.row - lineage.start][0] for record in lineage.bad),
-            ),
         )
-        following = make_state(self._current.order, lineage.epoch, lineage.step + 1)
-        self._position = following["epoch"], following["step"]
+        next_state = make_state(self._current.order, lineage.epoch, lineage.step + 1)
+        self._position = next_state["epoch"], next_state["step"]
         self.stats.num_steps += 1
-        if lineage.epoch != following["epoch"]:
+        if lineage.epoch != next_state["epoch"]:
             self._current = self.pipeline
 
-    def _planned_sources(self, lineage: BatchLineage) -> list[str] | None:
-        dataset = self.pipeline.dataset
-        if not isinstance(dataset, Mixture):
-            return None
-        return [dataset.locate(shard)[0] for shard, _ in lineage.planned]
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last delivered batch: plain JSON types.
+        """Return the state after the last delivered batch, in plain JSON types.
 
-        Under 1 KB; of a mixture some 200 bytes a source more.
+        It has less than 1 KB, and about 200 bytes more per source of a mixture.
         """
         return make_state(self._current.order, *self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, on whatever ranks and workers there are now.
+        """Go on where a state was saved, on whatever ranks and workers there are now.
 
         Raises:
             StateError: the state cannot be applied exactly.
         """
-        self._position, self._current = load_state_into(self.pipeline, state, self._on_change)
+        pipeline = self.pipeline
+        epoch, step, order = resume(pipeline.dataset, pipeline.order, state, self._on_change)
+        self._position = epoch, step
+        self._current = pipeline if order is pipeline.order else pipeline.with_order(order)
         self._iteration += 1
 
     def close(self) -> None:
-        """End the workers. Idempotent; iterating again starts new ones."""
-        self._iteration += 1  # a loop that is still open is told, and does not end quietly
+        """End the workers. It may be called again; iterating again starts new workers."""
+        self._iteration += 1  # a loop that is still open gets an error, and does not end quietly
         self._end_workers()
 
     def _end_workers(self) -> None:
@@ -227,35 +224,48 @@ class Loader(IterableDataset[Batch]):
         return loader_html(self)
 
     def memory_bytes(self) -> int:
-        """Return the memory of this process and its workers; what they share counts once (PSS)."""
+        """Return the memory of this process and its workers; shared pages count once (PSS)."""
         workers = [] if self._workers is None else self._workers.pids
         return pss_bytes([os.getpid(), *workers])
 
     def _advise(self, world: World) -> None:
-        """Say once when there are too many threads, or when another grid would read whole lanes."""
+        """Log once when there are too many threads, or when another grid allows longer reads."""
+        if self._iteration:
+            return
         cores, num_threads = num_cores(), max(1, self.num_workers) * self._num_threads
-        if num_threads > cores and self._iteration == 0:
+        if num_threads > cores:
             logger.info(
-                "%d workers with %d decode threads on %d cores: more than one thread a core is "
-                "no faster, and each worker holds windows and batches of its own",
-                self.num_workers, self._num_threads, cores,
-            )  # fmt: skip
+                "%d workers with %d decode threads on %d cores: more than one thread per core is "
+                "not faster, and each worker holds windows and batches of its own",
+                self.num_workers,
+                self._num_threads,
+                cores,
+            )
         order = self._current.order
-        better = better_grid(
-            order.num_samples, order.global_batch_size, order.grid,
-            world.world_size, self.num_workers,
-        )  # fmt: skip
-        if better and self._iteration == 0 and world.rank == 0:
+        grid = better_grid(
+            order.num_samples,
+            order.global_batch_size,
+            order.grid,
+            world.world_size,
+            self.num_workers,
+        )
+        if grid and world.rank == 0:
             logger.info(
                 "%d ranks with %d workers share lanes of grid %s: grid=%s would give each its own, "
                 "and longer reads (another grid is another order)",
-                world.world_size, self.num_workers, order.grid, better,
-            )  # fmt: skip
+                world.world_size,
+                self.num_workers,
+                order.grid,
+                grid,
+            )
 
-    def _run(self, first: Job, stop: int) -> Iterator[Batch]:
+    def _batches(self, first: Job, stop: int) -> Iterator[Batch]:
+        """Yield the batches from the first job to the step before `stop`."""
         if self.num_workers == 0:
-            jobs = (first._replace(step=step) for step in range(first.step, stop))
-            return self._current.batches(jobs, self._num_threads)
+            with closing(PipelineRunner(self._current, num_threads=self._num_threads)) as runner:
+                for step in range(first.step, stop):
+                    yield runner.batch(first._replace(step=step))
+            return
         if self._workers is None or self._workers.pipeline is not self._current:
             self._end_workers()
             self._workers = Workers(
@@ -265,4 +275,4 @@ class Loader(IterableDataset[Batch]):
                 prefetch_factor=self._prefetch_factor,
                 multiprocessing_context=self._multiprocessing_context,
             )
-        return self._workers.batches(first, stop)
+        yield from self._workers.batches(first, stop)

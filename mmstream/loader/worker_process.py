@@ -1,4 +1,7 @@
-"""Part of the loader: what happens inside a worker process; a batch leaves it as a `Parcel`."""
+"""What happens inside a worker process, and how a pipeline gets there.
+
+A batch leaves the worker as a `SentBatch`.
+"""
 
 from __future__ import annotations
 
@@ -9,84 +12,86 @@ import pickle
 import signal
 import sys
 import threading
-from collections import deque
-from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from mmstream.batching.collate import Batch
+from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.loader.batch_memory import Memory
-from mmstream.loader.batch_transport import Parcel
-from mmstream.pipeline import Pipeline
+from mmstream.loader.batch_transport import SentBatch
+from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.processes import join_parent
-from mmstream.reading.reader import Job
+from mmstream.reading.step import Job
+from mmstream.types import Batch
 
-__all__ = ["Steps", "in_one_line", "pickle_pipeline", "preload_server", "start_worker"]
+__all__ = ["StepDataset", "in_one_line", "preload_server", "start_worker"]
 
 logger = logging.getLogger(__name__)
 
 
-class Steps(Dataset[Batch]):
-    """Step -> batch, as a `Parcel`, in a worker; None -> None, as soon as it is up.
+class StepDataset(Dataset[Batch]):
+    """A map-style dataset of steps: ``dataset[job]`` is the batch of a job, as a `SentBatch`.
 
-    The pipeline's generators live on from one job to the next.
+    The runner is made at the first job and lives on from one job to the next.
 
     Args:
         pipeline: what to run.
         num_threads: decode threads.
-        pickled: the pipeline as it is sent to workers; None: they are forked, and have it.
+        is_forked: whether workers inherit the pipeline; else it is pickled for them.
+
+    Raises:
+        ConfigError: the pipeline cannot be sent to workers.
     """
 
-    def __init__(self, pipeline: Pipeline, num_threads: int, pickled: bytes | None = None) -> None:
+    def __init__(self, pipeline: Pipeline, num_threads: int, *, is_forked: bool) -> None:
         if pipeline.zero_copy:
             raise ConfigError("zero_copy=True: views stay in their process; num_workers=0")
-        self._pipeline, self._num_threads, self._pickled = pipeline, num_threads, pickled
-        self._waiting: deque[Job] = deque()
-        self._batches: Iterator[Batch] | None = None
-        self._memory: Memory | None = None
+        self._pipeline = pipeline
+        self._num_threads = num_threads
+        self._pickled = None if is_forked else _pickled(pipeline)
+        self._memory: BatchMemory | None = None
+        self._runner: PipelineRunner | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load, (self._pickled, self._num_threads)
 
-    def __getitem__(self, job: Job | None) -> Any:
-        if job is None:
-            return None  # a greeting: this process is up
-        self._waiting.append(job)
+    def __getitem__(self, job: Job) -> Any:
         if self._memory is None:  # made here, in the worker
-            self._memory = Memory(shared=True)
-        if self._batches is None:
-            jobs = _drain(self._waiting)
-            self._batches = self._pipeline.batches(jobs, self._num_threads, self._memory)
+            self._memory = BatchMemory(shared=True)
+        if self._runner is None:
+            self._runner = PipelineRunner(
+                self._pipeline, num_threads=self._num_threads, memory=self._memory
+            )
         try:
-            return Parcel(next(self._batches), self._memory)
+            return SentBatch(self._runner.batch(job), self._memory)
         except BaseException:
-            self._batches = None  # an error ends a generator for good
+            self._runner.close()
+            self._runner = None
             raise
 
 
-def _load(pickled: bytes, num_threads: int) -> Steps:
-    return Steps(pickle.loads(pickled), num_threads)
+def _load(pickled: bytes, num_threads: int) -> StepDataset:
+    return StepDataset(pickle.loads(pickled), num_threads, is_forked=True)
 
 
 def preload_server(pipeline: Pipeline) -> None:
     """Start the process that workers are forked from, without waiting for it.
 
-    It imports what is slow to import once, while this process goes on: torch, and the library of
+    Once it imports what is slow to import, while this process goes on: torch, and the library of
     the tokenizer.
     """
     _check_main_guard()
-    modules = ["mmstream.loader.forkserver_preload", "mmstream.loader"]
+    modules = ["mmstream.loader.forkserver_preload", "mmstream.loader.loader"]
     if pipeline.decode is not None and pipeline.decode.text is not None:
         modules.append(type(pipeline.decode.text.tokenizer).__module__)
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         [name for name in modules if name != "__main__"]
     )
-    # It begins with the mask of this thread: signals to the group wait until they can be ignored.
-    resource_tracker.ensure_running()  # which would lift the mask when it starts
+    # The server starts with the signal mask of this thread. So signals to the process group wait
+    # until it can ignore them. The resource tracker would lift the mask, so it is started before.
+    resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         forkserver.ensure_running()
@@ -95,30 +100,25 @@ def preload_server(pipeline: Pipeline) -> None:
 
 
 def start_worker(environment: dict[str, str], num_threads: int, _worker: int) -> None:
-    """Belong to the main process, leave a scheduler's SIGTERM to it, and keep to some threads.
+    """Set up a worker: its environment, its signals and its number of threads.
 
-    SIGTERM goes to all processes of a job at once. The main process decides; a worker that left by
-    itself would fail the last step of a run that is about to be saved.
+    SIGTERM goes to all processes of a job at once. The main process decides what to do. A worker
+    that ended by itself would fail the last step of a run that is about to be saved.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread, so in all
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread, so for all
     join_parent(environment)
-    # A tokenizer's own threads would be as many as there are cores, in each worker.
+    # A tokenizer would start one thread per core in every worker.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if num_threads > 1 else "false")
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
     threading.Thread(target=_obey_parent, name="mmstream-obey", daemon=True).start()
 
 
 def _obey_parent() -> None:
-    """End at a SIGTERM of the main process' own."""
+    """End this process at a SIGTERM that the main process itself has sent."""
     parent = multiprocessing.parent_process()
     while parent is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
         logger.info("a worker leaves SIGTERM to the main process")
     os._exit(128 + signal.SIGTERM)
-
-
-def _drain(waiting: deque[Job]) -> Iterator[Job]:
-    while True:
-        yield waiting.popleft()
 
 
 def in_one_line(error: MMStreamError) -> MMStreamError:
@@ -127,7 +127,7 @@ def in_one_line(error: MMStreamError) -> MMStreamError:
     return type(error)(reason) if space and "Original Traceback" in str(error) else error
 
 
-def pickle_pipeline(pipeline: Pipeline) -> bytes:
+def _pickled(pipeline: Pipeline) -> bytes:
     """Return a pipeline as it is sent to workers; refuse what they could not load."""
     _check_main_guard()
     advice = 'or pass multiprocessing_context="fork" or num_workers=0'
@@ -138,8 +138,9 @@ def pickle_pipeline(pipeline: Pipeline) -> bytes:
             f"the pipeline cannot be sent to worker processes ({error}): define transforms and "
             f"collate at the top of a module, {advice}"
         ) from error
-    source = getattr(sys.modules.get("__main__"), "__file__", None)
-    if (source is None and b"__main__" in data) or (source and not Path(source).is_file()):
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    is_interactive = main_file is None and b"__main__" in data
+    if is_interactive or (main_file and not Path(main_file).is_file()):
         raise ConfigError(
             "workers cannot import what a notebook, a prompt or standard input defines: "
             f"put transforms and collate into a module, {advice}"

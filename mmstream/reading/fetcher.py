@@ -1,10 +1,9 @@
-"""Part of reading: from (shard, index) pairs to raw samples, in few and long ranges.
+"""From (shard, index) pairs to raw samples, in few and long ranges.
 
-Samples that lie close come in one range. A range of a remote shard is a request, and all of a call
-travel side by side. Ranges of local shards are read two megabytes at a time, so that the memory of
-some serves the next; what the system's page cache then holds is forgotten here, and read again when
-a sample is taken. For views shards are mapped instead, and nothing is copied. What came is handed
-to `Fetched`, which makes samples of it.
+Samples that lie close together come in one range. Each range of a remote shard is a request, and
+all requests of a call travel side by side. Local ranges are read about two megabytes at a time, so
+that one buffer serves after the other. For `zero_copy` local shards are mapped and nothing is read
+here. `HeldSamples` makes samples of the bytes.
 """
 
 from __future__ import annotations
@@ -12,175 +11,177 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from mmap import MADV_WILLNEED, PAGESIZE, mmap
+from mmap import ACCESS_READ, MADV_WILLNEED, PAGESIZE, mmap
+from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import ShardSource, read_ranges
 from mmstream.errors import ShardError
-from mmstream.reading.held import Fetched, Group, Outcome, shard_error
-from mmstream.storage import LocalFile, LocalStore, RemoteStore
+from mmstream.reading.held import HeldSamples, SampleRange
+from mmstream.storage.store import Store
 from mmstream.types import IntArray, SampleRef
 
-__all__ = ["Fetched", "Fetcher", "Outcome"]
+__all__ = ["Fetcher"]
 
+MAX_BUFFER_BYTES = 2 * 1024 * 1024
+"""Bytes of local ranges that are read before samples are made of them: one buffer per thread."""
 
-MAX_GAP_BYTES = {LocalStore: 4 * 1024, RemoteStore: 256 * 1024}
-"""Samples closer than this come in one range: at 100 MB/s, 256 KiB cost 3 ms, a request 20."""
+MAX_MAPS = 256
+"""Shards mapped at a time: each is an open file, and a process may often have 1,024."""
 
-MAX_RANGE_BYTES = {LocalStore: 2 * 1024 * 1024, RemoteStore: 8 * 1024 * 1024}
-"""Longest merged range: long enough for full bandwidth, short enough to run several at once."""
-
-MAX_LOT_BYTES = 2 * 1024 * 1024
-"""Bytes of local ranges that are read before they are looked at: each thread's own memory."""
-
-MAX_OPEN = 256
-"""Shards mapped or open at a time: open files, of which a process may often have 1,024."""
-
-
-Data: TypeAlias = bytes | OSError
-"""What came of a range."""
+RangeData: TypeAlias = bytes | OSError
+"""The bytes of a range, or why there are none."""
 
 
 class Fetcher:
     """Fetches samples for a `Reader`, in any of its threads."""
 
-    def __init__(self, dataset: Dataset | Mixture, *, zero_copy: bool) -> None:
-        self._dataset, self._zero_copy = dataset, zero_copy
+    def __init__(self, source: ShardSource, *, zero_copy: bool) -> None:
+        self._source = source
+        self._zero_copy = zero_copy
         self._maps: WeakValueDictionary[int, mmap] = WeakValueDictionary()  # views keep them alive
-        self._files: WeakValueDictionary[int, LocalFile] = WeakValueDictionary()  # samples do
-        self._num_bytes = self._num_requests = 0
+        self._num_bytes = 0
+        self._num_requests = 0
         self._lock = threading.Lock()
 
-    def fetch(self, refs: Sequence[SampleRef] | IntArray, *, later: bool = False) -> Fetched:
-        """Return samples; errors of data become values here.
-
-        Args:
-            refs: (shard, index) of each.
-            later: they are taken some time later: what the system's page cache holds of local
-                shards is read again then, and not held here.
+    def fetch(self, refs: Sequence[SampleRef] | IntArray) -> HeldSamples:
+        """Return samples, in the order of `refs`; errors of data become values here.
 
         Raises:
             StorageError: storage failed after retries.
         """
         shards, indexes = np.asarray(refs, dtype=np.int64).reshape(-1, 2).T
-        fetched = Fetched(self._dataset, shards.size, zero_copy=self._zero_copy)
-        places = np.lexsort((indexes, shards))
-        of_shards = np.split(places, np.flatnonzero(np.diff(shards[places])) + 1)
-        num_bytes, num_requests, unread = 0, 0, list[Group]()
-        for place in of_shards if shards.size else ():
-            shard, index = int(shards[place[0]]), indexes[place]
+        held = HeldSamples(self._source, shards.size, zero_copy=self._zero_copy)
+        num_bytes, num_requests, unread = 0, 0, list[SampleRange]()
+        for positions in _by_shard(shards, indexes):
+            shard, index = int(shards[positions[0]]), indexes[positions]
+            location = self._source.locate(shard)
             try:
-                offsets = self._dataset.offsets(shard)
+                offsets = location.dataset.offsets(location.shard)
             except ShardError as error:
-                fetched.put_error(place, error)
+                held.put_error(positions, error)
                 continue
-            whole = Group(shard, index, offsets[index], offsets[index + 1], place)
-            kind = type(self._dataset.store_of(shard))
-            groups = _merge(whole, MAX_GAP_BYTES[kind], MAX_RANGE_BYTES[kind])
-            num_requests += len(groups)
-            num_bytes += sum(group.num_bytes for group in groups)
-            mapped = self._mapped(whole, groups) if self._zero_copy else None
+            samples = SampleRange(shard, index, offsets[index], offsets[index + 1], positions)
+            access = location.dataset.store.access
+            ranges = _merge(samples, access.max_gap_bytes, access.max_range_bytes)
+            num_requests += len(ranges)
+            num_bytes += sum(one_range.num_bytes for one_range in ranges)
+            mapped = self._mapped(samples, ranges) if self._zero_copy else None
             if mapped is None:
-                unread += groups
+                unread += ranges
             else:
-                fetched.put(whole, mapped, 0)
-        fetched.find()
-        for group, data in self._read(unread):
-            self._put(group, data, fetched, later=later and not self._zero_copy)
+                held.put(samples, mapped, 0)
+        held.scan()
+        for sample_range, data in self._read(unread):
+            self._hold(sample_range, data, held)
             if not self._zero_copy:
-                fetched.find()
-        fetched.find()
+                held.scan()  # the buffer of this range is free for the next one
+        held.scan()
         with self._lock:
             self._num_bytes += num_bytes
             self._num_requests += num_requests
-        return fetched
+        return held
 
     def pop_counts(self) -> tuple[int, int]:
-        """Return how many bytes and ranges were read since the call before."""
+        """Return how many bytes and ranges were read since the previous call."""
         with self._lock:
-            found = self._num_bytes, self._num_requests
+            counts = self._num_bytes, self._num_requests
             self._num_bytes = self._num_requests = 0
-        return found
+        return counts
 
-    def _read(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Data]]:
-        """Yield each group with its bytes: what is far away all together, local ones in lots."""
-        lots: dict[int, list[Group]] = {}  # number 0 is what is far away
-        number, num_bytes = 1, 0
-        for group in groups:
-            if not self._is_near(group):
-                lots.setdefault(0, []).append(group)
+    def _read(self, ranges: Sequence[SampleRange]) -> Iterator[tuple[SampleRange, RangeData]]:
+        """Yield each range with its bytes: remote ones all together, local ones in buffers."""
+        remote: list[SampleRange] = []
+        buffers: list[list[SampleRange]] = [[]]
+        num_bytes = 0
+        for sample_range in ranges:
+            if self._store(sample_range.shard).access.concurrent:
+                remote.append(sample_range)
                 continue
-            num_bytes += group.num_bytes
-            lots.setdefault(number, []).append(group)
-            if num_bytes >= MAX_LOT_BYTES:
-                number, num_bytes = number + 1, 0
-        for lot in lots.values():
-            found = self._dataset.read_ranges([group.range for group in lot])
-            yield from zip(lot, found, strict=True)
-            del found  # before the next lot is read
+            buffers[-1].append(sample_range)
+            num_bytes += sample_range.num_bytes
+            if num_bytes >= MAX_BUFFER_BYTES:
+                buffers.append([])
+                num_bytes = 0
+        for buffer in (remote, *buffers):
+            data = read_ranges(self._source, [sample_range.bounds for sample_range in buffer])
+            yield from zip(buffer, data, strict=True)
+            del data  # before the next buffer is read
 
-    def _is_near(self, group: Group) -> bool:
-        return isinstance(self._dataset.store_of(group.shard), LocalStore)
+    def _store(self, shard: int) -> Store:
+        return self._source.locate(shard).dataset.store
 
-    def _mapped(self, whole: Group, groups: Sequence[Group]) -> mmap | None:
-        """Return a shard as a map; None: it has to be read, be it only for the error."""
-        if not self._is_near(whole):
-            return None
+    def _mapped(self, samples: SampleRange, ranges: Sequence[SampleRange]) -> mmap | None:
+        """Return a shard's file as a map. None: it must be read, be it only for the error."""
+        shard = samples.shard
         with self._lock:
-            found = self._maps.get(whole.shard)
-            if found is None and len(self._maps) < MAX_OPEN:
+            file_map = self._maps.get(shard)
+            if file_map is None and len(self._maps) < MAX_MAPS:
+                location = self._source.locate(shard)
+                name = location.dataset.name_of(location.shard)
+                path = location.dataset.store.local_path(name)
+                if path is None:
+                    return None
                 try:
-                    found = self._maps[whole.shard] = self._dataset.map_shard(whole.shard)
+                    with Path(path).open("rb") as file:
+                        file_map = mmap(file.fileno(), 0, access=ACCESS_READ)
                 except (OSError, ValueError):  # ValueError: an empty file
                     return None
-        if found is None or len(found) < groups[-1].range[2]:
+                self._maps[shard] = file_map
+        if file_map is None or len(file_map) < ranges[-1].bounds[2]:
             return None
-        for group in groups:
-            _, start, stop = group.range
+        for sample_range in ranges:
+            _, start, stop = sample_range.bounds
             page = start // PAGESIZE * PAGESIZE
-            found.madvise(MADV_WILLNEED, page, stop - page)  # all ranges come in at once, behind us
-        return found
+            file_map.madvise(MADV_WILLNEED, page, stop - page)  # all ranges come in at once
+        return file_map
 
-    def _cached(self, group: Group) -> LocalFile | None:
-        """Return the shard of a range that was read just now; None: the system does not hold it."""
-        if not self._is_near(group):
-            return None
-        with self._lock:
-            file = self._files.get(group.shard)
-            if file is None and len(self._files) < MAX_OPEN:
-                try:
-                    file = self._files[group.shard] = self._dataset.open_shard(group.shard)
-                except OSError:
-                    return None
-        return file if file is not None and file.is_cached(*group.range[1:]) else None
-
-    def _put(self, group: Group, data: Data, fetched: Fetched, *, later: bool) -> None:
-        """Hold what came of a range."""
+    def _hold(self, samples: SampleRange, data: RangeData, held: HeldSamples) -> None:
+        """Hold the samples of a range, or the errors in their place."""
         if not isinstance(data, OSError):
-            fetched.put(group, data, group.range[1], self._cached(group) if later else None)
+            held.put(samples, data, samples.bounds[1])
             return
-        error = shard_error(self._dataset, data, group.shard, group.range[2])
-        if group.place.size == 1:
-            fetched.put_error(group.place, error)
+        location = self._source.locate(samples.shard)
+        cause = location.dataset.explain(data, location.shard, samples.bounds[2])
+        if not isinstance(cause, ShardError):
+            raise cause  # storage failed; the shard itself is well
+        if samples.position.size == 1:
+            held.put_error(samples.position, cause)
             return
-        for number in range(group.place.size):  # samples before the cut are still good
-            one = group.part(number, number + 1)
-            self._put(one, self._dataset.read_ranges([one.range])[0], fetched, later=False)
+        for number in range(samples.position.size):  # samples before the cut are still good
+            one_sample = samples.slice(number, number + 1)
+            one_data = read_ranges(self._source, [one_sample.bounds])[0]
+            self._hold(one_sample, one_data, held)
 
 
-def _merge(whole: Group, max_gap_bytes: int, max_range_bytes: int) -> list[Group]:
-    """Cut a shard's samples into groups that one range each shall fetch."""
-    far = whole.start[1:] - whole.stop[:-1] > max_gap_bytes
-    groups = []
-    for first, end in pairwise([0, *(np.flatnonzero(far) + 1).tolist(), whole.start.size]):
+def _by_shard(shards: IntArray, indexes: IntArray) -> list[IntArray]:
+    """Return the positions of each shard's samples, by rising index."""
+    if not shards.size:
+        return []
+    positions = np.lexsort((indexes, shards))
+    return np.split(positions, np.flatnonzero(np.diff(shards[positions])) + 1)
+
+
+def _merge(samples: SampleRange, max_gap_bytes: int, max_range_bytes: int) -> list[SampleRange]:
+    """Cut the samples of a shard into ranges to read.
+
+    A gap of more than `max_gap_bytes` starts a new range, and so does a sample that would make the
+    range longer than `max_range_bytes`. A longer sample is a range of its own.
+
+    Example: samples at bytes [0, 10), [10, 20), [50, 60), a gap of at most 16 and ranges of at most
+    100 bytes: two ranges, [0, 20) and [50, 60).
+    """
+    is_far = samples.start[1:] - samples.stop[:-1] > max_gap_bytes
+    ranges = []
+    starts_of_groups = [0, *(np.flatnonzero(is_far) + 1).tolist(), samples.start.size]
+    for first, end in pairwise(starts_of_groups):
         while first < end:
-            limit = int(whole.start[first]) + max_range_bytes
-            fitting = int(np.searchsorted(whole.stop[first:end], limit, side="right"))
-            following = first + max(1, fitting)
-            groups.append(whole.part(first, following))
-            first = following
-    return groups
+            limit = int(samples.start[first]) + max_range_bytes
+            num_fitting = int(np.searchsorted(samples.stop[first:end], limit, side="right"))
+            next_first = first + max(1, num_fitting)
+            ranges.append(samples.slice(first, next_first))
+            first = next_first
+    return ranges

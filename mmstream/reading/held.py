@@ -1,55 +1,51 @@
-"""Part of reading: samples that were fetched together, held until they are taken.
+"""Samples that were read together, held until they are taken.
 
-Held as columns, an entry a sample: numpy's arrays cost Python's garbage collector nothing, where a
-window's dicts and views would be walked again and again. Dicts are made when samples are taken.
+They are held as columns with one entry per sample. Numpy arrays cost Python's garbage collector
+nothing, while it would walk the dicts of a whole window again and again. Dicts are made when
+samples are taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
-from mmstream.storage import LocalFile
+from mmstream.reading.step import Outcome
 from mmstream.tar.scan import Scan, blocks_of, scan_samples
 from mmstream.types import IntArray, Sample, SampleLineage
 
-__all__ = ["Fetched", "Group", "Outcome", "shard_error"]
+__all__ = ["HeldSamples", "SampleRange"]
 
-Objects = npt.NDArray[np.object_]
-
-Outcome: TypeAlias = Sample | SampleError | ShardError
-"""A raw sample, or why there is none."""
-
+ObjectArray = npt.NDArray[np.object_]
 
 MAX_SCANNED = 512
-"""Samples whose headers are looked at together: 256 KiB of them at a time."""
+"""Samples whose headers are parsed together: 256 KiB of headers at a time."""
 
 
-class Group(NamedTuple):
-    """Samples of one shard, in its order; all arrays have one entry a sample."""
+class SampleRange(NamedTuple):
+    """Samples of one shard, in its order. Every array has one entry per sample."""
 
     shard: int
     index: IntArray  # type: ignore[assignment]  # the field's name wins over tuple.index
     start: IntArray
-    """Bytes [start, stop) of the shard."""
+    """The sample is bytes [start, stop) of the shard."""
     stop: IntArray
-    place: IntArray
-    """Of the sample among those that were asked for."""
+    position: IntArray
+    """Position among the samples that were asked for."""
 
-    def part(self, first: int, end: int) -> Group:
+    def slice(self, first: int, end: int) -> SampleRange:
         """Return samples [first, end)."""
-        return Group(self.shard, *(column[first:end] for column in self[1:]))
+        return SampleRange(self.shard, *(column[first:end] for column in self[1:]))
 
     @property
-    def range(self) -> tuple[int, int, int]:
-        """Shard and bytes of all samples together."""
+    def bounds(self) -> tuple[int, int, int]:
+        """Shard, and the bytes [start, stop) of all samples together."""
         return self.shard, int(self.start[0]), int(self.stop[-1])
 
     @property
@@ -58,205 +54,181 @@ class Group(NamedTuple):
         return int(self.stop[-1] - self.start[0])
 
 
-class Fetched:
-    """Samples that were asked for together; each can be taken once.
+class _Members(NamedTuple):
+    """First (second, ...) members of all samples: ``data[position][start:stop]`` is the payload."""
+
+    field: ObjectArray
+    """None where a sample has no such member."""
+    data: ObjectArray
+    start: IntArray
+    stop: IntArray
+
+
+class HeldSamples:
+    """Samples that were asked for together. Each can be taken once.
 
     Args:
-        dataset: what they are of.
-        num_samples: how many.
-        zero_copy: fields will be views of what was read instead of bytes of their own.
+        source: what they belong to.
+        num_samples: how many there are.
+        zero_copy: fields will be views of what was read, not bytes of their own.
     """
 
-    def __init__(self, dataset: Dataset | Mixture, num_samples: int, *, zero_copy: bool) -> None:
-        self._dataset, self._zero_copy = dataset, zero_copy
+    def __init__(self, source: ShardSource, num_samples: int, *, zero_copy: bool) -> None:
+        self._source = source
+        self._zero_copy = zero_copy
         self._num_samples = num_samples
         self._errors: dict[int, ShardError] = {}
-        self._put: list[tuple[Group, Any, int, LocalFile | None]] = []
-        self._key, self._url, self._source = (self._objects() for _ in range(3))
-        self._data = self._parts()
-        self._shard, self._own_shard, self._index = (self._ints() for _ in range(3))
-        self._start, self._stop = self._ints(), self._ints()
-        self._is_odd, self._is_held = np.ones((2, num_samples), dtype=np.bool_)
-        # Of first members, second members, and so on: field, and its part of which data.
-        self._members: list[tuple[Objects, Objects, IntArray, IntArray]] = []
+        self._unscanned: list[tuple[SampleRange, Any, int]] = []
+        self._is_mixture = False
+        self._key, self._url, self._source_name = (self._objects(None) for _ in range(3))
+        self._shard, self._local_shard, self._index = (self._integers() for _ in range(3))
+        # Whole samples, for those whose members are not plain files.
+        self._data = self._objects(b"")
+        self._start, self._stop = self._integers(), self._integers()
+        self._is_odd = np.ones(num_samples, dtype=np.bool_)
+        self._is_held = np.ones(num_samples, dtype=np.bool_)
+        self._members: list[_Members] = []
 
     def __len__(self) -> int:
         """Samples that were not taken yet."""
         return int(self._is_held.sum())
 
-    def put_error(self, places: IntArray, error: ShardError) -> None:
+    def put_error(self, positions: IntArray, error: ShardError) -> None:
         """Hold why samples cannot be had."""
-        self._errors |= dict.fromkeys(places.tolist(), error)
+        self._errors |= dict.fromkeys(positions.tolist(), error)
 
-    def put(self, group: Group, data: Any, begin: int, file: LocalFile | None = None) -> None:
-        """Hold samples; `find` has to follow.
+    def put(self, samples: SampleRange, data: Any, data_start: int) -> None:
+        """Hold samples; `scan` must follow.
 
         Args:
-            group: which.
-            data: bytes of their shard, or a view or map of them; for views they stay in memory.
-            begin: where in the shard they start.
-            file: the shard, to read fields from again when samples are taken, instead of holding
-                them here; None: hold them.
+            samples: which ones.
+            data: bytes of their shard, or a view or map of them. With `zero_copy` they stay in
+                memory.
+            data_start: the byte of the shard where `data` begins.
         """
-        self._put.append((group, data, begin, file))
+        self._unscanned.append((samples, data, data_start))
 
-    def find(self) -> None:
-        """Find the members of all samples that were put since the time before."""
-        put, self._put = self._put, []
-        if not put:
+    def scan(self) -> None:
+        """Find the members of all samples that were put since the previous call."""
+        unscanned, self._unscanned = self._unscanned, []
+        if not unscanned:
             return
-        groups, data, begins, files = zip(*put, strict=True)
-        of = np.repeat(np.arange(len(put)), [group.place.size for group in groups])
-        index, start, stop, place = map(np.concatenate, zip(*(g[1:] for g in groups), strict=True))
-        begin = np.array(begins)[of]
-        start, stop = start - begin, stop - begin
-        origins = [_locate(self._dataset, group.shard) for group in groups]
-        self._source[place] = _column([source for source, _, _ in origins])[of]
-        self._url[place] = _column([dataset.url_of(shard) for _, dataset, shard in origins])[of]
-        self._own_shard[place] = np.array([shard for _, _, shard in origins])[of]
-        self._shard[place] = np.array([group.shard for group in groups])[of]
-        self._index[place], self._start[place], self._stop[place] = index, start, stop
-        held = _column([memoryview(one) for one in data])[of]
-        file = _column(files)[of]
+        ranges, data, data_starts = zip(*unscanned, strict=True)
+        range_of_sample = np.repeat(
+            np.arange(len(ranges)), [samples.position.size for samples in ranges]
+        )
+        index, start, stop, position = map(
+            np.concatenate, zip(*(samples[1:] for samples in ranges), strict=True)
+        )
+        data_start = np.array(data_starts)[range_of_sample]
+        start, stop = start - data_start, stop - data_start
+        locations = [self._source.locate(samples.shard) for samples in ranges]
+        urls = [location.dataset.url_of(location.shard) for location in locations]
+        names = [location.source for location in locations]
+        local_shards = [location.shard for location in locations]
+        self._is_mixture |= any(names)
+        self._source_name[position] = _object_array(names)[range_of_sample]
+        self._url[position] = _object_array(urls)[range_of_sample]
+        self._local_shard[position] = np.array(local_shards)[range_of_sample]
+        self._shard[position] = np.array([samples.shard for samples in ranges])[range_of_sample]
+        self._index[position], self._start[position], self._stop[position] = index, start, stop
+        data_of_sample = _object_array([memoryview(one) for one in data])[range_of_sample]
         blocks = [blocks_of(one) for one in data]
-        for first in range(0, place.size, MAX_SCANNED):
-            some = slice(first, first + MAX_SCANNED)
-            scan = scan_samples(blocks, of[some], start[some], stop[some])
-            self._hold(place[some], held[some], begin[some], file[some], scan)
+        for first in range(0, position.size, MAX_SCANNED):
+            batch = slice(first, first + MAX_SCANNED)
+            scan = scan_samples(blocks, range_of_sample[batch], start[batch], stop[batch])
+            self._hold(position[batch], data_of_sample[batch], scan)
 
-    def _hold(
-        self, place: IntArray, data: Objects, begin: IntArray, file: Objects, scan: Scan
-    ) -> None:
-        """Hold what was found in samples: where in the data it lies, or bytes of its own."""
-        self._key[place], self._is_odd[place] = scan.keys, scan.odd
+    def _hold(self, position: IntArray, data: ObjectArray, scan: Scan) -> None:
+        """Hold the members of samples: views of `data`, or bytes of their own."""
+        self._key[position], self._is_odd[position] = scan.keys, scan.odd
         for depth, (field, start, stop) in enumerate(scan.members):
             if depth == len(self._members):
-                self._members.append((self._objects(), self._parts(), self._ints(), self._ints()))
-            fields, parts, starts, stops = self._members[depth]
-            part, start, stop = self._own(data, begin, file, start, stop)
-            fields[place], parts[place], starts[place], stops[place] = field, part, start, stop
-        odd = place[scan.odd]
+                columns = self._objects(None), self._objects(b"")
+                self._members.append(_Members(*columns, self._integers(), self._integers()))
+            members = self._members[depth]
+            members.field[position] = field
+            members.data[position], members.start[position], members.stop[position] = self._own(
+                data, start, stop
+            )
+        odd = position[scan.odd]
         self._data[odd], self._start[odd], self._stop[odd] = self._own(
-            data[scan.odd], begin[scan.odd], file[scan.odd], self._start[odd], self._stop[odd]
+            data[scan.odd], self._start[odd], self._stop[odd]
         )
 
     def _own(
-        self, data: Objects, begin: IntArray, file: Objects, start: IntArray, stop: IntArray
-    ) -> tuple[Objects, IntArray, IntArray]:
-        """Return what bytes [start, stop) of data are to be taken from, and their places there."""
+        self, data: ObjectArray, start: IntArray, stop: IntArray
+    ) -> tuple[ObjectArray, IntArray, IntArray]:
+        """Return what bytes [start, stop) of data are taken from, and where they lie in it."""
         if self._zero_copy:
             return data, start, stop
-        if file.size and file[0] is not None:  # what `find` finds together is of one range
-            return file, start + begin, stop + begin
-        return _copies(data, start, stop), start - start, stop - start
+        return _copies(data, start, stop), np.zeros_like(start), stop - start
 
-    def take(self, place: int) -> Outcome:
-        """Return a sample."""
-        return self.take_all(place, place + 1)[0]
+    def take(self, position: int) -> Outcome:
+        """Return the sample at a position."""
+        return self.take_all(position, position + 1)[0]
 
     def take_all(self, first: int, end: int) -> list[Outcome]:
-        """Return the samples of places [first, end)."""
-        here = slice(first, end)
-        keys, urls, own_shards, indexes = (
-            column[here].tolist() for column in (self._key, self._url, self._own_shard, self._index)
+        """Return the samples at positions [first, end)."""
+        taken = slice(first, end)
+        keys, urls, local_shards, indexes = (
+            column[taken].tolist()
+            for column in (self._key, self._url, self._local_shard, self._index)
         )
         samples: list[Sample] = [
             {"__key__": key, "__url__": url} for key, url in zip(keys, urls, strict=True)
         ]
-        failed = self._add_fields(samples, here)
+        for members in self._members:
+            columns = (column[taken].tolist() for column in members)
+            for sample, field, data, start, stop in zip(samples, *columns, strict=True):
+                if field is not None:
+                    sample[field] = data[start:stop]  # a slice of whole bytes copies nothing
         lineages = map(
-            SampleLineage._make, zip(own_shards, indexes, *repeat(repeat(0), 3), strict=False)
+            SampleLineage._make,  # half the time of a call
+            zip(local_shards, indexes, *repeat(repeat(0), 3), strict=False),
         )
         for sample, lineage in zip(samples, lineages, strict=True):
             sample["__lineage__"] = lineage
-        if isinstance(self._dataset, Mixture):
-            for sample, source in zip(samples, self._source[here].tolist(), strict=True):
-                sample["__source__"] = source
+        if self._is_mixture:
+            for sample, name in zip(samples, self._source_name[taken].tolist(), strict=True):
+                sample["__source__"] = name
         outcomes: list[Outcome] = [*samples]
-        for row in np.flatnonzero(self._is_odd[here]).tolist():
-            outcomes[row] = self._alone(first + row)
-        for row in failed:
-            outcomes[row] = self._again(first + row)
-        for column in (self._data, *(parts for _, parts, _, _ in self._members)):
-            column[here] = b""
-        self._is_odd[here], self._is_held[here] = True, False
+        for row in np.flatnonzero(self._is_odd[taken]).tolist():
+            outcomes[row] = self._parse(first + row)
+        for column in (self._data, *(members.data for members in self._members)):
+            column[taken] = b""
+        self._is_odd[taken], self._is_held[taken] = True, False
         return outcomes
 
-    def _add_fields(self, samples: list[Sample], here: slice) -> set[int]:
-        """Add the fields of samples; return the rows that cannot be taken as they were found."""
-        failed: set[int] = set()
-        for columns in self._members:
-            found = zip(samples, *(column[here].tolist() for column in columns), strict=True)
-            for row, (sample, field, part, start, stop) in enumerate(found):
-                if field is not None:
-                    try:
-                        sample[field] = part[start:stop]  # all of some bytes are these bytes
-                    except OSError:
-                        failed.add(row)
-        return failed
-
-    def _alone(self, place: int) -> Outcome:
-        """Return a sample that is not like most, or why there is none."""
-        if place in self._errors:
-            return self._errors[place]
-        shard, index = int(self._shard[place]), int(self._index[place])
+    def _parse(self, position: int) -> Outcome:
+        """Return a sample that the scan left out, or why there is none."""
+        if position in self._errors:
+            return self._errors[position]
+        source, dataset, shard = self._source.locate(int(self._shard[position]))
+        data = memoryview(self._data[position])[self._start[position] : self._stop[position]]
         try:
-            part = memoryview(self._data[place][self._start[place] : self._stop[place]])
-            return self._dataset.parse(part, shard, index, zero_copy=self._zero_copy)
+            sample = dataset.parse(
+                data, shard, int(self._index[position]), zero_copy=self._zero_copy
+            )
         except SampleError as error:
             return error
-        except OSError:
-            return self._again(place)
+        if source:
+            sample["__source__"] = source
+        return sample
 
-    def _again(self, place: int) -> Outcome:
-        """Return a sample whose shard was changed or failed since it was looked at: read now.
+    def _objects(self, value: Any) -> ObjectArray:
+        return np.full(self._num_samples, value, dtype=np.object_)
 
-        Raises:
-            StorageError: storage failed.
-        """
-        shard, index = int(self._shard[place]), int(self._index[place])
-        start, stop = self._dataset.offsets(shard)[index : index + 2].tolist()
-        data = self._dataset.read_ranges([(shard, start, stop)])[0]
-        if isinstance(data, OSError):
-            return shard_error(self._dataset, data, shard, stop)
-        try:
-            return self._dataset.parse(data, shard, index)
-        except SampleError as bad:
-            return bad
-
-    def _objects(self) -> Objects:
-        return np.full(self._num_samples, None, dtype=np.object_)
-
-    def _parts(self) -> Objects:
-        return np.full(self._num_samples, b"", dtype=np.object_)
-
-    def _ints(self) -> IntArray:
+    def _integers(self) -> IntArray:
         return np.zeros(self._num_samples, dtype=np.int64)
 
 
-def shard_error(dataset: Dataset | Mixture, error: OSError, shard: int, stop: int) -> ShardError:
-    """Return what is wrong with a shard that was not read up to byte `stop`.
-
-    Raises:
-        StorageError: nothing is, its storage failed.
-    """
-    found = dataset.explain(error, shard, stop)
-    if not isinstance(found, ShardError):
-        raise found
-    return found
-
-
-def _locate(dataset: Dataset | Mixture, shard: int) -> tuple[str, Dataset, int]:
-    """Return the name of a shard's source, its dataset, and the shard's number in that."""
-    return dataset.locate(shard) if isinstance(dataset, Mixture) else ("", dataset, shard)
-
-
-def _copies(data: Objects, start: IntArray, stop: IntArray) -> Objects:
+def _copies(data: ObjectArray, start: IntArray, stop: IntArray) -> ObjectArray:
     """Return bytes [start, stop) of each entry."""
     bounds = zip(data.tolist(), start.tolist(), stop.tolist(), strict=True)
-    return _column([bytes(one[first:end]) for one, first, end in bounds])
+    return _object_array([bytes(one[first:end]) for one, first, end in bounds])
 
 
-def _column(values: Sequence[Any]) -> Objects:
-    """Return objects as an array, whatever they are; numpy would look into views and bytes."""
+def _object_array(values: Sequence[Any]) -> ObjectArray:
+    """Return objects as an array. `np.array` would look into bytes and views."""
     return np.fromiter(values, np.object_, len(values))

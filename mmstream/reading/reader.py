@@ -1,201 +1,182 @@
-"""The second stage: order -> READ -> decode -> batch -> loader -> device.
+"""Reads the windows of a run ahead of their use.
 
-In: jobs, the steps that this process shall deliver. Out: each step's raw samples. Bytes are read a
-window at a time, ahead of use, in ranges that are merged where samples lie close: a worker that
-owns whole lanes reads megabytes at once and no byte twice from storage. Only raw bytes are held,
-and only until their step; windows of different lanes end one after another, so memory stays near
-half of all windows (`Order`'s default: 2 GiB over all ranks and workers). Of local shards the
-system's page cache holds them, where it does: that memory is shared, and can be taken back.
+In: jobs, the steps that this process delivers. Out: the raw samples of each step. A window (shuffle
+buffer) is read as a whole, in merged ranges. A worker that owns whole lanes reads megabytes at once
+and no byte twice. Only raw bytes are held, and only until their step. Windows of different lanes
+end one after another, so memory stays near half of all windows (default: 2 GiB over all ranks).
 
-The first step of a run, or after a resume, reads just its own samples; the rest of its windows
-follow in the background.
+The first step of a run, or after a resume, reads only its own samples. The rest of its windows
+follows in the background.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder, Window
 from mmstream.order.checks import keep
-from mmstream.reading.fetcher import Fetched, Fetcher, Outcome
-from mmstream.types import SampleRef
+from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.held import HeldSamples
+from mmstream.reading.lookup import SampleLookup
+from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep
+from mmstream.types import IntArray, SampleRef
 
-__all__ = ["Job", "Outcome", "RawStep", "Reader", "read"]
+__all__ = ["Reader"]
 
 NUM_THREADS = 4
+"""Windows that are read side by side."""
+
 STEPS_AHEAD = 2
+"""Steps of this process whose windows are read before they are asked for."""
 
+WindowKey: TypeAlias = tuple[int, int]
+"""(epoch, number of the window)."""
 
-Piece: TypeAlias = tuple[np.ndarray, Fetched]
-"""Samples of a window by place, and the slot of each place: step * G + row, rising."""
-
-
-class Job(NamedTuple):
-    """One step for one process: rows [start, stop) of it."""
-
-    epoch: int
-    step: int
-    start: int
-    stop: int
-    stride: int = 1
-    """This process's next job is `stride` steps later."""
-
-
-class RawStep(NamedTuple):
-    """The raw samples of a job, a row each."""
-
-    job: Job
-    refs: list[SampleRef]
-    valid: list[bool]
-    samples: list[Outcome]
-    num_bytes: int
-    """Read from storage since the step before."""
-    num_requests: int
-
-
-def read(jobs: Iterable[Job], reader: Reader) -> Iterator[RawStep]:
-    """Yield the raw samples of each job.
-
-    Raises:
-        StorageError: storage failed after retries; never turned into a bad sample.
-    """
-    for job in jobs:
-        yield reader.step(job)
+Delivery: TypeAlias = tuple[IntArray, HeldSamples]
+"""Slots of a window's samples, rising, and the samples in that order. Slot = step * G + row."""
 
 
 class Reader:
     """Reads the windows of a run ahead of their use. Belongs to one process; holds threads.
 
-    A window is held in pieces: usually one, loaded whole before its first step; two where its
-    first step could not be foreseen (a start, a resume), so that this step need not wait.
+    A window is usually held whole: it is read before its first step. At a start or a resume it is
+    held in two deliveries, so that the first step need not wait for the whole window.
 
     Args:
-        dataset: what to read.
+        source: what to read.
         order: which samples, and when.
-        zero_copy: fields are memoryviews of the range that was read instead of bytes of their own:
-            nothing is copied, and a range stays in memory until the last view of it is dropped.
-        ahead: whether windows are read; False: the samples of each step alone, when it is asked
-            for: for the few steps of a process that others take over from.
+        zero_copy: fields are memoryviews of the range that was read, not bytes of their own. A
+            range stays in memory until its last view is gone.
+
+    Attributes:
+        lookup: reads single samples, with the same connections.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset | Mixture,
-        order: AnyOrder,
-        *,
-        zero_copy: bool = False,
-        ahead: bool = True,
-    ) -> None:
-        self.dataset, self.order, self._ahead = dataset, order, ahead
-        self._fetcher = Fetcher(dataset, zero_copy=zero_copy)
-        self._held: dict[tuple[int, int], list[Future[Piece]]] = {}
-        self._whole: set[tuple[int, int]] = set()
-        self._windows: dict[Job, list[int]] = {}
-        self._following: Job | None = None
+    def __init__(self, source: ShardSource, order: AnyOrder, *, zero_copy: bool = False) -> None:
+        self._order = order
+        self._fetcher = Fetcher(source, zero_copy=zero_copy)
+        self.lookup = SampleLookup(source, order, self._fetcher)
+        self._deliveries: dict[WindowKey, list[Future[Delivery]]] = {}
+        self._whole_windows: set[WindowKey] = set()
+        self._windows_of_job: dict[Job, list[int]] = {}
+        self._expected_job: Job | None = None
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mmstream-read")
 
     def step(self, job: Job) -> RawStep:
-        """Return the raw samples of one job; errors as `read`."""
-        if self._ahead:
-            self._look_ahead(job)
+        """Return the raw samples of a job, one per row.
+
+        Raises:
+            StorageError: storage failed after retries; this is never turned into a bad sample.
+        """
+        self._read_ahead(job)
         shards, indexes, valid = (
-            column[job.start : job.stop].tolist() for column in self.order.refs(job.epoch, job.step)
+            column[job.start : job.stop].tolist()
+            for column in self._order.refs(job.epoch, job.step)
         )
         planned = list(zip(shards, indexes, strict=True))
-        if self._ahead:
-            samples = self._take(job, planned)
-        else:
-            fetched = self._fetcher.fetch(planned)
-            samples = fetched.take_all(0, len(planned))
-        return RawStep(job, planned, valid, samples, *self._fetcher.pop_counts())
-
-    def _look_ahead(self, job: Job) -> None:
-        """Start loading what this step and those behind it need, and forget what none needs."""
-        self._forget(job)
-        numbers = self._numbers(job)
-        for number in numbers:  # unforeseen windows: this step's samples first
-            if (job.epoch, number) not in self._held:
-                self._load(job, number, head=True)
-        for turn in range(1, STEPS_AHEAD + 1):
-            ahead = job._replace(step=job.step + turn * job.stride)
-            if ahead.step < self.order.steps_per_epoch:
-                self._foresee(ahead)
-        for number in numbers:
-            if (job.epoch, number) not in self._whole:
-                self._load(job._replace(step=job.step + job.stride), number, head=False)
-
-    def one(self, ref: SampleRef) -> Outcome:
-        """Read one sample from storage, now: a second look, or a substitute."""
-        return self._fetcher.fetch([ref]).take(0)
+        outcomes = self._take(job, planned)
+        num_bytes, num_requests = self._fetcher.pop_counts()
+        lineage = BatchLineage(
+            job.epoch,
+            job.step,
+            job.start,
+            planned,
+            valid,
+            shown=planned,
+            num_bytes=num_bytes,
+            num_requests=num_requests,
+        )
+        return RawStep(lineage, outcomes)
 
     def close(self) -> None:
         """Stop reading ahead."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _numbers(self, job: Job) -> list[int]:
-        """Return the windows that a job's rows are drawn from."""
-        found = self._windows.get(job)
-        if found is None:
-            windows = self.order.windows(job.epoch, job.step)[job.start : job.stop]
-            found = sorted(set(windows.tolist()))
-            keep(self._windows, job, found, most=2 * STEPS_AHEAD)
-        return found
+    def _read_ahead(self, job: Job) -> None:
+        """Start reading what this step and the next ones need; drop what no step needs any more."""
+        self._drop_finished(job)
+        numbers = self._windows(job)
+        for number in numbers:  # not foreseen: the samples of this step come first
+            if (job.epoch, number) not in self._deliveries:
+                self._start_reading(job, number, this_step_only=True)
+        for turn in range(1, STEPS_AHEAD + 1):
+            later_job = job._replace(step=job.step + turn * job.stride)
+            if later_job.step < self._order.steps_per_epoch:
+                self._foresee(later_job)
+        for number in numbers:
+            if (job.epoch, number) not in self._whole_windows:
+                next_job = job._replace(step=job.step + job.stride)
+                self._start_reading(next_job, number, this_step_only=False)
+
+    def _windows(self, job: Job) -> list[int]:
+        """Return the numbers of the windows that the rows of a job are drawn from."""
+        numbers = self._windows_of_job.get(job)
+        if numbers is None:
+            window_of_row = self._order.windows(job.epoch, job.step)[job.start : job.stop]
+            numbers = sorted(set(window_of_row.tolist()))
+            keep(self._windows_of_job, job, numbers, most=2 * STEPS_AHEAD)
+        return numbers
 
     def _foresee(self, job: Job) -> None:
-        """Start loading what a later step needs: whole windows once their lane is running."""
-        running = {number % self.order.stride for _, number in self._held}  # lanes
-        for number in self._numbers(job):
-            if (job.epoch, number) not in self._held:
-                self._load(job, number, head=number % self.order.stride not in running)
+        """Start reading what a later step needs: whole windows of lanes that already run."""
+        running_lanes = {number % self._order.stride for _, number in self._deliveries}
+        for number in self._windows(job):
+            if (job.epoch, number) not in self._deliveries:
+                is_new_lane = number % self._order.stride not in running_lanes
+                self._start_reading(job, number, this_step_only=is_new_lane)
 
-    def _load(self, job: Job, number: int, *, head: bool) -> None:
-        """Start loading what a window delivers to this process: at one step, or from it on."""
+    def _start_reading(self, job: Job, number: int, *, this_step_only: bool) -> None:
+        """Start reading what a window delivers to this process: at one step, or from it on."""
         key = (job.epoch, number)
-        window = self.order.window(job.epoch, number)
-        mine = (window.row >= job.start) & (window.row < job.stop)
-        later = window.step - job.step
-        mine &= (later == 0) if head else (later >= 0) & (later % job.stride == 0)
-        if mine.any():
-            self._held.setdefault(key, []).append(self._pool.submit(self._piece, window, mine))
-        if not head:
-            self._whole.add(key)
+        window = self._order.window(job.epoch, number)
+        is_wanted = (window.row >= job.start) & (window.row < job.stop)
+        steps_later = window.step - job.step
+        if this_step_only:
+            is_wanted &= steps_later == 0
+        else:
+            is_wanted &= (steps_later >= 0) & (steps_later % job.stride == 0)
+            self._whole_windows.add(key)
+        if is_wanted.any():
+            delivery = self._pool.submit(self._deliver, window, is_wanted)
+            self._deliveries.setdefault(key, []).append(delivery)
 
-    def _piece(self, window: Window, mine: np.ndarray) -> Piece:
-        steps, rows, shards, indexes = (column[mine] for column in window)
-        slots = steps * self.order.global_batch_size + rows
-        rising = np.argsort(slots, kind="stable")
-        refs = np.column_stack((shards, indexes))[rising]
-        return slots[rising], self._fetcher.fetch(refs, later=True)
+    def _deliver(self, window: Window, is_wanted: npt.NDArray[np.bool_]) -> Delivery:
+        steps, rows, shards, indexes = (column[is_wanted] for column in window)
+        slots = steps * self._order.global_batch_size + rows
+        by_slot = np.argsort(slots, kind="stable")
+        refs = np.column_stack((shards, indexes))[by_slot]
+        return slots[by_slot], self._fetcher.fetch(refs)
 
     def _take(self, job: Job, planned: Sequence[SampleRef]) -> list[Outcome]:
-        """Take a step's samples out of the windows; wait for those that are being loaded."""
-        first = job.step * self.order.global_batch_size + job.start
-        samples: list[Outcome | None] = [None] * len(planned)
-        for number in self._numbers(job):
-            for future in self._held.get((job.epoch, number), ()):
-                slots, fetched = future.result()
-                begin, end = slots.searchsorted((first, first + len(planned))).tolist()
+        """Take the samples of a step out of its windows; waits for those that are being read."""
+        first_slot = job.step * self._order.global_batch_size + job.start
+        outcomes: list[Outcome | None] = [None] * len(planned)
+        for number in self._windows(job):
+            for delivery in self._deliveries.get((job.epoch, number), ()):
+                slots, held = delivery.result()
+                bounds = slots.searchsorted((first_slot, first_slot + len(planned)))
+                begin, end = bounds.tolist()
                 if begin < end:
-                    found = fetched.take_all(begin, end)
-                    for slot, sample in zip(slots[begin:end].tolist(), found, strict=True):
-                        samples[slot - first] = sample
+                    rows = (slots[begin:end] - first_slot).tolist()
+                    for row, outcome in zip(rows, held.take_all(begin, end), strict=True):
+                        outcomes[row] = outcome
         return [
-            self.one(ref) if sample is None else sample
-            for sample, ref in zip(samples, planned, strict=True)
+            self.lookup.read(ref) if outcome is None else outcome
+            for outcome, ref in zip(outcomes, planned, strict=True)
         ]
 
-    def _forget(self, job: Job) -> None:
-        """Forget windows that deliver nothing more here: after a jump, what was held for others."""
-        jumped = job != self._following
-        self._following = job._replace(step=job.step + job.stride)
-        for key in list(self._held):
-            if jumped or self.order.window(*key).step[-1] < job.step:
-                for future in self._held.pop(key):
-                    future.cancel()
-                self._whole.discard(key)
+    def _drop_finished(self, job: Job) -> None:
+        """Drop windows that deliver nothing more here. After a jump, drop all of them."""
+        has_jumped = job != self._expected_job
+        self._expected_job = job._replace(step=job.step + job.stride)
+        for key in list(self._deliveries):
+            if has_jumped or self._order.window(*key).step[-1] < job.step:
+                for delivery in self._deliveries.pop(key):
+                    delivery.cancel()
+                self._whole_windows.discard(key)

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
-from mmstream.batching.collate import Batch
 from mmstream.errors import ConfigError
+from mmstream.types import Batch
 
 __all__ = ["ContrastiveClip", "contrastive_loss", "gather_rows", "load_clip", "small_clip"]
 

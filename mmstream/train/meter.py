@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmstream.bad_samples.policy import FILTERED, KINDS
-from mmstream.batching.collate import Batch
+from mmstream.bad_samples.quarantine import FILTERED, KINDS
 from mmstream.train.distributed import Place
 from mmstream.train.summary import Clock, Times, slowest, summarize
+from mmstream.types import Batch
 
 __all__ = ["Meter"]
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from mmstream.batching.collate import Batch
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.fields import image_fields
@@ -25,6 +24,7 @@ from mmstream.errors import ConfigError, MMStreamError
 from mmstream.train import clip
 from mmstream.train.config import TrainConfig
 from mmstream.train.tokenizer import open_tokenizer
+from mmstream.types import Batch
 
 __all__ = ["CLIP_NORMALIZE", "Trainable", "build_model", "decode_for", "hint_at_model",
            "normalize_for", "open_model_tokenizer"]  # fmt: skip

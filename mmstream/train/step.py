@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmstream.batching.collate import Batch
 from mmstream.batching.split import split_rows
 from mmstream.errors import ConfigError
 from mmstream.train.config import Precision, TrainConfig
 from mmstream.train.distributed import Place
 from mmstream.train.schedule import freeze_parameters, make_optimizer
+from mmstream.types import Batch
 
 __all__ = ["Trained", "autocast", "prepare", "seed_step", "tensors_of", "train_step"]
 

@@ -1,0 +1,158 @@
+"""Counts samples as batches are delivered, and stops a run that has too many bad ones.
+
+Runs in the main process of a rank, in the order of steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.bad_samples.quarantine import FILTERED, BadSample, append_records
+from mmstream.errors import BadSampleLimitError, DecodeError
+
+__all__ = ["Stats", "count_samples"]
+
+logger = logging.getLogger(__name__)
+
+MAX_WARNINGS = 10
+"""Bad samples that are logged as warnings; later ones go to the quarantine file only."""
+
+
+@dataclass
+class Stats:
+    """What a loader has delivered since it was made.
+
+    A batch that a limit held back is counted too.
+    """
+
+    num_steps: int = 0
+    num_samples: int = 0
+    """Planned samples of this rank, bad and filtered ones included, padding left out."""
+    num_bad: int = 0
+    num_skipped: int = 0
+    """Samples that a user's filter left out."""
+    bad: Counter[str] = field(default_factory=Counter)
+    """Bad and filtered samples by kind."""
+    num_bytes: int = 0
+    """Bytes read from storage."""
+    num_requests: int = 0
+    """Ranges read from storage."""
+    wait_s: float = 0.0
+    """Seconds that the consumer has waited for batches."""
+    consecutive: Counter[str] = field(default_factory=Counter)
+    """Bad samples in a row up to now, by source of a mixture; "" for a single dataset."""
+
+
+def count_samples(
+    stats: Stats,
+    policy: BadSamplePolicy,
+    records: Sequence[BadSample],
+    valid: Sequence[bool],
+    sources: Sequence[str],
+    *,
+    start: int,
+    rank: int,
+) -> None:
+    """Count the rows of a batch, write its records, and apply the limits.
+
+    This is the only place that judges whether a run has too many bad samples.
+
+    Args:
+        stats: changed in place.
+        policy: the limits.
+        records: bad and filtered samples of the batch, in the order of rows.
+        valid: of each row of this rank.
+        sources: the planned source of each row, "" for a single dataset.
+        start: this rank's first row in the global batch.
+        rank: names the quarantine file.
+
+    Raises:
+        BadSampleLimitError: a limit is exceeded. Rows are counted and records written before.
+        DecodeError: the GPU refused a sample, and the policy is to raise.
+    """
+    bad = [record for record in records if record.kind != FILTERED]
+    if bad and policy.action == "raise":  # found on the device; workers raise by themselves
+        raise DecodeError(bad[0].reason)
+    stats.num_samples += sum(valid) + sum(record.substitute is None for record in records)
+    stats.num_bad += len(bad)
+    stats.num_skipped += len(records) - len(bad)
+    stats.bad.update(record.kind for record in records)
+    for number, record in enumerate(bad, start=stats.num_bad - len(bad)):
+        logger.log(
+            logging.WARNING if number < MAX_WARNINGS else logging.DEBUG,
+            "%s: %s (epoch %d step %d row %d)",
+            record.kind,
+            record.reason,
+            record.epoch,
+            record.step,
+            record.row,
+        )
+    path = None
+    if policy.quarantine is not None:
+        path = Path(policy.quarantine, f"quarantine-rank{rank}.jsonl")
+    if records and path is not None:
+        _write(path, records)
+    longest = _longest_run(stats, records, valid, start, sources)
+    if policy.max_consecutive and longest > policy.max_consecutive:
+        raise BadSampleLimitError(
+            f"{longest} bad samples in a row (max_consecutive={policy.max_consecutive}), "
+            f"the last: {bad[-1].reason}"
+        )
+    limit = _exceeded_limit(stats, policy)
+    if limit is not None:
+        raise BadSampleLimitError(
+            f"{stats.num_bad} of {stats.num_samples} samples are bad ({limit}), "
+            f"by kind: {dict(stats.bad)}; {_advice(path, is_mixture=any(sources))}"
+        )
+
+
+def _advice(path: Path | None, *, is_mixture: bool) -> str:
+    if path is None:
+        return "see the log"
+    command = f"mmstream verify URL --quarantine {path}"
+    if is_mixture:
+        return f"see {path}; `{command} --source NAME` leaves them out of new runs"
+    return f"see {path}; `{command}` leaves them out"
+
+
+def _exceeded_limit(stats: Stats, policy: BadSamplePolicy) -> str | None:
+    if policy.max_samples is not None and stats.num_bad > policy.max_samples:
+        return f"max_samples={policy.max_samples}"
+    is_judged = stats.num_samples >= policy.min_samples
+    if is_judged and stats.num_bad > policy.max_fraction * stats.num_samples:
+        return f"max_fraction={policy.max_fraction}"
+    return None
+
+
+def _longest_run(
+    stats: Stats,
+    records: Sequence[BadSample],
+    valid: Sequence[bool],
+    start: int,
+    sources: Sequence[str],
+) -> int:
+    """Return the longest run of bad rows that reaches into this batch; keep the last run's length.
+
+    Padding rows are ignored. A filtered sample was readable, so it ends a run.
+    """
+    kinds = {record.row - start: record.kind for record in records}
+    longest = 0
+    for row, (is_valid, source) in enumerate(zip(valid, sources, strict=True)):
+        if row in kinds and kinds[row] != FILTERED:
+            stats.consecutive[source] += 1
+            longest = max(longest, stats.consecutive[source])
+        elif row in kinds or is_valid:
+            stats.consecutive[source] = 0
+    return longest
+
+
+def _write(path: Path, records: Sequence[BadSample]) -> None:
+    try:
+        append_records(path, records)
+    except OSError as error:  # a full disk must not end a run that can continue
+        logger.error("%s: %s; bad samples are in the log only", path, error)

@@ -1,0 +1,73 @@
+"""What the stages read from: one dataset, or several as a mixture.
+
+`ShardSource` is all that order, read and state ask for. Everything else about a shard is asked of
+the dataset that `locate` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from mmstream.dataset.dataset import ShardLocation
+from mmstream.order import AnyOrder
+
+__all__ = ["ShardRange", "ShardSource", "read_ranges"]
+
+ShardRange: TypeAlias = tuple[int, int, int]
+"""(shard, start, stop): bytes [start, stop) of one shard."""
+
+
+@runtime_checkable
+class ShardSource(Protocol):
+    """Shards under one numbering, and the order over them: `Dataset` and `Mixture`."""
+
+    can_finish_epoch: bool
+    """Whether an old epoch can be finished before new settings begin (``on_change``)."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+
+    def name_of(self, shard: int) -> str:
+        """Return the name of a shard, as messages and logs show it."""
+
+    def locate(self, shard: int) -> ShardLocation:
+        """Return the dataset of a shard, and its position there."""
+
+    def plan_order(self, *, drop_last: bool = True, **settings: Any) -> AnyOrder:
+        """Return the order with these settings. Raises ConfigError: impossible ones."""
+
+    def order_from_identity(self, identity: Mapping[str, Any]) -> AnyOrder:
+        """Return the order of a saved state. Raises StateError: it is of another source."""
+
+
+def read_ranges(source: ShardSource, ranges: Sequence[ShardRange]) -> list[bytes | OSError]:
+    """Return the bytes of each range, or in its place the error that it met.
+
+    Remote ranges travel side by side, also those of different stores.
+    """
+    by_dataset: dict[int, list[int]] = {}
+    locations = [source.locate(shard) for shard, _, _ in ranges]
+    for number, location in enumerate(locations):
+        by_dataset.setdefault(id(location.dataset), []).append(number)
+
+    def read_one_dataset(numbers: list[int]) -> list[bytes | OSError]:
+        dataset = locations[numbers[0]].dataset
+        return dataset.store.read_ranges(
+            [(dataset.name_of(locations[i].shard), *ranges[i][1:]) for i in numbers]
+        )
+
+    groups = list(by_dataset.values())
+    if sum(locations[numbers[0]].dataset.store.access.concurrent for numbers in groups) > 1:
+        with ThreadPoolExecutor(len(groups)) as pool:
+            answers = list(pool.map(read_one_dataset, groups))
+    else:
+        answers = list(map(read_one_dataset, groups))
+    results: dict[int, bytes | OSError] = {}
+    for numbers, answer in zip(groups, answers, strict=True):
+        results |= zip(numbers, answer, strict=True)
+    return [results[number] for number in range(len(ranges))]

@@ -1,0 +1,49 @@
+"""Single samples, read when they are asked for: second reads and substitutes of bad samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmstream.bad_samples.quarantine import shard_stamp
+from mmstream.dataset.source import ShardSource
+from mmstream.order import AnyOrder
+from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.step import Outcome
+from mmstream.types import SampleRef
+
+__all__ = ["SampleLookup"]
+
+
+@dataclass(frozen=True)
+class SampleLookup:
+    """Answers what the decode stage asks about samples that its step does not hold."""
+
+    source: ShardSource
+    order: AnyOrder
+    fetcher: Fetcher
+
+    def read(self, ref: SampleRef) -> Outcome:
+        """Read one sample from storage, now."""
+        return self.fetcher.fetch([ref]).take(0)
+
+    def forget_index(self, shard: int) -> None:
+        """Read the index of a shard again at its next use."""
+        location = self.source.locate(shard)
+        location.dataset.forget_index(location.shard)
+
+    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
+        """Return the sample that takes the row of a bad one; see `Order.substitute`."""
+        return self.order.substitute(epoch, step, row, attempt)
+
+    def stream(self, epoch: int, step: int, row: int) -> tuple[int, int]:
+        """Return (seed, epoch), the key of the random draws for a row."""
+        return self.order.stream(epoch, step, row)
+
+    def shard_name(self, shard: int) -> str:
+        """Return the name of a shard, as messages show it."""
+        return self.source.name_of(shard)
+
+    def shard_stamp(self, shard: int) -> str:
+        """Return what tells a shard from one of the same name in another dataset."""
+        location = self.source.locate(shard)
+        return shard_stamp(location.dataset.manifest.shards[location.shard])

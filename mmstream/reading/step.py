@@ -1,0 +1,62 @@
+"""A step on its way: what is asked for, and the record that travels from read to the logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from mmstream.bad_samples.quarantine import BadSample
+from mmstream.errors import SampleError, ShardError
+from mmstream.types import Sample, SampleRef
+
+__all__ = ["BatchLineage", "Job", "Outcome", "RawStep"]
+
+Outcome: TypeAlias = Sample | SampleError | ShardError
+"""A raw sample, or why there is none."""
+
+
+class Job(NamedTuple):
+    """One step for one process: rows [start, stop) of it."""
+
+    epoch: int
+    step: int
+    start: int
+    stop: int
+    stride: int = 1
+    """The next job of this process is `stride` steps later."""
+
+
+@dataclass(frozen=True)
+class BatchLineage:
+    """Where the rows of a batch come from: ``batch["__lineage__"]``.
+
+    `read` makes it from the plan. `decode` adds what is shown instead of bad samples. The loader
+    counts by it, and the training log writes it down.
+    """
+
+    epoch: int
+    step: int
+    start: int
+    """First row of this rank in the global batch."""
+    planned: list[SampleRef]
+    """(shard, index) of each row, as the order says."""
+    valid: list[bool]
+    """False for padding, and for rows whose bad sample nothing replaces."""
+    shown: list[SampleRef]
+    """(shard, index) of each row as delivered: a substitute's where the planned one was bad."""
+    bad: tuple[BadSample, ...] = ()
+    num_bytes: int = 0
+    """Bytes read from storage since the step before."""
+    num_requests: int = 0
+    """Ranges read from storage since the step before."""
+
+    def to(self, *_: Any, **__: Any) -> BatchLineage:
+        """Return itself. Code that moves batches to a device calls this on each value."""
+        return self
+
+
+class RawStep(NamedTuple):
+    """The raw samples of a job, one per row."""
+
+    lineage: BatchLineage
+    outcomes: list[Outcome]
