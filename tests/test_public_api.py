@@ -25,13 +25,10 @@ FIXED = [
     "SkipSample",
     "TextDecoder",
     "World",
-    "batch",
     "collate",
     "convert",
-    "decode",
     "open_dataset",
     "open_mixture",
-    "read",
     "to_device",
 ]
 

@@ -98,6 +98,7 @@ def _lineage_of(lineage: BatchLineage, start: int, stop: int) -> BatchLineage:
         lineage,
         start=lineage.start + start,
         planned=lineage.planned[start:stop],
+        valid=lineage.valid[start:stop],
         shown=lineage.shown[start:stop],
         bad=tuple(record for record in lineage.bad if record.row in rows),
         num_bytes=0 if start else lineage.num_bytes,

@@ -7,7 +7,7 @@ same number of rows and steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -86,7 +86,8 @@ class DecodeStage:
             image_out = None if images is None else images[position]
             return self._decode_row(step, position, texts[position], image_out)
 
-        return _assembled(step, self._all_rows(decode_row, len(step.outcomes)))
+        rows = _all_rows(decode_row, len(step.outcomes), self._pool, self._num_helpers)
+        return _assembled(step, rows)
 
     def close(self) -> None:
         """End the threads."""
@@ -119,33 +120,36 @@ class DecodeStage:
         images = memory.take(num_rows * height * width * 3, spare_bytes=memory.spare_bytes)
         return images.view(num_rows, height, width, 3)
 
-    def _all_rows(self, decode_row: Callable[[int], Row], num_rows: int) -> list[Row]:
-        """Decode all rows. Each thread takes the next row, which is cheaper than one future a row.
 
-        Raises the error of the first row that has one.
-        """
-        if self._pool is None:
-            return list(map(decode_row, range(num_rows)))
-        rows: dict[int, Row] = {}
-        errors: list[tuple[bool, int, BaseException]] = []
-        positions = iter(range(num_rows))
+def _all_rows(
+    decode_row: Callable[[int], Row], num_rows: int, pool: Executor | None, num_helpers: int
+) -> list[Row]:
+    """Decode all rows. Each thread takes the next row, which is cheaper than one future per row.
 
-        def work() -> None:
-            while not errors:
-                position = next(positions, None)
-                if position is None:
-                    return
-                try:
-                    rows[position] = decode_row(position)
-                except BaseException as error:
-                    errors.append((isinstance(error, Exception), position, error))  # Ctrl-C first
+    Raises the error of the first row that has one.
+    """
+    if pool is None:
+        return list(map(decode_row, range(num_rows)))
+    rows: dict[int, Row] = {}
+    errors: list[tuple[bool, int, BaseException]] = []
+    positions = iter(range(num_rows))
 
-        helpers = [self._pool.submit(work) for _ in range(self._num_helpers)]
-        work()
-        wait(helpers)
-        if errors:
-            raise min(errors, key=lambda entry: entry[:2])[2]
-        return [rows[position] for position in range(num_rows)]
+    def work() -> None:
+        while not errors:
+            position = next(positions, None)
+            if position is None:
+                return
+            try:
+                rows[position] = decode_row(position)
+            except BaseException as error:
+                errors.append((isinstance(error, Exception), position, error))  # Ctrl-C first
+
+    helpers = [pool.submit(work) for _ in range(num_helpers)]
+    work()
+    wait(helpers)
+    if errors:
+        raise min(errors, key=lambda entry: entry[:2])[2]
+    return [rows[position] for position in range(num_rows)]
 
 
 def _decode_step_texts(step: RawStep, decoders: Decode | None) -> list[TextTokens | None]:

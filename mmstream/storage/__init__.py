@@ -20,7 +20,7 @@ import os
 from pathlib import Path
 
 from mmstream.errors import ConfigError
-from mmstream.storage.local import LocalFile, LocalStore
+from mmstream.storage.local import LocalStore
 from mmstream.storage.memory import MemoryStore
 from mmstream.storage.remote import RemoteStore
 from mmstream.storage.store import Access, Store
@@ -28,7 +28,6 @@ from mmstream.storage.urls import is_remote, join_url, split_url
 
 __all__ = [
     "Access",
-    "LocalFile",
     "LocalStore",
     "MemoryStore",
     "RemoteStore",

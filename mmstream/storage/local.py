@@ -6,11 +6,9 @@ A disk is read once. What fails here is not tried again, other than requests to 
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
@@ -18,49 +16,7 @@ from mmstream.errors import StorageError
 from mmstream.storage.store import Access
 from mmstream.storage.urls import Range, join_url
 
-__all__ = ["LocalFile", "LocalStore"]
-
-NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-"""Linux: read what lies in memory, or fail at once."""
-
-
-class LocalFile:
-    """A file held open; a slice of it reads these bytes, when it is asked for.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        FileNotFoundError: no such file.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path, self._fd = path, os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._fd).atexit = False
-        self._version = _version(self._fd)
-
-    def __getitem__(self, part: slice) -> bytes:
-        """Return exactly these bytes. Raises StorageError: it was written to, or ends before."""
-        if _version(self._fd) != self._version:
-            raise StorageError(f"{self._path}: was written to while it was read")
-        data = os.pread(self._fd, part.stop - part.start, part.start)
-        if len(data) < part.stop - part.start:
-            return _read(self._fd, self._path, part.start, part.stop)
-        return data
-
-    def is_cached(self, start: int, stop: int) -> bool:
-        """Tell whether the system holds the file's bytes [start, stop) in its page cache.
-
-        Asked of both ends. False, too, where the file system cannot tell: tmpfs and most network
-        file systems among them.
-        """
-        byte = bytearray(1)
-        try:
-            return bool(NOWAIT) and all(
-                os.preadv(self._fd, [byte], at, NOWAIT) for at in (start, stop - 1)
-            )
-        except OSError:
-            return False
+__all__ = ["LocalStore"]
 
 
 @dataclass(frozen=True)
@@ -115,25 +71,6 @@ class LocalStore:
         finally:
             os.close(fd)
 
-    def open(self, name: str) -> LocalFile:
-        """Return an object held open. Raises FileNotFoundError when there is none."""
-        return LocalFile(self.url_of(name))
-
-    def map(self, name: str) -> mmap:
-        """Return an object mapped into memory, for reading: its pages come when they are touched.
-
-        A file that is cut while it is mapped ends the process at the next touch (SIGBUS).
-
-        Raises:
-            FileNotFoundError: no such object.
-            ValueError: an empty one.
-        """
-        fd = os.open(self.url_of(name), os.O_RDONLY)
-        try:
-            return mmap(fd, 0, access=ACCESS_READ)
-        finally:
-            os.close(fd)
-
     def size(self, name: str) -> int:
         """Return the size of an object in bytes. Raises FileNotFoundError when there is none."""
         return Path(self.url, name).stat().st_size
@@ -180,11 +117,6 @@ class LocalStore:
     def remove(self, name: str) -> None:
         """Remove an object. It is no error when there is none."""
         Path(self.url, name).unlink(missing_ok=True)
-
-
-def _version(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_size, status.st_mtime_ns
 
 
 def _read(fd: int, path: str, start: int, stop: int) -> bytes:

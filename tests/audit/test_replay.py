@@ -16,7 +16,7 @@ from mmstream.audit.replay import read_state, replay
 from mmstream.cli import main
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError, StateError, StorageError
-from mmstream.planning import order_of_state
+from mmstream.state import order_of_state
 from mmstream.storage import LocalStore, RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, save_checkpoint
 from mmstream.world import World, rows_of_rank

@@ -24,8 +24,8 @@ from mmstream.errors import (
     SkipSample,
     StorageError,
 )
-from mmstream.reading.reader import Reader
-from mmstream.storage import LocalFile, LocalStore
+from mmstream.reading.lookup import SampleLookup
+from mmstream.storage import LocalStore
 from tests.helpers.bad_corpus import (
     FAULTS,
     bad_json,
@@ -185,9 +185,7 @@ def test_real_workers_make_the_same_substitutes_as_one_process(tmp_path, decoder
     ) == assert_resumes_exactly(lambda: mm.Loader(made), images=True)
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_passing_error_of_the_first_read_changes_nothing(tmp_path, monkeypatch, cached):
-    monkeypatch.setattr(LocalFile, "is_cached", lambda file, start, stop: cached)
+def test_a_passing_error_of_the_first_read_changes_nothing(tmp_path, monkeypatch):
     corpus = write_faulty(tmp_path, [30, 30], ())
     made = pipeline(corpus)
     calm = run(made).steps
@@ -312,13 +310,13 @@ def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(
     corpus = write_faulty(tmp_path, [30, 31], {8})
     strict = policy(max_fraction=0.1, min_samples=1, max_consecutive=1)
     made = pipeline(corpus, transforms=(keep,), bad_samples=strict)
-    one, again = Reader.one, []
+    read, again = SampleLookup.read, []
 
     def counted(self, ref):
         again.append(ref)
-        return one(self, ref)
+        return read(self, ref)
 
-    monkeypatch.setattr(Reader, "one", counted)
+    monkeypatch.setattr(SampleLookup, "read", counted)
     loader = mm.Loader(made, num_threads=1)
     batches = list(loader)
     assert_epoch_is_whole(
@@ -417,7 +415,7 @@ def test_when_all_is_bad_the_run_stops_at_once_with_the_reason(tmp_path):
     made = pipeline(write_faulty(tmp_path, [24], set(range(24))), global_batch_size=4)
     loader = mm.Loader(made)
     with pytest.raises(
-        BadSampleLimitError, match=r"no row could be filled.*shard-000000\.tar.*JSON"
+        BadSampleLimitError, match=r"no row has a good sample.*shard-000000\.tar.*JSON"
     ):
         next(iter(loader))
     assert loader.state_dict()["step"] == 0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.bad_samples.policy import BadSample, Stats, count_bad
+from mmstream.bad_samples.limits import Stats, count_samples
+from mmstream.bad_samples.quarantine import BadSample
 from mmstream.errors import BadSampleLimitError, ConfigError
 from tests.helpers.bad_corpus import pipeline, policy, write_faulty, write_tiny
 
@@ -32,7 +33,8 @@ def count(stats, limits, marks: str, start: int = 0, rank: int = 0) -> None:
         if mark in kinds
     ]
     valid = [mark in "gbf" for mark in marks]
-    count_bad(stats, limits, tuple(records), valid, start=start, rank=rank)
+    sources = [""] * len(valid)
+    count_samples(stats, limits, tuple(records), valid, sources, start=start, rank=rank)
 
 
 def test_the_fraction_is_judged_from_min_samples_on():
@@ -143,14 +145,16 @@ def test_the_quarantine_file_has_a_line_for_each_record(tmp_path):
 
 def test_reasons_in_any_language_or_none_are_written(tmp_path):
     odd = BadSample(0, 0, 0, "s.tar", 1, "DecodeError", "caf\udce9 日本\nline\u2028", None)
-    count_bad(Stats(), policy(quarantine=str(tmp_path)), [odd], [False], start=0, rank=0)
+    limits = policy(quarantine=str(tmp_path))
+    count_samples(Stats(), limits, [odd], [False], [""], start=0, rank=0)
     (line,) = (tmp_path / "quarantine-rank0.jsonl").read_bytes().splitlines()
     assert json.loads(line)["reason"] == odd.reason
 
 
 def test_each_line_has_the_stamp_of_its_shard_where_it_is_known(tmp_path):
-    limits, records = policy(quarantine=str(tmp_path)), [record(0), record(2)]
-    count_bad(Stats(), limits, records, [True] * 3, start=0, rank=0, stamps=["4-10-", "6-20-ab"])
+    limits = policy(quarantine=str(tmp_path))
+    records = [replace(record(0), stamp="4-10-"), replace(record(2), stamp="6-20-ab")]
+    count_samples(Stats(), limits, records, [True] * 3, [""] * 3, start=0, rank=0)
     lines = (tmp_path / "quarantine-rank0.jsonl").read_text().splitlines()
     assert [json.loads(line)["stamp"] for line in lines] == ["4-10-", "6-20-ab"]
 
@@ -170,7 +174,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
 
 
 def test_the_first_bad_samples_are_warnings_and_a_filter_is_none(caplog):
-    caplog.set_level(logging.DEBUG, "mmstream.bad_samples.policy")
+    caplog.set_level(logging.DEBUG, "mmstream.bad_samples.limits")
     stats = Stats()
     for _ in range(3):
         count(stats, policy(), "ffffbbbb")

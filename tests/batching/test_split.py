@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.bad_samples.policy import BadSample
-from mmstream.batching.collate import BatchLineage
+from mmstream.bad_samples.quarantine import BadSample
+from mmstream.reading.step import BatchLineage
 
 
 def made_batch(images_of_rows: list[int], start: int, *, whole: bool) -> dict[str, Any]:
@@ -33,7 +33,15 @@ def made_batch(images_of_rows: list[int], start: int, *, whole: bool) -> dict[st
         "__key__": [str(row) for row in rows],
         "__valid__": torch.arange(len(rows)) % 3 > 0,
         "__lineage__": BatchLineage(
-            0, 4, start, [(0, r) for r in rows], [(1, r) for r in rows], tuple(bad), 1000, 7
+            0,
+            4,
+            start,
+            planned=[(0, r) for r in rows],
+            valid=[r % 3 != 0 for r in rows],
+            shown=[(1, r) for r in rows],
+            bad=tuple(bad),
+            num_bytes=1000,
+            num_requests=7,
         ),
     }
 
@@ -46,6 +54,7 @@ def join(parts: list[Any]) -> Any:
             first.step,
             first.start,
             [ref for part in parts for ref in part.planned],
+            [valid for part in parts for valid in part.valid],
             [ref for part in parts for ref in part.shown],
             tuple(record for part in parts for record in part.bad),
             sum(part.num_bytes for part in parts),

@@ -13,13 +13,12 @@ from click.testing import CliRunner
 
 import mmstream as mm
 from mmstream import Decode, ImageDecoder
+from mmstream.bad_samples.quarantine import quarantined_refs, shard_stamp
 from mmstream.cli import cli
 from mmstream.dataset.bad_list import (
     BAD_NAME,
     PREVIOUS_NAME,
-    quarantined,
     read_bad,
-    stamps_of,
     trim_bad,
     write_bad,
 )
@@ -385,8 +384,11 @@ def test_verify_adds_a_quarantine_to_what_it_finds(tmp_path):
     [
         ({"shard": "other.tar", "index": 0, "kind": "DecodeError"}, r"other.tar\[0\] is no sample"),
         ({"shard": "shard-000000.tar", "index": 8, "kind": "ShardError"}, r"\[8\] is no sample"),
-        ({"shard": "shard-000000.tar", "index": "8", "kind": "ShardError"}, "no line of a"),
-        ({"loss": 3}, "no line of a quarantine"),
+        (
+            {"shard": "shard-000000.tar", "index": "8", "kind": "ShardError"},
+            "not a quarantine record",
+        ),
+        ({"loss": 3}, "not a quarantine record"),
     ],
 )
 def test_a_file_that_is_no_quarantine_of_this_dataset_is_refused(tmp_path, line, reason):
@@ -395,11 +397,11 @@ def test_a_file_that_is_no_quarantine_of_this_dataset_is_refused(tmp_path, line,
     path = tmp_path / "q.jsonl"
     path.write_text(f"{json.dumps(good)}\n{json.dumps(line)}\n")
     with pytest.raises(ConfigError, match=rf"q\.jsonl:2: .*{reason}"):
-        quarantined([path], dataset)
+        quarantined_refs([path], dataset)
 
 
 def stamped(dataset, shard, index, kind="DecodeError"):
-    [stamp] = stamps_of(dataset, [shard])
+    stamp = shard_stamp(dataset.manifest.shards[shard])
     return {"shard": dataset.name_of(shard), "index": index, "kind": kind, "stamp": stamp}
 
 
@@ -411,10 +413,12 @@ def test_a_quarantine_of_another_corpus_with_such_shards_is_refused(tmp_path, co
     for shard in (0, 1, 3):
         path.write_text(json.dumps(stamped(other, shard, 0)) + "\n")
         if counts[shard] == COUNTS[shard]:  # as where a corpus has grown
-            assert quarantined([path], dataset).tolist() == [[shard, 0]]
+            assert quarantined_refs([path], dataset).tolist() == [[shard, 0]]
             continue
-        with pytest.raises(ConfigError, match=r"q\.jsonl:1: is of another corpus: its shard-00000"):
-            quarantined([path], dataset)
+        with pytest.raises(
+            ConfigError, match=r"q\.jsonl:1: belongs to another dataset: its shard-00000"
+        ):
+            quarantined_refs([path], dataset)
     code, output = verified(tmp_path / "theirs", "--quarantine", path)
     assert (code, output[:5]) == (0, "1 of ")
 
@@ -428,10 +432,10 @@ def test_a_checksum_tells_shards_of_one_size_apart_and_one_unknown_does_not_matt
         made.append(mm.open_dataset(tmp_path / name))
     path = tmp_path / "q.jsonl"
     path.write_text(json.dumps(stamped(made[0], 0, 3)) + "\n")
-    assert quarantined([path], made[0]).tolist() == [[0, 3]]
-    assert quarantined([path], made[2]).tolist() == [[0, 3]]
-    with pytest.raises(ConfigError, match="another corpus"):
-        quarantined([path], made[1])
+    assert quarantined_refs([path], made[0]).tolist() == [[0, 3]]
+    assert quarantined_refs([path], made[2]).tolist() == [[0, 3]]
+    with pytest.raises(ConfigError, match="another dataset"):
+        quarantined_refs([path], made[1])
 
 
 def test_a_run_stamps_its_quarantine(tmp_path):
@@ -442,16 +446,16 @@ def test_a_run_stamps_its_quarantine(tmp_path):
     )  # fmt: skip
     list(mm.Loader(made))
     path = tmp_path / "quarantine-rank0.jsonl"
-    assert len(quarantined([path], mm.open_dataset(ours))) == 8
-    with pytest.raises(ConfigError, match="is of another corpus: its shard-000001"):
-        quarantined([path], mm.open_dataset(theirs))
+    assert len(quarantined_refs([path], mm.open_dataset(ours))) == 8
+    with pytest.raises(ConfigError, match="belongs to another dataset: its shard-000001"):
+        quarantined_refs([path], mm.open_dataset(theirs))
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", "."])
 def test_a_quarantine_file_that_is_none_is_told_in_words(tmp_path, name):
     write_tiny(tmp_path, COUNTS)
-    with pytest.raises(ConfigError, match=r"no such file; runs with|no quarantine file: Is a"):
-        quarantined([tmp_path / name], mm.open_dataset(tmp_path))
+    with pytest.raises(ConfigError, match=r"no such file; runs with|not a quarantine file: Is a"):
+        quarantined_refs([tmp_path / name], mm.open_dataset(tmp_path))
 
 
 def test_quarantine_alone_does_not_decode(tmp_path):

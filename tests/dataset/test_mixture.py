@@ -102,7 +102,7 @@ def test_an_epoch_of_a_mixture_is_not_finished_by_old_settings(datasets):
 
 
 def test_a_state_is_of_the_datasets_that_it_was_saved_with(datasets):
-    from mmstream.planning import order_of_state
+    from mmstream.state import order_of_state
 
     state = mm.Loader(pipeline(mixed(datasets))).state_dict()
     other = datasets | {"a": datasets["b"]}
@@ -213,7 +213,7 @@ def test_a_source_without_samples_is_refused(tmp_path, datasets):
 
 def test_a_replay_of_a_mixture_tells_what_was_shown(datasets):
     from mmstream.audit.replay import replay
-    from mmstream.planning import order_of_state
+    from mmstream.state import order_of_state
 
     made = pipeline(mixed(datasets, epoch_steps=9))
     loader = mm.Loader(made)

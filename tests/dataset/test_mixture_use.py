@@ -13,8 +13,8 @@ import torch
 
 import mmstream as mm
 from mmstream.audit.training_log import log_files, read_lineage
+from mmstream.bad_samples.quarantine import quarantined_refs
 from mmstream.cli import main
-from mmstream.dataset.bad_list import quarantined
 from mmstream.storage import open_store
 from mmstream.train.distributed import Place
 from mmstream.train.meter import Meter
@@ -299,11 +299,11 @@ def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream
     datasets, made = broken(tmp_path, quarantine=str(tmp_path))
     list(mm.Loader(made))
     file = tmp_path / "quarantine-rank0.jsonl"
-    refs = quarantined([file], datasets["web/bad"], "web/bad")
+    refs = quarantined_refs([file], datasets["web/bad"], "web/bad")
     assert len(refs) == 49
-    assert len(quarantined([file], datasets["good"], "good")) == 0
+    assert len(quarantined_refs([file], datasets["good"], "good")) == 0
     with pytest.raises(mm.ConfigError, match="say which source"):
-        quarantined([file], datasets["web/bad"])
+        quarantined_refs([file], datasets["web/bad"])
     limited = broken(tmp_path, max_samples=3, quarantine=str(tmp_path / "more"))[1]
     with pytest.raises(mm.BadSampleLimitError, match="--source NAME` leaves them out of new runs"):
         list(mm.Loader(limited))

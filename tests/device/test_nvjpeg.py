@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.image.encoded import EncodedImage
 from mmstream.decoding.image.gpu_eligible import plain_jpeg
 from mmstream.decoding.sample import decode_sample
 from mmstream.device import nvjpeg as ondevice
 from mmstream.device.nvjpeg import DeviceDecoder
 from mmstream.display import batch_html
-from mmstream.loader.batch_memory import Memory
-from mmstream.loader.batch_transport import Parcel
+from mmstream.loader.batch_transport import SentBatch
 from mmstream.types import SampleLineage
 from tests.helpers.corpora import write_corpus
 from tests.helpers.device_images import (
@@ -257,7 +257,7 @@ def test_a_batch_still_encoded_is_cut_by_rows(photographs: str) -> None:
 
 def test_files_cross_processes_in_one_piece(photographs: str) -> None:
     batch = next(iter(mm.Loader(pipeline(photographs), world=mm.World(0, 1))))
-    _, (skeleton, slots) = Parcel(batch, Memory(shared=True)).__reduce__()
+    _, (skeleton, slots) = SentBatch(batch, BatchMemory(shared=True)).__reduce__()
     assert len(slots) == 1
     assert not isinstance(skeleton["image"].data, torch.Tensor)
     assert not any(isinstance(one, torch.Tensor) for one in skeleton["image"].entries)

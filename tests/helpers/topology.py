@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import torch
 
 import mmstream as mm
-from mmstream.bad_samples.policy import BadSample
-from mmstream.reading.reader import Job
+from mmstream.bad_samples.quarantine import BadSample
+from mmstream.pipeline import PipelineRunner
+from mmstream.reading.step import Job
 from mmstream.world import World, rows_of_rank
 
 
@@ -67,9 +69,11 @@ def run(
         rows = rows_of_rank(made.global_batch_size, World(rank, size), "balanced")
         for worker in range(num_workers):
             jobs = [Job(epoch, step, *rows, num_workers) for step in steps[worker::num_workers]]
-            for batch in made.batches(jobs, num_threads):
-                found[batch["__lineage__"].step].append(described(batch))
-                num_bytes += batch["__lineage__"].num_bytes
+            with closing(PipelineRunner(made, num_threads=num_threads)) as runner:
+                for job in jobs:
+                    batch = runner.batch(job)
+                    found[job.step].append(described(batch))
+                    num_bytes += batch["__lineage__"].num_bytes
     return Run([joined(parts) for parts in found.values()], num_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Memory of batches is used again, and never while somebody looks at it; batches cross whole."""
+"""Memory of batches is used again, but never while somebody looks at it. Batches cross whole."""
 
 import gc
 import os
@@ -10,8 +10,8 @@ import torch
 
 import mmstream as mm
 from mmstream.dataset.index import encode_index
-from mmstream.loader.batch_memory import MAX_FREE, Memory
-from mmstream.loader.batch_transport import Parcel
+from mmstream.decoding.batch_memory import MAX_FREE_BLOCKS, BatchMemory
+from mmstream.loader.batch_transport import SentBatch
 from mmstream.processes import num_cores, pss_bytes
 from mmstream.tar.writer import TarWriter
 from tests.helpers.pictures import encoded, photo
@@ -20,12 +20,12 @@ MIB = 1 << 20
 
 
 def crossed(batch, memory):
-    return ForkingPickler.loads(bytes(ForkingPickler.dumps(Parcel(batch, memory))))
+    return ForkingPickler.loads(bytes(ForkingPickler.dumps(SentBatch(batch, memory))))
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_memory_is_used_again_once_nobody_looks_at_it(shared):
-    memory = Memory(shared=shared)
+    memory = BatchMemory(shared=shared)
     first = memory.take(MIB)
     where = first.data_ptr()
     del first
@@ -39,7 +39,7 @@ def test_memory_is_used_again_once_nobody_looks_at_it(shared):
     [lambda t: t[5:9], lambda t: t.view(4, -1).T, lambda t: t.numpy()[3:], lambda t: iter(t)],
 )
 def test_memory_is_not_used_again_while_a_view_of_it_lives(keep):
-    memory = Memory()
+    memory = BatchMemory()
     taken = memory.take(MIB)
     where, kept = taken.data_ptr(), keep(taken)
     del taken
@@ -49,23 +49,23 @@ def test_memory_is_not_used_again_while_a_view_of_it_lives(keep):
 
 
 def test_memory_that_waits_for_use_is_bounded():
-    memory = Memory()
+    memory = BatchMemory()
     held = [memory.take(MIB) for _ in range(20)]
     assert memory.num_bytes >= 20 * MIB
     held.clear()
     memory.take(8 * MIB)
-    assert memory.num_bytes <= (MAX_FREE + 8 + 2) * MIB
+    assert memory.num_bytes <= (MAX_FREE_BLOCKS + 8 + 2) * MIB
 
 
 def test_a_batch_of_another_size_does_not_take_far_too_large_memory():
-    memory = Memory()
+    memory = BatchMemory()
     memory.take(8 * MIB)
     small = memory.take(1000)
     assert small.untyped_storage().nbytes() < MIB
 
 
 def test_what_was_sent_stays_until_the_other_side_has_dropped_it():
-    memory = Memory(shared=True)
+    memory = BatchMemory(shared=True)
     pictures = memory.take(MIB)
     where = pictures.data_ptr()
     pictures.fill_(7)
@@ -87,7 +87,7 @@ def test_what_was_sent_stays_until_the_other_side_has_dropped_it():
 
 
 def test_tensors_of_any_shape_type_and_layout_cross_as_they_are():
-    memory = Memory(shared=True)
+    memory = BatchMemory(shared=True)
     pictures = memory.take(4 * 6 * 5 * 3).view(4, 6, 5, 3)
     pictures.copy_(torch.arange(360).view(4, 6, 5, 3) % 251)
     shared = torch.arange(6.0)
@@ -131,9 +131,9 @@ def test_tensors_of_any_shape_type_and_layout_cross_as_they_are():
 
 
 def test_a_second_batch_needs_no_memory_of_its_own_for_what_lies_behind_the_pictures():
-    memory = Memory(shared=True)
+    memory = BatchMemory(shared=True)
     for _ in range(5):
-        pictures = memory.take(MIB, room=memory.room)
+        pictures = memory.take(MIB, spare_bytes=memory.spare_bytes)
         crossed({"image": pictures, "ids": torch.arange(1000)}, memory)
         del pictures
         gc.collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -16,16 +17,17 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream import Decode, ImageDecoder
+from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import (
     BadSampleLimitError,
     ConfigError,
     ShardError,
     StorageError,
 )
-from mmstream.loader.batch_memory import Memory
-from mmstream.loader.batch_transport import Parcel
-from mmstream.reading import fetcher as fetching
-from mmstream.reading.reader import STEPS_AHEAD, Job, Reader
+from mmstream.loader.batch_transport import SentBatch
+from mmstream.reading.lookup import SampleLookup
+from mmstream.reading.reader import STEPS_AHEAD, Reader
+from mmstream.reading.step import Job
 from mmstream.storage import LocalStore
 from tests.helpers.bad_corpus import (
     bad_json,
@@ -81,7 +83,7 @@ def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_pat
 def test_a_step_that_nothing_can_fill_in_a_worker_is_a_skip_limit_error(tmp_path):
     made = pipeline(write_tiny(tmp_path, [12], set(range(12))), global_batch_size=2)
     loader = mm.Loader(made, num_workers=1)
-    with pytest.raises(BadSampleLimitError, match=r"no row could be filled.*shard-000000\.tar\["):
+    with pytest.raises(BadSampleLimitError, match=r"no row has a good sample.*shard-000000\.tar\["):
         next(iter(loader))
     loader.close()
 
@@ -204,22 +206,31 @@ def payload(made: mm.Pipeline) -> int:
 @pytest.mark.parametrize("window", [8, 50, 1000])
 @pytest.mark.parametrize("topology", [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 4), (3, 3)])
 def test_every_byte_is_read_once(lanes, monkeypatch, topology, window):
-    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)  # else small gaps are read along
+    monkeypatch.setattr(
+        LocalStore, "access", replace(LocalStore.access, max_gap_bytes=0)
+    )  # else small gaps are read along
     made = pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window)
     assert run(made, *topology).num_bytes == payload(made)
 
 
 @pytest.mark.parametrize("start", [1, 17, 40])
 def test_a_resume_reads_only_what_is_left(lanes, monkeypatch, start):
-    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)
+    merge_no_gaps(monkeypatch)
     made = pipeline(lanes, global_batch_size=8, grid=(4, 4), window=50)
     rest = run(made, 2, 2, range(start, 64))
     assert rest.num_bytes == payload(made) * (64 - start) // 64
 
 
+def merge_no_gaps(monkeypatch) -> None:
+    """Read no bytes between samples, so that the bytes read can be counted."""
+    monkeypatch.setattr(LocalStore, "access", replace(LocalStore.access, max_gap_bytes=0))
+
+
 def held(reader: Reader) -> int:
     """Raw samples that a reader has in memory or under way."""
-    return sum(len(future.result()[1]) for pieces in reader._held.values() for future in pieces)
+    return sum(
+        len(future.result()[1]) for window in reader._deliveries.values() for future in window
+    )
 
 
 @pytest.mark.parametrize("window", [16, 64])
@@ -233,8 +244,8 @@ def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_pat
             for step in range(made.order.steps_per_epoch):
                 reader.step(Job(epoch, step, 0, 8))
                 most.append(held(reader))
-                assert len(reader._held) <= 2 * 8 + 1
-                assert len(reader._whole) <= len(reader._held)
+                assert len(reader._deliveries) <= 2 * 8 + 1
+                assert len(reader._whole_windows) <= len(reader._deliveries)
             assert most[-1] == 0
     ahead = 8 * (STEPS_AHEAD + 1)
     assert max(most) <= window * 8 + ahead
@@ -242,16 +253,16 @@ def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_pat
 
 
 def test_a_jump_drops_what_was_held_and_then_reads_ahead_again(lanes, monkeypatch):
-    monkeypatch.setitem(fetching.MAX_GAP_BYTES, LocalStore, 0)
+    merge_no_gaps(monkeypatch)
     made = pipeline(lanes, global_batch_size=8, grid=(1, 1), window=1000)
     with closing(Reader(made.dataset, made.order)) as reader:
         alone = []
-        monkeypatch.setattr(Reader, "one", lambda self, ref: alone.append(ref))
+        monkeypatch.setattr(SampleLookup, "read", lambda self, ref: alone.append(ref))
         for start, stride in [(0, 1), (3, 2), (4, 2), (1, 1)]:
             for step in range(start, start + 5 * stride, stride):
                 found = reader.step(Job(0, step, 0, 8, stride))
                 refs = made.order.refs(0, step)
-                lineages = [sample["__lineage__"][:2] for sample in found.samples]
+                lineages = [sample["__lineage__"][:2] for sample in found.outcomes]
                 assert lineages == list(zip(refs.shard.tolist(), refs.index.tolist()))
         assert not alone  # nothing was read sample by sample
 
@@ -331,9 +342,9 @@ def test_a_batch_of_any_types_crosses_from_a_worker_as_it_is(corpus):
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")
 def test_a_list_of_pictures_crosses_as_one_open_file_not_one_each():
     pictures = [torch.full((4 + n, 5, 3), n).permute(2, 0, 1) for n in range(100)]
-    memory = Memory(shared=True)
+    memory = BatchMemory(shared=True)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    data = bytes(ForkingPickler.dumps(Parcel({"image": pictures}, memory)))
+    data = bytes(ForkingPickler.dumps(SentBatch({"image": pictures}, memory)))
     assert len(list(Path("/proc/self/fd").iterdir())) - before < 5
     arrived = ForkingPickler.loads(data)["image"]
     assert all(torch.equal(a, b) for a, b in zip(pictures, arrived, strict=True))

@@ -18,8 +18,8 @@ from mmstream.dataset.index import build_index
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import Order
 from mmstream.reading import fetcher as fetching
-from mmstream.reading.fetcher import Fetcher
-from mmstream.reading.reader import Job, Reader
+from mmstream.reading.reader import Reader
+from mmstream.reading.step import Job
 from mmstream.storage import LocalStore
 from mmstream.tar.header import BLOCK, plain_file, read_member
 from tests.helpers.corpora import write_corpus
@@ -31,8 +31,8 @@ def steps_of(dataset, views, num_steps=None, order=None):
     order = order or mm.Pipeline(dataset, global_batch_size=8, window=16).order
     jobs = (Job(0, step, 0, 8) for step in range(order.steps_per_epoch))
     with closing(Reader(dataset, order, zero_copy=views)) as reader:
-        for step in islice(mm.read(jobs, reader), num_steps):
-            yield [s if isinstance(s, dict) else (type(s), str(s)) for s in step.samples]
+        for step in map(reader.step, islice(jobs, num_steps)):
+            yield [s if isinstance(s, dict) else (type(s), str(s)) for s in step.outcomes]
 
 
 def payloads(samples):
@@ -61,17 +61,17 @@ def test_views_are_the_same_samples(corpus):
 
 @pytest.mark.parametrize("instead", ["far away", "too many shards", "no maps"])
 def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
-    def refuse(store, name):
+    def refuse(*_, **__):
         raise OSError("too many open files")
 
     dataset = mm.open_dataset(corpus)
     expected = list(steps_of(dataset, False))
     if instead == "far away":
-        monkeypatch.setattr(Fetcher, "_is_near", lambda fetcher, group: False)
+        monkeypatch.setattr(LocalStore, "local_path", lambda store, name: None)
     elif instead == "too many shards":
-        monkeypatch.setattr(fetching, "MAX_OPEN", 1)
+        monkeypatch.setattr(fetching, "MAX_MAPS", 1)
     else:
-        monkeypatch.setattr(LocalStore, "map", refuse)
+        monkeypatch.setattr(fetching, "mmap", refuse)
     found = list(steps_of(dataset, True))
     assert found == expected
     assert {type(value) for step in found for value in payloads(step)} == {memoryview}

@@ -101,7 +101,7 @@ def decode_ways(device: torch.device, sizes: Sizes) -> dict[str, Callable[[], fl
     left = [encode_or_decode(file, "jpg", there, None) for file in files]
     groups = [left[at : at + sizes.batch] for at in range(0, len(left), sizes.batch)]
     batches = [EncodedImages.of(group) for group in groups]
-    decoder = DeviceDecoder(device, decode_of(device), str)
+    decoder = DeviceDecoder(device, decode_of(device), None)
     cores = len(os.sched_getaffinity(0))
 
     def one_thread() -> float:

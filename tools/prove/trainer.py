@@ -20,12 +20,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
-from mmstream.batching.collate import Batch
 from mmstream.device.to_device import DeviceLoader
 from mmstream.storage import open_store
 from mmstream.train.checkpoint import Checkpoint, resume_training, save_checkpoint
 from mmstream.train.distributed import Place, process_group
 from mmstream.train.step import Trained
+from mmstream.types import Batch
 from tools.prove.corpus import NUM_FEATURES, open_pipeline
 
 BALLAST_BYTES = 8 << 20

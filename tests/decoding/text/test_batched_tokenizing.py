@@ -7,7 +7,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.decoding.sample import decode_sample, decode_texts
-from mmstream.decoding.stage import _side_by_side
+from mmstream.decoding.stage import _all_rows
 from mmstream.errors import DecodeError
 from mmstream.train.tokenizer import byte_tokenizer
 
@@ -99,5 +99,5 @@ def test_of_several_errors_in_a_step_the_first_rows_is_raised(helpers):
     with ThreadPoolExecutor(helpers) as pool:
         for _ in range(200):
             with pytest.raises(ValueError, match=r"^5$"):
-                _side_by_side(fill, 64, pool, helpers)
-        assert _side_by_side(str, 64, pool, helpers) == [str(n) for n in range(64)]
+                _all_rows(fill, 64, pool, helpers)
+        assert _all_rows(str, 64, pool, helpers) == [str(n) for n in range(64)]

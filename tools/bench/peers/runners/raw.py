@@ -33,7 +33,8 @@ def as_they_are(samples: list[Any]) -> list[Any]:
 def mmstream(folder: str, _workers: int, zero_copy: bool = False, copy: bool = False) -> Batches:
     """Yield the raw samples of each step."""
     import mmstream as mm
-    from mmstream.reading.reader import Job, Reader
+    from mmstream.reading.reader import Reader
+    from mmstream.reading.step import Job
 
     dataset = mm.open_dataset(folder)
     order = mm.Pipeline(dataset, global_batch_size=BATCH).order
@@ -42,8 +43,8 @@ def mmstream(folder: str, _workers: int, zero_copy: bool = False, copy: bool = F
     def batches() -> Batches:
         steps = range(order.steps_per_epoch)
         jobs = (Job(epoch, step, 0, BATCH) for epoch in count() for step in steps)
-        for step in mm.read(jobs, reader):
-            samples: list[Any] = step.samples
+        for step in map(reader.step, jobs):
+            samples: list[Any] = step.outcomes
             if copy:
                 samples = [{k: v if k[:2] == "__" else bytes(v) for k, v in sample.items()}
                            for sample in samples]  # fmt: skip
