@@ -1,7 +1,7 @@
-"""Around the flow: make tars that others wrote quick to open.
+"""Index tars that other programs wrote, so that they open quickly.
 
-`index_tars` writes ``NAME.tar.idx`` beside each tar (or elsewhere) by hopping headers, and a
-manifest that names them.
+`index_tars` reads the headers of each tar. It writes ``NAME.tar.idx`` beside the tar (or into
+another folder), and a manifest that names all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class IndexReport:
     num_shards: int
     num_samples: int
     num_built: int
-    """Indexes built now; the others were there."""
+    """Indexes that this call built. The others existed already."""
     num_repacked: int
 
 
@@ -54,67 +54,77 @@ def index_tars(
     """Index the tars of a folder or prefix, and write a manifest.
 
     Args:
-        url: where the tars lie.
-        output: where indexes and manifest go; None: beside the tars.
-        repack: unpack gzipped tars (``.tar.gz``, ``.tgz``, or ``.tar`` that is gzipped) to plain
-            ones, into `output` or beside them; a gzipped tar has no byte index.
-        overwrite: build indexes anew that are there already.
-        num_threads: tars indexed side by side; header hopping waits for storage.
-        progress: show a progress bar (on a terminal only).
+        url: The folder or prefix of the tars.
+        output: Folder for the indexes and the manifest. Default: beside the tars.
+        repack: Unpack gzipped tars to plain ones first, into `output` or beside them. A gzipped
+            tar has no byte index. Gzipped tars end in ``.tar.gz`` or ``.tgz``; a ``.tar`` that is
+            gzipped counts too.
+        overwrite: Build indexes again that exist already.
+        num_threads: Tars that are indexed at the same time.
+        progress: Show a progress bar (on a terminal only).
 
     Raises:
-        ConfigError: no tars there, or a conversion that has not finished.
-        ShardError: a tar cannot be indexed; names it. Indexes built before stay.
-        StorageError, FileNotFoundError: as the storage.
+        ConfigError: There are no tars, or a conversion has not finished there.
+        ShardError: A tar cannot be indexed; the message names it. Indexes that are built already
+            stay.
+        FileNotFoundError: A tar vanished meanwhile.
+        StorageError: The storage failed.
     """
     store = open_store(url)
     target = store if output is None else open_store(output)
-    found = store.list()
-    if MARKER_NAME in found:
+    sizes = store.list()
+    if MARKER_NAME in sizes:
         raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
-    plain, num_repacked = _repack(store, target, found, overwrite) if repack else ([], 0)
-    if plain and output is not None:
-        _keep_together(store, target, found)
+    repacked, num_unpacked = _repack(store, target, sizes, overwrite) if repack else ([], 0)
+    if repacked and output is not None:
+        _copy_plain_tars(store, target, sizes)
         store = target
-    if plain:
-        found = store.list()
-    names = [name for name in found if name.endswith(".tar")]
+    if repacked:
+        sizes = store.list()
+    names = [name for name in sizes if name.endswith(".tar")]
     if not names:
-        raise ConfigError(f"{store.url}: no tars to index" + _hint(store, found))
-    if not repack and (packed := [name for name in found if name.endswith(GZIPPED)]):
-        logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(packed))
-    there, known = target.list(), _known_sizes(target)
-    renewed = {name for name in names if overwrite or known.get(name, found[name]) != found[name]}
-    trim_bad(target, set(names) - renewed)
+        raise ConfigError(f"{store.url}: no tars to index{_hint(store, sizes)}")
+    gzipped = [name for name in sizes if name.endswith(GZIPPED)]
+    if gzipped and not repack:
+        logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(gzipped))
+    target_names = target.list()
+    # A tar that has another size than the manifest says was replaced since it was indexed.
+    indexed_sizes = _indexed_sizes(target)
+    outdated = {
+        name for name in names if overwrite or indexed_sizes.get(name, sizes[name]) != sizes[name]
+    }
+    trim_bad(target, set(names) - outdated)
 
-    def one(name: str) -> tuple[ShardInfo, bool]:
-        fresh = name in renewed or index_name(name) not in there
-        offsets = (
-            build_index(store, name)
-            if fresh
-            else decode_index(target.read(index_name(name)), index_name(name))
-        )
-        if fresh:
+    def index_tar(name: str) -> tuple[ShardInfo, bool]:
+        is_new = name in outdated or index_name(name) not in target_names
+        if is_new:
+            offsets = build_index(store, name)
             target.write(index_name(name), encode_index(offsets))
-        return ShardInfo(name, len(offsets) - 1, found[name]), fresh
+        else:
+            offsets = decode_index(target.read(index_name(name)), index_name(name))
+        return ShardInfo(name, len(offsets) - 1, sizes[name]), is_new
 
     with ThreadPoolExecutor(num_threads) as pool:
-        bar = tqdm(
-            pool.map(one, names), total=len(names), unit="tar", disable=None if progress else True
+        results = list(
+            tqdm(
+                pool.map(index_tar, names),
+                total=len(names),
+                unit="tar",
+                disable=None if progress else True,
+            )
         )
-        done = list(bar)
-    shards = tuple(info for info, _ in done)
+    shards = tuple(info for info, _ in results)
     _write_manifest(target, shards, None if target == store else store.url)
     return IndexReport(
-        len(shards),
-        sum(shard.num_samples for shard in shards),
-        sum(fresh for _, fresh in done),
-        num_repacked,
+        num_shards=len(shards),
+        num_samples=sum(shard.num_samples for shard in shards),
+        num_built=sum(is_new for _, is_new in results),
+        num_repacked=num_unpacked,
     )
 
 
-def _known_sizes(target: Store) -> dict[str, int]:
-    """Return the sizes of tars as they were when they were indexed, where a manifest says so."""
+def _indexed_sizes(target: Store) -> dict[str, int]:
+    """Return the sizes that tars had when they were indexed, from the manifest if there is one."""
     try:
         manifest = Manifest.from_bytes(target.read(MANIFEST_NAME))
     except (FileNotFoundError, ManifestError):
@@ -123,43 +133,47 @@ def _known_sizes(target: Store) -> dict[str, int]:
 
 
 def _write_manifest(target: Store, shards: Sequence[ShardInfo], data_url: str | None) -> None:
-    """Write the manifest, unless one is there that says the same of these shards, and more."""
+    """Write the manifest; an old one that describes the same shards stays, as it may hold more."""
     try:
         old = Manifest.from_bytes(target.read(MANIFEST_NAME))
     except (FileNotFoundError, ManifestError):
         old = None
-    bare = [replace(shard, sha256=None) for shard in old.shards] if old else None
-    if old is None or bare != list(shards) or old.data_url != data_url:
+    old_shards = [replace(shard, sha256=None) for shard in old.shards] if old else None
+    if old is None or old_shards != list(shards) or old.data_url != data_url:
         manifest = Manifest(tuple(shards), source={"by": "mmstream index"}, data_url=data_url)
         target.write(MANIFEST_NAME, manifest.to_bytes())
 
 
 def _repack(
-    store: Store, target: Store, found: dict[str, int], overwrite: bool
+    store: Store, target: Store, sizes: dict[str, int], overwrite: bool
 ) -> tuple[list[str], int]:
-    """Unpack the gzipped tars of a store into another.
+    """Unpack the gzipped tars of one store into another.
 
     Returns:
-        The plain ones' names, and how many were unpacked now: a plain tar that is there stays.
+        The names of the plain tars, and how many were unpacked by this call. A plain tar that
+        existed already stays, unless `overwrite` is set.
     """
-    plain_names, num_unpacked, there = [], 0, target.list()
-    for name in found:
-        if not name.endswith((".tar", *GZIPPED)) or found[name] < 2:
+    plain_names: list[str] = []
+    num_unpacked = 0
+    target_names = target.list()
+    for name, size in sizes.items():
+        if not name.endswith((".tar", *GZIPPED)) or size < 2:
             continue
         if store.read_range(name, 0, 2) != b"\x1f\x8b":
             continue
-        plain = name.removesuffix(".gz").removesuffix(".tgz")
-        plain = plain if plain.endswith(".tar") else f"{plain}.tar"
-        if plain == name and target == store:
+        plain_name = name.removesuffix(".gz").removesuffix(".tgz")
+        if not plain_name.endswith(".tar"):
+            plain_name += ".tar"
+        if plain_name == name and target == store:
             raise ConfigError(f"{name}: is gzipped under a plain name; give --output FOLDER")
-        plain_names.append(plain)
-        if plain in there and not overwrite:
+        plain_names.append(plain_name)
+        if plain_name in target_names and not overwrite:
             continue
-        target.remove(index_name(plain))  # of another tar, if there is one
+        target.remove(index_name(plain_name))  # if there is one, it belongs to an older tar
         try:
             with (
-                gzip.open(_Ranges(store, name, found[name])) as source,  # type: ignore[call-overload]
-                target.create(plain) as file,
+                gzip.open(_ObjectReader(store, name, size)) as source,  # type: ignore[call-overload]
+                target.create(plain_name) as file,
             ):
                 shutil.copyfileobj(source, file, 1 << 20)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -168,31 +182,36 @@ def _repack(
     return plain_names, num_unpacked
 
 
-def _keep_together(store: Store, target: Store, found: dict[str, int]) -> None:
-    """Copy the tars that were plain already beside the repacked ones: a corpus has one place."""
-    there = target.list()
-    for name in found:
-        if name.endswith(".tar") and name not in there:
+def _copy_plain_tars(store: Store, target: Store, sizes: dict[str, int]) -> None:
+    """Copy the tars that are not gzipped beside the unpacked ones: a dataset has one folder."""
+    target_names = target.list()
+    for name, size in sizes.items():
+        if name.endswith(".tar") and name not in target_names:
             with target.create(name) as file:
-                shutil.copyfileobj(_Ranges(store, name, found[name]), file, 1 << 20)
+                shutil.copyfileobj(_ObjectReader(store, name, size), file, 1 << 20)
 
 
-class _Ranges:
-    """An object of a store as a readable file: for gzip, which reads from front to back."""
+class _ObjectReader:
+    """An object of a store as a readable file, for code that reads from front to back."""
 
     def __init__(self, store: Store, name: str, size: int) -> None:
-        self._store, self._name, self._size, self._at = store, name, size, 0
+        self._store = store
+        self._name = name
+        self._size = size
+        self._position = 0
 
     def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._size, self._at + size)
-        data = self._store.read_range(self._name, self._at, stop) if stop > self._at else b""
-        self._at = stop
+        stop = self._size if size < 0 else min(self._size, self._position + size)
+        if stop <= self._position:
+            return b""
+        data = self._store.read_range(self._name, self._position, stop)
+        self._position = stop
         return data
 
 
-def _hint(store: Store, found: dict[str, int]) -> str:
+def _hint(store: Store, sizes: dict[str, int]) -> str:
     folder = store.local_path("")
     if folder is not None and not Path(folder).is_dir():
         return "; name their folder" if Path(folder).is_file() else ": no such folder"
-    packed = sum(name.endswith(GZIPPED) for name in found)
-    return f" ({packed} gzipped ones: pass --repack)" if packed else ""
+    num_gzipped = sum(name.endswith(GZIPPED) for name in sizes)
+    return f" ({num_gzipped} gzipped ones: pass --repack)" if num_gzipped else ""

@@ -1,9 +1,9 @@
-"""Ground floor: ``mmstream.json``, what a dataset consists of.
+"""``mmstream.json``: what a dataset consists of.
 
-The manifest names the shards with their sample counts, so the length and the order of an epoch are
-known before any shard is opened. It holds no clock, host, absolute path or worker count: the same
-corpus gives the same manifest everywhere. The one exception is `data_url`, which only
-``mmstream index --output`` writes, for tars that lie where their reader may not write.
+The manifest names the shards with their sample counts. So the length and the order of an epoch are
+known before any shard is opened. The same dataset has the same manifest everywhere: it holds no
+time, host, absolute path or number of workers. There is one exception, `data_url`, which only
+``mmstream index --output`` writes: the tars lie where the reader may not write.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ __all__ = ["MANIFEST_NAME", "MARKER_NAME", "Manifest", "ShardInfo"]
 
 MANIFEST_NAME = "mmstream.json"
 MARKER_NAME = "mmstream.unfinished.json"
+"""Lies in the folder of a conversion that has not finished."""
+
 FORMAT_VERSION = 1
-_MAX = 1 << 50  # bytes or samples of one shard: a petabyte; sums stay within int64
+
+_MAX_COUNT = 1 << 50
+"""Bytes or samples of one shard stay below this (a petabyte), so that sums fit in int64."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,14 @@ class ShardInfo:
     """Path of the tar, relative to the dataset's root."""
     num_samples: int
     num_bytes: int
+    """Size of the tar."""
     sha256: str | None = None
-    """Of the tar's bytes; None when nobody computed it."""
+    """Checksum of the tar. None: it was never computed."""
 
 
 @dataclass(frozen=True)
-class _Head:
-    """What manifests of all versions have."""
+class _Versioned:
+    """The field that manifests of all versions have."""
 
     version: int
 
@@ -48,16 +53,16 @@ class Manifest:
 
     shards: tuple[ShardInfo, ...]
     fields: dict[str, int] = field(default_factory=dict)
-    """How many samples have each field; empty when nobody counted."""
+    """How many samples have each field. Empty: they were never counted."""
     source: dict[str, Any] = field(default_factory=dict)
-    """Where it came from: the input's name and checksum, rows, rejects, options."""
+    """Where the dataset came from: name and checksum of the input, rows, rejects, options."""
     data_url: str | None = None
-    """Where the tars lie when not beside the manifest."""
+    """Where the tars lie. None: beside the manifest."""
     version: int = FORMAT_VERSION
 
     @property
     def num_samples(self) -> int:
-        """Samples over all shards."""
+        """Samples of all shards."""
         return sum(shard.num_samples for shard in self.shards)
 
     @property
@@ -66,7 +71,7 @@ class Manifest:
         return sum(shard.num_bytes for shard in self.shards)
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as JSON, a shard a line, the same bytes for the same content."""
+        """Return the manifest as JSON, one shard per line. Equal manifests give equal bytes."""
         content = {
             "version": self.version,
             "num_samples": self.num_samples,
@@ -83,11 +88,15 @@ class Manifest:
     def from_bytes(cls, data: bytes, name: str = MANIFEST_NAME) -> Manifest:
         """Read a manifest.
 
+        Args:
+            data: The content of the file.
+            name: Of the file, for messages.
+
         Raises:
-            ManifestError: malformed, of a newer version, or with impossible shards.
+            ManifestError: The manifest is malformed, of a newer version, or has impossible shards.
         """
         try:
-            version = msgspec.json.decode(data, type=_Head).version
+            version = msgspec.json.decode(data, type=_Versioned).version
             if version != FORMAT_VERSION:
                 raise ManifestError(
                     f"{name}: format version {version}, this mmstream reads "
@@ -102,8 +111,8 @@ class Manifest:
         if len(set(names)) != len(names):
             raise ManifestError(f"{name}: a shard is named twice")
         for shard in manifest.shards:
-            fits = 0 <= shard.num_samples < _MAX and 0 <= shard.num_bytes < _MAX
-            if not fits or not shard.name or "\0" in shard.name:
+            counts_fit = 0 <= shard.num_samples < _MAX_COUNT and 0 <= shard.num_bytes < _MAX_COUNT
+            if not counts_fit or not shard.name or "\0" in shard.name:
                 raise ManifestError(f"{name}: impossible shard {shard}")
             if shard.name.startswith("/") or ".." in shard.name.split("/"):
                 raise ManifestError(f"{name}: shard {shard.name!r} lies outside the dataset")

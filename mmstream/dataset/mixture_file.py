@@ -1,4 +1,4 @@
-"""Mixture files: a `Mixture` that people and commands can name, beside `opening` for datasets.
+"""Mixture files: JSON that describes a `Mixture`, so that people and commands can name it.
 
     {
       "sources": {
@@ -10,7 +10,8 @@
       "changes": {"5000": {"captions": 0.5, "chats": 0.4, "rare": 0.1}}
     }
 
-``"stop": "first"`` or ``"all"`` stands in the place of ``epoch_steps``, as `Mixture` says.
+Instead of ``epoch_steps`` a file may say ``"stop": "first"`` or ``"stop": "all"``. See `Mixture`
+for what they mean.
 """
 
 from __future__ import annotations
@@ -51,22 +52,24 @@ class _Source(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def open_data(name: str | os.PathLike[str]) -> Dataset | Mixture:
-    """Open what a command is given: a mixture's file, which ends in ``.json``, or a dataset."""
+    """Open what a command was given: a mixture file, which ends in ``.json``, or a dataset."""
     return open_mixture(name) if os.fspath(name).endswith(".json") else open_dataset(name)
 
 
 def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     """Open the mixture that a file describes.
 
-    Sources are in the file's order, and their shards are numbered so in logs: add a source at the
-    end, and the numbers of old ones stay.
+    Sources keep the order of the file, and logs number their shards in this order. Add a new source
+    at the end: then the numbers of the old ones stay.
 
     Args:
-        path: of the file, local or ``s3://``. URLs in it that are relative are so to its folder.
+        path: Of the file: a local path, or a URL such as ``s3://bucket/mixture.json``. Relative
+            URLs in the file are relative to its folder.
 
     Raises:
-        ConfigError: the file is malformed; names the key.
-        ManifestError, FileNotFoundError, StorageError: as `open_dataset`, of a source.
+        ConfigError: The file is malformed; the message names the key.
+        ManifestError, FileNotFoundError, StorageError: A source cannot be opened, for the reasons
+            of `open_dataset`.
     """
     folder, name = split_url(open_store(path).url)
     url = join_url(folder, name)
@@ -81,92 +84,106 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
             f"{url}: a folder, no mixture's file; mm.open_dataset opens a dataset's folder"
         ) from None
     sources: dict[str, _Source] = {
-        key: _as(_Source, value, url, "sources", key) for key, value in file.sources.items()
+        source_name: _convert(_Source, value, url, "sources", source_name)
+        for source_name, value in file.sources.items()
     }
     changes: dict[int, dict[str, float]] = {
         step: {
-            key: _as(Weight, value, url, "changes", str(step), key) for key, value in now.items()
+            source_name: _convert(Weight, value, url, "changes", str(step), source_name)
+            for source_name, value in weights.items()
         }
-        for step, now in file.changes.items()
+        for step, weights in file.changes.items()
     }
-    urls = {
-        key: _resolve(source.url, folder, f"{url}: sources.{key}.url")
-        for key, source in sources.items()
+    # All URLs are checked before the first source is opened.
+    source_urls = {
+        source_name: _resolve(source.url, folder, f"{url}: sources.{source_name}.url")
+        for source_name, source in sources.items()
     }
-    opened = {
-        key: (_open(urls[key], f"{url}: sources.{key}"), source.weight)
-        for key, source in sources.items()
+    datasets = {
+        source_name: (
+            _open(source_urls[source_name], f"{url}: sources.{source_name}"),
+            source.weight,
+        )
+        for source_name, source in sources.items()
     }
-    with _named(url):
-        made = Mixture(opened, stop=file.stop, epoch_steps=file.epoch_steps, changes=changes)
-    for step, now in made.weights.items():  # here, where the file has a name, and not later
-        with _named(f"{url}: {f'changes.{step}' if step else 'sources'}"):
-            whole_shares(list(now.values()))
-    return made
+    with _prefix_errors(url):
+        mixture = Mixture(datasets, stop=file.stop, epoch_steps=file.epoch_steps, changes=changes)
+    # The order would refuse impossible weights later, when the name of the file is not known.
+    for step, weights in mixture.weights.items():
+        with _prefix_errors(f"{url}: {f'changes.{step}' if step else 'sources'}"):
+            whole_shares(list(weights.values()))
+    return mixture
 
 
-def _open(source: str, where: str) -> Dataset:
-    """Open a source; whatever is wrong with it also says where in the mixture's file it stands."""
+def _open(source_url: str, address: str) -> Dataset:
+    """Open a source. Every error also says where in the mixture file the source is named."""
     try:
-        return open_dataset(source)
+        return open_dataset(source_url)
     except (MMStreamError, FileNotFoundError) as error:
-        raise type(error)(f"{where}: {error}") from error
+        raise type(error)(f"{address}: {error}") from error
 
 
 @contextmanager
-def _named(where: str) -> Iterator[None]:
+def _prefix_errors(address: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{address}: {error}") from None
 
 
 def _parse(data: bytes, url: str) -> _File:
     try:
-        value = json.loads(data, object_pairs_hook=_once, parse_constant=_no_number)
+        value = json.loads(
+            data, object_pairs_hook=_object_of_unique_keys, parse_constant=_refuse_constant
+        )
     except RecursionError:
         raise ConfigError(f"{url}: not JSON that a mixture has: too deep") from None
     except ValueError as error:
         raise ConfigError(f"{url}: not JSON: {error}") from None
-    file: _File = _as(_File, value, url)
+    file: _File = _convert(_File, value, url)
     return file
 
 
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object; a key that stands twice would hide what it said first."""
-    made: dict[str, Any] = {}
+def _object_of_unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object. A repeated key is an error: the first value would be lost silently."""
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in made:
+        if key in values:
             raise ValueError(f"key {key!r} stands there twice")
-        made[key] = value
-    return made
+        values[key] = value
+    return values
 
 
-def _no_number(text: str) -> float:
+def _refuse_constant(text: str) -> float:
+    """Refuse NaN and Infinity, which Python accepts in JSON."""
     raise ValueError(f"{text} is no number")
 
 
-def _as(kind: Any, value: Any, url: str, *keys: str) -> Any:
-    """Return a value of the file as its type; the error names the file and the key."""
+def _convert(kind: Any, value: Any, url: str, *keys: str) -> Any:
+    """Return a value of the file as its type. Errors name the file and the key."""
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at ")
-        inside = place.replace("`key` in ", "").strip("`").removeprefix("$").removeprefix(".")
-        key = ".".join((*keys, inside) if inside else keys)
+        # "Expected `str`, got `int` - at `$.url`" -> reason and path "url"
+        reason, _, location = str(error).partition(" - at ")
+        path = location.replace("`key` in ", "").strip("`").removeprefix("$").removeprefix(".")
+        key = ".".join((*keys, path) if path else keys)
         raise ConfigError(f"{url}: {key}{': ' * bool(key)}{reason}") from None
 
 
-def _resolve(url: str, folder: str, key: str) -> str:
-    """Return a source's URL, that of the file's folder in front where it is relative."""
-    if is_remote(url) or url.startswith(("/", "~", "file://")):
-        return url
-    if not url:
-        raise ConfigError(f"{key}: is empty")
+def _resolve(source_url: str, folder: str, address: str) -> str:
+    """Return the URL of a source. A relative one is relative to the folder of the mixture file.
+
+    Example: in ``s3://bucket/mixtures/a.json``, ``../rare`` is ``s3://bucket/rare``.
+    """
+    if is_remote(source_url) or source_url.startswith(("/", "~", "file://")):
+        return source_url
+    if not source_url:
+        raise ConfigError(f"{address}: is empty")
     if not is_remote(folder):
-        return posixpath.normpath(join_url(folder, url))
-    scheme, _, place = folder.partition("://")
-    found = posixpath.normpath(join_url(place, url))
-    if found.partition("/")[0] != place.partition("/")[0]:
-        raise ConfigError(f"{key}: {url} leads out of the bucket; write the whole URL")
-    return f"{scheme}://{found}"
+        return posixpath.normpath(join_url(folder, source_url))
+    scheme, _, folder_path = folder.partition("://")
+    path = posixpath.normpath(join_url(folder_path, source_url))
+    if path.partition("/")[0] != folder_path.partition("/")[0]:
+        raise ConfigError(f"{address}: {source_url} leads out of the bucket; write the whole URL")
+    return f"{scheme}://{path}"

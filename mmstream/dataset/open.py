@@ -1,7 +1,7 @@
-"""Opening a corpus: from a name to a `Dataset`, without opening a shard.
+"""From a name to a `Dataset`, without opening a shard.
 
-A folder or prefix with a manifest, a folder of plain tars, one tar, a list or a brace pattern:
-opening reads a manifest, or lists a folder, and the bad list that lies there.
+The name may be a folder or prefix with a manifest, a folder of plain tars, one tar, a list of tars,
+or a brace pattern. Opening reads the manifest, or lists the folder. It also reads the bad list.
 """
 
 from __future__ import annotations
@@ -29,22 +29,31 @@ logger = logging.getLogger(__name__)
 def open_dataset(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, bad_list: bool = True
 ) -> Dataset:
-    """Open a corpus.
+    """Open a dataset.
 
     Args:
-        source: a folder or prefix with a manifest or with plain tars, one tar, a list of tars, or
+        source: A folder or prefix with a manifest or with plain tars, one tar, a list of tars, or
             a brace pattern such as ``"s3://bucket/shard-{000000..000099}.tar"``.
-        bad_list: whether to heed the list of known-bad samples in the dataset's root, where
-            ``mmstream verify --write-bad`` has put one.
+        bad_list: Leave the samples of the bad list out of all epochs. The list lies in the
+            dataset's root, where ``mmstream verify --write-bad`` has put it.
 
     Returns:
-        The dataset. Local tars without an index are indexed in memory here, a few milliseconds
-        a thousand samples; ``mmstream index`` does so once and for all.
+        The dataset. Local tars without an index are indexed in memory, which takes a few
+        milliseconds per thousand samples. ``mmstream index`` does it once and for all.
 
     Raises:
-        ManifestError: a conversion that has not finished, no shards, a malformed manifest or bad
+        ConfigError: The list is empty, names a tar twice, or mixes local and remote tars.
+        ManifestError: No shards, a conversion that has not finished, a malformed manifest or bad
             list, or remote tars without an index.
-        FileNotFoundError, StorageError: as the storage.
+        FileNotFoundError: No such tar.
+        StorageError: The storage failed.
+
+    Example:
+        ```python
+        dataset = mm.open_dataset("s3://bucket/corpus")
+        len(dataset)  # number of samples
+        dataset[0]["jpg"]  # bytes of a field; reads this sample alone
+        ```
     """
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
@@ -59,30 +68,36 @@ def open_dataset(
 
 
 def _open_folder(store: Store, bad_list: bool) -> Dataset:
-    found = store.list()
-    if MARKER_NAME in found:
-        raise ManifestError(f"{store.url}: conversion has not finished; {_finisher(store)}")
-    if MANIFEST_NAME in found:
+    sizes = store.list()
+    if MARKER_NAME in sizes:
+        raise ManifestError(f"{store.url}: conversion has not finished; {_finish_hint(store)}")
+    if MANIFEST_NAME in sizes:
         manifest = Manifest.from_bytes(store.read(MANIFEST_NAME), store.url_of(MANIFEST_NAME))
-        data = open_store(manifest.data_url) if manifest.data_url else store
-        known = {shard.name for shard in manifest.shards}
-        if unknown := [name for name in found if name.endswith(".tar") and name not in known]:
+        data_store = open_store(manifest.data_url) if manifest.data_url else store
+        named = {shard.name for shard in manifest.shards}
+        if unnamed := [name for name in sizes if name.endswith(".tar") and name not in named]:
             logger.warning(
                 "%s: %d tars are not in %s and are left out (%s, ...); see mmstream index",
-                store.url, len(unknown), MANIFEST_NAME, unknown[0],
-            )  # fmt: skip
-        bad = read_bad(store, manifest) if bad_list and BAD_NAME in found else None
-        return Dataset(manifest, data, store, bad=bad)
-    names = [name for name in found if name.endswith(".tar")]
-    if packed := [name for name in found if name.endswith((".tgz", ".tar.gz"))]:
-        logger.warning("%s: %d gzipped tars are left out; see mmstream index --repack", store.url,
-                       len(packed))  # fmt: skip
+                store.url,
+                len(unnamed),
+                MANIFEST_NAME,
+                unnamed[0],
+            )
+        bad = read_bad(store, manifest) if bad_list and BAD_NAME in sizes else None
+        return Dataset(manifest, data_store, store, bad=bad)
+    names = [name for name in sizes if name.endswith(".tar")]
+    if gzipped := [name for name in sizes if name.endswith((".tgz", ".tar.gz"))]:
+        logger.warning(
+            "%s: %d gzipped tars are left out; see mmstream index --repack",
+            store.url,
+            len(gzipped),
+        )
     if not names:
-        raise ManifestError(f"{store.url}: {_what_is_no_dataset(store)}")
-    return _open_plain(store, names, found, bad_list)
+        raise ManifestError(f"{store.url}: {_why_no_dataset(store)}")
+    return _open_plain(store, names, sizes, bad_list)
 
 
-def _what_is_no_dataset(store: Store) -> str:
+def _why_no_dataset(store: Store) -> str:
     if store.url.endswith(".json"):
         return (
             "no dataset, but a mixture's file opens with mm.open_mixture, and "
@@ -96,8 +111,8 @@ def _what_is_no_dataset(store: Store) -> str:
     return "no such folder" + "; write s3:// with two slashes" * ("/s3:/" in store.url)
 
 
-def _finisher(store: Store) -> str:
-    """Return what to do about an unfinished conversion: the command that its marker names."""
+def _finish_hint(store: Store) -> str:
+    """Return what to do about an unfinished conversion: run the command that its marker names."""
     try:
         marker = msgspec.json.decode(store.read(MARKER_NAME))
         return f"finish it with: {marker['command']}"
@@ -106,12 +121,16 @@ def _finisher(store: Store) -> str:
 
 
 def _open_tars(urls: Sequence[str], bad_list: bool) -> Dataset:
-    """Open tars by name; their root is the folder that they share."""
+    """Open tars by their names. The root of the dataset is the folder that all of them share.
+
+    Example: ``/data/a/0.tar`` and ``/data/b/0.tar`` have the root ``/data``. Their names in the
+    dataset are ``a/0.tar`` and ``b/0.tar``.
+    """
     paths = [url if is_remote(url) else open_store(url).url for url in urls]
     if len({is_remote(path) for path in paths}) > 1:
         raise ConfigError("open_dataset: local tars and remote ones in one list")
     folders = [split_url(path)[0] for path in paths]
-    root = os.path.commonpath(folders) if not is_remote(paths[0]) else _common_prefix(folders)
+    root = _common_prefix(folders) if is_remote(paths[0]) else os.path.commonpath(folders)
     store = open_store(root)
     names = [path[len(store.url) :].lstrip("/") for path in paths]
     if len(set(names)) != len(names):
@@ -119,16 +138,17 @@ def _open_tars(urls: Sequence[str], bad_list: bool) -> Dataset:
     sizes: dict[str, int] = {}
     for folder in dict.fromkeys(folders):
         prefix = folder[len(store.url) :].strip("/")
-        listed = open_store(folder).list()
-        sizes |= {f"{prefix}/{name}" if prefix else name: size for name, size in listed.items()}
+        for name, size in open_store(folder).list().items():
+            sizes[f"{prefix}/{name}" if prefix else name] = size
     if root not in folders and store.exists(BAD_NAME):
         sizes[BAD_NAME] = 0
-    return _open_plain(store, names, sizes, bad_list, some=True)
+    return _open_plain(store, names, sizes, bad_list, is_subset=True)
 
 
 def _common_prefix(folders: Sequence[str]) -> str:
-    parts = [folder.split("/") for folder in folders]
-    shared = os.path.commonprefix(parts)  # noqa: RUF071 - of lists, so by whole parts
+    split_folders = [folder.split("/") for folder in folders]
+    # Called with lists, so it compares whole names of folders, not characters.
+    shared = os.path.commonprefix(split_folders)  # noqa: RUF071
     if len(shared) < 3:  # "s3:", "", bucket
         raise ConfigError(f"open_dataset: tars of one corpus lie in one bucket, not {folders[:2]}")
     return "/".join(shared)
@@ -139,35 +159,37 @@ def _open_plain(
     names: Sequence[str],
     sizes: Mapping[str, int],
     bad_list: bool,
-    some: bool = False,
+    is_subset: bool = False,
 ) -> Dataset:
-    """Open tars without a manifest: counts come from the sizes of their indexes.
+    """Open tars without a manifest. The sizes of their indexes give the sample counts.
 
     Args:
-        store: their root.
-        names: of the tars.
-        sizes: of all objects there.
-        bad_list: whether to heed the list of bad samples among them.
-        some: the root may hold other tars, which that list may name.
+        store: Root of the dataset.
+        names: Of the tars.
+        sizes: Of all objects in the folders of the tars.
+        bad_list: Use the bad list, if there is one.
+        is_subset: The root may hold other tars, so the bad list may name some that are not in
+            `names`.
     """
-    shards, built = [], {}
+    shards: list[ShardInfo] = []
+    offsets = {}
     for name in names:
         if name not in sizes:
             hint = "; write a range in braces, or name the folder" if "*" in name else ""
             raise FileNotFoundError(f"{store.url_of(name)}: no such tar{hint}")
         index_bytes = sizes.get(index_name(name))
         if index_bytes is not None:
-            count = num_indexed(index_bytes)
-        elif not store.access.concurrent:
-            built[name] = build_index(store, name)
-            count = built[name].size - 1
+            num_samples = num_indexed(index_bytes)
+        elif not store.access.concurrent:  # every header of a remote tar would be a request
+            offsets[name] = build_index(store, name)
+            num_samples = offsets[name].size - 1
         else:
             raise ManifestError(
                 f"{store.url_of(name)}: no index beside it; run `mmstream index {store.url}` "
                 "(with --output FOLDER where you may not write)"
             )
-        shards.append(ShardInfo(name, count, sizes[name]))
+        shards.append(ShardInfo(name, num_samples, sizes[name]))
     manifest = Manifest(tuple(shards))
-    heeded = bad_list and BAD_NAME in sizes
-    bad = read_bad(store, manifest, some=some) if heeded else None
-    return Dataset(manifest, store, offsets=built, bad=bad)
+    uses_list = bad_list and BAD_NAME in sizes
+    bad = read_bad(store, manifest, some=is_subset) if uses_list else None
+    return Dataset(manifest, store, offsets=offsets, bad=bad)
