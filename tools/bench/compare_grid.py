@@ -49,7 +49,7 @@ SYSTEMS: dict[str, tuple[str, str]] = {
     "webdataset, empty_check=False": ("webdataset", "no check"),
     "webdataset, resampled + with_epoch": ("webdataset", "resampled"),
     "datasets": ("datasets", "stock"),
-    "datasets, bad ones filtered by hand": ("datasets", "filtered"),
+    "datasets, bad samples filtered by hand": ("datasets", "filtered"),
 }
 """Row of the table -> its runner and variant."""
 

@@ -89,7 +89,7 @@ def count(mixture: mm.Mixture, num_steps: int = NUM_STEPS) -> list[Row]:
 def table(rows: list[Row]) -> str:
     """Return Markdown."""
     lines = [
-        "| source | samples | weight | due | rows | most off | of a batch | visits |",
+        "| source | samples | weight | due | rows | most off | per batch | visits |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [

@@ -22,7 +22,12 @@ from tools.bench.corpus import write_corpus
 from tools.bench.peers.environments import CACHE, RUNNERS, peer_python, process_variables, version
 
 PEERS = ("webdataset", "mosaicml")
-OURS = ("mmstream views", "mmstream Loader, views", "mmstream bytes(views)", "mmstream bytes")
+OURS = (
+    "mmstream zero_copy",
+    "mmstream Loader, zero_copy",
+    "mmstream bytes(zero_copy)",
+    "mmstream bytes",
+)
 
 
 def main() -> None:

@@ -126,10 +126,10 @@ def link_tars(corpus: str, folder: str) -> None:
 
 
 SYSTEMS: dict[str, Callable[[str, int], Batches]] = {
-    "mmstream views": lambda folder, workers: mmstream(folder, workers, zero_copy=True),
+    "mmstream zero_copy": lambda folder, workers: mmstream(folder, workers, zero_copy=True),
     "mmstream bytes": mmstream,
-    "mmstream bytes(views)": lambda folder, workers: mmstream(folder, workers, True, True),
-    "mmstream Loader, views": mmstream_loader,
+    "mmstream bytes(zero_copy)": lambda folder, workers: mmstream(folder, workers, True, True),
+    "mmstream Loader, zero_copy": mmstream_loader,
     "webdataset": webdataset,
     "mosaicml": mosaicml,
 }
