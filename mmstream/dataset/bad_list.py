@@ -1,12 +1,12 @@
-"""Ground floor: ``mmstream.bad.json``, the samples that an epoch leaves out.
+"""``mmstream.bad.json``: samples that are known to be bad, so that no epoch shows them.
 
-It lies beside the manifest or the indexes and names what is known to be bad, so that the order
-never plans it::
+The file lies beside the manifest, or beside the indexes. The order never plans a sample that it
+names::
 
     {"version": 1, "bad": {"shard-000002.tar": [17, 480], "shard-000007.tar": "all"}}
 
-`verify` finds such samples by reading everything; the quarantine files of runs know of those that
-only a transform or a tokenizer refuses.
+`verify` finds such samples by reading all data. Samples that only a transform or a tokenizer
+refuses are found by runs. They are in the quarantine files (see `bad_samples.quarantine`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 
 BAD_NAME = "mmstream.bad.json"
 PREVIOUS_NAME = "mmstream.bad.previous.json"
-"""The list before the last change: a run that is in mid-epoch with it needs it to go on."""
+"""The list before the last change. A run that is in the middle of an epoch needs it to resume."""
 
 LIST_VERSION = 1
 
 Indexes: TypeAlias = list[int] | Literal["all"]
-"""Bad samples of a shard; "all": it is missing or cannot be read."""
+"""Bad samples of a shard. "all": the shard is missing or cannot be read."""
 
 
 @dataclass(frozen=True)
-class _Head:
-    """What lists of all versions have."""
+class _Versioned:
+    """The field that lists of all versions have."""
 
     version: int
 
@@ -51,28 +51,32 @@ class _List(msgspec.Struct, forbid_unknown_fields=True):
     bad: dict[str, Indexes]
 
 
-def read_bad(store: Store, manifest: Manifest, *, some: bool = False) -> IntArray:
-    """Return int64 [num_bad, 2], the sorted (shard, index) of the list in a store.
+def read_bad(store: Store, manifest: Manifest, *, is_subset: bool = False) -> IntArray:
+    """Read the bad list of a dataset.
 
     Args:
-        store: holds the list.
-        manifest: of the dataset that it belongs to.
-        some: the manifest is of some tars of the store only, so the list may name others.
+        store: Holds the list.
+        manifest: Of the dataset.
+        is_subset: The dataset has only some tars of the store. The list may name others, which are
+            ignored.
+
+    Returns:
+        int64 [num_bad, 2] (shard, index), sorted.
 
     Raises:
-        ManifestError: malformed, of a newer version, or not of this dataset.
+        FileNotFoundError: There is no list.
+        ManifestError: The list is malformed, of a newer version, or not of this dataset.
     """
     url = store.url_of(BAD_NAME)
     refs: list[tuple[int, int]] = []
     shards = {info.name: number for number, info in enumerate(manifest.shards)}
     for name, indexes in _decode(store.read(BAD_NAME), url).items():
-        if name not in shards and some:
-            continue
         if name not in shards:
+            if is_subset:
+                continue
             raise ManifestError(f"{url}: {name} is no shard of this dataset; {_CURE}")
         count = manifest.shards[shards[name]].num_samples
-        found = range(count) if indexes == "all" else [int(index) for index in indexes]
-        for index in found:
+        for index in range(count) if indexes == "all" else map(int, indexes):
             if not 0 <= index < count:
                 raise ManifestError(f"{url}: {name}[{index}]: it has {count} samples; {_CURE}")
             refs.append((shards[name], index))
@@ -80,43 +84,57 @@ def read_bad(store: Store, manifest: Manifest, *, some: bool = False) -> IntArra
 
 
 def write_bad(dataset: Dataset, bad: Iterable[Sequence[int]] | IntArray) -> IntArray:
-    """Make the list of a dataset that of these (shard, index), and return them sorted.
+    """Replace the bad list of a dataset. An empty one removes the file.
 
-    The same samples give the same bytes. With none, there is no list afterwards. The dataset itself
-    stays as it was opened. What the list says of tars beside those of this dataset is kept. A list
-    that changes stays as ``mmstream.bad.previous.json``.
+    Takes effect when the dataset is opened again. Entries of other tars in the same folder are
+    kept. The same samples give the same bytes. When the list changes, the old one is kept as
+    ``mmstream.bad.previous.json``.
+
+    Args:
+        dataset: The dataset.
+        bad: (shard, index) of the bad samples, in any order.
+
+    Returns:
+        int64 [num_bad, 2] (shard, index), sorted.
 
     Raises:
-        ConfigError: a sample that the dataset does not have.
-        StorageError: the place cannot be written.
+        ConfigError: A sample does not exist in the dataset. Nothing is written then.
+        StorageError: The list cannot be written.
     """
     store, counts = dataset.index_store, dataset.counts
     refs = _sorted(bad)
     for shard, index in refs.tolist():
         if not (0 <= shard < counts.size and 0 <= index < counts[shard]):
             raise ConfigError(f"bad list: sample {index} of shard {shard} is not in {dataset!r}")
-    listed = _of_other_tars(dataset)
+    listed = _entries_of_other_tars(dataset)
+    # [[0, 3], [0, 7], [2, 1]] -> shard 0: indexes 3, 7; shard 2: index 1
     shards, starts = np.unique(refs[:, 0], return_index=True)
-    for shard, part in zip(shards.tolist(), np.split(refs[:, 1], starts[1:]), strict=False):
-        listed[dataset.name_of(shard)] = "all" if part.size == counts[shard] else part.tolist()
-    _put(store, listed)
+    for shard, indexes in zip(shards.tolist(), np.split(refs[:, 1], starts[1:]), strict=False):
+        is_all = indexes.size == counts[shard]
+        listed[dataset.name_of(shard)] = "all" if is_all else indexes.tolist()
+    _write(store, listed)
     return refs
 
 
 def trim_bad(store: Store, names: Collection[str]) -> None:
-    """Cut the list of a store down to these shards: what became of others, nobody knows.
+    """Remove all shards but these from the bad list of a store, if there is one.
+
+    Shards that are gone or replaced may have other bad samples now, or none.
 
     Raises:
-        ManifestError: there is a list, and it is malformed.
-        StorageError: the place cannot be read or written.
+        ManifestError: The list is malformed.
+        StorageError: The list cannot be read or written.
     """
     if store.exists(BAD_NAME):
         listed = _decode(store.read(BAD_NAME), store.url_of(BAD_NAME))
         kept = {name: indexes for name, indexes in listed.items() if name in names}
         if kept != listed:
-            logger.warning("%s: %d shards are gone or replaced, and off the list",
-                           store.url_of(BAD_NAME), len(listed) - len(kept))  # fmt: skip
-            _put(store, kept)
+            logger.warning(
+                "%s: %d shards are gone or replaced, and off the list",
+                store.url_of(BAD_NAME),
+                len(listed) - len(kept),
+            )
+            _write(store, kept)
 
 
 _CURE = "`mmstream verify --write-bad` makes a new list, or remove this one"
@@ -124,7 +142,7 @@ _CURE = "`mmstream verify --write-bad` makes a new list, or remove this one"
 
 def _decode(data: bytes, url: str) -> dict[str, Indexes]:
     try:
-        version = msgspec.json.decode(data, type=_Head).version
+        version = msgspec.json.decode(data, type=_Versioned).version
         if version != LIST_VERSION:
             raise ManifestError(
                 f"{url}: list version {version}, this mmstream reads {LIST_VERSION}; "
@@ -135,8 +153,8 @@ def _decode(data: bytes, url: str) -> dict[str, Indexes]:
         raise ManifestError(f"{url}: {error}; {_CURE}") from None
 
 
-def _put(store: Store, listed: dict[str, Indexes]) -> None:
-    """Write the list, a shard a line; an empty one is none."""
+def _write(store: Store, listed: dict[str, Indexes]) -> None:
+    """Write the list, one shard per line. An empty list removes the file."""
     old = store.read(BAD_NAME) if store.exists(BAD_NAME) else b""
     lines = b",\n".join(
         b"    " + msgspec.json.encode(name) + b": " + msgspec.json.encode(listed[name])
@@ -151,10 +169,10 @@ def _put(store: Store, listed: dict[str, Indexes]) -> None:
         store.remove(BAD_NAME)
 
 
-def _of_other_tars(dataset: Dataset) -> dict[str, Indexes]:
-    """Return what the list says of tars that this dataset, opened by their names, leaves out."""
+def _entries_of_other_tars(dataset: Dataset) -> dict[str, Indexes]:
+    """Return the entries of tars in the same folder that are not part of this dataset."""
     store = dataset.index_store
-    ours = {info.name for info in dataset.manifest.shards}
+    own_names = {info.name for info in dataset.manifest.shards}
     try:
         listed = _decode(store.read(BAD_NAME), store.url_of(BAD_NAME))
     except (FileNotFoundError, ManifestError):
@@ -162,7 +180,7 @@ def _of_other_tars(dataset: Dataset) -> dict[str, Indexes]:
     return {
         name: indexes
         for name, indexes in listed.items()
-        if name not in ours and dataset.store.exists(name)
+        if name not in own_names and dataset.store.exists(name)
     }
 
 

@@ -191,5 +191,5 @@ def _open_plain(
         shards.append(ShardInfo(name, num_samples, sizes[name]))
     manifest = Manifest(tuple(shards))
     uses_list = bad_list and BAD_NAME in sizes
-    bad = read_bad(store, manifest, some=is_subset) if uses_list else None
+    bad = read_bad(store, manifest, is_subset=is_subset) if uses_list else None
     return Dataset(manifest, store, offsets=offsets, bad=bad)
