@@ -10,11 +10,13 @@ from pathlib import Path
 
 import psutil
 
-MEMORY_SLACK = 40_000_000
+NUM_LOOKS = 10
+
+MEMORY_SLACK = 20_000_000
 """Bytes by which memory may grow: allocators keep what they once had."""
 
 SETTLE_S = 30.0
-"""How long processes and threads may take to end: a worker that has just begun starts up first."""
+"""How long processes and threads may take to end; a busy machine needs seconds for it."""
 
 
 @dataclass(frozen=True)
@@ -43,35 +45,46 @@ def resources() -> Resources:
     )
 
 
-def assert_no_growth(cycle: Callable[[], object], *, warm_up: int = 2, cycles: int = 6) -> None:
-    """Run `cycle` again and again; fail and name what the process holds more of than before.
+def assert_no_growth(cycle: Callable[[], object], *, warm_up: int, cycles: int) -> None:
+    """Run `cycle` again and again; fail and name what the process holds more and more of.
 
-    A leak adds at least one file, thread or map per cycle. A quarter of that is tolerated, because
-    pools of memory that is used again reach their size late.
+    The process is looked at up to ten times. A leak makes every look of the second half larger than
+    all looks of the first half. Pools that fill and empty do not, even if they are large.
 
     Args:
         cycle: what is repeated; its first runs may start what stays, such as a fork server.
         warm_up: cycles before the first look.
-        cycles: cycles between the two looks.
+        cycles: cycles that are looked at, an even number.
     """
     for _ in range(warm_up):
         cycle()
-    before = resources()
-    for _ in range(cycles):
+    looks: list[Resources] = []
+    for number in range(1, cycles + 1):
         cycle()
+        if number % max(1, cycles // NUM_LOOKS) == 0:
+            looks.append(resources())
+    half = len(looks) // 2
     deadline = time.monotonic() + SETTLE_S
-    while grown := growth(before, resources(), cycles // 4):
-        assert time.monotonic() < deadline, f"after {cycles} cycles: {'; '.join(grown)}"
+    while grown := growth(looks[:half], looks[half:]):
+        assert time.monotonic() < deadline, f"in {cycles} cycles: {'; '.join(grown)}"
         time.sleep(0.1)
+        looks.append(resources())
 
 
-def growth(before: Resources, after: Resources, slack: int) -> list[str]:
-    slacks = dict.fromkeys(asdict(before), slack) | {"memory_bytes": MEMORY_SLACK}
-    pairs = {name: (getattr(before, name), getattr(after, name)) for name in slacks}
+def growth(before: list[Resources], after: list[Resources]) -> list[str]:
+    """Say which numbers are larger in all of `after` than in any of `before`."""
+    slacks = dict.fromkeys(asdict(before[0]), 0) | {"memory_bytes": MEMORY_SLACK}
+    bounds = {
+        name: (
+            max(getattr(look, name) for look in before),
+            min(getattr(look, name) for look in after),
+        )
+        for name in slacks
+    }
     return [
-        f"{name} grew from {old:,} to {new:,}"
-        for name, (old, new) in pairs.items()
-        if new > old + slacks[name]
+        f"{name} grew from {largest:,} to {smallest:,} and more"
+        for name, (largest, smallest) in bounds.items()
+        if smallest > largest + slacks[name]
     ]
 
 
