@@ -1,6 +1,6 @@
 """Training logs against the plan: what ``mmstream train --log-keys`` logged, step by step.
 
-References of samples are compared, so nothing is read but the logs, of a corpus of any size.
+It compares references of samples. So it reads nothing but the logs, for a dataset of any size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.audit.training_log import UNFILLED, Logged
+from mmstream.audit.training_log import UNFILLED, LoggedRows, StepId
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import StateError, where
 from mmstream.order import MAX_ATTEMPTS, AnyOrder
@@ -25,45 +25,41 @@ from mmstream.types import IntArray
 __all__ = ["Check", "check_logs", "orders_logged", "steps_logged"]
 
 
-At = tuple[int, int]
-"""(epoch, step)."""
-
 Orders: TypeAlias = AnyOrder | Callable[[int], AnyOrder]
-"""The order of all epochs, or the one of an epoch: settings may change where one begins."""
+"""One order for all epochs, or the order of each epoch: settings may change between epochs."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What the logs of a run say, set beside its plan."""
+    """What the logs of a run say, compared with its plan."""
 
     num_steps: int
-    """Steps that were looked at."""
+    """Steps that were compared."""
     num_samples: int
     """Samples that they plan."""
     lost: int
-    """Planned samples that no logged batch planned."""
+    """Planned samples that no logged batch has planned."""
     repeated: int
-    """Samples that logged batches of an epoch planned more often than the order does."""
+    """Samples that the logged batches of an epoch have planned more often than the order does."""
     unplanned: int
-    """Steps that are not as planned: not logged, other rows, or another sample in place of a bad
-    one than the order gives."""
+    """Steps that differ from the plan: not logged, other rows, or a wrong substitute."""
     substituted: int
     """Rows that showed a substitute."""
     unfilled: int
     """Rows that showed nothing."""
     faults: tuple[str, ...]
-    """The first steps that are not as planned, in words."""
+    """The first steps that differ from the plan, in words."""
 
     @property
     def holds(self) -> bool:
-        """Whether all was delivered as planned."""
+        """Whether everything was delivered as planned."""
         return self.lost + self.repeated + self.unplanned == 0
 
 
 def check_logs(
     order: Orders,
-    logged: Mapping[At, Logged],
-    steps: Iterable[At],
+    logged: Mapping[StepId, LoggedRows],
+    steps: Iterable[StepId],
     *,
     name_of: Callable[[int], str] = str,
     max_faults: int = 10,
@@ -71,110 +67,122 @@ def check_logs(
     """Compare what was logged with the plan.
 
     Args:
-        order: of the run.
+        order: the order of the run.
         logged: see `audit.training_log.read_lineage`.
-        steps: (epoch, step) that should be there, in rising order; others count as unplanned.
-        name_of: a shard's name, for the words.
-        max_faults: most steps to tell in words.
+        steps: the (epoch, step) that the logs should have, rising. Others count as unplanned.
+        name_of: the name of a shard, for messages.
+        max_faults: limit on the faults told in words.
     """
-    left, told = dict(logged), _Tally(order, name_of)
-    for epoch, group in groupby(steps, key=lambda at: at[0]):
-        for at in group:
-            told.compare(at, left.pop(at, None))
-        strays = [at for at in left if at[0] == epoch]
-        for at in strays:
-            told.stray(at, left.pop(at))
-        told.end_epoch()
-    for at, rows in left.items():
-        told.stray(at, rows)
-    told.end_epoch()
+    remaining = dict(logged)
+    counter = _StepCounter(order, name_of)
+    for epoch, group in groupby(steps, key=lambda step: step[0]):
+        for step in group:
+            counter.compare(step, remaining.pop(step, None))
+        for step in [step for step in remaining if step[0] == epoch]:
+            counter.add_unplanned(step, remaining.pop(step))
+        counter.end_epoch()
+    for step, rows in remaining.items():
+        counter.add_unplanned(step, rows)
+    counter.end_epoch()
     return Check(
-        told.num_steps, told.num_samples, told.lost, told.repeated, told.unplanned,
-        told.substituted, told.unfilled, tuple(told.faults[:max_faults]),
-    )  # fmt: skip
+        counter.num_steps,
+        counter.num_samples,
+        counter.lost,
+        counter.repeated,
+        counter.unplanned,
+        counter.substituted,
+        counter.unfilled,
+        tuple(counter.faults[:max_faults]),
+    )
 
 
-class _Tally:
-    """Counts, an epoch at a time."""
+class _StepCounter:
+    """Compares steps with the plan and counts, one epoch at a time."""
 
     def __init__(self, order: Orders, name_of: Callable[[int], str]) -> None:
-        self._order_of, self._name_of = _by_epoch(order), name_of
-        self.num_steps = self.num_samples = self.lost = self.repeated = 0
-        self.unplanned = self.substituted = self.unfilled = 0
+        self._order_of_epoch = _by_epoch(order)
+        self._name_of = name_of
+        self.num_steps = self.num_samples = 0
+        self.lost = self.repeated = self.unplanned = 0
+        self.substituted = self.unfilled = 0
         self.faults: list[str] = []
-        self._planned: list[IntArray] = []
-        self._logged: list[IntArray] = []
+        self._planned_codes: list[IntArray] = []
+        self._logged_codes: list[IntArray] = []
 
-    def compare(self, at: At, rows: Logged | None) -> None:
+    def compare(self, step: StepId, rows: LoggedRows | None) -> None:
         """Count a step of the plan, and what was logged of it."""
-        refs = self._order_of(at[0]).refs(*at)
+        refs = self._order_of_epoch(step[0]).refs(*step)
         plan = np.stack([refs.shard, refs.index], axis=1)
         self.num_steps += 1
         self.num_samples += int(refs.valid.sum())
-        self._planned.append(_codes(plan[refs.valid]))
-        fault: str | None = "not in the logs"
-        if rows is not None:
-            whole = rows.start == 0 and len(rows.planned) == len(plan)
-            self._count(rows, refs.valid if whole else np.ones(len(rows.planned), dtype=np.bool_))
-            fault = self._difference(at, plan, refs.valid, rows) if whole else (
+        self._planned_codes.append(_codes(plan[refs.valid]))
+        if rows is None:
+            self._add_fault(step, "not in the logs")
+        elif rows.start == 0 and len(rows.planned) == len(plan):
+            self._count(rows, refs.valid)
+            self._add_fault(step, self._difference(step, plan, refs.valid, rows))
+        else:
+            self._count(rows, np.ones(len(rows.planned), dtype=np.bool_))
+            self._add_fault(
+                step,
                 f"rows {rows.start} to {rows.start + len(rows.planned) - 1} are logged of "
                 f"0 to {len(plan) - 1}: these must be the logs of all ranks, and of a run whose "
-                "state this is"
-            )  # fmt: skip
-        self._say(at, fault)
+                "state this is",
+            )
 
-    def stray(self, at: At, rows: Logged) -> None:
-        """Count a logged step that should not be there."""
+    def add_unplanned(self, step: StepId, rows: LoggedRows) -> None:
+        """Count a logged step that the plan does not have."""
         self._count(rows, np.ones(len(rows.planned), dtype=np.bool_))
-        self._say(at, "not in the plan")
+        self._add_fault(step, "not in the plan")
 
     def end_epoch(self) -> None:
-        """Count what is lost and repeated in the epoch that ends here."""
-        if self._planned or self._logged:
-            planned, logged = (
-                np.concatenate([*c, _NOTHING]) for c in (self._planned, self._logged)
-            )
-            codes, places = np.unique(np.concatenate([planned, logged]), return_inverse=True)
-            missing = np.bincount(places[: planned.size], minlength=codes.size)
-            missing -= np.bincount(places[planned.size :], minlength=codes.size)
-            self.lost += int(missing[missing > 0].sum())
-            self.repeated -= int(missing[missing < 0].sum())
-        self._planned, self._logged = [], []
+        """Count what is lost and repeated in the epoch that ends here.
 
-    def _count(self, rows: Logged, counted: npt.NDArray[np.bool_]) -> None:
-        empty = (rows.shown == UNFILLED).all(axis=1) & counted
-        other = (rows.shown != rows.planned).any(axis=1) & counted
-        self.unfilled += int(empty.sum())
-        self.substituted += int((other & ~empty).sum())
-        self._logged.append(_codes(rows.planned[counted]))
+        Example: planned a, b, b and logged a, a, b. One b is lost, one a is repeated.
+        """
+        empty = np.zeros(0, dtype=np.int64)
+        planned = np.concatenate([*self._planned_codes, empty])
+        logged = np.concatenate([*self._logged_codes, empty])
+        codes, code_of_row = np.unique(np.concatenate([planned, logged]), return_inverse=True)
+        missing = np.bincount(code_of_row[: planned.size], minlength=codes.size)
+        missing -= np.bincount(code_of_row[planned.size :], minlength=codes.size)
+        self.lost += int(missing[missing > 0].sum())
+        self.repeated -= int(missing[missing < 0].sum())
+        self._planned_codes, self._logged_codes = [], []
+
+    def _count(self, rows: LoggedRows, is_counted: npt.NDArray[np.bool_]) -> None:
+        is_empty = (rows.shown == UNFILLED).all(axis=1) & is_counted
+        is_other = (rows.shown != rows.planned).any(axis=1) & is_counted
+        self.unfilled += int(is_empty.sum())
+        self.substituted += int((is_other & ~is_empty).sum())
+        self._logged_codes.append(_codes(rows.planned[is_counted]))
 
     def _difference(
-        self, at: At, plan: IntArray, valid: npt.NDArray[np.bool_], rows: Logged
+        self, step: StepId, plan: IntArray, valid: npt.NDArray[np.bool_], rows: LoggedRows
     ) -> str | None:
-        """Say where a step differs from the plan first; None where it does not."""
+        """Return the first difference of a step from the plan, in words. None: there is none."""
         for row in np.flatnonzero((rows.planned != plan).any(axis=1)).tolist():
             planned, logged = self._name(plan[row]), self._name(rows.planned[row])
             return f"row {row}: planned {planned}, logged {logged}"
-        other = (rows.shown != plan).any(axis=1) & (rows.shown != UNFILLED).all(axis=1) & valid
-        for row in np.flatnonzero(other).tolist():
+        is_substitute = (
+            (rows.shown != plan).any(axis=1) & (rows.shown != UNFILLED).all(axis=1) & valid
+        )
+        order = self._order_of_epoch(step[0])
+        for row in np.flatnonzero(is_substitute).tolist():
             shown = tuple(rows.shown[row].tolist())
-            order = self._order_of(at[0])
-            due = (order.substitute(*at, row, attempt) for attempt in range(MAX_ATTEMPTS))
-            if shown not in due:
+            substitutes = (order.substitute(*step, row, attempt) for attempt in range(MAX_ATTEMPTS))
+            if shown not in substitutes:
                 return f"row {row}: {self._name(shown)} is no substitute of {self._name(plan[row])}"
         return None
 
-    def _say(self, at: At, fault: str | None) -> None:
+    def _add_fault(self, step: StepId, fault: str | None) -> None:
         if fault is not None:
             self.unplanned += 1
-            self.faults.append(f"epoch {at[0]} step {at[1]}: {fault}")
+            self.faults.append(f"epoch {step[0]} step {step[1]}: {fault}")
 
     def _name(self, ref: Iterable[int]) -> str:
         shard, index = ref
         return where(self._name_of(int(shard)), int(index))
-
-
-_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 def _codes(refs: IntArray) -> IntArray:
@@ -182,7 +190,7 @@ def _codes(refs: IntArray) -> IntArray:
     return refs[:, 0] << 32 | refs[:, 1]
 
 
-def steps_logged(order: Orders, logged: Iterable[At]) -> Iterator[At]:
+def steps_logged(order: Orders, logged: Iterable[StepId]) -> Iterator[StepId]:
     """Yield every (epoch, step) from the first logged one to the last."""
     first, last = min(logged), max(logged)
     for epoch in range(first[0], last[0] + 1):
@@ -198,37 +206,37 @@ def _by_epoch(order: Orders) -> Callable[[int], AnyOrder]:
 
 
 def orders_logged(
-    order: AnyOrder, logged: Mapping[At, Logged], dataset: ShardSource
+    order: AnyOrder, logged: Mapping[StepId, LoggedRows], source: ShardSource
 ) -> Callable[[int], AnyOrder]:
-    """Return the order of each epoch of a run whose settings may have changed between two epochs.
+    """Return the order of each epoch of a run whose settings may have changed between epochs.
+
+    The returned function raises StateError for an epoch whose order needs another dataset.
 
     Args:
-        order: of a state of the run. Where the logs know no epoch of it, they are of another run or
-            say nothing of orders, and this one counts for all.
+        order: of a state of the run. It counts for all epochs where the logs do not mention it:
+            they are of another run, or say nothing about orders.
         logged: all that the run logged.
-        dataset: that of the run.
-
-    The function that is returned raises StateError for an epoch whose order cannot be made of this
-    dataset any more.
+        source: the dataset or mixture of the run.
     """
-    known: dict[int, str] = {}
+    identity_from_epoch: dict[int, str] = {}
     for (epoch, _), rows in sorted(logged.items(), key=lambda item: item[0]):
         if rows.order is not None:
-            known[epoch] = json.dumps(rows.order, sort_keys=True)
-    mine = json.dumps(order.identity(), sort_keys=True)
-    if mine not in known.values():
+            identity_from_epoch[epoch] = json.dumps(rows.order, sort_keys=True)
+    present_identity = json.dumps(order.identity(), sort_keys=True)
+    if present_identity not in identity_from_epoch.values():
         return lambda _epoch: order
 
     @cache
-    def made(identity: str) -> AnyOrder:
+    def order_of_identity(identity: str) -> AnyOrder:
         state = {"version": STATE_VERSION, "epoch": 0, "step": 0, "order": json.loads(identity)}
-        return order_of_state(state, dataset)[0]
+        return order_of_state(state, source)[0]
 
-    def of(epoch: int) -> AnyOrder:
-        before = max((known_one for known_one in known if known_one <= epoch), default=min(known))
+    def order_of_epoch(epoch: int) -> AnyOrder:
+        earlier_epochs = [known for known in identity_from_epoch if known <= epoch]
+        identity = identity_from_epoch[max(earlier_epochs, default=min(identity_from_epoch))]
         try:
-            return order if known[before] == mine else made(known[before])
+            return order if identity == present_identity else order_of_identity(identity)
         except StateError as error:
             raise StateError(f"epoch {epoch}: {error}; --epoch N checks another alone") from None
 
-    return of
+    return order_of_epoch

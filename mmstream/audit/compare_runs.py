@@ -1,42 +1,48 @@
-"""Proof that a run kept the order's promises: its logs against the plan, and against another run's.
+"""A disturbed run against an undisturbed one, and both against the plan.
 
 In: the metrics that ``mmstream train --log-keys`` writes. Out: counts that are all zero when every
-sample was seen exactly once an epoch, in the planned global batches.
+sample was seen exactly once per epoch, in the planned global batches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mmstream.audit.check_log import check_logs
-from mmstream.audit.training_log import Logged, log_files, read_lineage, read_lines
+from mmstream.audit.training_log import (
+    LoggedRows,
+    StepId,
+    log_files,
+    read_lineage,
+    read_lines,
+)
 from mmstream.order import Order
 
-__all__ = ["History", "Proof", "Steps", "prove", "read_history"]
+__all__ = ["History", "MetricsLines", "Proof", "prove", "read_history"]
 
-Steps = dict[tuple[int, int], dict[str, Any]]
+MetricsLines: TypeAlias = dict[StepId, dict[str, Any]]
 
 
 class History(NamedTuple):
     """What a run of ``mmstream train --log-keys`` logged."""
 
-    lines: Steps
-    """(epoch, step) -> the line of its metrics, with the keys of all ranks."""
-    rows: dict[tuple[int, int], Logged]
+    lines: MetricsLines
+    """The line of metrics of each (epoch, step), with the keys of all ranks."""
+    rows: dict[StepId, LoggedRows]
 
 
 def read_history(folder: Path) -> History:
     """Return the history of a run from the folder of its metrics."""
     paths = log_files([folder])
-    lines: Steps = {}
+    lines: MetricsLines = {}
     for path in paths:
         for line in read_lines(path):
-            known = lines.setdefault((line["epoch"], line["step"]), {**line, "keys": []})
-            known["keys"] = known["keys"] + line["keys"]
+            merged = lines.setdefault((line["epoch"], line["step"]), {**line, "keys": []})
+            merged["keys"] = merged["keys"] + line["keys"]
     return History(lines, read_lineage(paths))
 
 
@@ -56,7 +62,7 @@ class Proof:
     loss_difference: float
     """Largest relative difference of a step's loss between the two runs."""
     max_loss_difference: float = 1e-3
-    """What float noise may do: sums of two ranks round otherwise than those of one."""
+    """Limit for rounding: the sums of two ranks round differently from those of one."""
 
     @property
     def holds(self) -> bool:
@@ -70,22 +76,24 @@ def prove(order: Order, disturbed: History, undisturbed: History, num_epochs: in
     plan = [(epoch, step) for epoch in range(num_epochs) for step in range(order.steps_per_epoch)]
     check = check_logs(order, disturbed.rows, plan)
     losses = [
-        abs(disturbed.lines[at]["loss"] - line["loss"]) / max(abs(line["loss"]), 1e-9)
-        for at, line in undisturbed.lines.items()
-        if at in disturbed.lines
+        abs(disturbed.lines[step]["loss"] - line["loss"]) / max(abs(line["loss"]), 1e-9)
+        for step, line in undisturbed.lines.items()
+        if step in disturbed.lines
     ]
     return Proof(
         num_steps=len(disturbed.lines),
         lost=check.lost,
         repeated=check.repeated,
         unplanned=check.unplanned,
-        different=sum(not _same(disturbed.rows.get(at), undisturbed.rows.get(at)) for at in plan),
+        different=sum(
+            not _is_same(disturbed.rows.get(step), undisturbed.rows.get(step)) for step in plan
+        ),
         loss_difference=max(losses, default=float("inf")),
     )
 
 
-def _same(one: Logged | None, other: Logged | None) -> bool:
-    if one is None or other is None:
+def _is_same(rows: LoggedRows | None, other: LoggedRows | None) -> bool:
+    if rows is None or other is None:
         return False
-    same_plan = np.array_equal(one.planned, other.planned)
-    return same_plan and np.array_equal(one.shown, other.shown)
+    has_same_plan = np.array_equal(rows.planned, other.planned)
+    return has_same_plan and np.array_equal(rows.shown, other.shown)

@@ -54,10 +54,10 @@ def replay(
     sample is planned, what was shown instead stands in the logs, which --check compares; where the
     run's settings changed between two epochs, each is set beside its own plan.
     """
-    from mmstream.audit.replay import parse_state, read_state
     from mmstream.audit.replay import replay as run
     from mmstream.dataset.mixture_file import open_data
     from mmstream.state import order_of_state
+    from mmstream.train.saved_state import parse_state, read_state
 
     if more_logs and not logs:
         raise click.UsageError(f"unexpected {' '.join(more_logs)}: logs come after --check")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Evidence", "Fact", "facts", "html_report", "markdown_report"]
 
-Steps = Mapping[tuple[int, int], Mapping[str, Any]]
+MetricsLines = Mapping[tuple[int, int], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Evidence:
 
     report: ConvertReport
     proof: Proof
-    undisturbed: Steps
+    undisturbed: MetricsLines
     """(epoch, step) -> the line of the metrics."""
-    killed: Steps
+    killed: MetricsLines
     """The disturbed run as it stood at the kill."""
-    disturbed: Steps
+    disturbed: MetricsLines
     """The same run after its resume, from first to last step."""
     batch: Mapping[str, Any]
     """Any batch of the corpus, with pictures."""
@@ -136,20 +136,20 @@ def _loss_chart(evidence: Evidence) -> str:
     return line_chart(lines, title="loss of each step", x_name="step", marks=marks)
 
 
-def _wait_chart(undisturbed: Steps) -> str:
+def _wait_chart(undisturbed: MetricsLines) -> str:
     share = [(x, 100 * y) for x, y in _series(undisturbed, "wait_fraction")]
     title = "% of a step's time spent waiting for data"
     return line_chart([Line("", share, "thin")], title=title, x_name="step", top=100, height=150)
 
 
-def _series(steps: Steps, name: str) -> list[tuple[float, float]]:
+def _series(steps: MetricsLines, name: str) -> list[tuple[float, float]]:
     """Return (step since the start, value) of each step."""
     return [
         (number, float(line[name])) for number, (_, line) in enumerate(sorted(steps.items()), 1)
     ]
 
 
-def _mean_loss(steps: Steps, epoch: int) -> float:
+def _mean_loss(steps: MetricsLines, epoch: int) -> float:
     losses = [line["loss"] for at, line in steps.items() if at[0] == epoch]
     return float(sum(losses) / max(1, len(losses)))
 

@@ -21,7 +21,7 @@ def write_logs(loaders: list[mm.Loader], folder: Path, num_steps: int, every: in
     """Log some steps of all ranks as `mmstream train --log-keys` does; return the state."""
     folder.mkdir(exist_ok=True)
     for rank, loader in enumerate(loaders):
-        samples, done, world_size = SampleLog(wanted=True), 0, len(loaders)
+        samples, done, world_size = SampleLog(enabled=True), 0, len(loaders)
         with (folder / f"metrics-rank{rank}.jsonl").open("a") as file:
             while done < num_steps:
                 state = loader.state_dict()

@@ -37,7 +37,7 @@ def write_logs(made, folder, rows, epochs=2, accumulate=1, stop=None):
     for rank in range(len(rows)):
         world = World(rank, len(rows))
         loader = mm.Loader(made, world=world, rows_per_rank=rows, num_threads=1)
-        samples, lines, num_steps, pending = SampleLog(wanted=True), [], 0, 0
+        samples, lines, num_steps, pending = SampleLog(enabled=True), [], 0, 0
         for epoch in range(epochs):
             for batch in loader:
                 samples.add([batch])

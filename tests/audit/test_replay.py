@@ -12,13 +12,14 @@ import pytest
 
 import mmstream as mm
 from mmstream.audit.read_keys import read_keys
-from mmstream.audit.replay import read_state, replay
+from mmstream.audit.replay import replay
 from mmstream.cli import main
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError, StateError, StorageError
 from mmstream.state import order_of_state
 from mmstream.storage import LocalStore, RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, save_checkpoint
+from mmstream.train.saved_state import read_state
 from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import offsets, patch, pipeline, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard

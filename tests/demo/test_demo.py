@@ -11,7 +11,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.audit.compare_runs import History, prove
-from mmstream.audit.training_log import Logged
+from mmstream.audit.training_log import LoggedRows
 from mmstream.demo.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows
 from tests.helpers.paths import ROOT
 
@@ -32,7 +32,7 @@ def run(shards):
         for step in range(order.steps_per_epoch):
             rows = np.stack(order.refs(epoch, step)[:2], axis=1)
             history.lines[epoch, step] = {"loss": 2.0}
-            history.rows[epoch, step] = Logged(0, rows, rows)
+            history.rows[epoch, step] = LoggedRows(0, rows, rows)
     return order, history
 
 
@@ -50,7 +50,7 @@ def test_a_faulty_history_is_not_proven(run, fault):
         one[0] = other[0]
     elif fault == "repeated":
         more = np.concatenate([one, one[:1]])
-        faulty.rows[1, 3] = Logged(0, more, more)
+        faulty.rows[1, 3] = LoggedRows(0, more, more)
     elif fault == "moved":
         faulty.rows[1, 3], faulty.rows[1, 4] = faulty.rows[1, 4], faulty.rows[1, 3]
     elif fault == "loss":
@@ -58,7 +58,7 @@ def test_a_faulty_history_is_not_proven(run, fault):
     elif fault == "missing":
         del faulty.rows[0, 7]
     else:
-        faulty.rows[1, 3] = Logged(0, one, np.roll(one, 1, axis=0))
+        faulty.rows[1, 3] = LoggedRows(0, one, np.roll(one, 1, axis=0))
     assert not prove(order, faulty, history, EPOCHS).holds
 
 

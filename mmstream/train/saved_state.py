@@ -1,0 +1,69 @@
+"""The loader's state of a run, from wherever it was saved: a JSON file, a checkpoint, a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mmstream.errors import StateError
+from mmstream.storage import join_url, open_store, split_url
+
+__all__ = ["parse_state", "read_state"]
+
+
+def parse_state(text: str | bytes, source: str) -> dict[str, Any]:
+    """Return a state from its JSON. Raises StateError, with the name of its source."""
+    try:
+        state = json.loads(text)
+    except ValueError as error:
+        raise StateError(f"{source}: not the JSON of a state: {error}") from None
+    if not isinstance(state, dict):
+        raise StateError(f"{source}: not a state of a Loader")
+    return state
+
+
+def read_state(source: str) -> dict[str, Any]:
+    """Return the state of a Loader from where it was saved, local or ``s3://``.
+
+    Args:
+        source: a JSON file, a checkpoint of ``mmstream train``, or the folder that it trained to.
+            From a folder the newest good checkpoint is taken.
+
+    Raises:
+        StateError: no state there.
+        FileNotFoundError, StorageError: nothing there, or storage failed.
+    """
+    folder, name = split_url(open_store(source).url)
+    store = open_store(folder)
+    if name.endswith(".pt"):
+        return _read_checkpoint(folder, name)
+    if not store.exists(name):
+        return _read_newest(source)
+    return parse_state(store.read(name), source)
+
+
+def _read_checkpoint(folder: str, name: str) -> dict[str, Any]:
+    from mmstream.train.checkpoint import checkpoint_name, load_checkpoint
+
+    digits = "".join(filter(str.isdigit, name)) or "0"
+    if checkpoint_name(int(digits)) != name:
+        raise StateError(f"{name}: no checkpoint of `mmstream train`; they are step-NNNNNNNN.pt")
+    return _loader_state(load_checkpoint(open_store(folder), int(digits)).content, name)
+
+
+def _read_newest(source: str) -> dict[str, Any]:
+    from mmstream.train.checkpoint import load_newest
+
+    for url in (join_url(source, "checkpoints"), source):
+        checkpoint = load_newest(open_store(url))
+        if checkpoint is not None:
+            return _loader_state(checkpoint.content, url)
+    raise StateError(f"{source}: neither a state's JSON nor a folder with checkpoints")
+
+
+def _loader_state(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+    try:
+        return parse_state(content["loader"], source)
+    except (KeyError, TypeError):
+        raise StateError(f"{source}: a checkpoint without a loader's state") from None
