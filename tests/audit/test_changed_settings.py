@@ -115,7 +115,7 @@ def test_an_epoch_whose_bad_list_is_gone_says_how_to_check_the_others(corpus, tm
     last = write_logs(loaders_of(pipeline(corpus), state), folder, 6)
     code, out, err = replayed(corpus, last, folder)
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "epoch 0: the known-bad samples are not those of the state" in err
+    assert "epoch 0: the known bad samples are not those of the state" in err
     assert "put back mmstream.bad.previous.json" in err
     assert err.endswith("--epoch N checks another alone\n")
     assert replayed(corpus, last, folder, "--epoch", 1)[0] == 0

@@ -243,7 +243,7 @@ def test_a_pipeline_and_a_loader_say_where_they_stand(pipeline):
     words = parse(pipeline).words
     assert "3 steps of 4 an epoch" in words
     assert "images to 32; text to at most 20 tokens" in words
-    assert repr(pipeline).startswith("<Pipeline: 3 steps of 4 an epoch, seed 0, of <Dataset ")
+    assert repr(pipeline).startswith("<Pipeline: 3 steps of 4 per epoch, seed 0, of <Dataset ")
     loader = mm.Loader(pipeline)
     next(iter(loader))
     assert "epoch 0, step 1 of 3" in parse(loader).words
