@@ -1,6 +1,7 @@
-"""The order is what everything stands on: these hold for any corpus, batch size and topology."""
+"""The order carries every other promise: these hold for any dataset, batch size and setting."""
 
 import json
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
 from mmstream.order import Order
-from mmstream.order.defaults import better_grid, default_grid
 from mmstream.order.permute import permutation, random_words
+from tests.helpers.orders import digest, pairs, steps_of_epoch
 
 counts_lists = st.lists(st.integers(0, 90), min_size=1, max_size=8).filter(lambda c: sum(c) > 0)
 
@@ -36,24 +37,16 @@ def orders(draw, tails=True):
     )
 
 
-def epoch_of(order, epoch):
-    return [order.refs(epoch, step) for step in range(order.steps_per_epoch)]
-
-
-def pairs(refs):
-    return list(zip(refs.shard.tolist(), refs.index.tolist(), strict=True))
-
-
 @settings(max_examples=300, deadline=None)
 @given(orders(), st.integers(0, 3))
-def test_every_sample_comes_exactly_once_an_epoch(order, epoch):
+def test_every_sample_comes_exactly_once_per_epoch(order, epoch):
     counts = order._table.counts.tolist()
     corpus = [(s, i) for s, n in enumerate(counts) for i in range(n)]
     seen = Counter(
         pair
-        for refs in epoch_of(order, epoch)
-        for pair, ok in zip(pairs(refs), refs.valid.tolist(), strict=True)
-        if ok
+        for refs in steps_of_epoch(order, epoch)
+        for pair, valid in zip(pairs(refs), refs.valid.tolist(), strict=True)
+        if valid
     )
     rows = order.global_batch_size
     assert max(seen.values()) == 1
@@ -65,27 +58,27 @@ def test_every_sample_comes_exactly_once_an_epoch(order, epoch):
 
 @settings(max_examples=100, deadline=None)
 @given(orders())
-def test_a_step_asked_for_alone_is_the_step_of_the_walk(order):
-    walked = epoch_of(order, 1)
+def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
+    walked = steps_of_epoch(order, 1)
     for step in reversed(range(order.steps_per_epoch)):
-        alone = order.refs(1, step)
-        for ours, theirs in zip(alone, walked[step], strict=True):
-            assert ours.tolist() == theirs.tolist()
+        for column, walked_column in zip(order.refs(1, step), walked[step], strict=True):
+            assert column.tolist() == walked_column.tolist()
 
 
 @settings(max_examples=100, deadline=None)
 @given(orders())
-def test_windows_deliver_what_steps_name_and_no_more(order):
+def test_windows_deliver_the_rows_that_name_them_and_no_others(order):
     numbers = {n for step in range(order.steps_per_epoch) for n in order.windows(0, step).tolist()}
     delivered = {}
     for number in numbers:
         window = order.window(0, number)
+        assert window.step.tolist() == sorted(window.step.tolist())
         for step, row, shard, index in zip(*(a.tolist() for a in window), strict=True):
             assert order.windows(0, step)[row] == number
             assert delivered.setdefault((step, row), (shard, index)) == (shard, index)
     named = {
         (step, row): pair
-        for step, refs in enumerate(epoch_of(order, 0))
+        for step, refs in enumerate(steps_of_epoch(order, 0))
         for row, pair in enumerate(pairs(refs))
     }
     assert delivered == named
@@ -93,47 +86,74 @@ def test_windows_deliver_what_steps_name_and_no_more(order):
 
 @settings(max_examples=100, deadline=None)
 @given(orders(tails=False))
-def test_substitutes_are_of_the_corpus_and_near_ones_not_of_the_same_step(order):
+def test_substitutes_are_in_the_corpus_and_near_ones_are_not_in_the_same_step(order):
     step = order.steps_per_epoch - 1
-    here = set(pairs(order.refs(0, step)))
+    of_step = set(pairs(order.refs(0, step)))
     window = order.window(0, int(order.windows(0, step)[0]))
     near = set(zip(window.shard.tolist(), window.index.tolist(), strict=True))
     for attempt in range(16):
         shard, index = order.substitute(0, step, 0, attempt)
         assert 0 <= index < order._table.counts[shard]
-        if attempt < 8 and near - here:
-            assert (shard, index) in near - here
+        if attempt < 8 and near - of_step:
+            assert (shard, index) in near - of_step
         assert (shard, index) == order.substitute(0, step, 0, attempt)
 
 
+def test_far_substitutes_are_from_all_planned_samples_and_from_no_others():
+    order = Order.from_counts([60, 43], global_batch_size=10, grid=(1, 1), window=5)
+    planned = {pair for refs in steps_of_epoch(order, 0) for pair in pairs(refs)}
+    far = {order.substitute(0, s, r, a) for s in range(10) for r in range(10) for a in range(8, 16)}
+    assert len(planned) == 100
+    assert far == planned
+    partial = Order.from_counts([60, 43], global_batch_size=10, grid=(1, 1), drop_last=False)
+    far = {
+        partial.substitute(0, s, r, a) for s in range(11) for r in range(10) for a in range(8, 16)
+    }
+    assert len(far) == 103
+
+
+def test_a_window_of_one_step_has_its_substitutes_in_the_whole_epoch():
+    order = Order.from_counts([400], global_batch_size=4, window=4, shuffle=False)
+    near = {order.substitute(0, 50, 0, attempt)[1] for attempt in range(8)}
+    assert max(near) - min(near) > 50
+
+
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(lambda c: sum(c) >= 4))
-def test_without_shuffle_slots_come_in_the_order_of_the_corpus(counts):
+def test_without_shuffle_samples_come_in_the_order_of_the_corpus(counts):
     order = Order.from_counts(counts, global_batch_size=4, shuffle=False, drop_last=False)
     flat = [
         pair
-        for refs in epoch_of(order, 5)
-        for pair, ok in zip(pairs(refs), refs.valid, strict=True)
-        if ok
+        for refs in steps_of_epoch(order, 5)
+        for pair, valid in zip(pairs(refs), refs.valid, strict=True)
+        if valid
     ]
     assert flat == [(s, i) for s, n in enumerate(counts) for i in range(n)]
 
 
-def test_the_tails_valid_rows_are_spread_evenly():
+def test_the_valid_rows_of_a_partial_step_are_spread_evenly():
     order = Order.from_counts([20], global_batch_size=16, drop_last=False)
     assert order.steps_per_epoch == 2
     assert order.refs(0, 1).valid.reshape(4, 4).sum(axis=1).tolist() == [1, 1, 1, 1]
+    assert order.refs(0, 0).valid.all()
+
+
+def test_without_left_over_samples_there_is_no_partial_step():
+    order = Order.from_counts([20], global_batch_size=10, drop_last=False)
+    assert order.steps_per_epoch == 2
+    assert order.refs(0, 1).valid.all()
 
 
 def test_a_corpus_smaller_than_a_step_needs_drop_last_false():
-    with pytest.raises(ConfigError, match="drop_last=False"):
+    with pytest.raises(ConfigError, match=r"3 samples do not fill .*drop_last=False"):
         Order.from_counts([3], global_batch_size=4)
+    assert Order.from_counts([4], global_batch_size=4).steps_per_epoch == 1
     refs = Order.from_counts([3], global_batch_size=4, drop_last=False).refs(0, 0)
     assert sorted(refs.index[refs.valid].tolist()) == [0, 1, 2]
 
 
-def test_epochs_seeds_and_what_is_left_out_differ():
+def test_epochs_and_seeds_differ_and_so_do_the_samples_left_out():
     order = Order.from_counts([500, 500], global_batch_size=64, seed=3)
-    epochs = [[p for refs in epoch_of(order, e) for p in pairs(refs)] for e in range(3)]
+    epochs = [[p for refs in steps_of_epoch(order, e) for p in pairs(refs)] for e in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
     left_out = [set(range(1000)) - {s * 500 + i for s, i in e} for e in epochs]
     assert left_out[0] != left_out[1]
@@ -157,44 +177,95 @@ def test_windows_of_different_lanes_end_one_after_another():
 
 
 @pytest.mark.parametrize(
-    ("samples", "rows", "grid"),
-    [(100, 16, (1, 1)), (10_000, 16, (1, 8)), (10**6, 256, (8, 8)), (10**6, 6, (8, 6))],
+    ("setting", "message"),
+    [
+        ({"global_batch_size": 0}, "global_batch_size 0: needs at least 1"),
+        ({"global_batch_size": 2.5}, "global_batch_size 2.5: needs an integer"),
+        ({"seed": 3.0}, "seed 3.0: needs an integer"),
+        ({"interleave": 3.0}, "interleave 3.0: needs an integer"),
+        ({"window": "9"}, "window '9': needs an integer"),
+        ({"chunk": 1.5}, "chunk 1.5: needs an integer"),
+        ({"grid": (1, 3)}, r"grid \(1, 3\): .* Q must divide global_batch_size 4"),
+        ({"grid": (0, 1)}, r"grid \(0, 1\): P and Q must be positive"),
+        ({"grid": (1, 0)}, r"grid \(1, 0\): P and Q must be positive"),
+        ({"window": 0}, "window 0, .*: each needs at least 1"),
+        ({"interleave": 0}, "interleave 0, .*: each needs at least 1"),
+        ({"chunk": 0}, "chunk 0: each needs at least 1"),
+        ({"names": ["a", "b"]}, "2 names for 1 counts"),
+    ],
 )
-def test_the_default_grid_grows_with_the_corpus(samples, rows, grid):
-    assert default_grid(samples, rows) == grid
+def test_impossible_settings_are_refused_by_name(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        Order.from_counts([100], **{"global_batch_size": 4, **setting})
 
 
-def test_a_better_grid_is_named_only_where_it_pays():
-    assert better_grid(10**6, 256, (8, 8), 8, 4) is None  # whole lanes already
-    assert better_grid(10**6, 256, (8, 8), 16, 4) == (8, 16)
-    assert better_grid(10**6, 240, (8, 8), 6, 3) == (24, 24)
-    assert better_grid(10**6, 256, (8, 8), 3, 1) is None  # 24 does not divide 256
-    assert better_grid(5_000, 256, (1, 4), 8, 4) is None  # too small to matter
+def test_the_smallest_settings_are_possible():
+    order = Order.from_counts(
+        [3], global_batch_size=1, grid=(1, 1), window=1, interleave=1, chunk=1
+    )
+    assert sorted(pair for refs in steps_of_epoch(order, 0) for pair in pairs(refs)) == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+    ]
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("counts", "bad", "message"),
     [
-        {"global_batch_size": 0},
-        {"global_batch_size": 2.5},
-        {"global_batch_size": 4, "seed": 3.0},
-        {"global_batch_size": 4, "grid": (1, 3)},
-        {"global_batch_size": 4, "window": 0},
-        {"global_batch_size": 4, "names": ["a", "b"]},
+        ([], [], "the dataset has no samples$"),
+        ([0, 0], [], "the dataset has no samples$"),
+        ([0, 1], [(1, 0)], "the dataset has no samples that are not on its bad list"),
+        ([5, -1], [], "a shard has a negative count"),
     ],
 )
-def test_impossible_settings_are_refused(settings):
-    with pytest.raises(ConfigError):
-        Order.from_counts([100], **settings)
+def test_an_empty_or_impossible_corpus_is_refused(counts, bad, message):
+    with pytest.raises(ConfigError, match=message):
+        Order.from_counts(counts, global_batch_size=1, drop_last=False, bad=bad)
 
 
-@pytest.mark.parametrize("counts", [[], [0, 0], [5, -1]])
-def test_an_empty_or_impossible_corpus_is_refused(counts):
-    with pytest.raises(ConfigError):
-        Order.from_counts(counts, global_batch_size=1, drop_last=False)
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_step_or_an_epoch_that_does_not_exist_is_refused(drop_last):
+    order = Order.from_counts([10], global_batch_size=4, drop_last=drop_last)
+    last = order.steps_per_epoch - 1
+    order.refs(0, last)
+    for question in (order.refs, order.windows):
+        with pytest.raises(ConfigError, match=f"step {last + 1}: an epoch has steps 0 to {last}$"):
+            question(0, last + 1)
+        with pytest.raises(ConfigError, match="step -1: an epoch has"):
+            question(0, -1)
+        with pytest.raises(ConfigError, match="epoch -1: epochs count from 0"):
+            question(-1, 0)
 
 
-# Golden values: a change here is a change of every saved run's meaning; raise ORDER_VERSION.
+def test_a_walk_keeps_the_windows_in_use_and_forgets_the_others():
+    order = Order.from_counts([4000], global_batch_size=4, grid=(2, 2), window=16)
+    order.refs(0, 0)
+    assert order.window(0, 0) is order.window(0, 0)
+    steps_of_epoch(order, 0)
+    assert len(order._windows) == 3 * 4 + 2
+    steps_of_epoch(order, 1)
+    steps_of_epoch(order, 2)
+    assert list(order._epochs) == [1, 2]
+    assert order._chunks(2) is order._chunks(2)
+
+
+def test_a_walked_order_is_pickled_as_small_as_a_new_one():
+    order = Order.from_counts([50_000], global_batch_size=64)
+    fresh = pickle.dumps(order)
+    steps_of_epoch(order, 0)
+    assert len(pickle.dumps(order)) <= len(fresh) + 2000  # sizes and starts of the lanes
+    assert pairs(pickle.loads(pickle.dumps(order)).refs(3, 1)) == pairs(order.refs(3, 1))
+
+
+def test_numpy_integers_count_as_the_integers_they_hold():
+    plain = Order.from_counts([500], global_batch_size=50, seed=3)
+    numpy = Order.from_counts(np.array([500]), global_batch_size=np.int64(50), seed=np.int64(3))
+    assert pairs(plain.refs(2, 4)) == pairs(numpy.refs(np.int64(2), np.int64(4)))
+    assert json.dumps(plain.identity()) == json.dumps(numpy.identity())
+
+
+# Golden values: a change here changes the meaning of every saved state. Raise ORDER_VERSION then.
 
 
 def test_golden_random_words():
@@ -202,18 +273,11 @@ def test_golden_random_words():
     assert permutation(8, 1, "x").tolist() == GOLDEN_PERMUTATION
 
 
-def test_numpy_integers_are_the_integers_they_hold():
-    plain = Order.from_counts([500], global_batch_size=50, seed=3)
-    numpy = Order.from_counts(np.array([500]), global_batch_size=np.int64(50), seed=np.int64(3))
-    assert pairs(plain.refs(2, 4)) == pairs(numpy.refs(np.int64(2), np.int64(4)))
-    assert json.dumps(plain.identity()) == json.dumps(numpy.identity())
-
-
 def test_golden_order():
     order = Order.from_counts(
         [7, 0, 12, 5], global_batch_size=4, seed=1, grid=(2, 2), window=5, interleave=3, chunk=4
     )
-    assert [pairs(refs) for refs in epoch_of(order, 2)] == GOLDEN_ORDER
+    assert [pairs(refs) for refs in steps_of_epoch(order, 2)] == GOLDEN_ORDER
 
 
 GOLDEN_WORDS = [8242133052120399129, 1243914943889289070, 6345094687357287636]
@@ -226,3 +290,48 @@ GOLDEN_ORDER = [
     [(0, 2), (0, 1), (3, 3), (2, 8)],
     [(3, 0), (3, 1), (2, 2), (2, 0)],
 ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "setting", "expected"),
+    [
+        ([1000] * 20, {"global_batch_size": 16}, "cca4ea002812bd00"),
+        (
+            [90_000, 10, 0, 40_000],
+            {"global_batch_size": 32, "num_bytes": 10**12, "seed": 7},
+            "0827810f3fae27c8",
+        ),
+        (
+            [30, 0, 41, 7],
+            {"global_batch_size": 6, "drop_last": False, "seed": 2**70},
+            "60e08b3a8de2ff0b",
+        ),
+        (
+            [30, 0, 41, 7],
+            {"global_batch_size": 8, "bad": [(0, 0), (2, 40), (2, 3), (2, 4)]},
+            "8134b44abcab0093",
+        ),
+        (
+            [30, 0, 41, 7],
+            {"global_batch_size": 8, "shuffle": False, "bad": [(3, 6)]},
+            "f638dca2881b8fa9",
+        ),
+        (
+            [55, 13],
+            {"global_batch_size": 9, "grid": (3, 9), "window": 4, "chunk": 5},
+            "e0c1a8ac77cb6cc0",
+        ),
+        (
+            [55, 13],
+            {"global_batch_size": 6, "grid": (4, 2), "interleave": 7, "seed": -3},
+            "a5c150a5f62ecc94",
+        ),
+        (
+            [5],
+            {"global_batch_size": 12, "drop_last": False, "names": ["only.tar"]},
+            "d12eb1352689c5f7",
+        ),
+    ],
+)
+def test_golden_digests_of_many_settings(counts, setting, expected):
+    assert digest(Order.from_counts(counts, **setting), epochs=(0, 1, 5)) == expected

@@ -1,0 +1,174 @@
+"""Draws of one source to its samples, epoch after epoch."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmstream.order import Corpus
+from mmstream.order.mixture.source import Source, SourceSettings, is_small
+from mmstream.order.permute import stream_key
+
+
+def make_source(counts, *, num_lanes=4, window=6, chunk=3, interleave=2, shuffle=True, seed=1):
+    lanes = np.random.default_rng(seed).permutation(num_lanes)
+    return Source.lay_out(
+        "text",
+        Corpus(np.array(counts)),
+        SourceSettings(window, chunk),
+        seed,
+        lanes_by_first_draw=lanes,
+        rows_per_round=8,
+        interleave=interleave,
+        shuffle=shuffle,
+    )
+
+
+@st.composite
+def any_source(draw):
+    return make_source(
+        draw(st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(any)),
+        num_lanes=draw(st.integers(1, 6)),
+        window=draw(st.integers(1, 40)),
+        chunk=draw(st.integers(1, 9)),
+        interleave=draw(st.integers(1, 5)),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_source())
+def test_windows_cover_each_epoch_once_and_each_stays_in_one_column(source):
+    size, num_lanes = source.size, source.num_lanes
+    draws = np.arange(3 * size)
+    numbers = source.windows(draws)
+    samples = {}
+    for number in np.unique(numbers).tolist():
+        of_window, shards, indexes = source.window(number)
+        assert of_window.tolist() == draws[numbers == number].tolist()
+        assert len(set((of_window % num_lanes).tolist())) == 1  # one lane
+        assert {number % num_lanes} == set((of_window % num_lanes).tolist())
+        samples |= dict(
+            zip(
+                of_window.tolist(), zip(shards.tolist(), indexes.tolist(), strict=True), strict=True
+            )
+        )
+    corpus = [(s, i) for s, n in enumerate(source.corpus.counts.tolist()) for i in range(n)]
+    for epoch in range(3):
+        of_epoch = [samples[draw] for draw in range(epoch * size, (epoch + 1) * size)]
+        assert sorted(of_epoch) == corpus
+        if not source.shuffle:
+            columns = [of_epoch[column::num_lanes] for column in range(num_lanes)]
+            assert [sample for column in columns for sample in column] == corpus
+
+
+def test_first_windows_have_different_lengths_and_others_the_same():
+    source = make_source([100], window=8)
+    lengths = {}
+    for draw in range(100):
+        window = int(source.windows(np.array([draw]))[0])
+        lengths.setdefault(draw % 4, {}).setdefault(window, 0)
+        lengths[draw % 4][window] += 1
+    assert [list(column.values()) for column in lengths.values()] == [
+        [1, 8, 8, 8],
+        [3, 8, 8, 6],
+        [5, 8, 8, 4],
+        [7, 8, 8, 2],
+    ]
+    plain = make_source([100], window=8, shuffle=False)
+    assert [plain.window(lane)[0].size for lane in range(4)] == [8, 8, 8, 8]
+
+
+def test_a_column_is_contiguous_in_the_epoch_and_mixed_within_its_windows():
+    source = make_source([400], window=50, chunk=100, interleave=1)
+    epoch = source.table.epoch(0, source.seed, shuffle=True)
+    slot_of = {
+        pair: slot for slot, pair in enumerate(zip(*map(list, epoch.locate(np.arange(400)))))
+    }
+    for number in np.unique(source.windows(np.arange(400))).tolist():
+        draws, shards, indexes = source.window(number)
+        slots = [slot_of[pair] for pair in zip(shards, indexes, strict=True)]
+        column = int(draws[0]) % 4
+        start = column * 100 + int(draws[0]) // 4
+        assert sorted(slots) == list(range(start, start + len(slots)))
+        assert len(slots) < 5 or slots != sorted(slots)
+
+
+@pytest.mark.parametrize(
+    ("interleave", "window", "num_segments"), [(4, 64, 4), (4, 47, 2), (4, 15, 1), (1, 64, 1)]
+)
+def test_a_window_takes_16_samples_or_more_from_each_segment(interleave, window, num_segments):
+    source = make_source(
+        [4000], num_lanes=1, window=window, chunk=4000, interleave=interleave, shuffle=True
+    )
+    *_, indexes = source.window(5)
+    slots = np.sort((indexes - source.table.epoch(0, source.seed, True).rotation) % 4000)
+    assert (np.diff(slots) > 1).sum() == num_segments - 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_source())
+def test_a_small_source_is_one_permutation_after_another(source):
+    draws = np.arange(3 * source.size)
+    shards, indexes = source.locate(draws)
+    samples = list(zip(shards.tolist(), indexes.tolist(), strict=True))
+    corpus = [(s, i) for s, n in enumerate(source.corpus.counts.tolist()) for i in range(n)]
+    for epoch in range(3):
+        of_epoch = samples[epoch * source.size : (epoch + 1) * source.size]
+        assert sorted(of_epoch) == corpus
+        slots = source.table.epoch(epoch, source.seed, source.shuffle).locate(
+            np.arange(source.size)
+        )
+        assert of_epoch == list(zip(*(column.tolist() for column in slots), strict=True))
+        assert [source.pick(epoch, word) for word in range(source.size)] == of_epoch
+        assert source.pick(epoch, source.size + 1) == source.pick(epoch, 1)
+
+
+def test_a_source_is_small_below_16_rounds_of_rows():
+    assert is_small(16 * 8 - 1, 8)
+    assert not is_small(16 * 8, 8)
+    assert make_source([127]).small
+    assert not make_source([128]).small
+
+
+def test_lane_ordinals_are_the_ranks_of_the_lanes():
+    source = make_source([9], num_lanes=5)
+    assert source.lane_ordinals()[source.lanes_by_first_draw].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "window", "total", "settings"),
+    [
+        (127, 0.2, 10**6, SourceSettings(1, 1)),  # small: single samples
+        (128, 99.6, 10**6, SourceSettings(100, 2)),  # 16 chunks in each of 4 columns
+        (64 * 63, 7, 10**6, SourceSettings(7, 63)),
+        (10**6, 7.5, 10**6, SourceSettings(8, 64)),
+        (10**9, 7, 10**9, SourceSettings(7, 256)),
+        (10**6, 7, 10**9, SourceSettings(7, 256)),
+    ],
+)
+def test_default_settings_give_16_chunks_per_column_and_single_samples_if_small(
+    num_samples, window, total, settings
+):
+    assert SourceSettings.default(num_samples, 4, 8, window, total) == settings
+
+
+def test_a_large_source_of_few_samples_per_lane_has_chunks_of_one():
+    assert SourceSettings.default(40, 4, 2, 5, 40) == SourceSettings(5, 1)
+
+
+def test_a_seed_depends_on_the_mixtures_seed_and_the_name():
+    assert make_source([9], seed=1).seed == stream_key(1, "source", "text")
+    assert make_source([9], seed=2).seed == stream_key(2, "source", "text")
+
+
+def test_two_epochs_are_kept_and_none_is_pickled():
+    source = make_source([500])
+    fresh = len(pickle.dumps(source))
+    for epoch in range(4):
+        assert source._chunks(epoch) is source._chunks(epoch)
+    assert list(source.epochs) == [2, 3]
+    assert len(pickle.dumps(source)) == fresh

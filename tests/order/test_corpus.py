@@ -1,0 +1,88 @@
+"""What an order knows about a dataset."""
+
+import numpy as np
+import pytest
+
+from mmstream.errors import ConfigError
+from mmstream.order import Corpus
+
+
+def corpus(counts=(5, 0, 3), names=None, num_bytes=None, bad=()):
+    return Corpus(np.array(counts), names, num_bytes, np.array(bad))
+
+
+def test_known_bad_samples_are_counted_once_and_are_not_planned():
+    listed = corpus(bad=[(2, 2), (0, 4), (0, 4), (0, 0)])
+    assert listed.bad.tolist() == [[0, 0], [0, 4], [2, 2]]
+    assert listed.good_counts.tolist() == [3, 0, 2]
+    assert listed.num_samples == 5
+    assert corpus().num_samples == 8
+    assert Corpus(np.array([2])).bad.shape == (0, 2)
+
+
+@pytest.mark.parametrize("bad", [(0, 5), (1, 0), (2, 3), (3, 0), (-1, 0), (0, -1)])
+def test_a_bad_sample_that_the_corpus_does_not_have_is_refused(bad):
+    message = rf"the bad list has \(shard, index\) \[\[{bad[0]}, {bad[1]}\]\], which is not in"
+    with pytest.raises(ConfigError, match=message):
+        corpus(bad=[(0, 4), bad, (2, 2)])
+
+
+def test_negative_counts_and_other_numbers_of_names_are_refused():
+    with pytest.raises(ConfigError, match="negative count"):
+        corpus(counts=(5, -1))
+    with pytest.raises(ConfigError, match="2 names for 3 counts: give one name for each count"):
+        corpus(names=["a", "b"])
+
+
+def test_counts_names_and_bad_list_are_the_identity_and_the_size_is_not():
+    plain = corpus().identity()
+    assert plain["num_shards"] == 3
+    assert plain["bad"] is None
+    assert corpus(num_bytes=10**6).identity() == plain
+    for other in (corpus(counts=(5, 1, 3)), corpus(names=["a", "b", "c"])):
+        assert other.identity()["corpus"] != plain["corpus"]
+        assert other.identity()["bad"] is None
+    listed = corpus(bad=[(0, 1)]).identity()
+    assert listed["corpus"] == plain["corpus"]
+    assert listed["bad"] != corpus(bad=[(0, 2)]).identity()["bad"]
+
+
+def test_names_are_kept_apart_in_the_identity():
+    identities = [
+        corpus(names=names).identity()["corpus"]
+        for names in (["ab", "c", "d"], ["a", "bc", "d"], ["abc", "", "d"])
+    ]
+    assert len(set(identities)) == 3
+
+
+def test_golden_identities():
+    # These hashes are in saved states.
+    assert corpus().identity() == {
+        "corpus": "08fd140c89ed3d2a8b97b7821e951b94",
+        "num_shards": 3,
+        "bad": None,
+    }
+    odd = corpus(names=["a", "\udcff.tar", "é"], bad=[(2, 1), (0, 0)])  # a name that is not UTF-8
+    assert odd.identity() == {
+        "corpus": "0b261310b6e7aa7d9b9da27b691a0606",
+        "num_shards": 3,
+        "bad": "b89d82308d53e487f1d65573e224b53c",
+    }
+
+
+def test_an_identity_can_be_changed_without_changing_the_next_one():
+    made = corpus()
+    made.identity()["corpus"] = "x"
+    assert made.identity()["corpus"] != "x"
+
+
+def test_the_first_shards_are_the_corpus_before_others_were_appended():
+    whole = corpus(names=["a", "b", "c"], num_bytes=9, bad=[(0, 1), (2, 0)])
+    first = whole.first_shards(2)
+    assert first.counts.tolist() == [5, 0]
+    assert first.names == ["a", "b"]
+    assert first.num_bytes is None
+    assert first.bad.tolist() == [[0, 1]]
+    assert whole.first_shards(3).bad.tolist() == [[0, 1], [2, 0]]
+    assert whole.first_shards(2, keep_bad=False).bad.tolist() == []
+    assert corpus().first_shards(1).names is None

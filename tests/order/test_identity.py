@@ -1,0 +1,125 @@
+"""What a saved state stores about an order, and how the order comes back from it."""
+
+import json
+
+import pytest
+
+from mmstream.errors import StateError
+from mmstream.order import Order
+from tests.helpers.orders import pairs, steps_of_epoch
+
+COUNTS = [30, 0, 41]
+NAMES = ["a.tar", "b.tar", "c.tar"]
+BAD = [(0, 3), (2, 40)]
+
+
+def order(**settings):
+    defaults = {"global_batch_size": 6, "names": NAMES, "bad": BAD, "window": 7, "grid": (2, 3)}
+    return Order.from_counts(COUNTS, **{**defaults, **settings})
+
+
+def saved(**settings):
+    return json.loads(json.dumps(order(**settings).identity()))
+
+
+def test_an_identity_names_every_setting():
+    identity = saved(seed=9, interleave=5, chunk=4, shuffle=True, drop_last=False)
+    hashes = {key: identity.pop(key) for key in ("corpus", "bad")}
+    assert {key: len(value) for key, value in hashes.items()} == {"corpus": 32, "bad": 32}
+    assert identity == {
+        "version": 1,
+        "num_shards": 3,
+        "seed": 9,
+        "global_batch_size": 6,
+        "grid": [2, 3],
+        "window": 7,
+        "interleave": 5,
+        "chunk": 4,
+        "shuffle": True,
+        "drop_last": False,
+    }
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_order_comes_back_from_its_identity(shuffle, drop_last):
+    first = order(shuffle=shuffle, drop_last=drop_last, seed=4, interleave=3, chunk=5)
+    again = Order.from_identity(
+        json.loads(json.dumps(first.identity())), counts=COUNTS, names=NAMES, bad=BAD
+    )
+    assert again.identity() == first.identity()
+    for refs, other in zip(steps_of_epoch(again, 2), steps_of_epoch(first, 2), strict=True):
+        assert pairs(refs) == pairs(other)
+
+
+def test_an_order_comes_back_after_shards_were_appended():
+    again = Order.from_identity(saved(), [*COUNTS, 9], [*NAMES, "d.tar"], [*BAD, (3, 0)])
+    assert again.identity() == saved()
+
+
+def test_a_state_without_a_bad_list_ignores_a_later_one():
+    again = Order.from_identity(saved(bad=[]), COUNTS, NAMES, bad=BAD)
+    assert again.identity() == saved(bad=[])
+    assert again.num_samples == 71
+
+
+@pytest.mark.parametrize(
+    ("counts", "names", "bad", "message"),
+    [
+        ([30, 1, 41], NAMES, BAD, "the corpus' first 3 shards are not those .*old ones, or start"),
+        ([30, 0], NAMES[:2], BAD[:1], "the corpus' first 3 shards are not those of the state"),
+        (COUNTS, ["a.tar", "b.tar", "x.tar"], BAD, "the corpus' first 3 shards are not those"),
+        (COUNTS, None, BAD, "the corpus' first 3 shards are not those of the state"),
+        (COUNTS, NAMES, BAD[:1], "the known bad samples are not .*put back mmstream.bad.previous"),
+        (
+            COUNTS,
+            NAMES,
+            [],
+            "the known bad samples are not those of the state .bad was '.* is None",
+        ),
+    ],
+)
+def test_another_corpus_or_bad_list_is_refused(counts, names, bad, message):
+    with pytest.raises(StateError, match=message):
+        Order.from_identity(saved(), counts, names, bad)
+
+
+@pytest.mark.parametrize("missing", sorted(order().identity()))
+def test_an_identity_without_one_of_its_keys_is_refused(missing):
+    identity = saved()
+    del identity[missing]
+    with pytest.raises(StateError, match=f"not an order's identity: KeyError: '{missing}'"):
+        Order.from_identity(identity, COUNTS, NAMES, BAD)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "order version 2, this mmstream has 1"),
+        ({"num_shards": 3.5}, "not an order's identity: .*num_shards 3.5: needs an integer"),
+        ({"window": 0}, "not an order's identity: window 0"),
+        ({"grid": [2, 4]}, r"not an order's identity: grid \(2, 4\)"),
+        ({"grid": [2]}, "not an order's identity"),
+        ({"grid": "x"}, "not an order's identity"),
+        ({"seed": None}, "not an order's identity: seed None"),
+        ({"global_batch_size": 1000}, "not an order's identity: 69 samples do not fill"),
+    ],
+)
+def test_a_damaged_identity_is_refused(change, message):
+    with pytest.raises(StateError, match=message):
+        Order.from_identity(saved() | change, COUNTS, NAMES, BAD)
+
+
+def test_something_else_is_not_an_identity():
+    with pytest.raises(StateError, match="not an order's identity: TypeError"):
+        Order.from_identity(None, COUNTS)
+
+
+def test_a_resume_in_mid_epoch_is_bound_to_all_settings_and_one_at_its_start_to_corpus_and_seed():
+    identity = saved(seed=5)
+    assert Order.binding(identity, 3, 1) == identity
+    assert Order.binding(identity, 3, 0) == {
+        "corpus": identity["corpus"],
+        "num_shards": 3,
+        "seed": 5,
+    }

@@ -1,0 +1,104 @@
+"""Rows of steps to slots, against lanes that are filled step by step."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmstream.order.lanes import Lanes, interleaved
+from mmstream.order.permute import permutation
+
+
+@st.composite
+def any_lanes(draw):
+    lanes_per_group = draw(st.integers(1, 4))
+    return Lanes(
+        num_steps=draw(st.integers(0, 25)),
+        global_batch_size=lanes_per_group * draw(st.integers(1, 4)),
+        grid=(draw(st.integers(1, 5)), lanes_per_group),
+        window=draw(st.integers(1, 30)),
+        interleave=draw(st.integers(1, 9)),
+        shuffle=True,
+    )
+
+
+def rows_of_lanes(lanes):
+    """(step, row) of each position of each lane."""
+    groups, lanes_per_group = lanes.grid
+    rows_per_lane = lanes.global_batch_size // lanes_per_group
+    rows = [[] for _ in range(groups * lanes_per_group)]
+    for step in range(lanes.num_steps):
+        for row in range(lanes.global_batch_size):
+            lane = row // rows_per_lane * groups + step % groups
+            rows[lane].append((step, row))
+    return rows
+
+
+def windows_of_lanes(lanes):
+    """The positions of each window, by number."""
+    windows = {}
+    for lane, rows in enumerate(rows_of_lanes(lanes)):
+        positions = list(range(len(rows)))
+        size = 1 + lane * lanes.window // lanes.num_lanes
+        number = lane
+        while positions:
+            windows[number] = positions[:size]
+            positions = positions[size:]
+            size = lanes.window
+            number += lanes.num_lanes
+    return windows
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_lanes(), st.integers(0, 4))
+def test_lanes_deliver_their_positions_step_by_step_and_window_by_window(lanes, epoch):
+    rows = rows_of_lanes(lanes)
+    sizes = list(map(len, rows))
+    assert lanes.sizes.tolist() == sizes
+    assert lanes.starts.tolist() == [sum(sizes[:lane]) for lane in range(len(sizes))]
+    number_of_row = {}
+    for number, positions in windows_of_lanes(lanes).items():
+        lane = number % lanes.num_lanes
+        named = [rows[lane][position] for position in positions]
+        steps_and_rows = (column.tolist() for column in lanes.steps_and_rows(number))
+        assert list(zip(*steps_and_rows, strict=True)) == named
+        number_of_row |= dict.fromkeys(named, number)
+        drawn = positions[0] + permutation(len(positions), 3, epoch, "window", number)
+        offsets = interleaved(drawn, sizes[lane], lanes.interleave)
+        assert lanes.slots(number, 3, epoch).tolist() == (sum(sizes[:lane]) + offsets).tolist()
+    for step in range(lanes.num_steps):
+        expected = [number_of_row[step, row] for row in range(lanes.global_batch_size)]
+        assert lanes.windows_of_step(step).tolist() == expected
+
+
+def test_without_shuffle_one_lane_is_cut_into_equal_windows():
+    lanes = Lanes(
+        num_steps=5, global_batch_size=2, grid=(1, 1), window=4, interleave=1, shuffle=False
+    )
+    assert [lanes.slots(number, 0, 0).tolist() for number in range(3)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+    assert [lanes.windows_of_step(step).tolist() for step in range(5)] == [
+        [0, 0],
+        [0, 0],
+        [1, 1],
+        [1, 1],
+        [2, 2],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "num_segments"), [(7, 3), (6, 3), (12, 5), (2, 5), (1, 1), (9, 1)]
+)
+def test_consecutive_positions_come_from_segments_in_turn(size, num_segments):
+    segments = np.array_split(np.arange(size), num_segments)
+    longest = len(segments[0])
+    in_turn = [
+        int(segment[depth])
+        for depth in range(longest)
+        for segment in segments
+        if depth < len(segment)
+    ]
+    assert interleaved(np.arange(size), size, num_segments).tolist() == in_turn
