@@ -11,7 +11,7 @@ import pytest
 import mmstream as mm
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
-from tests.helpers.mixtures import COUNTS
+from tests.helpers.orders import COUNTS
 from tools import s3_server
 
 
@@ -39,6 +39,6 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, mm.Dataset]:
-    """The sources of `mixtures`."""
+    """The sources of `mixtures.mixed`."""
     root = tmp_path_factory.mktemp("sources")
     return {name: mm.open_dataset(write_tiny(root / name, n)) for name, n in COUNTS.items()}

@@ -7,7 +7,8 @@ import pytest
 
 import mmstream as mm
 from tests.helpers.bad_corpus import policy, write_tiny
-from tests.helpers.mixtures import drawn, mixed, pipeline
+from tests.helpers.mixtures import mixed, pipeline
+from tests.helpers.orders import rows_of_run
 from tests.helpers.topology import assert_resumes_exactly, described, run
 
 
@@ -183,7 +184,7 @@ def test_a_bad_list_is_left_out_of_a_source(tmp_path):
     write_bad(mm.open_dataset(url), [(0, 3), (1, 0)])
     mixture = mm.Mixture({"one": (mm.open_dataset(url), 1)}, stop="all")
     order = pipeline(mixture).order
-    seen = {ref for step in drawn(order, 20) for ref in ((s, i) for _, s, i in step)}
+    seen = {ref for step in rows_of_run(order, 20) for ref in ((s, i) for _, s, i in step)}
     assert len(seen) == 38
     assert not seen & {(0, 3), (1, 0)}
 

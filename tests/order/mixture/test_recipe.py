@@ -63,8 +63,10 @@ def test_settings_are_kept_as_plain_values():
     assert json.loads(json.dumps(made.identity()))["epoch_steps"] == 9
     assert made.interleave == 5
     assert recipe().interleave == 32
-    assert Recipe.of(corpora(), {0: {"a": 1, "b": 1, "c": 1}}, epoch_steps="all",
-                     global_batch_size=4).seed == 0  # fmt: skip
+    weights = {0: dict.fromkeys("abc", 1)}
+    plain = Recipe.of(corpora(), weights, epoch_steps="all", global_batch_size=4)
+    assert plain.seed == 0
+    assert plain.shuffle
 
 
 def test_a_source_of_large_samples_that_comes_later_keeps_to_the_bytes_of_the_windows():
@@ -182,11 +184,7 @@ def test_a_source_that_is_missing_or_has_changed_is_refused_by_name():
         Recipe.from_identity(saved(), listed)
 
 
-MISSING = ["version", "sources", "weights", "epoch_steps", "global_batch_size", "seed", "grid",
-           "interleave", "shuffle"]  # fmt: skip
-
-
-@pytest.mark.parametrize("key", MISSING)
+@pytest.mark.parametrize("key", sorted(mixture_order().identity()))
 def test_an_identity_without_one_of_its_keys_is_refused(key):
     identity = saved()
     del identity[key]
