@@ -129,9 +129,16 @@ class DeviceDecoder:
             (shard, index), key = lineage.planned[place], made["__key__"][place]
             name, stamp = self._describe(shard)
             records[row] = BadSample(
-                lineage.epoch, lineage.step, row, name, index,
-                DecodeError.__name__, f"{where(name, index)} {key}.{reason}", None, stamp,
-            )  # fmt: skip
+                lineage.epoch,
+                lineage.step,
+                row,
+                name,
+                index,
+                DecodeError.__name__,
+                f"{where(name, index)} {key}.{reason}",
+                None,
+                stamp,
+            )
         made["__valid__"] = valid
         made["__lineage__"] = replace(
             lineage, valid=valid.tolist(), bad=tuple(records[row] for row in sorted(records))

@@ -35,8 +35,18 @@ from mmstream.display.markup import (
 from mmstream.display.mixtures import named, rows_of_sources, sources_table
 from mmstream.errors import ConfigError, MMStreamError
 
-__all__ = ["Shown", "batch_html", "batch_sheet", "dataset_html", "loader_html", "pipeline_html",
-           "sample_html", "samples_html", "show", "view_html"]  # fmt: skip
+__all__ = [
+    "Shown",
+    "batch_html",
+    "batch_sheet",
+    "dataset_html",
+    "loader_html",
+    "pipeline_html",
+    "sample_html",
+    "samples_html",
+    "show",
+    "view_html",
+]
 
 MAX_TILES = 16
 MAX_PICTURES = 12
@@ -90,9 +100,12 @@ def dataset_html(dataset: Any) -> str:
     manifest, counts = dataset.manifest, dataset.counts
     per_shard = f"{counts.min():,} to {counts.max():,} samples" if counts.size else "none"
     bad = f", of these {len(dataset.bad):,} known to be bad" if len(dataset.bad) else ""
-    rows = [("where", html_text(dataset.store.url)), ("samples", f"{len(dataset):,}{bad}"),
-            ("shards", f"{dataset.num_shards:,} of {per_shard}"),
-            ("bytes", size_text(manifest.num_bytes))]  # fmt: skip
+    rows = [
+        ("where", html_text(dataset.store.url)),
+        ("samples", f"{len(dataset):,}{bad}"),
+        ("shards", f"{dataset.num_shards:,} of {per_shard}"),
+        ("bytes", size_text(manifest.num_bytes)),
+    ]
     fields = ", ".join(f"{n} ({c:,})" for n, c in islice(manifest.fields.items(), MAX_FIELDS))
     if fields:
         rows.append(("fields", html_text(fields)))
@@ -133,8 +146,10 @@ def sample_html(sample: Mapping[str, Any]) -> str:
         shown = [picture(v, 288, n) for n, v in islice(pictures.items(), MAX_PICTURES)]
         parts.append(_sheet([f"<div>{item}</div>" for item in shown]))
     if isinstance(sample.get("txt"), str | bytes):
-        parts.append(f'<div style="max-width:60em;white-space:pre-wrap">'
-                     f'{html_text(sample["txt"], 2000)}</div>')  # fmt: skip
+        parts.append(
+            f'<div style="max-width:60em;white-space:pre-wrap">'
+            f"{html_text(sample['txt'], 2000)}</div>"
+        )
     parts += [_turn(turn, sample, pictures) for turn in messages[:MAX_TURNS]]
     if len(messages) > MAX_TURNS:
         parts.append(f'<div style="{QUIET}">... {len(messages) - MAX_TURNS} more turns</div>')
@@ -182,8 +197,11 @@ def pipeline_html(pipeline: Any) -> str:
     order, decode = pipeline.order, pipeline.decode
     names = [getattr(f, "__name__", type(f).__name__) for f in pipeline.transforms]
     groups, lanes = order.grid
-    mixing = (f"shuffled, {groups} x {lanes} lanes, {_windows(order)}"
-              if pipeline.shuffle else "in the corpus' own order")  # fmt: skip
+    mixing = (
+        f"shuffled, {groups} x {lanes} lanes, {_windows(order)}"
+        if pipeline.shuffle
+        else "in the corpus' own order"
+    )
     mixed = isinstance(pipeline.dataset, Mixture)
     last = "left out" if pipeline.drop_last else "one more, padded step"
     last = "" if mixed else f"; left-over samples: {last}"
@@ -196,12 +214,14 @@ def pipeline_html(pipeline: Any) -> str:
         if done
         else "the first one stops the run"
     )
-    rows = [("dataset", html_text(repr(pipeline.dataset))),
-            ("order", html_text(f"{steps}, seed {pipeline.seed}{last}")),
-            ("decode", html_text(decode_text(decode))),
-            ("transforms", html_text(", ".join(names) or "none")),
-            ("batch", html_text(getattr(pipeline.collate, "__name__", "collate"))),
-            ("bad samples", limits)]  # fmt: skip
+    rows = [
+        ("dataset", html_text(repr(pipeline.dataset))),
+        ("order", html_text(f"{steps}, seed {pipeline.seed}{last}")),
+        ("decode", html_text(decode_text(decode))),
+        ("transforms", html_text(", ".join(names) or "none")),
+        ("batch", html_text(getattr(pipeline.collate, "__name__", "collate"))),
+        ("bad samples", limits),
+    ]
     sources = sources_table(pipeline.dataset, order) if mixed else ""
     return page("<b>Pipeline</b>", table(rows), sources)
 
@@ -219,8 +239,9 @@ def decode_text(decode: Any) -> str:
     if decode is not None and decode.image is not None:
         parts.append(f"images to {decode.image.size or 'their own size'}")
     if decode is not None and decode.text is not None:
-        parts.append(f"text to at most {decode.text.max_length} tokens, "
-                     f"padded to {decode.text.padding}")  # fmt: skip
+        parts.append(
+            f"text to at most {decode.text.max_length} tokens, padded to {decode.text.padding}"
+        )
     return "; ".join(parts) or "json is parsed, other fields stay bytes"
 
 
@@ -230,11 +251,14 @@ def loader_html(loader: Any) -> str:
     bad = ", ".join(f"{count} {kind}" for kind, count in stats.bad.items()) or "none"
     place = f"epoch {state['epoch']}, step {state['step']:,} of {len(loader):,}"
     bar = f'<progress max="{len(loader)}" value="{state["step"]}" style="width:18em"></progress>'
-    rows = [("stands at", f"{place} {bar}"),
-            ("workers", str(loader.num_workers)),
-            ("delivered", f"{stats.num_steps:,} steps, {stats.num_samples:,} samples of this rank"),
-            ("read", f"{size_text(stats.num_bytes)} in {stats.num_requests:,} ranges"),
-            ("waited for", f"{stats.wait_s:.1f} s"), ("bad samples", html_text(bad))]  # fmt: skip
+    rows = [
+        ("stands at", f"{place} {bar}"),
+        ("workers", str(loader.num_workers)),
+        ("delivered", f"{stats.num_steps:,} steps, {stats.num_samples:,} samples of this rank"),
+        ("read", f"{size_text(stats.num_bytes)} in {stats.num_requests:,} ranges"),
+        ("waited for", f"{stats.wait_s:.1f} s"),
+        ("bad samples", html_text(bad)),
+    ]
     return page("<b>Loader</b>", table(rows))
 
 
@@ -284,10 +308,14 @@ def _turn(turn: Mapping[str, Any], sample: Mapping[str, Any], pictures: Mapping[
             shown.append(html_text(text, 1500))
     tint = "rgba(70,130,220,.14)" if role == "assistant" else "rgba(128,128,128,.12)"
     indent = "3em" if role == "assistant" else "0"
-    style = (f"background:{tint};border-radius:8px;padding:6px 10px;margin:6px 0 6px {indent};"
-             "max-width:48em;white-space:pre-wrap")  # fmt: skip
-    return (f'<div style="{style}"><div style="{QUIET};font-size:11px">{html_text(role, 30)}</div>'
-            f'{"".join(shown)}</div>')  # fmt: skip
+    style = (
+        f"background:{tint};border-radius:8px;padding:6px 10px;margin:6px 0 6px {indent};"
+        "max-width:48em;white-space:pre-wrap"
+    )
+    return (
+        f'<div style="{style}"><div style="{QUIET};font-size:11px">{html_text(role, 30)}</div>'
+        f"{''.join(shown)}</div>"
+    )
 
 
 def _is_audio(name: str, value: Any) -> bool:

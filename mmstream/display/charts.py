@@ -62,8 +62,9 @@ def line_chart(
     for number, (x, name) in enumerate(sorted((marks or {}).items())):
         at = place(x, 0)[0]  # names to the left and right in turn: two marks may lie close
         parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="{TOP}" y2="{floor}"/>')
-        parts.append(_text(at + (5 if number % 2 else -5), TOP + 10, name,
-                           "start" if number % 2 else "end"))  # fmt: skip
+        parts.append(
+            _text(at + (5 if number % 2 else -5), TOP + 10, name, "start" if number % 2 else "end")
+        )
     for line in kept:
         points = " ".join(f"{x},{y}" for x, y in (place(*point) for point in line.points))
         parts.append(f'<polyline class="{html.escape(line.style)}" points="{points}"/>')
@@ -73,8 +74,10 @@ def line_chart(
         ends = f"{LEFT + 12},{y} {LEFT + 40},{y}"
         parts.append(f'<polyline class="{html.escape(line.style)}" points="{ends}"/>')
         parts.append(_text(LEFT + 48, y + 4, line.name))
-    return (f'<svg role="img" viewBox="0 0 {WIDTH} {height}"><title>{html.escape(title)}</title>'
-            f'{"".join(parts)}</svg>')  # fmt: skip
+    return (
+        f'<svg role="img" viewBox="0 0 {WIDTH} {height}"><title>{html.escape(title)}</title>'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 def ticks(end: float) -> list[float]:

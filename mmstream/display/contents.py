@@ -11,8 +11,17 @@ from typing import Any
 
 from mmstream.display.markup import html_text, size_text, table
 
-__all__ = ["MAX_FIELDS", "batch_pictures", "describe", "field_table", "kind_of", "messages_of",
-           "pictures_of", "row_of", "text_of"]  # fmt: skip
+__all__ = [
+    "MAX_FIELDS",
+    "batch_pictures",
+    "describe",
+    "field_table",
+    "kind_of",
+    "messages_of",
+    "pictures_of",
+    "row_of",
+    "text_of",
+]
 
 MAX_FIELDS = 40
 
@@ -56,12 +65,19 @@ def pictures_of(sample: Mapping[str, Any]) -> dict[str, Any]:
     from mmstream.decoding.fields import image_fields
 
     if "image" not in sample:
-        return {name: sample[name] for name in image_fields(dict(sample))
-                if isinstance(sample[name], bytes)}  # fmt: skip
+        return {
+            name: sample[name]
+            for name in image_fields(dict(sample))
+            if isinstance(sample[name], bytes)
+        }
     decoded = sample["image"] if isinstance(sample["image"], list) else [sample["image"]]
-    named = [part["field"] for turn in messages_of(sample) if isinstance(turn.get("content"), list)
-             for part in turn["content"]
-             if isinstance(part, dict) and isinstance(part.get("field"), str)]  # fmt: skip
+    named = [
+        part["field"]
+        for turn in messages_of(sample)
+        if isinstance(turn.get("content"), list)
+        for part in turn["content"]
+        if isinstance(part, dict) and isinstance(part.get("field"), str)
+    ]
     names = image_fields(dict.fromkeys(named))
     if len(names) != len(decoded):
         names = ["image"] if len(decoded) == 1 else [f"image {i}" for i in range(len(decoded))]

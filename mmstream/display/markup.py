@@ -27,7 +27,7 @@ __all__ = [
     "player",
     "size_text",
     "table",
-]  # fmt: skip
+]
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -32,8 +32,13 @@ def sources_table(mixture: Any, order: Any = None) -> str:
     head += [] if order is None else ["once in", "times an epoch"]
     rows = []
     for name, dataset in list(mixture.datasets.items())[:MAX_SOURCES]:
-        row = [html_text(name, 60), f"{100 * fractions[name]:.3g} %", f"{len(dataset):,}",
-               f"{dataset.num_shards:,}", size_text(dataset.manifest.num_bytes)]  # fmt: skip
+        row = [
+            html_text(name, 60),
+            f"{100 * fractions[name]:.3g} %",
+            f"{len(dataset):,}",
+            f"{dataset.num_shards:,}",
+            size_text(dataset.manifest.num_bytes),
+        ]
         if order is not None:
             row += _pace(len(dataset) - len(dataset.bad), fractions[name], order)
         rows.append([*row, html_text(dataset.store.url, 120)])

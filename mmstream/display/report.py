@@ -59,23 +59,39 @@ def facts(evidence: Evidence) -> list[Fact]:
     speed = median(line["samples_per_s"] for line in evidence.undisturbed.values())
     wait = median(line["wait_fraction"] for line in evidence.undisturbed.values())
     return [
-        Fact("corpus", f"{report.num_rows} rows -> {report.num_samples} samples, "
-             f"{report.num_shards} shards, {report.num_bytes / 1e6:.1f} MB, "
-             f"{report.num_rejects} rejected"),
+        Fact(
+            "corpus",
+            f"{report.num_rows} rows -> {report.num_samples} samples, "
+            f"{report.num_shards} shards, {report.num_bytes / 1e6:.1f} MB, "
+            f"{report.num_rejects} rejected",
+        ),
         Fact("steps", f"{proof.num_steps} of {batch_size} samples, {len(epochs)} epochs"),
-        Fact("disturbed run", f"two processes, one of them killed at step {len(evidence.killed)}; "
-             f"resumed on one process from the checkpoint of step {worlds.count(2)}"),
-        Fact("samples lost / repeated in an epoch", f"{proof.lost} / {proof.repeated}",
-             proof.lost + proof.repeated == 0),
-        Fact("global batches unlike the plan / the undisturbed run",
-             f"{proof.unplanned} / {proof.different}", proof.unplanned + proof.different == 0),
-        Fact("loss of the two runs",
-             f"largest relative difference of a step {proof.loss_difference:.1e}",
-             proof.loss_difference < proof.max_loss_difference),
+        Fact(
+            "disturbed run",
+            f"two processes, one of them killed at step {len(evidence.killed)}; "
+            f"resumed on one process from the checkpoint of step {worlds.count(2)}",
+        ),
+        Fact(
+            "samples lost / repeated in an epoch",
+            f"{proof.lost} / {proof.repeated}",
+            proof.lost + proof.repeated == 0,
+        ),
+        Fact(
+            "global batches unlike the plan / the undisturbed run",
+            f"{proof.unplanned} / {proof.different}",
+            proof.unplanned + proof.different == 0,
+        ),
+        Fact(
+            "loss of the two runs",
+            f"largest relative difference of a step {proof.loss_difference:.1e}",
+            proof.loss_difference < proof.max_loss_difference,
+        ),
         Fact("mean loss of the first and the last epoch", f"{first:.3f}, {last:.3f}"),
-        Fact("speed of the undisturbed run",
-             f"{speed:.0f} samples/s, {100 * wait:.0f} % of a step waiting for data (medians)"),
-    ]  # fmt: skip
+        Fact(
+            "speed of the undisturbed run",
+            f"{speed:.0f} samples/s, {100 * wait:.0f} % of a step waiting for data (medians)",
+        ),
+    ]
 
 
 def markdown_report(evidence: Evidence) -> str:

@@ -24,11 +24,19 @@ from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import StateError
 from mmstream.storage import Store
 from mmstream.train.config import TrainConfig
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.step import Trained
 
-__all__ = ["Checkpoint", "checkpoint_name", "list_checkpoints", "load_checkpoint", "load_newest",
-           "resume_training", "save_checkpoint", "save_training"]  # fmt: skip
+__all__ = [
+    "Checkpoint",
+    "checkpoint_name",
+    "list_checkpoints",
+    "load_checkpoint",
+    "load_newest",
+    "resume_training",
+    "save_checkpoint",
+    "save_training",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -138,15 +146,17 @@ def save_training(
     num_steps: int,
     loader_state: dict[str, Any],
     config: TrainConfig,
-    place: Place,
+    process: TrainProcess,
 ) -> None:
     """Save a run after an optimizer step, on rank 0."""
-    if place.rank == 0:
+    if process.rank == 0:
         content = {**trained.state_dict(), "loader": json.dumps(loader_state)}
         save_checkpoint(store, Checkpoint(num_steps, content), keep=config.keep_checkpoints)
 
 
-def resume_training(store: Store, trained: Trained, batches: DeviceLoader, place: Place) -> int:
+def resume_training(
+    store: Store, trained: Trained, batches: DeviceLoader, process: TrainProcess
+) -> int:
     """Load the newest good checkpoint into model and loader; return its steps, 0 without one.
 
     Rank 0 chooses and the others follow, so that no two ranks go on from different steps.
@@ -154,11 +164,11 @@ def resume_training(store: Store, trained: Trained, batches: DeviceLoader, place
     Raises:
         StateError: all checkpoints are damaged, or the newest good one is of another run.
     """
-    found = load_newest(store) if place.rank == 0 else None
-    if place.world_size > 1:
-        choice = torch.tensor(-1 if found is None else found.num_steps, device=place.device)
+    found = load_newest(store) if process.rank == 0 else None
+    if process.world_size > 1:
+        choice = torch.tensor(-1 if found is None else found.num_steps, device=process.device)
         dist.broadcast(choice, src=0)
-        if place.rank != 0 and choice.item() >= 0:
+        if process.rank != 0 and choice.item() >= 0:
             found = load_checkpoint(store, int(choice.item()))
     if found is None:
         return 0
@@ -175,7 +185,7 @@ def resume_training(store: Store, trained: Trained, batches: DeviceLoader, place
         batches.load_state_dict(json.loads(found.content["loader"]))
     except StateError as error:
         raise StateError(f"{store.url}: step {found.num_steps}: {error}") from error
-    if place.rank == 0:
+    if process.rank == 0:
         logger.info("going on from %s, step %d", store.url, found.num_steps)
     return found.num_steps
 

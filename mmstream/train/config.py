@@ -13,10 +13,19 @@ __all__ = ["Precision", "TrainConfig", "TrainResult"]
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 
 _FROM_ONE = (
-    "epochs", "max_steps", "global_batch_size", "accumulate", "micro_batches", "decay_steps",
-    "image_size", "max_length", "checkpoint_every", "keep_checkpoints", "validate_every",
+    "epochs",
+    "max_steps",
+    "global_batch_size",
+    "accumulate",
+    "micro_batches",
+    "decay_steps",
+    "image_size",
+    "max_length",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "validate_every",
     "log_every",
-)  # fmt: skip
+)
 _FROM_ZERO = ("num_workers", "warmup_steps", "profile", "lr", "weight_decay", "final_lr_fraction")
 
 

@@ -19,22 +19,29 @@ from torch import Tensor
 
 from mmstream.errors import ConfigError
 
-__all__ = ["Place", "StopRequest", "leave_group", "leave_on_sigterm", "note_signals",
-           "process_group", "share_threads"]  # fmt: skip
+__all__ = [
+    "StopRequest",
+    "TrainProcess",
+    "leave_group",
+    "leave_on_sigterm",
+    "note_signals",
+    "process_group",
+    "share_threads",
+]
 
 ECHO_S = 1.0
 """torchrun passes on what the terminal has sent to all: a signal again so soon is the same one."""
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainProcess:
     """This process among those that train together."""
 
     device: torch.device
     rank: int = 0
     world_size: int = 1
 
-    def sum(self, *values: Tensor | float) -> Tensor:
+    def sum_over_ranks(self, *values: Tensor | float) -> Tensor:
         """Return the sums of scalars over the ranks, float64 [len(values)], the same on all."""
         sums = torch.stack(
             [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values]
@@ -45,7 +52,7 @@ class Place:
 
 
 @contextmanager
-def process_group(device: str | None) -> Iterator[Place]:
+def process_group(device: str | None) -> Iterator[TrainProcess]:
     """Join the group that RANK and WORLD_SIZE announce (torchrun sets them), or stand alone.
 
     nccl between CUDA devices, gloo between CPUs. A group that the caller has initialised is used
@@ -66,18 +73,18 @@ def process_group(device: str | None) -> Iterator[Place]:
             raise ConfigError(f"device {name!r}: this torch finds no CUDA device; use cpu")
         torch.cuda.set_device(here)
     if dist.is_initialized():
-        yield Place(here, dist.get_rank(), dist.get_world_size())
+        yield TrainProcess(here, dist.get_rank(), dist.get_world_size())
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if here.type == "cuda":
             dist.init_process_group("nccl", device_id=here)
         else:
             dist.init_process_group("gloo")
         try:
-            yield Place(here, dist.get_rank(), dist.get_world_size())
+            yield TrainProcess(here, dist.get_rank(), dist.get_world_size())
         finally:
             leave_group()
     else:
-        yield Place(here)
+        yield TrainProcess(here)
 
 
 def leave_group() -> None:

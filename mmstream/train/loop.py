@@ -24,7 +24,7 @@ from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import Precision, TrainConfig, TrainResult
 from mmstream.train.distributed import (
-    Place,
+    TrainProcess,
     leave_on_sigterm,
     note_signals,
     process_group,
@@ -54,16 +54,16 @@ def run(config: TrainConfig) -> TrainResult:
     """Open the data, join the other ranks and train: what `mmstream.train.train` calls."""
     if config.log_folder is not None and Path(config.log_folder).is_file():
         raise ConfigError(f"train: {config.log_folder} is a file, and out= a folder")
-    with leave_on_sigterm(), process_group(config.device) as place, ExitStack() as loaders:
+    with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as loaders:
         share_threads(config.num_workers)
         tokenizer = open_model_tokenizer(config)
-        model = build_model(config, tokenizer, place.world_size)
+        model = build_model(config, tokenizer, process.world_size)
         decode, normalize = decode_for(config, tokenizer, model), normalize_for(config)
 
         def open_batches(url: str, **settings: Any) -> DeviceLoader:
             loader = _open_loader(config, url, decode, **settings)
             loaders.enter_context(closing(loader))  # ends its workers
-            return to_device(loader, place.device, normalize=normalize)
+            return to_device(loader, process.device, normalize=normalize)
 
         validation = None
         if config.validation is not None:
@@ -71,7 +71,7 @@ def run(config: TrainConfig) -> TrainResult:
                 open_batches(config.validation, shuffle=False, drop_last=False, log="validation")
             )
         try:
-            result = fit(config, model, open_batches(config.url), place, validation)
+            result = fit(config, model, open_batches(config.url), process, validation)
         except (ConfigError, BadSampleLimitError) as error:
             hint = hint_at_model(config, open_data(config.url))
             if not hint:
@@ -111,7 +111,7 @@ def fit(
     config: TrainConfig,
     model: nn.Module,
     batches: DeviceLoader,
-    place: Place,
+    process: TrainProcess,
     validation: Validation | None = None,
 ) -> TrainResult:
     """Train from the newest good checkpoint, or from the start, to the end of `config`.
@@ -120,7 +120,7 @@ def fit(
         config: settings; its `url` is not looked at.
         model: as `mmstream.train.models.Trainable`, the same on every rank.
         batches: this rank's rows, on its device.
-        place: this process among the ranks.
+        process: this process among the ranks.
         validation: what to do every ``config.validate_every`` steps.
 
     Returns:
@@ -133,35 +133,37 @@ def fit(
     """
     with ExitStack() as around:
         around.enter_context(deterministic(config.deterministic))
-        trained = prepare(config, model, place)
+        trained = prepare(config, model, process)
         store = open_store(join_url(config.out, "checkpoints"))
-        num_steps = resumed_from = resume_training(store, trained, batches, place)
+        num_steps = resumed_from = resume_training(store, trained, batches, process)
         planned = config.epochs * math.ceil(len(batches) / config.accumulate)
         log = StepLog(
             config.log_folder,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=process.rank,
+            world_size=process.world_size,
             num_steps=num_steps,
             last_step=(config.max_steps or planned) if config.progress else None,
         )
         around.enter_context(log)
-        trace = around.enter_context(traced(config.profile, config.log_folder, place.rank))
+        trace = around.enter_context(traced(config.profile, config.log_folder, process.rank))
         stop = around.enter_context(note_signals())
         groups = around.enter_context(closing(_groups(batches, config, num_steps)))
         state, saved = batches.state_dict(), num_steps
-        meter, samples = Meter(batches.stats, place, _sources(state)), SampleLog(config.log_keys)
+        meter, samples = Meter(batches.stats, process, _sources(state)), SampleLog(config.log_keys)
         loss = validation_loss = stopped_by = None
         for group in groups:
             meter.arrived(group)
-            total, *flags = place.sum(sum(trained.model.weight_of(b) for b in group), *stop.flags())
+            total, *flags = process.sum_over_ranks(
+                sum(trained.model.weight_of(b) for b in group), *stop.flags()
+            )
             if num_steps == resumed_from or num_steps % config.log_every == 0:
                 stopped_by = _signal_of(flags)
                 if stopped_by is not None:
                     break
             samples.add(group, state.get("order"))
-            seed_step(config.seed, num_steps, place.rank)
+            seed_step(config.seed, num_steps, process.rank)
             lr = learning_rate_of(config, num_steps, planned)
-            part, norm = train_step(trained, group, total, lr, config, place)
+            part, norm = train_step(trained, group, total, lr, config, process)
             num_steps, state = num_steps + 1, batches.state_dict()
             last = state["epoch"] >= config.epochs or num_steps == config.max_steps
             saves = last or num_steps % config.checkpoint_every == 0
@@ -173,19 +175,19 @@ def fit(
                 meter.stepped()
             trace()
             if saves:
-                save_training(store, trained, num_steps, state, config, place)
+                save_training(store, trained, num_steps, state, config, process)
                 saved = num_steps
             validates = last or num_steps % config.validate_every == 0
             if validation is not None and validates:
-                found = validation.run(trained, place, stop, config.micro_batches)
+                found = validation.run(trained, process, stop, config.micro_batches)
                 if found is not None:
                     validation_loss = found["loss"]
                     log.write_validation({"num_steps": num_steps, **found})
             meter.start(paused=saves or validates)
         if num_steps > saved:
-            save_training(store, trained, num_steps, state, config, place)
+            save_training(store, trained, num_steps, state, config, process)
         summary = meter.summary() if num_steps > resumed_from else None
-    if place.rank == 0 and summary is not None:
+    if process.rank == 0 and summary is not None:
         logger.info("%s", summary)
     return TrainResult(num_steps, resumed_from, loss, state, validation_loss, stopped_by, summary)
 

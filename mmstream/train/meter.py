@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmstream.bad_samples.quarantine import FILTERED, KINDS
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.summary import Clock, Times, slowest, summarize
 from mmstream.types import Batch
 
@@ -21,14 +21,15 @@ class Meter:
 
     Args:
         stats: the loader's, for its waiting time and its bad samples.
-        place: this process among the ranks.
+        process: this process among the ranks.
         sources: names of a mixture's sources, whose rows are counted.
     """
 
-    def __init__(self, stats: Any, place: Place, sources: Iterable[str] = ()) -> None:
-        self._stats, self._place = stats, place
-        self._clock = Clock(place.device, stats)
-        self._seen = self._nothing = torch.zeros(3, dtype=torch.float64, device=place.device)
+    def __init__(self, stats: Any, process: TrainProcess, sources: Iterable[str] = ()) -> None:
+        self._stats = stats
+        self._process = process
+        self._clock = Clock(process.device, stats)
+        self._seen = self._nothing = torch.zeros(3, dtype=torch.float64, device=process.device)
         self._rows_of = dict.fromkeys(sources, 0)
         self._last: dict[str, Any] = {}
         self._num_unread = 0
@@ -72,7 +73,9 @@ class Meter:
         """
         kinds = getattr(self._stats, "bad", {})
         counts = [*(kinds.get(kind, 0) for kind in KINDS), *self._rows_of.values()]
-        whole, tokens, cells, rows, *counts = self._place.sum(loss, *self._seen, *counts).tolist()
+        whole, tokens, cells, rows, *counts = self._process.sum_over_ranks(
+            loss, *self._seen, *counts
+        ).tolist()
         bad = {kind: int(count) for kind, count in zip(KINDS, counts, strict=False) if count}
         drawn = zip(self._rows_of, counts[len(KINDS) :], strict=True)
         num_skipped = bad.get(FILTERED, 0)
@@ -98,9 +101,9 @@ class Meter:
         if self._rows_of:
             line["sources"] = {name: int(count) for name, count in drawn if count}
             self._rows_of = dict.fromkeys(self._rows_of, 0)
-        if self._place.device.type == "cuda":
+        if self._process.device.type == "cuda":
             line["idle_fraction"] = round(lap.idle_s / seconds, 3)
-            line["memory_bytes"] = torch.cuda.max_memory_allocated(self._place.device)
+            line["memory_bytes"] = torch.cuda.max_memory_allocated(self._process.device)
         return line
 
     def summary(self) -> str:
@@ -111,8 +114,8 @@ class Meter:
         """
         first, rest = self._first, self._rest
         times, num_steps, num_samples = rest if rest[1] else first
-        cuda = self._place.device.type == "cuda"
-        return summarize(slowest(times, self._place), num_steps, num_samples, cuda=cuda)
+        cuda = self._process.device.type == "cuda"
+        return summarize(slowest(times, self._process), num_steps, num_samples, cuda=cuda)
 
     def _sum_up(self, lap: Times, num_samples: float) -> None:
         if not self._first[1]:

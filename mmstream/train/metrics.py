@@ -100,9 +100,12 @@ class StepLog:
         elif self._rank == 0:
             logger.info(
                 "epoch %d step %d loss %.4f, %.0f samples/s, %.0f %% waiting for data",
-                line["epoch"], line["step"], line["loss"], line["samples_per_s"],
+                line["epoch"],
+                line["step"],
+                line["loss"],
+                line["samples_per_s"],
                 100 * line["wait_fraction"],
-            )  # fmt: skip
+            )
         if self._file is not None:
             where = {"rank": self._rank, "world_size": self._world_size}
             self._file.write(_json({**line, **where}))

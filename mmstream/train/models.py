@@ -26,8 +26,15 @@ from mmstream.train.config import TrainConfig
 from mmstream.train.tokenizer import open_tokenizer
 from mmstream.types import Batch
 
-__all__ = ["CLIP_NORMALIZE", "Trainable", "build_model", "decode_for", "hint_at_model",
-           "normalize_for", "open_model_tokenizer"]  # fmt: skip
+__all__ = [
+    "CLIP_NORMALIZE",
+    "Trainable",
+    "build_model",
+    "decode_for",
+    "hint_at_model",
+    "normalize_for",
+    "open_model_tokenizer",
+]
 
 CLIP_NORMALIZE = Normalize(
     mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)

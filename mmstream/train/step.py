@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mmstream.batching.split import split_rows
 from mmstream.errors import ConfigError
 from mmstream.train.config import Precision, TrainConfig
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.schedule import freeze_parameters, make_optimizer
 from mmstream.types import Batch
 
@@ -61,7 +61,7 @@ class Trained:
             group["weight_decay"] = decay
 
 
-def prepare(config: TrainConfig, model: nn.Module, place: Place) -> Trained:
+def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Trained:
     """Move a model to its device and put around it what `config` asks for.
 
     Raises:
@@ -73,11 +73,11 @@ def prepare(config: TrainConfig, model: nn.Module, place: Place) -> Trained:
             "micro_batches=1; activation_checkpointing=True saves memory"
         )
     freeze_parameters(model, config.freeze)
-    model = model.to(place.device).train()
+    model = model.to(process.device).train()
     if config.activation_checkpointing:
         _checkpoint_activations(model)
     parallel = model
-    if place.world_size > 1:
+    if process.world_size > 1:
         # Inputs are on the device already, so DDP is told of no device to move them to.
         # The models' buffers are constants, so they are not sent around at each forward either.
         known = inspect.signature(DistributedDataParallel).parameters
@@ -86,12 +86,12 @@ def prepare(config: TrainConfig, model: nn.Module, place: Place) -> Trained:
         parallel = DistributedDataParallel(model, **settings)
     if config.compile:
         parallel.compile()
-    precision = config.precision or ("bf16" if place.device.type == "cuda" else "fp32")
+    precision = config.precision or ("bf16" if process.device.type == "cuda" else "fp32")
     return Trained(
         model,
         parallel,
         make_optimizer(model, weight_decay=config.weight_decay),
-        torch.amp.GradScaler(place.device.type, enabled=precision == "fp16"),
+        torch.amp.GradScaler(process.device.type, enabled=precision == "fp16"),
         precision,
     )
 
@@ -102,17 +102,17 @@ def train_step(
     total: Tensor,
     lr: float,
     config: TrainConfig,
-    place: Place,
+    process: TrainProcess,
 ) -> tuple[Tensor, Tensor]:
     """Do one optimizer step.
 
     Args:
-        trained: changed in place.
+        trained: changed in process.
         group: this rank's batches of the step.
         total: weight of the step over all ranks, a scalar above 0.
         lr: learning rate.
         config: settings.
-        place: this process among the ranks.
+        process: this process among the ranks.
 
     Returns:
         This rank's part of the step's loss, which is the sum over the ranks, and the norm of the
@@ -122,15 +122,15 @@ def train_step(
     parts = [
         part for batch in group for part in split_rows(tensors_of(batch), config.micro_batches)
     ]
-    factor = (place.world_size / total.clamp(min=1)).float()
-    loss = torch.zeros((), device=place.device)
+    factor = (process.world_size / total.clamp(min=1)).float()
+    loss = torch.zeros((), device=process.device)
     trained.optimizer.zero_grad(set_to_none=True)
     for number, part in enumerate(parts, start=1):
         with _alone(trained.parallel) if number < len(parts) else nullcontext():
-            with autocast(trained.precision, place.device):
+            with autocast(trained.precision, process.device):
                 loss_sum, _ = trained.parallel(part)
             trained.scaler.scale(loss_sum * factor).backward()
-        loss += loss_sum.detach() * factor / place.world_size
+        loss += loss_sum.detach() * factor / process.world_size
     trained.scaler.unscale_(trained.optimizer)  # the norm is of the true gradient
     moved = [p for group in trained.optimizer.param_groups for p in group["params"]]
     norm = nn.utils.get_total_norm([p.grad for p in moved if p.grad is not None])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 
 __all__ = ["Clock", "Times", "bottleneck", "slowest", "summarize"]
 
@@ -137,12 +137,12 @@ def _worst(times: Times) -> tuple[str, float]:
     return worst, seconds[worst] / max(times.total_s, 1e-9)
 
 
-def slowest(times: Times, place: Place) -> Times:
+def slowest(times: Times, process: TrainProcess) -> Times:
     """Return the times of the rank that waits most for its data: all others wait for it."""
-    if place.world_size == 1:
+    if process.world_size == 1:
         return times
-    mine = torch.tensor(astuple(times), dtype=torch.float64, device=place.device)
-    every = [torch.empty_like(mine) for _ in range(place.world_size)]
+    mine = torch.tensor(astuple(times), dtype=torch.float64, device=process.device)
+    every = [torch.empty_like(mine) for _ in range(process.world_size)]
     dist.all_gather(every, mine)
     found = [Times(*rank.tolist()) for rank in every]
     return max(found, key=lambda rank: rank.wait_s + rank.transfer_s)

@@ -14,7 +14,7 @@ import torch
 
 from mmstream.batching.split import split_rows
 from mmstream.device.to_device import DeviceLoader
-from mmstream.train.distributed import Place, StopRequest
+from mmstream.train.distributed import StopRequest, TrainProcess
 from mmstream.train.step import Trained, autocast, tensors_of
 
 __all__ = ["Validation"]
@@ -36,7 +36,7 @@ class Validation:
         self.start = self.batches.state_dict()
 
     def run(
-        self, trained: Trained, place: Place, stop: StopRequest, micro_batches: int = 1
+        self, trained: Trained, process: TrainProcess, stop: StopRequest, micro_batches: int = 1
     ) -> dict[str, float] | None:
         """Return what to log of one pass, the same on every rank; None when a signal ended it.
 
@@ -45,19 +45,19 @@ class Validation:
         weighted by their rows. ``weight`` are those rows or tokens, ``seconds`` what it took.
         """
         began = time.perf_counter()
-        loss = weight = torch.zeros((), dtype=torch.float64, device=place.device)
+        loss = weight = torch.zeros((), dtype=torch.float64, device=process.device)
         self.batches.load_state_dict(self.start)
         trained.model.eval()
         try:
             for batch in self.batches:
-                if place.sum(sum(stop.flags())).item():
+                if process.sum_over_ranks(sum(stop.flags())).item():
                     return None
-                with torch.no_grad(), autocast(trained.precision, place.device):
+                with torch.no_grad(), autocast(trained.precision, process.device):
                     for part in split_rows(tensors_of(batch), micro_batches):
                         loss_sum, counted = trained.model(part)
                         loss, weight = loss + loss_sum, weight + counted
         finally:
             trained.model.train()
-        sums = place.sum(loss, weight).tolist()
+        sums = process.sum_over_ranks(loss, weight).tolist()
         seconds = time.perf_counter() - began
         return {"loss": sums[0] / max(sums[1], 1.0), "weight": sums[1], "seconds": seconds}

@@ -16,7 +16,7 @@ from mmstream.cli import main
 from mmstream.device.to_device import to_device
 from mmstream.errors import ConfigError, SkipSample
 from mmstream.train import TrainConfig
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from mmstream.world import World
 from tests.helpers.bad_corpus import pipeline, policy, truncated_jpeg, write_faulty
@@ -262,7 +262,7 @@ def test_no_step_is_without_lineage_however_seldom_lines_are_written(tmp_path, c
     config = TrainConfig(url="made-up", out=str(tmp_path), **settings)
     loader = FakeLoader(num_steps=7, num_rows=4)
     batches = to_device(loader, "cpu", normalize=mm.Normalize((0.5,) * 3, (0.5,) * 3))
-    fit(config, TinyModel(), batches, Place(torch.device("cpu")))
+    fit(config, TinyModel(), batches, TrainProcess(torch.device("cpu")))
     lines = [
         json.loads(text) for text in (tmp_path / "metrics-rank0.jsonl").read_text().splitlines()
     ]

@@ -16,7 +16,7 @@ from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.bad_samples.quarantine import quarantined_refs
 from mmstream.cli import main
 from mmstream.storage import open_store
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.meter import Meter
 from tests.helpers.bad_corpus import policy, write_tiny
 from tests.helpers.corpora import captioned, write_corpus
@@ -274,7 +274,7 @@ def broken(tmp_path, **settings):
 
 def test_metrics_count_the_valid_rows_of_each_source(tmp_path):
     loader = mm.Loader(broken(tmp_path)[1])
-    meter = Meter(loader.stats, Place(torch.device("cpu")), ["good", "web/bad"])
+    meter = Meter(loader.stats, TrainProcess(torch.device("cpu")), ["good", "web/bad"])
     lines = []
     for batch in loader:
         meter.arrived([batch])

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mmstream.device.to_device import Normalize, to_device
 from mmstream.train.clip import ContrastiveClip, contrastive_loss, small_clip
 from mmstream.train.config import TrainConfig
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from tests.helpers.fake_loader import FakeLoader
 
@@ -63,13 +63,13 @@ def config(out: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(url="made-up", out=str(out), **{**settings, **changes})
 
 
-def fit_on(place: Place, config: TrainConfig) -> Any:
-    share = config.global_batch_size // place.world_size
+def fit_on(process: TrainProcess, config: TrainConfig) -> Any:
+    share = config.global_batch_size // process.world_size
     loader = FakeLoader(
-        num_steps=5, num_rows=6, start=place.rank * share, stop=(place.rank + 1) * share
+        num_steps=5, num_rows=6, start=process.rank * share, stop=(process.rank + 1) * share
     )
     model = ContrastiveClip(clip(), share)
-    return fit(config, model, to_device(loader, "cpu", normalize=NORMALIZE), place)
+    return fit(config, model, to_device(loader, "cpu", normalize=NORMALIZE), process)
 
 
 def two_ranks(rank: int, folder: str) -> None:
@@ -83,8 +83,8 @@ def two_ranks(rank: int, folder: str) -> None:
         model = DistributedDataParallel(ContrastiveClip(clip(), max(first, num_rows - first)))
         rows = slice(0, first) if rank == 0 else slice(first, num_rows)
         results[name] = loss_and_gradients(model, global_batch(num_rows, invalid), rows)
-    fit_on(Place(torch.device("cpu"), rank, 2), config(Path(folder, "whole")))
-    fit_on(Place(torch.device("cpu"), rank, 2), config(Path(folder, "broken"), max_steps=7))
+    fit_on(TrainProcess(torch.device("cpu"), rank, 2), config(Path(folder, "whole")))
+    fit_on(TrainProcess(torch.device("cpu"), rank, 2), config(Path(folder, "broken"), max_steps=7))
     torch.save(results, Path(folder, f"results-{rank}.pt"))
     dist.destroy_process_group()
 
@@ -135,7 +135,7 @@ def test_two_ranks_compute_the_loss_and_gradients_of_one(from_two_ranks: Path, c
 
 @pytest.mark.slow
 def test_two_ranks_give_the_loss_curve_of_one(from_two_ranks: Path, tmp_path: Path) -> None:
-    fit_on(Place(torch.device("cpu")), config(tmp_path))
+    fit_on(TrainProcess(torch.device("cpu")), config(tmp_path))
     alone, together = curve(tmp_path, 0), curve(from_two_ranks / "whole", 0, 1)
     assert keys_by_step(together) == keys_by_step(alone)
     assert len(alone) == 15
@@ -151,7 +151,7 @@ def test_a_run_of_two_ranks_goes_on_alone_as_if_undisturbed(
     broken = tmp_path / "broken"
     shutil.copytree(from_two_ranks / "broken", broken)
     (broken / "checkpoints" / "step-00000007.pt").unlink()  # steps 5, 6 and 7 are undone
-    result = fit_on(Place(torch.device("cpu")), config(broken))
+    result = fit_on(TrainProcess(torch.device("cpu")), config(broken))
     assert (result.resumed_from, result.num_steps) == (4, 15)
     resumed = curve(broken, 0, 1)
     assert [line["world_size"] for line in resumed] == [2] * 8 + [1] * 11

@@ -17,7 +17,7 @@ from mmstream.device.to_device import Normalize, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.clip import ContrastiveClip, small_clip
-from mmstream.train.distributed import Place, leave_on_sigterm, process_group, share_threads
+from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group, share_threads
 from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog, cut_history
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
@@ -25,7 +25,7 @@ from tests.helpers.fake_loader import FakeLoader
 from tests.helpers.tiny_model import TinyModel
 
 HALF = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-HERE = Place(torch.device("cpu"))
+PROCESS = TrainProcess(torch.device("cpu"))
 
 
 def config(out: Path, **changes: Any) -> TrainConfig:
@@ -37,7 +37,7 @@ def fit_here(config: TrainConfig, hidden_vocab: int = 64) -> tuple[TrainResult, 
     loader = FakeLoader(num_steps=4, num_rows=4)
     clip = small_clip(image_size=32, vocab_size=hidden_vocab, max_length=8, seed=0)
     return fit(
-        config, ContrastiveClip(clip, 4), to_device(loader, "cpu", normalize=HALF), HERE
+        config, ContrastiveClip(clip, 4), to_device(loader, "cpu", normalize=HALF), PROCESS
     ), loader
 
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         (lambda: fit_here(config(tmp_path), hidden_vocab=65),
          r"1 weights have another shape \(clip\.text.*: \(64, 128\) there, \(65, 128\) here\)"),
         (lambda: fit(config(tmp_path), TinyModel(), to_device(FakeLoader(), "cpu", normalize=HALF),
-                     HERE),
+                     PROCESS),
          r"7 weights are missing in it \(embed\.weight\), \d\d weights are unknown here \(clip\."),
         (lambda: fit_here(config(tmp_path, freeze=("*text*",))), "loaded state dict contains a"),
     ):  # fmt: skip
@@ -133,7 +133,7 @@ def test_rows_without_exactly_one_image_are_refused_in_words(tmp_path: Path) -> 
             config(tmp_path),
             ContrastiveClip(clip, 4),
             to_device(Several(), "cpu", normalize=HALF),
-            HERE,
+            PROCESS,
         )
 
 
@@ -175,8 +175,8 @@ def test_sigterm_leaves_through_the_finally_blocks() -> None:
 def test_without_torchrun_a_process_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with process_group("cpu") as place:
-        assert place == Place(torch.device("cpu"), 0, 1)
+    with process_group("cpu") as process:
+        assert process == TrainProcess(torch.device("cpu"), 0, 1)
         assert not torch.distributed.is_initialized()
 
 

@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.clip import ContrastiveClip, small_clip
-from mmstream.train.distributed import Place, leave_group
+from mmstream.train.distributed import TrainProcess, leave_group
 from mmstream.train.loop import fit
 from mmstream.train.models import CLIP_NORMALIZE
 from mmstream.train.tokenizer import byte_tokenizer
@@ -55,7 +55,9 @@ def train(
     corpus: str, out: Path, *, model: Any = None, filters: Any = (), **changes: Any
 ) -> TrainResult:
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    place = Place(torch.device("cpu"), dist.get_rank() if world_size > 1 else 0, world_size)
+    process = TrainProcess(
+        torch.device("cpu"), dist.get_rank() if world_size > 1 else 0, world_size
+    )
     config = TrainConfig(url=corpus, out=str(out), **{**TOLD, **changes})
     with (
         closing(open_batches(config, transforms=filters)) as loader,
@@ -63,7 +65,7 @@ def train(
     ):
         validation = Validation(mm.to_device(second, "cpu", normalize=CLIP_NORMALIZE))
         batches = mm.to_device(loader, "cpu", normalize=CLIP_NORMALIZE)
-        return fit(config, model or TinyModel(), batches, place, validation)
+        return fit(config, model or TinyModel(), batches, process, validation)
 
 
 def train_clip(corpus: str, out: Path, **changes: Any) -> TrainResult:

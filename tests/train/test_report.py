@@ -15,7 +15,7 @@ import torch
 from mmstream.bad_samples.limits import Stats
 from mmstream.device.to_device import Normalize, to_device
 from mmstream.train import TrainConfig, TrainResult
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog
 from mmstream.train.summary import Clock, Times, bottleneck, summarize
@@ -29,7 +29,7 @@ HALF = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 def fit_here(out: Path, loader: FakeLoader | None = None, **changes: Any) -> TrainResult:
     config = TrainConfig(url="made-up", out=str(out), **{"precision": "fp32", **changes})
     batches = to_device(loader or RaggedLoader(num_steps=6, num_rows=8), "cpu", normalize=HALF)
-    return fit(config, TinyModel(), batches, Place(torch.device("cpu")))
+    return fit(config, TinyModel(), batches, TrainProcess(torch.device("cpu")))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -207,7 +207,7 @@ def test_cuda_lines_say_memory_and_idle_time(tmp_path: Path, precision: str) -> 
     config = TrainConfig(url="made-up", out=str(tmp_path), precision=precision, epochs=2)
     batches = to_device(FakeLoader(num_steps=6, num_rows=16), "cuda", normalize=HALF)
     clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 16)
-    fit(config, clip, batches, Place(torch.device("cuda", torch.cuda.current_device())))
+    fit(config, clip, batches, TrainProcess(torch.device("cuda", torch.cuda.current_device())))
     found = lines(tmp_path)
     assert all(0 <= line["idle_fraction"] <= 1 for line in found[1:])
     assert all(line["memory_bytes"] > 1e6 for line in found)

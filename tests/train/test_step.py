@@ -16,7 +16,7 @@ from mmstream.device.to_device import Normalize, to_device
 from mmstream.errors import ConfigError, MMStreamError, StateError
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.clip import ContrastiveClip, small_clip
-from mmstream.train.distributed import Place
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from mmstream.train.schedule import freeze_parameters, learning_rate, make_optimizer
 from mmstream.train.step import prepare, train_step
@@ -26,7 +26,7 @@ from tests.helpers.ragged_loader import RaggedLoader
 from tests.helpers.tiny_model import TinyModel
 
 HALF = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-HERE = Place(torch.device("cpu"))
+PROCESS = TrainProcess(torch.device("cpu"))
 
 
 def config(out: Path | str = "run", **changes: Any) -> TrainConfig:
@@ -39,16 +39,16 @@ def fit_here(
 ) -> tuple[TrainResult, Any]:
     model = model or TinyModel()
     batches = to_device(loader or RaggedLoader(num_rows=6), "cpu", normalize=HALF)
-    return fit(config, model, batches, HERE), model
+    return fit(config, model, batches, PROCESS), model
 
 
 def gradients(loader: FakeLoader, **settings: Any) -> dict[str, torch.Tensor]:
     """The gradient of one step over a loader's first epoch, accumulated into one group."""
     told = config(max_grad_norm=None, **settings)
-    trained = prepare(told, TinyModel(), HERE)
+    trained = prepare(told, TinyModel(), PROCESS)
     group = list(to_device(loader, "cpu", normalize=HALF))
     total = sum(trained.model.weight_of(batch) for batch in group)
-    loss, norm = train_step(trained, group, total, 1e-3, told, HERE)
+    loss, norm = train_step(trained, group, total, 1e-3, told, PROCESS)
     found = {name: p.grad.clone() for name, p in trained.model.named_parameters()}
     return {**found, "loss": loss, "norm": norm}
 
@@ -141,7 +141,7 @@ def test_a_contrastive_loss_is_neither_accumulated_nor_cut() -> None:
     clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
     for name in ("accumulate", "micro_batches"):
         with pytest.raises(ConfigError, match="over the whole global batch"):
-            prepare(config(**{name: 2}), clip, HERE)
+            prepare(config(**{name: 2}), clip, PROCESS)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -171,7 +171,7 @@ def test_fp16_leaves_out_a_step_that_overflows_and_keeps_its_scale(tmp_path: Pat
     assert lines(tmp_path)[1]["grad_norm"] is None  # JSON has no infinity
     saved = torch.load(tmp_path / "checkpoints" / "step-00000004.pt")
     assert saved["scaler"]["scale"] == 65536.0 / 2
-    trained = prepare(config(precision="fp16"), TinyModel(), HERE)
+    trained = prepare(config(precision="fp16"), TinyModel(), PROCESS)
     trained.load_state_dict(saved)
     assert trained.scaler.get_scale() == 65536.0 / 2
 
@@ -187,10 +187,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path: Path
 def test_clipping_is_of_the_true_gradient(precision: str) -> None:
     loose = gradients(RaggedLoader(num_rows=8), precision=precision)
     told = config(max_grad_norm=0.05, precision=precision)
-    trained = prepare(told, TinyModel(), HERE)
+    trained = prepare(told, TinyModel(), PROCESS)
     group = list(to_device(RaggedLoader(num_rows=8), "cpu", normalize=HALF))
     total = sum(trained.model.weight_of(batch) for batch in group)
-    _, norm = train_step(trained, group, total, 1e-3, told, HERE)
+    _, norm = train_step(trained, group, total, 1e-3, told, PROCESS)
     torch.testing.assert_close(norm, loose["norm"])
     assert norm > 0.1
     clipped = torch.stack([p.grad.norm() for p in trained.model.parameters()]).norm()
@@ -257,16 +257,16 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
     for checkpointing in (False, True):
         clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
         told = config(activation_checkpointing=checkpointing)
-        trained = prepare(told, clip, HERE)
+        trained = prepare(told, clip, PROCESS)
         passes: list[Any] = []
         layer = clip.clip.text_model.encoder.layers[0].mlp
         layer.register_forward_pre_hook(partial(_note, passes))
-        train_step(trained, [batch], torch.tensor(4), 1e-3, told, HERE)
+        train_step(trained, [batch], torch.tensor(4), 1e-3, told, PROCESS)
         assert len(passes) == (2 if checkpointing else 1)
         found.append({name: p.grad for name, p in clip.named_parameters()})
     torch.testing.assert_close(found[1], found[0])
     with pytest.raises(ConfigError, match="no transformers model"):
-        prepare(config(activation_checkpointing=True), TinyModel(), HERE)
+        prepare(config(activation_checkpointing=True), TinyModel(), PROCESS)
 
 
 def test_a_compiled_model_is_saved_under_the_same_names(

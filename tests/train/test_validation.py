@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.train import TrainConfig, train
-from mmstream.train.distributed import Place, StopRequest
+from mmstream.train.distributed import StopRequest, TrainProcess
 from mmstream.train.step import prepare
 from mmstream.train.validation import Validation
 from tests.helpers.bad_corpus import pipeline, policy, truncated_jpeg, write_faulty, write_tiny
@@ -23,7 +23,7 @@ from tests.helpers.tiny_model import TinyModel
 from tests.helpers.topology import described, run
 
 NORMALIZE = mm.Normalize((0.5,) * 3, (0.5,) * 3)
-PLACE = Place(torch.device("cpu"))
+PROCESS = TrainProcess(torch.device("cpu"))
 
 
 @given(data=st.data())
@@ -63,8 +63,8 @@ def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Validati
 
 
 def one_pass(validation: Validation, model: TinyModel) -> dict[str, float]:
-    trained = prepare(TrainConfig(url="", out=""), model, PLACE)
-    found = validation.run(trained, PLACE, StopRequest())
+    trained = prepare(TrainConfig(url="", out=""), model, PROCESS)
+    found = validation.run(trained, PROCESS, StopRequest())
     assert found is not None
     assert model.training
     return {name: found[name] for name in ("loss", "weight")}

@@ -23,7 +23,7 @@ import mmstream as mm
 from mmstream.device.to_device import DeviceLoader
 from mmstream.storage import open_store
 from mmstream.train.checkpoint import Checkpoint, resume_training, save_checkpoint
-from mmstream.train.distributed import Place, process_group
+from mmstream.train.distributed import TrainProcess, process_group
 from mmstream.train.step import Trained
 from mmstream.types import Batch
 from tools.prove.corpus import NUM_FEATURES, open_pipeline
@@ -62,20 +62,20 @@ def main() -> None:
     torch.set_num_threads(1)
     pipeline = open_pipeline(settings.corpus, settings.global_batch_size, settings.seed)
     with (
-        process_group("cpu") as place,
-        Path(settings.logs, f"rank{place.rank}.jsonl").open("ab", buffering=0) as log,
+        process_group("cpu") as process,
+        Path(settings.logs, f"rank{process.rank}.jsonl").open("ab", buffering=0) as log,
         closing(
             mm.Loader(pipeline, num_workers=settings.num_workers, rows_per_rank="balanced")
         ) as loader,
     ):
-        train(settings, place, mm.to_device(loader, place.device), log)
+        train(settings, process, mm.to_device(loader, process.device), log)
 
 
-def train(settings: Settings, place: Place, batches: DeviceLoader, log: BinaryIO) -> None:
+def train(settings: Settings, process: TrainProcess, batches: DeviceLoader, log: BinaryIO) -> None:
     """Resume where the newest checkpoint stands, and go on to the end."""
     store, draw = open_store(settings.checkpoints), random.Random(settings.save_seed)
-    trained = make_trained(place)
-    num_steps = resume_training(store, trained, batches, place)
+    trained = make_trained(process)
+    num_steps = resume_training(store, trained, batches, process)
     write(log, {"resumed": num_steps})
     due = num_steps + draw.randint(1, settings.max_interval)
     while batches.state_dict()["epoch"] < settings.num_epochs:
@@ -84,14 +84,14 @@ def train(settings: Settings, place: Place, batches: DeviceLoader, log: BinaryIO
             loss = (errors.square() * batch["__valid__"]).sum() / settings.global_batch_size
             write(log, described(batch) | {"number": num_steps, "loss": loss.item()})
             trained.optimizer.zero_grad()
-            (loss * place.world_size).backward()  # DDP takes the mean over ranks: we want the sum
+            (loss * process.world_size).backward()  # DDP takes the mean over ranks: we want the sum
             trained.optimizer.step()
             time.sleep(settings.pace_s)
             num_steps += 1
             state = batches.state_dict()
             if num_steps >= due or state["epoch"] == settings.num_epochs:
                 due = num_steps + draw.randint(1, settings.max_interval)
-                if place.rank == 0:
+                if process.rank == 0:
                     content = trained.state_dict() | {
                         "loader": json.dumps(state),
                         "ballast": torch.zeros(BALLAST_BYTES, dtype=torch.uint8),
@@ -99,14 +99,14 @@ def train(settings: Settings, place: Place, batches: DeviceLoader, log: BinaryIO
                     save_checkpoint(store, Checkpoint(num_steps, content), keep=2)
 
 
-def make_trained(place: Place) -> Trained:
+def make_trained(process: TrainProcess) -> Trained:
     """Return a fresh model and optimizer, the same in every process."""
     model = torch.nn.Linear(NUM_FEATURES, 1, dtype=torch.float64)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
     return Trained(
         model,
-        DistributedDataParallel(model) if place.world_size > 1 else model,
+        DistributedDataParallel(model) if process.world_size > 1 else model,
         torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
         torch.amp.GradScaler("cpu", enabled=False),
         "fp32",
