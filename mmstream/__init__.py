@@ -1,12 +1,15 @@
-"""Multimodal training data on plain WebDataset tars: each sample once, on any topology.
+"""Multimodal training data on plain WebDataset tars.
 
-    mm.convert        rows.jsonl + media -> tar shards, indexes, manifest
-    mm.open_dataset   length and random access
-    mm.Pipeline       order -> read -> decode -> batch, as one value
-    mm.Loader         runs it in worker processes, with a state that is one number
-    mm.to_device      the last stage: batches on the device, one ahead
+Every sample is delivered exactly once per epoch, in the same global batches on any number of ranks
+and workers. These are the steps, in the order of the data:
 
-Names are loaded when they are first used, so that converting and planning need no torch.
+    mm.convert        rows.jsonl and media files -> tar shards, indexes, a manifest
+    mm.open_dataset   a dataset with a length and random access
+    mm.Pipeline       a description: order -> read -> decode -> batch
+    mm.Loader         runs a Pipeline in worker processes; its state is an epoch and a step
+    mm.to_device      the last stage: batches on the GPU, one batch ahead
+
+A name is imported when it is first used, so converting and planning do not load torch.
 """
 
 from importlib import import_module
@@ -16,8 +19,8 @@ if TYPE_CHECKING:
     from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
     from mmstream.batching.collate import collate as collate
     from mmstream.batching.split import split_rows as split_rows
-    from mmstream.converting import ConvertReport as ConvertReport
-    from mmstream.converting import convert as convert
+    from mmstream.converting.convert import ConvertReport as ConvertReport
+    from mmstream.converting.convert import convert as convert
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
     from mmstream.dataset.mixture_file import open_mixture as open_mixture
@@ -52,11 +55,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_NAMES_OF = {
     "bad_samples.policy": ("BadSamplePolicy",),
     "batching.collate": ("collate",),
     "batching.split": ("split_rows",),
-    "converting": ("ConvertReport", "convert"),
+    "converting.convert": ("ConvertReport", "convert"),
     "dataset.dataset": ("Dataset",),
     "dataset.mixture": ("Mixture",),
     "dataset.mixture_file": ("open_mixture",),
@@ -92,17 +95,17 @@ _HOMES = {
     "decoding.sample_rng": ("sample_rng",),
     "world": ("World",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
-__all__ = sorted(_HOME_OF)
+__all__ = sorted(_MODULE_OF)
 
 
-if not TYPE_CHECKING:  # a type checker knows the names from above, and a typo as one
+if not TYPE_CHECKING:  # a type checker reads the imports above, and reports other names
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME_OF:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'mmstream' has no attribute {name!r}")
-        value = getattr(import_module(f"mmstream.{_HOME_OF[name]}"), name)
+        value = getattr(import_module(f"mmstream.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
 

@@ -1,4 +1,4 @@
-"""``python -m mmstream``: the command line."""
+"""``python -m mmstream`` runs the command line, as the ``mmstream`` script does."""
 
 from mmstream.cli import main
 

@@ -1,12 +1,14 @@
-"""The one door to torchvision, which opens it where a plain ``import torchvision`` fails.
+"""The only place that imports torchvision. It works also where ``import torchvision`` fails.
 
-PyPI's torchvision wheel is compiled against a CUDA torch. Beside a CPU build of torch its compiled
-part does not load, and its Python part then stops with ``operator torchvision::nms does not
-exist``, though transforms and image grids need no compiled part at all. The cure is to declare the
-schemas that the Python part looks for. They get no implementation: `torchvision.ops.nms` and
-`torchvision.io` still refuse to work, and say so.
+PyPI's torchvision wheel is compiled against a CUDA build of torch. With a CPU build of torch its
+compiled code does not load. Its Python code then stops with ``operator torchvision::nms does not
+exist``, although transforms and image grids need no compiled code.
 
-Where torchvision loads by itself nothing is declared. Importing this module imports nothing heavy.
+The remedy is to declare the operators that the Python code looks for. They get no implementation:
+`torchvision.ops.nms` and `torchvision.io` still raise an error when they are called. Where
+torchvision loads by itself, nothing is declared.
+
+Importing this module imports neither torch nor torchvision.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ __all__ = ["import_torchvision"]
 _SCHEMAS = ("nms", "qnms")
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
-# torch forgets the schemas when the library object dies, so it lives as long as the process.
+# torch drops the declarations with the library object, so it must live as long as the process.
 _declared: list[object] = []
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, declaring the operators that its compiled part failed to bring.
+    """Import torchvision. Declare the operators that its compiled code failed to provide.
 
-    Call it before the first import of torchvision, also of libraries that import torchvision
-    themselves.
+    Call it before the first import of torchvision, and before importing a library that imports
+    torchvision itself.
 
     Returns:
         The module ``torchvision``.
 
     Raises:
         ImportError: torchvision is not installed.
-        RuntimeError: It fails for another reason than the missing operators.
+        RuntimeError: torchvision fails for another reason than missing operators.
     """
     try:
         return importlib.import_module("torchvision")
@@ -44,7 +46,7 @@ def import_torchvision() -> ModuleType:
             raise
     import torch
 
-    # The failed import leaves its submodules behind, half initialised.
+    # The failed import leaves half initialised submodules behind.
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]

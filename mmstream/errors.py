@@ -1,18 +1,20 @@
-"""The error tree: everything mmstream raises on purpose.
+"""All errors that mmstream raises on purpose. Every other module may import this one.
 
     MMStreamError
-      ConfigError(ValueError)     the caller's mistake, raised before any IO
-      ManifestError               missing, malformed, unfinished, or not matching its shards
-      StateError(ValueError)      this state cannot be applied exactly: says saved and current value
-      StorageError(OSError)       storage failed after retries (an absent object: FileNotFoundError)
-      ShardError                  one shard unreadable (truncated, checksum); skippable by policy
-      SampleError                 one sample unusable; skippable
-        DecodeError               bytes that are not what their field says
-        SkipSample                raised by a user's filter: substituted, outside the limits
-      BadSampleLimitError         too many bad samples; not a SampleError, so it always stops a run
+      ConfigError(ValueError)     the caller's mistake; nothing was changed or lost
+      ManifestError               a manifest is missing, malformed, unfinished, or another dataset's
+      StateError(ValueError)      a saved state does not fit this run exactly
+      StorageError(OSError)       storage failed after all retries
+      ShardError                  one shard is unreadable; a `BadSamplePolicy` can tolerate it
+      SampleError                 one sample is unusable; a `BadSamplePolicy` handles it
+        DecodeError               the bytes of a field cannot be decoded
+        SkipSample                a user's filter leaves the sample out; never counted as bad
+      BadSampleLimitError         too many bad samples; always stops the run
 
-Every class can be built from one string, because DataLoader workers re-raise errors that way, and
-every message about data reads ``shard[index] key.field: reason`` (see `where`).
+An absent file or object is Python's own FileNotFoundError.
+
+Every class can be built from one string, because a DataLoader re-raises the errors of its workers
+that way. Messages about data start with ``shard[index] key.field: `` (see `where`).
 """
 
 from __future__ import annotations
@@ -33,46 +35,95 @@ __all__ = [
 
 
 class MMStreamError(Exception):
-    """Base of all errors that mmstream raises on purpose."""
+    """Base class of all errors that mmstream raises on purpose.
+
+    Example::
+
+        try:
+            mm.convert("rows.jsonl", "shards/")
+        except mm.MMStreamError as error:
+            sys.exit(f"conversion failed: {error}")
+    """
 
 
 class ConfigError(MMStreamError, ValueError):
-    """The caller asked for something impossible; raised before any IO."""
+    """The caller's mistake.
+
+    It lies in settings, arguments, files that the caller named, or functions that the caller passed
+    in. Raised as early as it can be known; nothing was changed or lost. Correct the mistake and
+    call again.
+    """
 
 
 class ManifestError(MMStreamError):
-    """A manifest is missing, malformed, unfinished, or does not match its shards."""
+    """A manifest is missing, malformed, unfinished, or does not match its shards.
+
+    The message names the file, and the command that completes an unfinished conversion.
+    """
 
 
 class StateError(MMStreamError, ValueError):
-    """A saved state cannot be applied exactly; names the saved and the current value."""
+    """A saved state does not fit this run exactly, so training cannot resume from it.
+
+    The message names each setting that differs, with its saved and its current value.
+    """
 
 
 class StorageError(MMStreamError, OSError):
-    """Storage failed after retries. An absent object is a FileNotFoundError instead."""
+    """Storage failed after all retries.
+
+    A file or object that does not exist is a FileNotFoundError instead.
+    """
 
 
 class ShardError(MMStreamError):
-    """One shard is unreadable: truncated, not a tar, wrong checksum."""
+    """One shard is unreadable: truncated, not a tar, or its checksum is wrong.
+
+    It stops a run, unless the `BadSamplePolicy` has ``shards=True``. Then all
+    samples of the shard count as bad.
+    """
 
 
 class SampleError(MMStreamError):
-    """One sample is unusable; its place in the batch is taken by a substitute."""
+    """One sample is unusable.
+
+    A `Pipeline` does not raise it but applies its `BadSamplePolicy`: by default another sample
+    takes the row. A `Dataset` raises it when the sample is read by its index.
+    """
 
 
 class DecodeError(SampleError):
-    """The bytes of a field are not what the field's name says."""
+    """The bytes of a field cannot be decoded as what the field's name says."""
 
 
 class SkipSample(SampleError):  # noqa: N818 - a request, not a failure; the name is public
-    """Raised by a user's filter to leave a sample out; counted apart from bad samples."""
+    """A transform raises it to leave a sample out of training, for example to filter.
+
+    Another sample of the same shuffle window takes the row. Skipped samples are counted apart from
+    bad ones and never reach the limits of a `BadSamplePolicy`.
+
+    Example::
+
+        def only_long_texts(sample):
+            if len(sample["txt"]) < 20:
+                raise mm.SkipSample("text too short")
+            return sample
+    """
 
 
 class BadSampleLimitError(MMStreamError):
-    """More samples are bad than the BadSamplePolicy allows."""
+    """More samples are bad than the `BadSamplePolicy` allows.
+
+    It is not a SampleError, so that no policy can tolerate it: it always stops the run.
+    """
 
 
 def where(shard: str, index: int, key: str = "", field: str = "") -> str:
-    """Return ``shard[index] key.field``, the address that every message about data starts with."""
-    name = ".".join(part for part in (key, field) if part)
+    """Return the address of a sample, with which every message about data starts.
+
+    Example:
+        >>> where("shard-000000.tar", 3, "000000004", "jpg")
+        'shard-000000.tar[3] 000000004.jpg'
+    """
+    name = ".".join(word for word in (key, field) if word)
     return f"{shard}[{index}] {name}".rstrip()

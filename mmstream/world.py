@@ -1,4 +1,12 @@
-"""Who fetches what: the data-parallel rank, and the rows of a step that are its own."""
+"""Which rows of each global batch a data-parallel rank delivers.
+
+The loader asks once, at its start::
+
+    resolve_world(None)              World(rank=1, world_size=4)
+    rows_of_rank(16, that world)     rows 4 to 7 of every step
+
+The order of the samples does not depend on it. Other ranks only get other rows of the same steps.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +21,50 @@ from mmstream.errors import ConfigError
 __all__ = ["RowsPerRank", "World", "resolve_world", "rows_of_rank"]
 
 RowsPerRank: TypeAlias = Literal["balanced"] | Sequence[int] | None
-"""None: equal shares; "balanced": shares that differ by one; a list: rows of each rank."""
+"""None: all ranks get equally many rows. "balanced": the numbers differ by at most one. A list: the
+number of rows of each rank."""
 
 
 @dataclass(frozen=True)
 class World:
-    """A data-parallel rank among `world_size`; a trainer with tensor parallelism passes its own."""
+    """The data-parallel rank of this process, and the number of data-parallel ranks.
+
+    A `Loader` finds both by itself under ``torchrun`` and ``torch.distributed``. Pass a World where
+    several processes need the same rows, as with tensor or pipeline parallelism.
+
+    Attributes:
+        rank: From 0 to `world_size` - 1.
+        world_size: The number of data-parallel ranks, from 1.
+
+    Raises:
+        ConfigError: There is no such rank.
+
+    Example:
+        Eight GPUs, where two at a time hold the halves of one model::
+
+            world = mm.World(rank=dist.get_rank() // 2, world_size=4)
+            loader = mm.Loader(pipeline, world=world)
+    """
 
     rank: int = 0
     world_size: int = 1
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank {self.rank} of world size {self.world_size} does not exist")
+            raise ConfigError(
+                f"World: rank {self.rank} of world_size {self.world_size} does not exist; "
+                "ranks count from 0 to world_size - 1"
+            )
 
 
 def resolve_world(world: World | None) -> World:
-    """Return `world`, else torch.distributed's, else RANK and WORLD_SIZE's, else one rank.
+    """Return the World of this process.
+
+    The first of these that is known: `world`, the process group of ``torch.distributed``, the
+    environment variables RANK and WORLD_SIZE, a single rank.
 
     Raises:
-        ConfigError: only one of RANK and WORLD_SIZE is set, or they are no numbers.
+        ConfigError: Only one of RANK and WORLD_SIZE is set, or they are not numbers.
     """
     if world is not None:
         return world
@@ -46,7 +78,7 @@ def resolve_world(world: World | None) -> World:
         return World()
     if rank is None or size is None or not (rank.isdigit() and size.isdigit()):
         raise ConfigError(
-            f"RANK={rank} and WORLD_SIZE={size}: set both (torchrun does), neither, "
+            f"RANK={rank} and WORLD_SIZE={size}: set both (torchrun does) or neither, "
             "or pass Loader(world=mm.World(rank=, world_size=))"
         )
     return World(int(rank), int(size))
@@ -55,21 +87,33 @@ def resolve_world(world: World | None) -> World:
 def rows_of_rank(
     global_batch_size: int, world: World, rows_per_rank: RowsPerRank = None
 ) -> tuple[int, int]:
-    """Return [start, stop): the rows of every step that `world.rank` delivers.
+    """Return [start, stop), the rows of every global batch that `world.rank` delivers.
+
+    Args:
+        global_batch_size: Rows of a step over all ranks.
+        world: The rank, and the number of ranks.
+        rows_per_rank: How the rows are shared out, see `RowsPerRank`.
 
     Raises:
-        ConfigError: the rows cannot be cut so; says which settings would do.
+        ConfigError: The rows cannot be shared out so. The message says which settings can.
+
+    Example:
+        >>> [rows_of_rank(8, World(rank, 3), "balanced") for rank in range(3)]
+        [(0, 2), (2, 5), (5, 8)]
     """
     size, rank = int(world.world_size), int(world.rank)
     global_batch_size = int(global_batch_size)
     if rows_per_rank is None and global_batch_size % size:
         raise ConfigError(
-            f"global_batch_size {global_batch_size} is no multiple of {size} ranks: pass "
-            'rows_per_rank="balanced", a list of rows for each rank, or another batch size'
+            f"global_batch_size {global_batch_size} is not a multiple of {size} ranks: pass "
+            'rows_per_rank="balanced", a list with the rows of each rank, or another batch size'
         )
     if rows_per_rank is None or rows_per_rank == "balanced":
         if global_batch_size < size:
-            raise ConfigError(f"{size} ranks cannot share {global_batch_size} rows a step")
+            raise ConfigError(
+                f"global_batch_size {global_batch_size} is too small for {size} ranks: each rank "
+                "needs at least one row per step"
+            )
         start = rank * global_batch_size // size
         return start, (rank + 1) * global_batch_size // size
     if isinstance(rows_per_rank, str):
@@ -77,7 +121,7 @@ def rows_of_rank(
     rows = [int(number) for number in rows_per_rank]
     if len(rows) != size or sum(rows) != global_batch_size or min(rows) < 1:
         raise ConfigError(
-            f"rows_per_rank {rows}: needs {size} positive numbers that sum to "
+            f"rows_per_rank {rows}: pass {size} positive numbers (one per rank) that sum to "
             f"global_batch_size {global_batch_size}"
         )
     start = sum(rows[:rank])

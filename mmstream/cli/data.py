@@ -66,7 +66,7 @@ def convert(
 
     A conversion that was killed goes on when the same command runs again.
     """
-    from mmstream.converting import convert as run
+    from mmstream.converting.convert import convert as run
 
     splits = _splits(split) if split else None
     report = run(rows, dest, format=row_format, splits=splits, **options)

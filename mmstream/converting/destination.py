@@ -66,8 +66,9 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
     tars = [name for name in names if name.endswith(".tar")]
     if tars and not overwrite:
         raise ConfigError(
-            f"{store.url}: holds {tars[0]}, which no conversion accounts for; "
-            "name another destination, or replace it with overwrite=True"
+            f"{store.url}: holds {tars[0]}, which no conversion wrote; "
+            "name another destination, or pass overwrite=True (it replaces shard-*.tar and keeps "
+            "other files)"
         )
     return "clear" if tars else "fresh"
 

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import is_remote, open_store, split_url
 
 __all__ = ["MAX_ROW_BYTES", "RowFile", "RowRange", "open_rows", "read_rows"]
@@ -79,10 +79,12 @@ def read_rows(rows: RowRange) -> Iterator[tuple[int, bytes | None]]:
     """Yield (1-based row number, the line without its end); None for a line over the limit.
 
     Raises:
-        ConfigError: the file changed since it was scanned.
+        MMStreamError: the file changed since it was scanned.
     """
     if _stamp(Path(rows.path)) != rows.stamp:
-        raise ConfigError(f"{rows.path}: changed while it was converted; run the command again")
+        raise MMStreamError(
+            f"{rows.path}: changed during the conversion; convert again with overwrite=True"
+        )
     with Path(rows.path).open("rb") as file:
         ranges = (rows.numbers.tolist(), rows.starts.tolist(), rows.stops.tolist())
         for number, start, stop in zip(*ranges, strict=True):

@@ -76,7 +76,7 @@ def write_shard(job: ShardJob) -> ShardReport:
     """Write one shard, or find it written.
 
     Raises:
-        ConfigError: the file of rows changed since the run began.
+        MMStreamError: the file of rows changed since the conversion began.
         StorageError, OSError: storage failed. Nothing that a row holds raises.
     """
     done = _committed(job)

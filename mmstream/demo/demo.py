@@ -20,7 +20,7 @@ from typing import Any
 
 from mmstream.audit.compare_runs import prove, read_history
 from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.converting import convert
+from mmstream.converting.convert import convert
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify

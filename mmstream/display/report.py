@@ -17,7 +17,7 @@ from mmstream.display.charts import Line, line_chart
 
 if TYPE_CHECKING:
     from mmstream.audit.compare_runs import Proof
-    from mmstream.converting import ConvertReport
+    from mmstream.converting.convert import ConvertReport
 
 __all__ = ["Evidence", "Fact", "facts", "html_report", "markdown_report"]
 

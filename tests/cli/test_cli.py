@@ -15,7 +15,7 @@ import pytest
 from mmstream.cli import cli, main
 from mmstream.cli import info as module
 from mmstream.cli.command import in_options
-from mmstream.converting import FORMATS
+from mmstream.converting.formats import FORMATS
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.train import TrainConfig
 from tests.helpers.convert_corpus import make_corpus, write_rows
@@ -159,7 +159,10 @@ def test_a_message_names_options_and_no_arguments(message, told):
             "usage: --media-root {tmp}/none: no s",
         ),
         ("convert {rows} {tmp}/out --format json", "usage: --format json: must be one of captions"),
-        ("convert {rows} {tmp}/tars", "name another destination, or replace it with --overwrite\n"),
+        (
+            "convert {rows} {tmp}/tars",
+            "name another destination, or pass --overwrite (it replaces sha",
+        ),
         (
             "train {tmp}/tars --out {tmp}/run --epochs 0",
             "usage: --epochs is 0; it must be 1 or more",
@@ -431,7 +434,7 @@ def test_a_conversion_without_a_sample_fails_and_says_why(mmstream, tmp_path):
     for _ in range(2):
         code, out, err = mmstream(*convert)
         assert (code, out, err.count("\n")) == (1, "", 1)
-        assert err.startswith("error: none of 1 rows became a sample, so no dataset was made; ")
+        assert err.startswith("error: none of 1 rows became a sample, so no dataset was written. ")
         assert "row 1: absent.jpg: no such file" in err
         assert "--media-root" in err
     assert mmstream("verify", tmp_path / "out")[0] == 1

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import mmstream
-from mmstream.converting import convert
+from mmstream.converting.convert import convert
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ManifestError
@@ -117,7 +117,7 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
 
 SCRIPT = """
 import sys
-from mmstream.converting import convert
+from mmstream.converting.convert import convert
 
 if __name__ == "__main__":
     convert(sys.argv[1], sys.argv[2], samples_per_shard=2, num_workers=2, progress=False)

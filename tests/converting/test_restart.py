@@ -6,7 +6,7 @@ import fsspec
 import msgspec
 import pytest
 
-from mmstream.converting import ConvertReport
+from mmstream.converting.convert import ConvertReport
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError
@@ -135,7 +135,7 @@ def test_one_destination_in_the_way_stops_all_splits_before_any_is_written(corpu
 
 
 def test_several_processes_cannot_write_to_the_memory_of_this_one(corpus, memory):
-    with pytest.raises(ConfigError, match=r"only this process .* num_workers=1"):
+    with pytest.raises(ConfigError, match=r"only this process has .* num_workers=1"):
         run(corpus, "memory://bucket/out", num_workers=2)
     memory.mkdir("/bucket")
     assert memory.find("/bucket") == []

@@ -75,10 +75,11 @@ def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_aga
         with pytest.raises(MMStreamError) as caught:
             run(path, out, samples_per_shard=4, splits=splits)
         assert re.search(
-            r"none of 9 rows became a sample, so no dataset was made; all reasons are in "
-            rf"{out}(/a)?/rejects.jsonl, the first: row \d: late.jpg: no such file. Media are "
-            rf"looked for in {tmp_path} \(media_root=\)$", str(caught.value)
-        )  # fmt: skip
+            r"none of 9 rows became a sample, so no dataset was written. All reasons are in "
+            rf"{out}(/a)?/rejects.jsonl. The first is row \d: late.jpg: no such file. Media paths "
+            rf"are relative to {tmp_path}; name another folder with media_root=$",
+            str(caught.value),
+        )
         folders = [out] if splits is None else [out / name for name in splits]
         assert sorted(number for folder in folders for number in rejects(folder)) == [*range(1, 10)]
         assert {Path(name).name for name in tree(out)} == {"rejects.jsonl"}
@@ -106,7 +107,7 @@ def test_an_empty_dataset_of_an_older_version_is_tried_again(tmp_path):
 def test_a_file_that_is_no_json_at_all_is_told_what_rows_are(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("image,text\na.jpg,a\n")
-    with pytest.raises(MMStreamError, match=r"not JSON: .*\. Rows are JSON objects, one a line"):
+    with pytest.raises(MMStreamError, match=r"not JSON: .*\. Rows are JSON objects, one per line"):
         run(path, tmp_path / "out")
 
 
@@ -189,3 +190,15 @@ def test_rows_that_cannot_be_read_at_all_are_a_clear_error(tmp_path):
         with pytest.raises(ConfigError, match=reason):
             run(tmp_path / name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_change_during_the_conversion_stop_it_and_the_message_says_how_to_go_on(
+    corpus, tmp_path
+):
+    with rows_module.open_rows(str(corpus)) as row_file:
+        all_rows = row_file.select(np.arange(row_file.num_rows))
+        with corpus.open("a") as file:
+            file.write('{"text": "one more"}\n')
+        with pytest.raises(MMStreamError, match=r"changed during .* overwrite=True") as caught:
+            next(rows_module.read_rows(all_rows))
+    assert not isinstance(caught.value, ConfigError)  # shards may lie at the destination by now

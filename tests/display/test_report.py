@@ -11,7 +11,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.audit.compare_runs import Proof
-from mmstream.converting import ConvertReport
+from mmstream.converting.convert import ConvertReport
 from mmstream.display.charts import Line, line_chart, ticks
 from mmstream.display.report import Evidence, facts, html_report, markdown_report
 from tests.helpers.browser import open_page

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmstream.converting import convert, shard
+from mmstream.converting import shard
+from mmstream.converting.convert import convert
 from mmstream.dataset.open import open_dataset
 from tests.helpers.corpora import jpeg
 

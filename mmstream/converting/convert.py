@@ -1,0 +1,326 @@
+"""`mm.convert`: from a file of rows to one finished dataset for each split.
+
+    rows -> PLAN -> shards, by worker processes -> manifest
+
+All destinations are checked before anything is written. The shards of all splits are one list of
+jobs, so the splits share the worker processes. A dataset gets its manifest when all of its shards
+are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from mmstream.converting.destination import (
+    REJECTS_NAME,
+    State,
+    begin,
+    finish,
+    give_up,
+    inspect,
+)
+from mmstream.converting.plan import Options, plan_of, select, shard_name
+from mmstream.converting.pool import run_jobs
+from mmstream.converting.rows import RowFile, open_rows
+from mmstream.converting.shard import ShardJob, ShardReport
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.errors import ConfigError, MMStreamError
+from mmstream.storage import Store, is_remote, join_url, open_store
+from mmstream.types import IntArray
+
+__all__ = ["ConvertReport", "convert"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What a conversion did. With splits, the numbers are sums over all of them."""
+
+    num_rows: int
+    """Rows of the file."""
+    num_samples: int
+    """Samples in the shards."""
+    num_rejects: int
+    """Rows that became no sample. ``rejects.jsonl`` says why."""
+    num_shards: int
+    """Shards that hold samples, as the manifest lists them."""
+    num_bytes: int
+    """Size of all tars."""
+    num_new_bytes: int
+    """Size of the tars that this call wrote. An earlier, interrupted call wrote the others."""
+    seconds: float
+    """Wall time of this call."""
+    was_finished: bool = False
+    """True: the destination held this conversion already, so nothing was written."""
+    splits: dict[str, ConvertReport] = field(default_factory=dict)
+    """The report of each split. Empty without splits."""
+
+    @property
+    def mb_per_s(self) -> float:
+        """Megabytes (10^6 bytes) of tars that this call wrote per second."""
+        return self.num_new_bytes / 1e6 / self.seconds if self.seconds > 0 else 0.0
+
+
+def convert(
+    rows: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    media_root: str | os.PathLike[str] | None = None,
+    samples_per_shard: int = 5000,
+    num_workers: int = 1,
+    format: str | None = None,
+    captions: str = "all",
+    shuffle_seed: int | None = None,
+    splits: Mapping[str, float] | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> ConvertReport:
+    """Convert a file of rows and its media files to tar shards.
+
+    Each row becomes one sample, or several with ``captions="each"``. A row that cannot be used
+    becomes a line of ``rejects.jsonl``, with the reason.
+
+    To continue an interrupted conversion, make the same call again. The shards that were written
+    are kept. For a finished conversion, the same call does nothing.
+
+    The shards are the same bytes on every run and for every `num_workers`. A worker holds one
+    sample in memory; the main process holds 8 bytes per row, and the rejects.
+
+    Args:
+        rows: JSONL, gzipped JSONL, or a JSON array; a local path or a URL.
+        dest: A local folder, or a URL prefix such as ``s3://bucket/corpus``.
+        media_root: Local folder that the rows' media paths are relative to. Paths that lead out of
+            it are rejected. Default: the folder of `rows`.
+        samples_per_shard: Rows per shard. A shard with rejected rows has fewer samples; the next
+            shard still starts at the same row.
+        num_workers: Worker processes. With 0 or 1, this process does the work.
+        format: The format of all rows: "captions", "llava", "messages", "qwen-vl", "instruction"
+            or "text". Default: each row is recognised by its keys.
+        captions: "all": one sample with all captions of a row. "each": one sample per caption.
+        shuffle_seed: Shuffle the rows with this seed before they are cut into shards. Useful when
+            the rows are sorted, for example by class. Default: keep the order of the file.
+        splits: {name: fraction}, with fractions that sum to 1. Each split becomes a dataset of its
+            own at ``DEST/NAME``. A hash of the row's id decides, so a row stays in its split when
+            more rows are added later.
+        overwrite: Replace another conversion, or an unfinished one, at `dest`.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        Counts, bytes and time of the conversion.
+
+    Raises:
+        ConfigError: The options are impossible, there are no rows, a JSON array cannot be parsed,
+            or `dest` holds something else. Nothing was written.
+        FileNotFoundError: There is no such file of rows.
+        StorageError: Storage failed after retries.
+        MMStreamError: No row became a sample (see ``rejects.jsonl``), a worker process died, or the
+            file of rows changed during the conversion.
+
+    Example::
+
+        # rows.jsonl: {"image": "cats/1.jpg", "text": "A cat on a sofa."}
+        report = mm.convert("rows.jsonl", "shards/", num_workers=8)
+        print(f"{report.num_samples} samples, {report.num_rejects} rejected rows")
+        dataset = mm.open_dataset("shards/")
+    """
+    started = time.monotonic()
+    options = Options(
+        samples_per_shard=samples_per_shard,
+        format=format,
+        captions=captions,
+        shuffle_seed=shuffle_seed,
+        splits=None if splits is None else tuple(splits.items()),
+    )
+    rows, dest = os.fspath(rows), os.fspath(dest)
+    media_root = None if media_root is None else os.fspath(media_root)
+    if num_workers < 0:
+        raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
+    store, root = open_store(dest), _media_folder(rows, media_root)
+    if num_workers > 1 and store.url.startswith("memory://"):
+        raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
+    command = _command(rows, dest, media_root, options)
+    with open_rows(rows) as row_file:
+        outputs = _outputs(store, row_file, options, root, overwrite)
+        for output in outputs:
+            if output.state != "finished":
+                begin(output.store, output.state, output.plan, root, command)
+        shard_reports = _write_shards(outputs, row_file, options, root, num_workers, progress)
+    _require_samples(outputs, shard_reports, root)
+    reports: dict[str | None, ConvertReport] = {}
+    for output in outputs:
+        if output.state != "finished":
+            finish(output.store, output.plan, shard_reports[output.split])
+        seconds = time.monotonic() - started
+        reports[output.split] = _report(output, shard_reports[output.split], seconds)
+    report = reports[None] if options.splits is None else _total(reports, started)
+    logger.info(
+        "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
+        dest,
+        report.num_rows,
+        report.num_samples,
+        report.num_shards,
+        report.num_rejects,
+        report.mb_per_s,
+    )
+    return report
+
+
+class _Output(NamedTuple):
+    """One dataset that a conversion writes: all rows, or one split."""
+
+    split: str | None
+    store: Store
+    rows: IntArray
+    """int64 [n] 0-based row numbers, in the order of the shards."""
+    plan: dict[str, Any]
+    state: State
+
+
+def _media_folder(rows: str, media_root: str | None) -> str | None:
+    """Return the real path of the media's folder; None for remote rows without a `media_root`."""
+    if media_root is None:
+        return None if is_remote(rows) else os.path.realpath(Path(_local_path(rows)).parent)
+    if is_remote(media_root):
+        raise ConfigError(
+            f"media_root={media_root}: must be a local folder; download the media first"
+        )
+    if not Path(_local_path(media_root)).is_dir():
+        raise ConfigError(f"media_root={media_root}: no such folder")
+    return os.path.realpath(_local_path(media_root))
+
+
+def _local_path(path: str) -> str:
+    return path.removeprefix("file://")
+
+
+def _outputs(
+    store: Store, row_file: RowFile, options: Options, root: str | None, overwrite: bool
+) -> list[_Output]:
+    """Plan every dataset and check its destination. Writes nothing."""
+    outputs: list[_Output] = []
+    for split, rows in select(row_file, options).items():
+        split_store = store if split is None else open_store(join_url(store.url, split))
+        folder = split_store.local_path("")
+        if folder is not None and Path(folder).is_file():
+            raise ConfigError(f"{split_store.url}: is a file, not a folder; name another folder")
+        plan = plan_of(row_file, options, split, len(rows))
+        state = inspect(split_store, plan, root, overwrite)
+        outputs.append(_Output(split, split_store, rows, plan, state))
+    return outputs
+
+
+def _write_shards(
+    outputs: list[_Output],
+    row_file: RowFile,
+    options: Options,
+    root: str | None,
+    num_workers: int,
+    progress: bool,
+) -> dict[str | None, list[ShardReport]]:
+    """Write all shards. Return the reports of each split, in the order of its shards."""
+    split_of_url = {output.store.url: output.split for output in outputs}
+    reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
+    unfinished = [output for output in outputs if output.state != "finished"]
+    num_rows = sum(len(output.rows) for output in unfinished)
+    jobs = (job for output in unfinished for job in _jobs(output, row_file, options, root))
+    hidden = None if progress else True
+    with tqdm(total=num_rows, unit="row", desc="convert", disable=hidden) as bar:
+        for url, report in run_jobs(jobs, num_workers):
+            reports[split_of_url[url]].append(report)
+            bar.update(report.num_rows)
+    return {split: sorted(shards, key=_shard_order) for split, shards in reports.items()}
+
+
+def _require_samples(
+    outputs: list[_Output], reports: dict[str | None, list[ShardReport]], root: str | None
+) -> None:
+    """Refuse to finish datasets that would all be empty. Their rejects stay."""
+    has_samples = any(report.num_samples for shards in reports.values() for report in shards)
+    if has_samples or any(output.state == "finished" for output in outputs):
+        return
+    for output in outputs:
+        give_up(output.store, output.plan, reports[output.split])
+    rejects = [
+        (output.store.url_of(REJECTS_NAME), reject)
+        for output in outputs
+        for report in reports[output.split]
+        for reject in report.rejects
+    ]
+    url, first = rejects[0]
+    hint = ""
+    if first.reason.endswith(("no such file", "media root")):
+        hint = f". Media paths are relative to {root}; name another folder with media_root="
+    elif first.reason.startswith("not JSON"):
+        hint = ". Rows are JSON objects, one per line, or one JSON array of them"
+    raise MMStreamError(
+        f"none of {len(rejects):,} rows became a sample, so no dataset was written. All reasons "
+        f"are in {url}. The first is row {first.row}: {first.reason}{hint}"
+    )
+
+
+def _shard_order(report: ShardReport) -> tuple[int, str]:
+    return len(report.name), report.name  # from shard-1000000.tar on, names are longer
+
+
+def _jobs(
+    output: _Output, row_file: RowFile, options: Options, root: str | None
+) -> Iterator[ShardJob]:
+    num_rows = options.samples_per_shard
+    for index, start in enumerate(range(0, len(output.rows), num_rows)):
+        rows = row_file.select(output.rows[start : start + num_rows])
+        yield ShardJob(
+            output.store, shard_name(index), rows, root, options.format, options.captions
+        )
+
+
+def _report(output: _Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
+    manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
+    return ConvertReport(
+        num_rows=len(output.rows),
+        num_samples=manifest.num_samples,
+        num_rejects=manifest.source["num_rejects"],
+        num_shards=len(manifest.shards),
+        num_bytes=manifest.num_bytes,
+        num_new_bytes=sum(shard.num_bytes for shard in shards if not shard.reused),
+        seconds=seconds,
+        was_finished=output.state == "finished",
+    )
+
+
+def _total(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:
+    """Return the sums over all splits."""
+    sums: Counter[str] = Counter()
+    for report in reports.values():
+        sums.update({f.name: getattr(report, f.name) for f in fields(report) if f.type == "int"})
+    return ConvertReport(
+        **sums,
+        seconds=time.monotonic() - started,
+        was_finished=all(report.was_finished for report in reports.values()),
+        splits={split: report for split, report in reports.items() if split is not None},
+    )
+
+
+def _command(rows: str, dest: str, media_root: str | None, options: Options) -> str:
+    """Return the command line that continues this conversion. The marker holds it."""
+    words = ["mmstream", "convert", rows, dest]
+    words += ["--media-root", media_root] if media_root is not None else []
+    words += ["--samples-per-shard", str(options.samples_per_shard)]
+    words += ["--format", options.format] if options.format else []
+    words += ["--captions", options.captions] if options.captions != "all" else []
+    words += (
+        ["--shuffle-seed", str(options.shuffle_seed)] if options.shuffle_seed is not None else []
+    )
+    if options.splits:
+        words += ["--split", ",".join(f"{name}={fraction!r}" for name, fraction in options.splits)]
+    return shlex.join(words)
