@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from mmstream.dataset.mixture_file import open_mixture as open_mixture
     from mmstream.dataset.open import open_dataset as open_dataset
     from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
+    from mmstream.decoding.image.image_shape import ImageShape as ImageShape
     from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
     from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
     from mmstream.decoding.sample import Decode as Decode
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
-    from mmstream.decoding.text.image_lengths import ImageShape as ImageShape
     from mmstream.decoding.text.image_lengths import internvl_length as internvl_length
     from mmstream.decoding.text.image_lengths import llava_next_length as llava_next_length
     from mmstream.decoding.text.image_lengths import qwen_vl_length as qwen_vl_length
@@ -65,11 +65,11 @@ _NAMES_OF = {
     "dataset.mixture_file": ("open_mixture",),
     "dataset.open": ("open_dataset",),
     "decoding.image.decoder": ("ImageDecoder",),
+    "decoding.image.image_shape": ("ImageShape",),
     "decoding.image.tiles": ("LlavaNextTiles", "InternVLTiles"),
     "decoding.sample": ("Decode",),
     "decoding.text.decoder": ("TextDecoder",),
     "decoding.text.image_lengths": (
-        "ImageShape",
         "internvl_length",
         "llava_next_length",
         "qwen_vl_length",

@@ -27,9 +27,9 @@ import torch
 from mmstream.decoding.fields import image_fields
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.image.encoded import encode_or_decode
+from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.text.decoder import TextDecoder, Tokens, decode_text
-from mmstream.decoding.text.image_lengths import ImageShape
 from mmstream.errors import ConfigError, DecodeError, where
 from mmstream.types import Sample
 

@@ -24,7 +24,7 @@ from mmstream.converting.convert import convert
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
-from mmstream.display.report import Evidence, html_report, markdown_report
+from mmstream.demo.report import Evidence, html_report, markdown_report
 from mmstream.errors import MMStreamError
 from mmstream.order import Order
 from mmstream.storage import join_url, open_store

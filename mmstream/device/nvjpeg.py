@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from mmstream.bad_samples.quarantine import BadSample, shard_stamp
 from mmstream.batching.collate import mask_labels
 from mmstream.dataset.source import ShardSource
-from mmstream.decoding.image.encoded import EncodedImages, Jpeg, Plan
+from mmstream.decoding.image.encoded import EncodedImages, Jpeg
 from mmstream.decoding.image.orientation import upright_tensor
+from mmstream.decoding.image.plan import Plan
 from mmstream.errors import ConfigError, DecodeError, where
 from mmstream.reading.step import BatchLineage
 from mmstream.types import Batch

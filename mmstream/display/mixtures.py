@@ -1,4 +1,4 @@
-"""What notebooks show of mixtures: their sources side by side, and how often a run sees each."""
+"""Mixtures for notebooks: their sources side by side, and how often a run sees each."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from typing import Any
 
 from mmstream.display.markup import html_text, page, size_text, table
 
-__all__ = ["mixture_html", "named", "rows_of_sources", "sources_table"]
+__all__ = ["is_mixture", "key_text", "mixture_html", "rows_of_sources", "sources_table"]
 
 MAX_SOURCES = 40
 MAX_CHANGES = 8
 
 
+def is_mixture(dataset: Any) -> bool:
+    """Return whether a dataset has sources of its own."""
+    return hasattr(dataset, "datasets")
+
+
 def mixture_html(mixture: Any) -> str:
-    """Return what a mixture is made of; nothing is read."""
+    """Return the sources of a `Mixture` and the changes of its weights. Nothing is read."""
     rows = [("epoch", mixture.epoch_text), ("samples", f"{len(mixture):,}")]
     return page("<b>Mixture</b>", table([*rows, *_changes(mixture)]), sources_table(mixture))
 
 
 def sources_table(mixture: Any, order: Any = None) -> str:
-    """Return a table of a mixture's sources.
+    """Return a table with a row for each source.
 
     Args:
-        mixture: of it.
-        order: of a pipeline of it: how far a source comes in its steps is then told too, by the
-            weights of the beginning.
+        mixture: the `Mixture`.
+        order: its order in a pipeline. With it, the table says how often the first weights
+            deliver each source per epoch of the mixture.
     """
     fractions, head = mixture.fractions[0], ["source", "part", "samples", "shards", "bytes"]
-    head += [] if order is None else ["once in", "times an epoch"]
+    head += [] if order is None else ["once in", "times per epoch"]
     rows = []
     for name, dataset in list(mixture.datasets.items())[:MAX_SOURCES]:
         row = [
@@ -42,12 +47,14 @@ def sources_table(mixture: Any, order: Any = None) -> str:
         if order is not None:
             row += _pace(len(dataset) - len(dataset.bad), fractions[name], order)
         rows.append([*row, html_text(dataset.store.url, 120)])
-    left = len(mixture.datasets) - len(rows)
-    return table([*rows, [f"... {left:,} more"]] if left else rows, [*head, "where"])
+    num_more = len(mixture.datasets) - len(rows)
+    if num_more:
+        rows.append([f"... {num_more:,} more"])
+    return table(rows, [*head, "where"])
 
 
-def named(fields: Mapping[str, Any], row: int | None = None) -> str:
-    """Return the key of a sample, or of a batch's row, after the name of a mixture's source."""
+def key_text(fields: Mapping[str, Any], row: int | None = None) -> str:
+    """Return ``key``, or ``source: key`` in a mixture, of a sample or of a batch's row."""
     key, source = fields["__key__"], fields.get("__source__")
     if row is not None:
         key, source = key[row], source and source[row]
@@ -55,14 +62,14 @@ def named(fields: Mapping[str, Any], row: int | None = None) -> str:
 
 
 def rows_of_sources(batch: Mapping[str, Any]) -> str:
-    """Return how many rows of a batch are of which source; nothing for one dataset."""
+    """Return how many rows of a batch come from which source; nothing for one dataset."""
     counts = Counter(batch.get("__source__", ()))
-    parts = ", ".join(f"{count} {name}" for name, count in counts.most_common(MAX_SOURCES))
-    return f": {parts}" if parts else ""
+    rows = ", ".join(f"{count} {name}" for name, count in counts.most_common(MAX_SOURCES))
+    return f": {rows}" if rows else ""
 
 
 def _pace(num_samples: int, fraction: float, order: Any) -> list[str]:
-    """Return in how many steps a source is seen once, and how often in an epoch of the mixture."""
+    """Return the steps in which a source is seen once, and how often per epoch of the mixture."""
     if not fraction:
         return ["not at first", ""]
     steps = num_samples / (order.global_batch_size * fraction)
@@ -70,12 +77,12 @@ def _pace(num_samples: int, fraction: float, order: Any) -> list[str]:
 
 
 def _changes(mixture: Any) -> list[tuple[str, str]]:
-    later = list(mixture.fractions.items())[1:]
-    rows = [(f"from step {step:,}", _parts(parts)) for step, parts in later[:MAX_CHANGES]]
-    left = len(later) - len(rows)
-    return [*rows, ("...", f"{left:,} more changes")] if left else rows
+    """Return a row for each change of weights: its step, and the fractions from there on."""
+    changes = list(mixture.fractions.items())[1:]
+    rows = [(f"from step {step:,}", _fractions_text(f)) for step, f in changes[:MAX_CHANGES]]
+    num_more = len(changes) - len(rows)
+    return [*rows, ("...", f"{num_more:,} more changes")] if num_more else rows
 
 
-def _parts(fractions: Mapping[str, float]) -> str:
-    parts = [f"{name} {100 * part:.3g} %" for name, part in fractions.items()]
-    return html_text(", ".join(parts))
+def _fractions_text(fractions: Mapping[str, float]) -> str:
+    return html_text(", ".join(f"{name} {100 * part:.3g} %" for name, part in fractions.items()))

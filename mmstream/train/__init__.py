@@ -1,13 +1,18 @@
-"""Stage 7 of 7: the reference training loop, the end of the data's way.
+"""The reference training loop, the end of the flow: ... -> device -> train.
 
-    device -> train
+loop.py         start here: it calls all the others
+step.py         one optimizer step: precision, accumulation, scaling, clipping
+schedule.py     the learning rate and the optimizer
+models.py       which model: clip.py, vlm.py (images: vision.py), tokenizer.py
+distributed.py  ranks, their process group, signals that stop a run
+checkpoint.py   saves and resumes;  saved_state.py: the loader's state, read back from a file
+metrics.py      what stays on disk of each step;  meter.py: times and counts
+validation.py   validation passes
+summary.py      where the time went;  tracing.py: traces and deterministic runs
+config.py       the settings
 
-Read `loop` first: it goes through all others. `step` is one optimizer step (precision,
-accumulation, scaling, clipping), `schedule` the learning rate, `models`, `clip`, `vlm` and
-`tokenizer` what is trained, `distributed` who trains it, `checkpoint`, `metrics` and `meter` what
-stays on disk, `validation`, `summary` and `tracing` what a run tells about itself. Written to be
-read and copied, not to be configured: a trainer of your own needs only `mmstream.to_device` and the
-two lines that save and load its state.
+The loop is written to be read and copied, not to be configured. A trainer of your own needs only
+`mmstream.to_device`, and the two lines that save and load the loader's state.
 """
 
 from __future__ import annotations

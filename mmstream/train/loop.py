@@ -17,9 +17,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmstream.audit.training_log import SampleLog
+from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.dataset.mixture_file import open_data
+from mmstream.dataset.open import open_dataset
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError
+from mmstream.loader.loader import Loader
+from mmstream.pipeline import Pipeline
 from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import Precision, TrainConfig, TrainResult
@@ -83,15 +87,13 @@ def run(config: TrainConfig) -> TrainResult:
 
 
 def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", **order: Any) -> Any:
-    import mmstream as mm
-
     folder = config.log_folder
-    pipeline = mm.Pipeline(
-        mm.open_dataset(url) if log else open_data(url),
+    pipeline = Pipeline(
+        open_dataset(url) if log else open_data(url),
         global_batch_size=config.global_batch_size,
         seed=config.seed,
         decode=decode,
-        bad_samples=mm.BadSamplePolicy(
+        bad_samples=BadSamplePolicy(
             action="mask" if log and config.bad_samples == "substitute" else config.bad_samples,
             max_fraction=config.max_bad_fraction,
             shards=config.substitute_bad_shards,
@@ -99,7 +101,7 @@ def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", *
         ),
         **order,
     )
-    return mm.Loader(
+    return Loader(
         pipeline,
         num_workers=config.num_workers,
         rows_per_rank=config.rows_per_rank or "balanced",

@@ -347,7 +347,7 @@ def test_a_mixture_and_its_pipeline_tell_of_each_source(folder):
     made = mm.Pipeline(mixture, global_batch_size=10)
     html = made._repr_html_()
     assert "<b>a</b>" not in html
-    assert "left-over" not in html
+    assert "do not fill a batch" not in html
     assert "10 steps" in html  # 71 samples, 7 a step
     assert ">1.97<" in html
     batch = next(iter(mm.Loader(made)))

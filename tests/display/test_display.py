@@ -113,7 +113,7 @@ def test_an_unreadable_shard_is_said_not_raised(dataset, tmp_path):
 
 
 def test_nothing_is_read_to_show_a_corpus_of_long_videos(dataset, monkeypatch):
-    monkeypatch.setattr("mmstream.display.MAX_PREVIEW_BYTES", 10)
+    monkeypatch.setattr("mmstream.display.datasets.MAX_PREVIEW_BYTES", 10)
     monkeypatch.setattr(type(dataset), "__getitem__", lambda *_: pytest.fail("read"))
     assert parse(dataset).images() == []
 
@@ -241,7 +241,7 @@ def test_output_is_bounded(pipeline, dataset):
 
 def test_a_pipeline_and_a_loader_say_where_they_stand(pipeline):
     words = parse(pipeline).words
-    assert "3 steps of 4 an epoch" in words
+    assert "3 steps of 4 per epoch" in words
     assert "images to 32; text to at most 20 tokens" in words
     assert repr(pipeline).startswith("<Pipeline: 3 steps of 4 per epoch, seed 0, of <Dataset ")
     loader = mm.Loader(pipeline)

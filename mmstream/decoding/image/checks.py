@@ -5,13 +5,10 @@ Part of the decode stage, called when an `decoding.image.ImageDecoder` is made.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mmstream.decoding.image.decoder import ImageDecoder
 
 _CHOICES = {
     "resize": (None, "shortest", "exact", "letterbox", "max_pixels", "native"),
@@ -23,7 +20,7 @@ _CHOICES = {
 }
 
 
-def check_settings(decoder: ImageDecoder) -> None:
+def check_settings(decoder: Any) -> None:
     """Refuse a decoder's impossible settings.
 
     Raises:
@@ -46,7 +43,7 @@ def check_settings(decoder: ImageDecoder) -> None:
     _check_resize_size(decoder)
 
 
-def _check_ranges(decoder: ImageDecoder) -> None:
+def _check_ranges(decoder: Any) -> None:
     for name, most in (("scale", 1.0), ("ratio", float("inf")), ("pixel_budget", float("inf"))):
         low, high = getattr(decoder, name)
         if not 0 < low <= high <= most:
@@ -55,7 +52,7 @@ def _check_ranges(decoder: ImageDecoder) -> None:
         raise ConfigError(f"flip={decoder.flip!r}: give a probability, such as 0.5")
 
 
-def _check_together(decoder: ImageDecoder) -> None:
+def _check_together(decoder: Any) -> None:
     """Check what does not go with what."""
     resize, size, crop = decoder.resize, decoder.size, decoder.crop
     if size is None and (resize in ("shortest", "exact", "letterbox") or crop == "random"):
@@ -77,7 +74,7 @@ def _check_together(decoder: ImageDecoder) -> None:
     decoder.tiles.check(size)
 
 
-def _check_resize_size(decoder: ImageDecoder) -> None:
+def _check_resize_size(decoder: Any) -> None:
     resize_size, shape = decoder.resize_size, decoder.output_shape
     if resize_size is None:
         return

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.image.checks import check_settings
-from mmstream.decoding.image.encoded import Plan
 from mmstream.decoding.image.formats import JPEG_START, decode_bytes, header_shape
 from mmstream.decoding.image.geometry import (
     Shape,
@@ -34,11 +33,12 @@ from mmstream.decoding.image.geometry import (
     whole,
 )
 from mmstream.decoding.image.gpu_eligible import plain_jpeg
+from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.jpeg import jpeg_shape
 from mmstream.decoding.image.pillow import check_pixels
+from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.image.resize import render
 from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
-from mmstream.decoding.text.image_lengths import ImageShape
 from mmstream.errors import ConfigError, DecodeError
 
 __all__ = ["ImageDecoder"]
@@ -202,7 +202,7 @@ class ImageDecoder:
         pixels, factor = decode_bytes(data, self.max_pixels, factor)
         if planned is None:
             picture = (pixels.shape[0], pixels.shape[1])
-            planned = picture, self._zero_copy(picture, rng)
+            planned = picture, self._plan_views(picture, rng)
         picture, views = planned
         if factor > 1:
             views = [shrunk(view, picture, factor) for view in views]
@@ -226,7 +226,7 @@ class ImageDecoder:
             return None
         plan = Plan(*header, whole(header[0], header[0]))
         check_pixels(*plan.picture, self.max_pixels)
-        return plan._replace(view=self._zero_copy(plan.picture, rng)[0])
+        return plan._replace(view=self._plan_views(plan.picture, rng)[0])
 
     def _check_rng(self, rng: np.random.Generator | None) -> None:
         if self.is_random and rng is None:
@@ -242,7 +242,7 @@ class ImageDecoder:
         if picture is None:
             return None
         check_pixels(*picture, self.max_pixels)
-        return picture, self._zero_copy(picture, rng)
+        return picture, self._plan_views(picture, rng)
 
     def prepared_shape(self, data: bytes) -> ImageShape | None:
         """Tell from an image's header alone what decoding it will make of it.
@@ -266,9 +266,9 @@ class ImageDecoder:
         if self.output_shape:
             return ImageShape(*self.output_shape, picture)
         check_pixels(*picture, self.max_pixels)
-        return ImageShape.of(picture, self._zero_copy(picture, None))
+        return ImageShape.of(picture, self._plan_views(picture, None))
 
-    def _zero_copy(self, picture: Shape, rng: np.random.Generator | None) -> list[View]:
+    def _plan_views(self, picture: Shape, rng: np.random.Generator | None) -> list[View]:
         """Plan the results of a picture of this shape, drawing what is random."""
         if self.tiles is not None:
             assert isinstance(self.size, int)  # as check_settings saw to

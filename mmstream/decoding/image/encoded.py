@@ -13,42 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 
-from mmstream.decoding.image.geometry import Shape, View
-from mmstream.decoding.image.orientation import SIDEWAYS
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.geometry import Shape
+from mmstream.decoding.image.plan import Plan
 
-if TYPE_CHECKING:
-    from mmstream.decoding.image.decoder import ImageDecoder
-
-__all__ = ["EncodedImage", "EncodedImages", "Jpeg", "Plan", "encode_or_decode"]
-
-MAX_SHRINK = 32
-"""Times smaller that CUDA's antialiased resize makes a picture; libjpeg does the rest cheaply."""
-
-
-class Plan(NamedTuple):
-    """What becomes of a picture."""
-
-    stored: Shape
-    """(height, width) as the file has it."""
-    orientation: int | None
-    view: View
-    """Of the upright picture."""
-
-    @property
-    def picture(self) -> Shape:
-        """(height, width) of the picture upright."""
-        return self.stored[::-1] if self.orientation in SIDEWAYS else self.stored
-
-    @property
-    def is_steep(self) -> bool:
-        """Whether the picture becomes smaller than CUDA's resize can make it."""
-        box, resized = self.view.box[2:], self.view.resized
-        return any(have > MAX_SHRINK * want for have, want in zip(box, resized, strict=True))
+__all__ = ["EncodedImage", "EncodedImages", "Jpeg", "encode_or_decode"]
 
 
 @dataclass(frozen=True)

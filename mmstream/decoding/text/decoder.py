@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.fields import image_fields
+from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.text.chat import Chat, Span, check_messages, probe_chat
-from mmstream.decoding.text.image_lengths import ImageLength, ImageShape
+from mmstream.decoding.text.image_lengths import ImageLength
 from mmstream.decoding.text.placeholders import Ids, Placeholders, check_fields, make_placeholders
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.types import IGNORED_LABEL

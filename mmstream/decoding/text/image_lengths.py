@@ -10,36 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from mmstream.decoding.image.geometry import Shape, View
+from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.errors import ConfigError
 
-__all__ = ["ImageLength", "ImageShape", "internvl_length", "llava_next_length", "qwen_vl_length"]
-
-
-class ImageShape(NamedTuple):
-    """What an `ImageDecoder` makes of a picture."""
-
-    height: int
-    """Of the result, or of each of the tiles."""
-    width: int
-    picture: Shape
-    """(height, width) of the picture itself, upright."""
-    num_tiles: int = 1
-    """With the whole picture, where it is one more tile."""
-    grid: Shape = (1, 1)
-    """(rows, columns) of the tiles that the picture is cut into."""
-
-    @classmethod
-    def of(cls, picture: Shape, views: list[View]) -> ImageShape:
-        """Return the shape of a picture's results, as they are planned."""
-        for view in views:
-            if view.tile is not None:
-                side = view.tile
-                rows, columns = view.shape[0] // side, view.shape[1] // side
-                return cls(side, side, picture, rows * columns + len(views) - 1, (rows, columns))
-        return cls(*views[0].shape, picture)
+__all__ = ["ImageLength", "internvl_length", "llava_next_length", "qwen_vl_length"]
 
 
 ImageLength: TypeAlias = Callable[[ImageShape], int]

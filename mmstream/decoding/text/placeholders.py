@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.fields import image_fields
-from mmstream.decoding.text.image_lengths import ImageLength, ImageShape
+from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.text.image_lengths import ImageLength
 from mmstream.errors import ConfigError, DecodeError
 
 Ids = NDArray[np.int64]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mmstream.demo.charts import Line, line_chart
 from mmstream.display import batch_sheet
-from mmstream.display.charts import Line, line_chart
 
 if TYPE_CHECKING:
     from mmstream.audit.compare_runs import Proof
@@ -72,7 +72,7 @@ def facts(evidence: Evidence) -> list[Fact]:
             f"resumed on one process from the checkpoint of step {worlds.count(2)}",
         ),
         Fact(
-            "samples lost / repeated in an epoch",
+            "samples lost / repeated per epoch",
             f"{proof.lost} / {proof.repeated}",
             proof.lost + proof.repeated == 0,
         ),

@@ -12,8 +12,8 @@ import pytest
 import mmstream as mm
 from mmstream.audit.compare_runs import Proof
 from mmstream.converting.convert import ConvertReport
-from mmstream.display.charts import Line, line_chart, ticks
-from mmstream.display.report import Evidence, facts, html_report, markdown_report
+from mmstream.demo.charts import Line, line_chart, ticks
+from mmstream.demo.report import Evidence, facts, html_report, markdown_report
 from tests.helpers.browser import open_page
 from tests.helpers.corpora import write_corpus
 
@@ -139,7 +139,7 @@ def test_captions_are_text_not_markup(page):
 def test_both_forms_say_the_same_facts(evidence, page):
     markdown = markdown_report(evidence)
     assert "proven: holds" in markdown
-    assert "| samples lost / repeated in an epoch | 0 / 0 |" in markdown
+    assert "| samples lost / repeated per epoch | 0 / 0 |" in markdown
     for fact in facts(evidence):
         assert fact.value in markdown
         assert fact.value.replace(">", "&gt;") in page.read_text()

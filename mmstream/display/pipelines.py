@@ -1,0 +1,82 @@
+"""Pipelines and loaders for notebooks: what they do, and how far they have come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmstream.display.markup import html_text, page, size_text, table
+from mmstream.display.mixtures import is_mixture, sources_table
+
+__all__ = ["decode_text", "loader_html", "pipeline_html"]
+
+
+def pipeline_html(pipeline: Any) -> str:
+    """Return a table with a row for each stage of a `Pipeline`. Nothing is read."""
+    transforms = [getattr(t, "__name__", type(t).__name__) for t in pipeline.transforms]
+    rows = [
+        ("dataset", html_text(repr(pipeline.dataset))),
+        ("order", html_text(_order_text(pipeline))),
+        ("decode", html_text(decode_text(pipeline.decode))),
+        ("transforms", html_text(", ".join(transforms) or "none")),
+        ("batch", html_text(getattr(pipeline.collate, "__name__", "collate"))),
+        ("bad samples", _bad_samples_text(pipeline.bad_samples)),
+    ]
+    mixed = is_mixture(pipeline.dataset)
+    sources = sources_table(pipeline.dataset, pipeline.order) if mixed else ""
+    return page("<b>Pipeline</b>", table(rows), sources)
+
+
+def _order_text(pipeline: Any) -> str:
+    order = pipeline.order
+    groups, lanes = order.grid
+    steps = f"{order.steps_per_epoch:,} steps of {order.global_batch_size} per epoch"
+    mixing = f"shuffled, {groups} x {lanes} lanes, {_windows_text(order)}"
+    mixing = mixing if pipeline.shuffle else "in the order of the dataset"
+    text = f"{steps}, {mixing}, seed {pipeline.seed}"
+    if is_mixture(pipeline.dataset):
+        return text
+    rest = "left out" if pipeline.drop_last else "one more step, with padding"
+    return f"{text}; samples that do not fill a batch: {rest}"
+
+
+def _windows_text(order: Any) -> str:
+    identity = order.identity()
+    if "sources" not in identity:
+        return f"windows of {identity['window']:,}"
+    return "windows of " + ", ".join(f"{s['window']:,} ({s['name']})" for s in identity["sources"])
+
+
+def _bad_samples_text(policy: Any) -> str:
+    action = {"substitute": "substituted", "mask": "masked"}.get(policy.action)
+    if action is None:
+        return "the first one stops the run"
+    limits = f"{100 * policy.max_fraction:g} % or {policy.max_consecutive} in a row"
+    return f"{action}; the run stops above {limits}"
+
+
+def decode_text(decode: Any) -> str:
+    """Return which decoders a pipeline has, in words."""
+    decoders = []
+    if decode is not None and decode.image is not None:
+        decoders.append(f"images to {decode.image.size or 'their own size'}")
+    if decode is not None and decode.text is not None:
+        text = decode.text
+        decoders.append(f"text to at most {text.max_length} tokens, padded to {text.padding}")
+    return "; ".join(decoders) or "json is parsed, other fields stay bytes"
+
+
+def loader_html(loader: Any) -> str:
+    """Return the position of a `Loader` in its epoch, and what it has delivered."""
+    state, stats = loader.state_dict(), loader.stats
+    epoch, step, num_steps = state["epoch"], state["step"], len(loader)
+    bar = f'<progress max="{num_steps}" value="{step}" style="width:18em"></progress>'
+    bad = ", ".join(f"{count} {kind}" for kind, count in stats.bad.items()) or "none"
+    rows = [
+        ("position", f"epoch {epoch}, step {step:,} of {num_steps:,} {bar}"),
+        ("workers", str(loader.num_workers)),
+        ("delivered", f"{stats.num_steps:,} steps, {stats.num_samples:,} samples of this rank"),
+        ("read", f"{size_text(stats.num_bytes)} in {stats.num_requests:,} ranges"),
+        ("waited for", f"{stats.wait_s:.1f} s"),
+        ("bad samples", html_text(bad)),
+    ]
+    return page("<b>Loader</b>", table(rows))

@@ -1,0 +1,147 @@
+"""Samples and batches for notebooks: contact sheets, whole samples, conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from mmstream.display.contents import (
+    batch_pictures,
+    field_table,
+    messages_of,
+    pictures_of,
+    row_of,
+    text_of,
+)
+from mmstream.display.markup import AUDIO_TYPES, QUIET, html_text, page, picture, player
+from mmstream.display.mixtures import key_text, rows_of_sources
+
+__all__ = ["MAX_TILES", "batch_html", "batch_sheet", "sample_html", "samples_html"]
+
+MAX_TILES = 16
+"""Samples of a contact sheet."""
+MAX_PICTURES = 12
+"""Pictures of one sample."""
+MAX_TURNS = 20
+"""Turns of one conversation."""
+
+
+def samples_html(samples: Iterable[Any]) -> str:
+    """Return samples side by side, each with its first picture and the start of its text."""
+    tiles = []
+    for sample in islice(samples, MAX_TILES):
+        if isinstance(sample, Exception):
+            tiles.append(_tile(f'<span style="color:#b00020">{html_text(sample, 200)}</span>'))
+            continue
+        pictures = pictures_of(sample)
+        first = next(iter(pictures.items()), None)
+        shown = "" if first is None else picture(first[1], 144, sample["__key__"])
+        more = f'<div style="{QUIET}">{len(pictures)} images</div>' if len(pictures) > 1 else ""
+        tiles.append(_tile(shown, more, html_text(text_of(sample), 110), key=key_text(sample)))
+    return _sheet(tiles)
+
+
+def sample_html(sample: Mapping[str, Any]) -> str:
+    """Return one sample whole: pictures, text, conversation with its images inline, audio."""
+    lineage = sample.get("__lineage__")
+    shard = str(sample.get("__url__", "")).rpartition("/")[2]
+    where = f"{shard}[{lineage.index}]" if lineage is not None else shard
+    parts = [
+        f'<b>{html_text(key_text(sample))}</b> <span style="{QUIET}">{html_text(where)}</span>'
+    ]
+    pictures, messages = pictures_of(sample), messages_of(sample)
+    if not messages:
+        shown = [picture(v, 288, n) for n, v in islice(pictures.items(), MAX_PICTURES)]
+        parts.append(_sheet([f"<div>{item}</div>" for item in shown]))
+    if isinstance(sample.get("txt"), str | bytes):
+        parts.append(
+            f'<div style="max-width:60em;white-space:pre-wrap">'
+            f"{html_text(sample['txt'], 2000)}</div>"
+        )
+    parts += [_turn(turn, sample, pictures) for turn in messages[:MAX_TURNS]]
+    if len(messages) > MAX_TURNS:
+        parts.append(f'<div style="{QUIET}">... {len(messages) - MAX_TURNS} more turns</div>')
+    if not messages:
+        sounds = [(n, v) for n, v in sample.items() if _is_audio(n, v)]
+        parts += [f"<div>{player(name, data)}</div>" for name, data in sounds[:4]]
+    return page(*parts, field_table(sample))
+
+
+def batch_html(batch: Mapping[str, Any]) -> str:
+    """Return a batch: a contact sheet of its rows with their texts, and its fields."""
+    num_rows, lineage = len(batch["__key__"]), batch.get("__lineage__")
+    head = f"<b>Batch of {num_rows}</b>{html_text(rows_of_sources(batch), 300)}"
+    if lineage:
+        rows = f"rows {lineage.start} to {lineage.start + num_rows - 1} of the global batch"
+        where = f"epoch {lineage.epoch}, step {lineage.step}, {rows}"
+        head += f' <span style="{QUIET}">{where}</span>'
+    left = num_rows - MAX_TILES
+    more = f'<div style="{QUIET}">... {left} more rows</div>' if left > 0 else ""
+    return page(head, batch_sheet(batch), more, field_table(batch))
+
+
+def batch_sheet(batch: Mapping[str, Any]) -> str:
+    """Return the contact sheet of a batch; substitutes and padding are marked."""
+    keys, lineage = batch["__key__"], batch.get("__lineage__")
+    valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * len(keys)
+    start = lineage.start if lineage else 0
+    bad = {record.row - start: record.reason for record in lineage.bad} if lineage else {}
+    pictures = batch_pictures(batch)
+    tiles = []
+    for row in range(min(len(keys), MAX_TILES)):
+        side = 144 if len(pictures[row]) == 1 else 68
+        shown = " ".join(picture(value, side, keys[row]) for value in pictures[row][:4])
+        note = "" if valid[row] else "not valid: padding"
+        if row in bad:
+            note = f"substitute for {bad[row]}" if valid[row] else f"not valid: {bad[row]}"
+        warning = f'<span style="color:#b06000">{html_text(note, 150)}</span>' if note else ""
+        text = html_text(text_of({name: row_of(value, row) for name, value in batch.items()}), 110)
+        tiles.append(_tile(shown, warning, text, key=key_text(batch, row)))
+    return _sheet(tiles)
+
+
+def _tile(*parts: str, key: str = "") -> str:
+    name = f'<div style="{QUIET};font-size:11px">{html_text(key, 40)}</div>' if key else ""
+    style = "width:144px;overflow-wrap:anywhere;font-size:12px;line-height:1.35"
+    return f'<div style="{style}">{"".join(map(_line, parts))}{name}</div>'
+
+
+def _line(part: str) -> str:
+    return f"<div>{part}</div>" if part else ""
+
+
+def _sheet(tiles: Sequence[str]) -> str:
+    style = "display:flex;flex-wrap:wrap;gap:12px;margin:8px 0"
+    return f'<div style="{style}">{"".join(tiles)}</div>' if tiles else ""
+
+
+def _turn(turn: Mapping[str, Any], sample: Mapping[str, Any], pictures: Mapping[str, Any]) -> str:
+    """Return one message as a bubble; media parts show the sample's field that they name."""
+    role, content = str(turn.get("role", "?")), turn.get("content", "")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    shown = []
+    for part in parts:
+        field = part.get("field") if isinstance(part, Mapping) else None
+        data = sample.get(field) if isinstance(field, str) else None
+        if isinstance(field, str) and field in pictures:
+            shown.append(f"<div>{picture(pictures[field], 224, field)}</div>")
+        elif isinstance(field, str) and isinstance(data, bytes):
+            shown.append(f"<div>{player(field, data)}</div>")
+        else:
+            text = part.get("text", part) if isinstance(part, Mapping) else part
+            shown.append(html_text(text, 1500))
+    tint = "rgba(70,130,220,.14)" if role == "assistant" else "rgba(128,128,128,.12)"
+    indent = "3em" if role == "assistant" else "0"
+    style = (
+        f"background:{tint};border-radius:8px;padding:6px 10px;margin:6px 0 6px {indent};"
+        "max-width:48em;white-space:pre-wrap"
+    )
+    return (
+        f'<div style="{style}"><div style="{QUIET};font-size:11px">{html_text(role, 30)}</div>'
+        f"{''.join(shown)}</div>"
+    )
+
+
+def _is_audio(name: str, value: Any) -> bool:
+    return name.rpartition(".")[2] in AUDIO_TYPES and isinstance(value, bytes)
