@@ -1,7 +1,7 @@
-"""The tar format: headers, samples and a writer. Ground floor: it knows bytes, no storage.
+"""The tar format: headers, samples and a writer. Knows bytes only, no storage.
 
 header.py    one header -> what a member is, and where the next one starts
-samples.py   members -> samples by WebDataset's naming rules
-scan.py      the headers of hundreds of plain samples together, as arrays
+samples.py   members -> samples, by the naming rules of WebDataset
+scan.py      the headers of hundreds of plain samples at once, as arrays
 writer.py    samples -> a deterministic tar
 """

@@ -1,8 +1,13 @@
-"""Ground floor: the headers of a tar. What one member is, and where the next one starts.
+"""The headers of a tar: what a member is, and where the next one starts.
 
-By the rules of POSIX.1-1988 (ustar), GNU tar's long names and POSIX.1-2001 (pax), accepting what
-`tarfile` accepts. Nearly every header of a real shard is a plain file's with a short name, which
-`plain_file` reads in under a microsecond; `read_member` knows the rest, and says what is wrong.
+A tar is a sequence of blocks of 512 bytes. Each member is one header block, then its payload,
+padded with zeros to whole blocks. A long name takes extension headers in front.
+
+Nearly every header of a real shard belongs to a plain file with a short name. `plain_file` reads
+those quickly. `read_member` knows the other kinds too, and says what is wrong with a bad header.
+
+Sources: POSIX.1-1988 (ustar), POSIX.1-2001 (pax), and GNU tar for its long names. What Python's
+`tarfile` accepts is accepted here.
 """
 
 from __future__ import annotations
@@ -17,50 +22,64 @@ from mmstream.errors import ShardError
 __all__ = ["BLOCK", "Member", "padded", "plain_file", "read_member"]
 
 BLOCK = 512
-MAX_EXTENSION_BYTES = 1 << 20  # a long name or pax record beyond this is an attack, not a name
-MAX_EXTENSIONS = 16  # extension headers in front of one member
+"""Bytes of a block."""
 
-_REGULAR = frozenset(b"0\x007")  # regular, old regular, contiguous: what tarfile calls a file
+MAX_EXTENSION_BYTES = 1 << 20
+"""Longest extension header. A longer name or pax record is an attack, not a name."""
+
+MAX_EXTENSIONS = 16
+"""Extension headers in front of one member."""
+
+_REGULAR = frozenset(b"0\x007")
+"""Types that are files: regular, regular of old tars, contiguous. The same as in `tarfile`."""
 
 _USTAR = struct.Struct("100s 24x 12s 12x 8s c 188x 155s 12x")
-"""name, size, checksum, type, prefix"""
+"""The fields of a header that are used: name, size, checksum, type, prefix."""
 
-_ADLER = 65521
-"""Adler-32's modulus: its low 16 bits are one more than the sum of all bytes."""
+_ADLER_MODULUS = 65521
+"""The low 16 bits of Adler-32 are 1 + the sum of all bytes, modulo this."""
 
 
 class Member(NamedTuple):
-    """One member of a tar; offsets are bytes from the start of the tar."""
+    """One member of a tar. Offsets are bytes from the start of the tar."""
 
     name: str
     offset: int
-    """Where its headers start, long-name and pax headers included."""
+    """Where its headers start, those of a long name included."""
     data_offset: int
+    """Where its payload starts."""
     size: int
-    """Payload bytes, without the padding to 512."""
+    """Bytes of its payload, without the padding."""
     is_file: bool
 
     @property
     def end(self) -> int:
-        """Where the next member's headers start."""
+        """Where the headers of the next member start."""
         return self.data_offset + padded(self.size)
 
 
 def plain_file(data: bytes | memoryview, offset: int) -> tuple[str, int] | None:
-    """Return (name, size) of the plain file whose header is at `offset`; None: ask `read_member`.
+    """Return (name, size) of a plain file with a short name.
 
-    The checksum is compared modulo 65,521, so that one call to zlib takes the place of a loop.
+    The checksum is compared modulo 65,521, so that one call to zlib replaces a loop over bytes.
+
+    Args:
+        data: Bytes of a tar.
+        offset: Of the header.
+
+    Returns:
+        None when the header is something else, or bad. `read_member` then says what it is.
     """
     try:
-        name, size, stated, kind, prefix = _USTAR.unpack_from(data, offset)
-        size, stated = size.rstrip(b"\0 "), stated.rstrip(b"\0 ")
-        if kind != b"0" or prefix[0] or not (size.isdigit() and stated.isdigit()):
+        name, size_text, checksum_text, kind, prefix = _USTAR.unpack_from(data, offset)
+        size_digits, checksum_digits = size_text.rstrip(b"\0 "), checksum_text.rstrip(b"\0 ")
+        if kind != b"0" or prefix[0] or not (size_digits.isdigit() and checksum_digits.isdigit()):
             return None
-        before = zlib.adler32(data[offset : offset + 148])  # without the checksum's own 8 bytes
-        total = zlib.adler32(data[offset + 156 : offset + BLOCK], before) & 0xFFFF
-        if total != (int(stated, 8) - 8 * 32 + 1) % _ADLER:
+        # The checksum is the sum of all bytes, with 8 spaces instead of the checksum itself.
+        total = int(checksum_digits, 8) - 8 * ord(" ") + sum(checksum_text)
+        if zlib.adler32(data[offset : offset + BLOCK]) & 0xFFFF != (1 + total) % _ADLER_MODULUS:
             return None
-        return name.partition(b"\0")[0].decode(), int(size, 8)
+        return name.partition(b"\0")[0].decode(), int(size_digits, 8)
     except (ValueError, struct.error):  # not octal, not UTF-8, or not a whole header
         return None
 
@@ -68,16 +87,19 @@ def plain_file(data: bytes | memoryview, offset: int) -> tuple[str, int] | None:
 def read_member(
     read: Callable[[int, int], bytes | memoryview], header: bytes, offset: int, size: int
 ) -> Member | None:
-    """Return the member whose first header, at `offset`, is `header`; None for a zero block.
+    """Return the member of any kind that starts at `offset`.
 
     Args:
-        read: returns bytes [start, stop) of the tar: of what lies behind the first header.
-        header: 512 bytes.
-        offset: of the header.
-        size: of the tar.
+        read: Returns bytes [start, stop) of the tar. Called for extension headers only.
+        header: The first header of the member, 512 bytes.
+        offset: Of this header.
+        size: Of the tar in bytes.
+
+    Returns:
+        None for a block of zeros, which ends the tar.
 
     Raises:
-        ShardError: a damaged header, or one that goes past the end.
+        ShardError: A damaged header, or one that goes past the end.
     """
     start, long_name, pax_size = offset, "", -1
     for _ in range(MAX_EXTENSIONS + 1):
@@ -89,15 +111,15 @@ def read_member(
             return _member(header, start, offset, long_name, pax_size)
         payload = _extension(read, offset, length, size)
         offset += BLOCK + padded(length)
-        # Where two headers say the same thing the first one holds, as in tarfile.
+        # When two headers say the same thing, the first one counts, as in `tarfile`.
         if kind in b"xX":
-            name, stated = _pax(payload, start)
+            name, size_in_pax = _pax(payload, start)
             long_name = long_name or name
-            pax_size = pax_size if pax_size >= 0 else stated
+            pax_size = pax_size if pax_size >= 0 else size_in_pax
         elif kind == ord("L"):
             long_name = long_name or _text(payload)
         elif kind == ord("g") and not long_name and pax_size < 0:
-            start = offset  # it describes the whole tar and is no part of the member behind it
+            start = offset  # describes the whole tar, so it is no part of the next member
         if offset + BLOCK > size:
             raise ShardError(f"truncated: no header at byte {offset}")
         header = bytes(read(offset, offset + BLOCK))
@@ -126,23 +148,23 @@ def _member(header: bytes, start: int, offset: int, long_name: str, pax_size: in
 
 
 def _payload_size(kind: int, length: int, pax_size: int) -> int:
-    # Links, folders and devices have no payload whatever their size field says; of unknown types
-    # POSIX says that they are files.
+    # Links, folders and devices have no payload, whatever their size field says. Unknown types are
+    # files, says POSIX.
     return 0 if kind in b"123456" else (pax_size if pax_size >= 0 else length)
 
 
 def _check(header: bytes, offset: int) -> None:
-    """Verify a header's checksum, summed as unsigned or, as some old tars did, signed bytes."""
-    stated = _number(header[148:156], offset)
-    unsigned = sum(header) - sum(header[148:156]) + 8 * 32
-    if stated != unsigned:
-        signed = unsigned - 256 * sum(b > 127 for b in header[:148] + header[156:])
-        if stated != signed:
+    """Verify the checksum of a header: the sum of its bytes. Some old tars took signed bytes."""
+    checksum = _number(header[148:156], offset)
+    unsigned_sum = sum(header) - sum(header[148:156]) + 8 * ord(" ")
+    if checksum != unsigned_sum:
+        signed_sum = unsigned_sum - 256 * sum(b > 127 for b in header[:148] + header[156:])
+        if checksum != signed_sum:
             raise ShardError(f"not a tar header at byte {offset}: wrong checksum")
 
 
 def _number(field: bytes, offset: int) -> int:
-    """Return a header's number: octal text, or base 256 when the first bit is set (GNU)."""
+    """Return the number in a field: octal digits, or base 256 when the first bit is set (GNU)."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     digits = field.split(b"\0", 1)[0].strip() or b"0"
@@ -157,7 +179,11 @@ def _ustar_name(header: bytes) -> str:
 
 
 def _pax(payload: bytes, offset: int) -> tuple[str, int]:
-    """Return (path or "", size or -1) of a pax header: lines of ``LENGTH KEY=VALUE``."""
+    """Return (path or "", size or -1) of a pax header.
+
+    It consists of lines ``LENGTH KEY=VALUE``, where LENGTH counts the whole line with its line end:
+    ``18 path=a/b/c.txt`` and a line end are 18 bytes.
+    """
     name, size, position = "", -1, 0
     while position < len(payload) and payload[position] != 0:
         digits, space, _ = payload[position : position + 20].partition(b" ")
@@ -190,5 +216,5 @@ def _text(field: bytes) -> str:
 
 
 def padded(size: int) -> int:
-    """Return the bytes that a payload takes in a tar: whole blocks."""
+    """Return the bytes that a payload takes in a tar: 700 bytes take 2 blocks, 1,024 bytes."""
     return -(-size // BLOCK) * BLOCK

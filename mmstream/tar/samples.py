@@ -1,9 +1,11 @@
-"""Ground floor: the tar format. Members of a tar, samples from members, and a writer of shards.
+"""Members of a tar, and samples from members.
 
-The stdlib's `tarfile` can do neither of the two things that random access needs: parse one sample
-out of a range of bytes, and hop over headers without touching payloads. So headers are parsed here
-(`tarheader`). Grouping into samples is WebDataset's: the key is the path up to the first dot of the
-file's name, the field is the rest in lower case, files named ``__x__`` are skipped.
+Random access needs two things that the standard `tarfile` cannot do. One is to parse a sample from
+a range of bytes. The other is to go from header to header without reading payloads.
+
+Members are grouped into samples by the rules of WebDataset. The key is the path up to the first dot
+of the file's name, and the field is the rest in lower case: ``train/0001.seg.PNG`` is the field
+``seg.png`` of the sample ``train/0001``. Files named like ``__x__`` are left out.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ _META = re.compile(r"__[^/]*__($|/)")
 def iter_members(
     read: Callable[[int, int], bytes | memoryview], size: int, start: int = 0
 ) -> Iterator[Member]:
-    """Yield the members of a tar in order, touching headers only.
+    """Yield the members of a tar in order. Reads headers only.
 
     Args:
-        read: returns bytes [start, stop) of the tar.
-        size: of the tar in bytes.
-        start: where to begin; the start of some member.
+        read: Returns bytes [start, stop) of the tar.
+        size: Of the tar in bytes.
+        start: Where to begin: the first header of a member.
 
     Raises:
-        ShardError: not a tar, a damaged header, or a member that goes past the end.
+        ShardError: Not a tar, a damaged header, or a member that goes past the end.
     """
     offset = start
     while offset + BLOCK <= size:
@@ -43,7 +45,7 @@ def iter_members(
         else:
             member = read_member(read, bytes(header), offset, size)
         if member is None:
-            return  # a zero block ends the archive
+            return  # a block of zeros ends the tar
         if member.end > size:
             raise ShardError(
                 f"truncated: {member.name!r} at byte {offset} goes {member.end - size} bytes "
@@ -58,28 +60,29 @@ def iter_members(
 
 
 def sample_offsets(members: Iterable[Member]) -> list[int]:
-    """Return where each sample's first header starts, and the end of the last member.
+    """Return where the first header of each sample starts, and the end of the last member.
 
-    Folders and skipped files behind a sample lie in its range, as in Energon's indexes.
+    Folders, and files that are left out, belong to the range of the sample before them, as in the
+    indexes of Megatron-Energon.
     """
     offsets: list[int] = []
-    known, end = None, 0
+    current_key, end = None, 0
     for member in members:
         end = member.end
         split = split_name(member.name) if member.is_file else None
-        if split is not None and split[0] != known:
-            known = split[0]
+        if split is not None and split[0] != current_key:
+            current_key = split[0]
             offsets.append(member.offset)
     return [*offsets, end]
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Return (key, field) of a member's name, or None for a name that belongs to no sample.
+    """Return (key, field) of a member's name. None: the member belongs to no sample.
 
-    Source: WebDataset's `base_plus_ext` and its rules for metadata files.
+    Source: `base_plus_ext` of WebDataset, and its rules for metadata files.
     """
     key, dot, field = name.partition(".")
-    if dot and key and key[:2] != "__" and "/" not in name:  # most are KEY.FIELD
+    if dot and key and key[:2] != "__" and "/" not in name:  # most names are KEY.FIELD
         return key, field.lower()
     if _META.match(name):
         return None
@@ -88,40 +91,43 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False) -> dict[str, Any]:
-    """Return the sample in a byte range: ``__key__``, ``__url__``, then its fields.
+    """Return the sample in a range of bytes.
 
     Args:
-        data: the bytes from the sample's first header to the next sample's.
-        url: of the shard.
-        zero_copy: fields are memoryviews of `data` instead of bytes.
+        data: The bytes from the first header of the sample to that of the next one.
+        url: Of the shard.
+        zero_copy: Fields are memoryviews of `data`, not bytes of their own.
+
+    Returns:
+        ``__key__``, ``__url__``, then the fields in the order of the tar.
 
     Raises:
-        SampleError: no file in the range, two samples in it (the index is not this tar's), a field
-            twice, or a damaged header.
+        SampleError: There is no file in the range, a field comes twice, a header is damaged, or the
+            range holds two samples (then the index is not this tar's).
     """
     view = memoryview(data)
     sample: dict[str, Any] = {"__key__": "", "__url__": url}
-    found = ""
+    sample_key = ""
     try:
         for name, start, size in _files(view):
             split = split_name(name)
             if split is None:
                 continue
             key, field = split
-            if not found:
-                found = sample["__key__"] = key
-            elif key != found:
+            if not sample_key:
+                sample_key = sample["__key__"] = key
+            elif key != sample_key:
                 raise SampleError(
-                    f"{found}: {key!r} lies in the same range: the index is not this "
+                    f"{sample_key}: {key!r} lies in the same range: the index is not this "
                     "tar's; run `mmstream index --overwrite`"
                 )
             if field in sample:
                 raise SampleError(f"{key}.{field}: this field comes twice in the sample")
-            part = view[start : start + size]
-            sample[field] = part if zero_copy else bytes(part)
+            payload = view[start : start + size]
+            sample[field] = payload if zero_copy else bytes(payload)
     except ShardError as error:
-        raise SampleError(f"{found}: damaged tar header: {error}") from error
-    if not found:
+        raise SampleError(f"{sample_key}: damaged tar header: {error}") from error
+    if not sample_key:
         raise SampleError("no file of a sample in this range of the tar")
     return sample
 
@@ -129,12 +135,15 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
 def _files(view: memoryview) -> Iterator[tuple[str, int, int]]:
     """Yield (name, data_offset, size) of the files in a range; errors as `iter_members`."""
     offset, end = 0, len(view)
-    while offset < end or not end:
+    while offset < end or not end:  # an empty range is an error of `iter_members`
         plain = plain_file(view, offset)
-        if plain is not None and offset + BLOCK + padded(plain[1]) <= end:
-            yield plain[0], offset + BLOCK, plain[1]
-            offset += BLOCK + padded(plain[1])
-            continue
+        if plain is not None:
+            name, size = plain
+            next_offset = offset + BLOCK + padded(size)
+            if next_offset <= end:
+                yield name, offset + BLOCK, size
+                offset = next_offset
+                continue
         member = next(iter_members(lambda start, stop: view[start:stop], end, offset), None)
         if member is None:
             return

@@ -1,16 +1,27 @@
-"""Ground floor: the headers of many samples at once, as arrays.
+"""The headers of many samples at once, as arrays.
 
-Of nearly every sample all members are plain files with short names. Those are found here: the first
-header of all samples together, then the second of those that have one, and so on, a few array
-operations for hundreds of headers. Whatever is not plain is left to `tar.parse_sample`, which knows
-the rest of the format and says what is wrong. What is found here is what it would find.
+In nearly every sample all members are plain files with short names. Those are found here: first the
+first headers of all samples together, then the second headers of the samples that have one, and so
+on. So hundreds of headers take a few array operations. A sample with anything else in it is marked
+as odd. `tar.samples.parse_sample` must read it, which knows the rest of the format and says what is
+wrong. For all other samples the result is the same as that of `parse_sample`.
+
+Why there are two ways to the same result: raw streams are faster with the scan. Measured with
+``zero_copy=True``, in one process on a shared machine with 2 cores, three files per sample, medians
+of eight interleaved runs:
+
+    sample    scan              parse_sample, tuned for the comparison
+    48 kB     55,000 samples/s  43,000 samples/s
+    4 kB      58,000 samples/s  40,000 samples/s
+
+When fields are copied, no difference was seen beyond the noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,119 +32,144 @@ from mmstream.types import IntArray
 
 __all__ = ["Members", "Scan", "blocks_of", "scan_samples"]
 
-Blocks = npt.NDArray[np.uint8]
-Objects = npt.NDArray[np.object_]
+Blocks: TypeAlias = npt.NDArray[np.uint8]
+"""uint8 [n, 512]."""
+
+ObjectArray: TypeAlias = npt.NDArray[np.object_]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 MIN_HEADERS = 16
-"""Fewer headers than this are read sooner one by one."""
+"""With fewer headers than this, reading one after another is faster."""
 
 MAX_MEMBERS = 64
-"""Samples of more members are read alone: for the few that have them, columns would be long."""
+"""Samples with more members are odd. Each further member would take arrays over all samples."""
 
-_SIZE_DIGITS, _SUM_DIGITS = 11, 6
+_NUM_SIZE_DIGITS = 11
+_NUM_CHECKSUM_DIGITS = 6
 _RESERVED = ("__key__", "__url__")
-_NAME, _SIZE, _SUM, _KIND, _PREFIX = 0, 124, 148, 156, 345  # where fields of a header start
+
+# Where fields of a header start.
+_NAME, _SIZE, _CHECKSUM, _KIND, _PREFIX = 0, 124, 148, 156, 345
 
 
 class Members(NamedTuple):
-    """The k-th members of samples; all columns have one entry a sample."""
+    """The first members of all samples (or the second, and so on), one entry per sample."""
 
-    field: Objects
-    """None: the sample has no such member."""
+    field: ObjectArray
+    """None where a sample has no such member."""
     start: IntArray
-    """Where its payload starts in the range."""
+    """Where its payload starts, in bytes from the start of the range."""
     stop: IntArray
 
 
 class Scan(NamedTuple):
-    """What was found in some samples."""
+    """The members of some samples."""
 
-    keys: Objects
+    keys: ObjectArray
     members: list[Members]
     """First members, second members, and so on."""
-    odd: npt.NDArray[np.bool_]
-    """Which samples are not plain: what the others say of them means nothing."""
+    odd: BoolArray
+    """Samples that `parse_sample` must read. Their entries in `keys` and `members` mean nothing."""
 
 
 def blocks_of(data: Any) -> Blocks:
-    """Return bytes, or a view or map of them, as an array of whole blocks."""
+    """Return bytes (or a view or map of bytes) as an array of whole blocks."""
     return np.frombuffer(data, np.uint8, len(data) // BLOCK * BLOCK).reshape(-1, BLOCK)
 
 
-def scan_samples(blocks: Sequence[Blocks], of: IntArray, starts: IntArray, stops: IntArray) -> Scan:
-    """Find the members of samples; fastest for a few hundred, whose headers fit in a cache.
+def scan_samples(
+    ranges: Sequence[Blocks], range_of_sample: IntArray, starts: IntArray, stops: IntArray
+) -> Scan:
+    """Find the members of samples. Fastest for a few hundred, whose headers fit in a CPU cache.
+
+    Example: one range with two samples. Sample 0 has two files of 100 bytes, sample 1 has one. So
+    the headers are at bytes 0, 1024 and 2048. With starts [0, 2048] and stops [2048, 3072], the
+    first pass reads the headers at 0 and 2048. Its members are bytes [512, 612) and [2560, 2660).
+    The second pass reads the header at 1024, because sample 0 goes on there. (With as few headers
+    as this, all samples would be odd: see `MIN_HEADERS`.)
 
     Args:
-        blocks: of some ranges of tars.
-        of: which range each sample lies in; rising.
-        starts: where in the range the sample's first header starts.
-        stops: where in the range the sample ends.
+        ranges: Ranges of tars, as blocks.
+        range_of_sample: Which range each sample lies in; not descending.
+        starts: Where the first header of each sample starts, in bytes from the start of its range.
+        stops: Where each sample ends.
     """
     keys = np.full(starts.size, None, dtype=np.object_)
     members: list[Members] = []
     odd = (starts % BLOCK != 0) | (stops % BLOCK != 0) | (starts >= stops)
-    here = np.flatnonzero(~odd)
-    offset = starts[here]
-    while here.size >= MIN_HEADERS and len(members) < MAX_MEMBERS:
-        headers = _blocks(blocks, of[here], offset // BLOCK)
-        plain, sizes = _plain_files(headers)
-        begin = offset + BLOCK
-        end = begin + (sizes + BLOCK - 1) // BLOCK * BLOCK
-        found, fields = _names(headers)
+    active = np.flatnonzero(~odd)  # samples that have one more header
+    offset = starts[active]  # where it starts
+    while active.size >= MIN_HEADERS and len(members) < MAX_MEMBERS:
+        headers = _take_blocks(ranges, range_of_sample[active], offset // BLOCK)
+        is_plain, size = _plain_files(headers)
+        payload_start = offset + BLOCK
+        member_end = payload_start + (size + BLOCK - 1) // BLOCK * BLOCK
+        member_keys, fields = _keys_and_fields(headers)
         if not members:
-            keys[here] = found
-        plain &= (end <= stops[here]) & (found != None) & (found == keys[here])  # noqa: E711
-        for before in members:  # no field may come twice
-            plain &= before.field[here] != fields
+            keys[active] = member_keys
+        is_plain &= member_end <= stops[active]
+        is_plain &= (member_keys != None) & (member_keys == keys[active])  # noqa: E711
+        for earlier in members:  # a field that comes twice is an error
+            is_plain &= earlier.field[active] != fields
         column = Members(np.full_like(keys, None), np.zeros_like(starts), np.zeros_like(stops))
-        column.field[here], column.start[here], column.stop[here] = fields, begin, begin + sizes
+        column.field[active] = fields
+        column.start[active] = payload_start
+        column.stop[active] = payload_start + size
         members.append(column)
-        odd[here[~plain]] = True
-        more = plain & (end < stops[here])
-        here, offset = here[more], end[more]
-    odd[here] = True  # where it was not worth going on
+        odd[active[~is_plain]] = True
+        has_more = is_plain & (member_end < stops[active])
+        active, offset = active[has_more], member_end[has_more]
+    odd[active] = True  # too few were left, or they have too many members
     return Scan(keys, members, odd)
 
 
-def _blocks(blocks: Sequence[Blocks], of: IntArray, numbers: IntArray) -> Blocks:
-    """Return blocks by their numbers in the range that each is of."""
-    bounds = np.searchsorted(of, np.arange(len(blocks) + 1)).tolist()
+def _take_blocks(ranges: Sequence[Blocks], range_of_block: IntArray, numbers: IntArray) -> Blocks:
+    """Return one block per entry: block `numbers[i]` of range `range_of_block[i]`.
+
+    Example: with range_of_block [0, 0, 1], the bounds are [0, 2, 3]. Entries [0, 2) are taken from
+    range 0 and entries [2, 3) from range 1.
+    """
+    bounds = np.searchsorted(range_of_block, np.arange(len(ranges) + 1)).tolist()
     return np.concatenate(
         [
-            one.take(numbers[first:end], axis=0)
-            for one, (first, end) in zip(blocks, pairwise(bounds), strict=True)
+            blocks.take(numbers[first:end], axis=0)
+            for blocks, (first, end) in zip(ranges, pairwise(bounds), strict=True)
             if first < end
         ]
     )
 
 
-def _plain_files(headers: Blocks) -> tuple[npt.NDArray[np.bool_], IntArray]:
+def _plain_files(headers: Blocks) -> tuple[BoolArray, IntArray]:
     """Return which headers are good ones of plain files, and the sizes of these files.
 
-    Numbers must be written as nearly all programs do it, the names are not looked at.
+    Numbers must be written as nearly all programs write them. Names are not checked.
     """
-    size, good = _octal(headers[:, _SIZE : _SIZE + 12], _SIZE_DIGITS)
-    stated, sum_good = _octal(headers[:, _SUM : _SUM + 8], _SUM_DIGITS)
-    own = headers[:, _SUM : _SUM + 8].sum(axis=1, dtype=np.uint32)
-    total = headers.sum(axis=1, dtype=np.uint32) - own + 8 * ord(" ")
-    good &= sum_good & (stated == total)
-    good &= (headers[:, _KIND] == ord("0")) & (headers[:, _PREFIX] == 0)
-    return good, size
+    size, is_good = _octal(headers[:, _SIZE : _SIZE + 12], _NUM_SIZE_DIGITS)
+    checksum_field = headers[:, _CHECKSUM : _CHECKSUM + 8]
+    checksum, is_octal = _octal(checksum_field, _NUM_CHECKSUM_DIGITS)
+    total = headers.sum(axis=1, dtype=np.uint32) - checksum_field.sum(axis=1, dtype=np.uint32)
+    is_good &= is_octal & (checksum == total + 8 * ord(" "))
+    is_good &= (headers[:, _KIND] == ord("0")) & (headers[:, _PREFIX] == 0)
+    return is_good, size
 
 
-def _octal(text: Blocks, num_digits: int) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Return numbers of so many octal digits, and which are such, with only NUL or space behind."""
+def _octal(text: Blocks, num_digits: int) -> tuple[IntArray, BoolArray]:
+    """Return the numbers in fields, and which fields are well-formed.
+
+    A well-formed field has `num_digits` octal digits, then only NUL and spaces. Example with 3
+    digits: ``b"017"`` is 0 * 64 + 1 * 8 + 7 = 15.
+    """
     digits, rest = text[:, :num_digits] - ord("0"), text[:, num_digits:]
-    good = (digits < 8).all(axis=1) & ((rest == 0) | (rest == ord(" "))).all(axis=1)
-    return digits @ 8 ** np.arange(num_digits - 1, -1, -1), good
+    is_octal = (digits < 8).all(axis=1) & ((rest == 0) | (rest == ord(" "))).all(axis=1)
+    return digits @ 8 ** np.arange(num_digits - 1, -1, -1), is_octal
 
 
-def _names(headers: Blocks) -> tuple[Objects, Objects]:
-    """Return the key and the field of each member; None where that is not the whole truth."""
-    found = np.ascontiguousarray(headers[:, _NAME : _NAME + 100]).view("S100")[:, 0].tolist()
-    if b"\0" in b"".join(found):
-        found = [name.partition(b"\0")[0] for name in found]
-    names = [name.decode("utf-8", "surrogateescape") for name in found]
+def _keys_and_fields(headers: Blocks) -> tuple[ObjectArray, ObjectArray]:
+    """Return the key and the field of each member; None where the member belongs to no sample."""
+    raw_names = np.ascontiguousarray(headers[:, _NAME : _NAME + 100]).view("S100")[:, 0].tolist()
+    if b"\0" in b"".join(raw_names):  # bytes after the end of a name
+        raw_names = [name.partition(b"\0")[0] for name in raw_names]
+    names = [name.decode("utf-8", "surrogateescape") for name in raw_names]
     keys, dots, fields = zip(*[name.partition(".") for name in names], strict=True)
     text = "".join(names)
     if "/" in text or "__" in text or "" in keys or "" in dots:  # not all are KEY.FIELD

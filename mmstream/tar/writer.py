@@ -1,7 +1,4 @@
-"""Write shards: samples in, a deterministic tar out.
-
-The converter writes with it. The same samples give the same bytes on every machine.
-"""
+"""Write shards: samples in, a deterministic tar out. The converter writes with it."""
 
 from __future__ import annotations
 
@@ -15,20 +12,38 @@ __all__ = ["TarWriter"]
 
 
 class TarWriter:
-    """Writes samples as a deterministic tar: same samples, same bytes, on any machine.
+    """Writes samples as a tar. The same samples give the same bytes on every machine.
 
-    Headers carry mtime 0, uid and gid 0, mode 0444 and no names of users; ustar, with a pax header
-    only where a name is too long for it.
+    Headers have mtime 0, uid and gid 0, mode 0444 and no names of users. The format is ustar. A pax
+    header is added only when a name is too long for it.
+
+    Args:
+        file: Where the tar is written. It stays open.
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> writer = TarWriter(file)
+        >>> writer.add("0001", {"jpg": bytes(1000), "txt": b"a cat"})
+        >>> writer.add("0002", {"txt": b"a dog"})
+        >>> writer.close()
+        >>> writer.offsets  # headers of 512 bytes, payloads padded to 1,024, 512 and 512
+        [0, 2560, 3584]
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._position = 0
         self.offsets: list[int] = []
-        """Byte offset of every sample so far, and after `close` the end of the last one."""
+        """Byte offset of each sample. After `close`, also the end of the last one."""
 
     def add(self, key: str, fields: Mapping[str, bytes]) -> None:
-        """Append one sample. A key must be new and without dots; neither is checked here."""
+        """Append one sample.
+
+        Args:
+            key: Must be new and have no dots. Neither is checked here.
+            fields: Extension -> payload, in the order of the members.
+        """
         self.offsets.append(self._position)
         for field, data in fields.items():
             info = tarfile.TarInfo(f"{key}.{field}")
@@ -38,7 +53,7 @@ class TarWriter:
             self._write(bytes(-len(data) % BLOCK))
 
     def close(self) -> None:
-        """Write the two zero blocks that end a tar; the file itself stays open."""
+        """Write the two blocks of zeros that end a tar. The file stays open."""
         self.offsets.append(self._position)
         self._write(bytes(2 * BLOCK))
 
