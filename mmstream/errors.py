@@ -121,7 +121,7 @@ class BadSampleLimitError(MMStreamError):
 def where(shard: str, index: int, key: str = "", field: str = "") -> str:
     """Return the address of a sample, with which every message about data starts.
 
-    Example:
+    Examples:
         >>> where("shard-000000.tar", 3, "000000004", "jpg")
         'shard-000000.tar[3] 000000004.jpg'
     """

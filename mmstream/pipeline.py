@@ -40,7 +40,7 @@ class Pipeline:
     Raises:
         ConfigError: impossible settings, before any shard is opened.
 
-    Example:
+    Examples:
         >>> pipeline = mm.Pipeline(
         ...     mm.open_dataset("shards/"),
         ...     global_batch_size=256,

@@ -39,11 +39,12 @@ class World:
     Raises:
         ConfigError: There is no such rank.
 
-    Example:
-        Eight GPUs, where two at a time hold the halves of one model::
+    Examples:
+        Eight GPUs, where two at a time hold the halves of one model. GPU 5 passes this to
+        `Loader`:
 
-            world = mm.World(rank=dist.get_rank() // 2, world_size=4)
-            loader = mm.Loader(pipeline, world=world)
+        >>> mm.World(rank=5 // 2, world_size=4)
+        World(rank=2, world_size=4)
     """
 
     rank: int = 0
@@ -97,7 +98,7 @@ def rows_of_rank(
     Raises:
         ConfigError: The rows cannot be shared out so. The message says which settings can.
 
-    Example:
+    Examples:
         >>> [rows_of_rank(8, World(rank, 3), "balanced") for rank in range(3)]
         [(0, 2), (2, 5), (5, 8)]
     """

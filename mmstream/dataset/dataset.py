@@ -43,10 +43,10 @@ class Dataset(Sequence[Sample]):
         bad: int64 [num_bad, 2], sorted (shard, index) of known-bad samples (see ``bad_list.py``).
             Length and random access include them; an epoch leaves them out.
 
-    Example:
+    Examples:
         >>> dataset = mm.open_dataset("shards/")
         >>> len(dataset), dataset[0]["__key__"]
-        (96, '00001')
+        (480, '000000001')
     """
 
     can_finish_epoch = True

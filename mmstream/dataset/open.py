@@ -48,12 +48,12 @@ def open_dataset(
         FileNotFoundError: No such tar.
         StorageError: The storage failed.
 
-    Example:
-        ```python
-        dataset = mm.open_dataset("s3://bucket/corpus")
-        len(dataset)  # number of samples
-        dataset[0]["jpg"]  # bytes of a field; reads this sample alone
-        ```
+    Examples:
+        >>> dataset = mm.open_dataset("shards/")  # or s3://bucket/corpus
+        >>> len(dataset)
+        480
+        >>> type(dataset[0]["jpg"])  # reads this sample alone
+        <class 'bytes'>
     """
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)

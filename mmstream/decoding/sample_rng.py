@@ -17,7 +17,7 @@ def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator
     workers or resumes. Each call starts the stream anew: call it once per transform, or give each
     transform a stream name of its own. `ImageDecoder` uses the stream ``"image"``.
 
-    Example:
+    Examples:
         >>> def add_noise(sample):
         ...     rng = mm.sample_rng(sample, "noise")
         ...     return sample | {"noise": rng.normal(size=4)}

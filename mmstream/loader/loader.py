@@ -59,8 +59,9 @@ class Loader(IterableDataset[Batch]):
     Raises:
         ConfigError: impossible settings, or a pipeline that cannot be sent to workers.
 
-    Example:
-        >>> loader = mm.Loader(pipeline, num_workers=8)
+    Examples:
+        >>> dataset = mm.open_dataset("shards/")
+        >>> loader = mm.Loader(mm.Pipeline(dataset, global_batch_size=32))
         >>> for batch in loader:
         ...     state = loader.state_dict()
     """

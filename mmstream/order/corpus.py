@@ -32,7 +32,7 @@ class Corpus:
         ConfigError: a negative count, more or fewer names than counts, or a bad sample that is not
             in the corpus.
 
-    Example:
+    Examples:
         >>> corpus = Corpus(np.array([5, 5, 5]), bad=np.array([(0, 1)]))
         >>> corpus.num_samples
         14

@@ -24,7 +24,7 @@ def default_grid(num_samples: int, global_batch_size: int) -> tuple[int, int]:
 
     Each lane has at least 1,024 samples. So a small corpus has few lanes, or only one.
 
-    Example:
+    Examples:
         >>> default_grid(1_000_000, global_batch_size=256)
         (8, 8)
         >>> default_grid(10_000, global_batch_size=256)  # at most 9 lanes
@@ -44,7 +44,7 @@ def default_window(num_samples: int, num_bytes: int | None, grid: tuple[int, int
         num_bytes: size of all its shards in bytes. If it is not known, M is 1,024.
         grid: (P, Q).
 
-    Example:
+    Examples:
         >>> default_window(1_000_000, num_bytes=100_000 * 1_000_000, grid=(8, 8))
         335
     """
@@ -93,7 +93,7 @@ def better_grid(
     None means that workers own whole lanes already, that no such grid divides G, or that its lanes
     would have fewer than 1,024 samples.
 
-    Example:
+    Examples:
         >>> better_grid(1_000_000, 256, grid=(8, 8), world_size=16, num_workers=4)
         (8, 16)
     """

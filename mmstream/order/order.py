@@ -117,7 +117,7 @@ class Order:
         Raises:
             ConfigError: impossible settings, or fewer samples than one step needs.
 
-        Example:
+        Examples:
             >>> order = Order.from_counts([5, 5, 5], global_batch_size=4, shuffle=False)
             >>> order.steps_per_epoch
             3
@@ -255,7 +255,7 @@ class Order:
         Raises:
             ConfigError: an epoch has no such step.
 
-        Example:
+        Examples:
             >>> order = Order.from_counts([5, 5, 5], global_batch_size=4, seed=1)
             >>> shard, index, valid = order.refs(epoch=0, step=2)
             >>> list(zip(shard.tolist(), index.tolist()))

@@ -23,7 +23,7 @@ def stream_key(*purpose: int | str) -> int:
     Args:
         *purpose: integers and words. A numpy integer gives the key of the plain integer.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> stream_key(7, "chunks") == stream_key(np.int64(7), "chunks")
         True
@@ -46,7 +46,7 @@ def random_words(size: int, *purpose: int | str) -> npt.NDArray[np.uint64]:
 def permutation(size: int, *purpose: int | str) -> npt.NDArray[np.int64]:
     """Return int64 [size], a permutation of 0 to size-1. It depends on `purpose` alone.
 
-    Example:
+    Examples:
         >>> permutation(8, 1, "x").tolist()
         [2, 4, 3, 6, 5, 7, 0, 1]
     """

@@ -30,7 +30,7 @@ class MemoryStore:
     Every worker holds a copy: use it for megabytes, not gigabytes. What a worker process writes is
     not seen by the others.
 
-    Example:
+    Examples:
         >>> from mmstream.storage import open_store
         >>> store = open_store("memory://example/corpus")
         >>> store.write("captions.txt", b"a cat\na dog\n")

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import json
 import os
+import re
 import shutil
 import types
 from pathlib import Path
@@ -100,6 +101,11 @@ def examples_that_fail(module):
 def test_the_examples_in_docstrings_do_what_they_say(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert examples_that_fail(importlib.import_module(name)) == 0
+
+
+def test_examples_stand_under_the_heading_that_the_reference_knows():
+    modules = (ROOT / "mmstream").rglob("*.py")
+    assert [m.name for m in modules if re.search(r"^ +Example:$", m.read_text(), re.M)] == []
 
 
 def test_an_example_that_is_wrong_is_found():

@@ -62,7 +62,7 @@ def whole_shares(weights: Sequence[float]) -> list[int]:
         ConfigError: no weight is above 0, one is not a number from 0 up, or one is too small
             beside the others to be kept.
 
-    Example:
+    Examples:
         >>> whole_shares([0.5, 0.2, 0])
         [5, 2, 0]
     """
