@@ -12,16 +12,25 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         exit 2
     }
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-    install() {
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps "$@"
-    }
-    install --require-hashes --requirement "$root/requirements.lock"
-    # A CUDA build of torch needs CUDA packages beside it; a CPU build does not.
+    pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+    # torch first: pip takes the build that this machine's package index prefers, such as a CPU build.
+    # With --require-hashes it would always take the CUDA build, so its hash is checked here.
+    wheels=$(mktemp -d)
+    pip download --no-deps --dest "$wheels" "$(grep -o '^torch==[^ ]*' "$root/requirements.lock")"
+    if ! grep -q "$(sha256sum "$wheels"/torch-*.whl | cut -d' ' -f1)" "$root/requirements.lock"; then
+        echo "$(basename "$wheels"/torch-*.whl): its hash is not in requirements.lock" >&2
+        exit 1
+    fi
+    pip install --no-deps "$wheels"/torch-*.whl
+    rm -r "$wheels"
+    pip install --no-deps --require-hashes --requirement "$root/requirements.lock"
+    # A CUDA build of torch needs CUDA packages beside it.
     if "$venv/bin/python" -c 'import sys; from importlib.metadata import requires
 sys.exit(sys.platform != "linux" or not any("nvidia" in name for name in requires("torch")))'; then
-        install --require-hashes --requirement "$root/requirements-cuda.lock"
+        pip install --no-deps --require-hashes --requirement "$root/requirements-cuda.lock"
     fi
-    install --no-build-isolation --editable "$root"
+    pip install --no-deps --no-build-isolation --editable "$root"
+    unset -f pip
     echo "$wanted" > "$stamp"
 fi
 PATH="$venv/bin:$PATH"
