@@ -26,8 +26,8 @@ def test_both_decoders_feed_the_same_model(
     sizes = bench_device.Sizes(files=4, batch=2, copy_mib=1, steps=3, width=16, depth=1, rounds=1)
     device = torch.device("cpu")
     assert all(way() > 0 for way in bench_device.decode_ways(device, sizes).values())
-    assert bench_device.copied(device, sizes) > 0
+    assert bench_device.copy_rate(device, sizes) > 0
     write_corpus(tmp_path, 6)
-    bench_device.loops(str(tmp_path), device, sizes, num_workers=0)
+    bench_device.compare_loops(str(tmp_path), device, sizes, num_workers=0)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[1].split("=")[1] for line in lines] == ['"cpu")', '"cuda")']

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--system", action="append", choices=SYSTEMS, help="only these; repeat")
     parser.add_argument("--train", action="store_true", help="also real processes over gloo")
     parser.add_argument(
-        "--cache", type=Path, default=environments.CACHE, help="peers' environments"
+        "--cache", type=Path, default=environments.CACHE, help="folder of the peers"
     )
     options = parser.parse_args()
     names = options.system or list(SYSTEMS)

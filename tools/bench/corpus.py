@@ -1,8 +1,8 @@
-"""The data of the benchmarks: tars of photographs and captions, and a tokenizer for these.
+"""The data of the benchmarks: tars of photographs and captions, and a tokenizer for the captions.
 
-The photographs are the embedded corpus's. Small ones are scaled to 500x375; large ones are laid
-out of many small ones, so that a megapixel holds as many details, and bytes, as a small photograph
-has: an enlarged picture would be smooth, and easier to decode than any photograph.
+The photographs come from the corpus of the demo. Small images are scaled to 500x375. Large images
+are mosaics of many small ones. So a megapixel of a large image has as much detail, and as many
+bytes, as a small photograph. An enlarged photograph would be smooth and easier to decode.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ QUALITY = 92
 
 
 class Photograph(NamedTuple):
-    """An encoded picture and what is said about it."""
+    """A JPEG and its captions."""
 
     jpeg: bytes
     captions: list[str]
 
 
 def write_corpus(folder: Path, num_samples: int, samples_per_shard: int = 500) -> None:
-    """Write tars of photographs of 500x375, about 48 kB each, with captions."""
+    """Write tars of photographs of 500x375, about 48 kB each, and their captions."""
     _write_tars(folder, photographs(), num_samples, samples_per_shard)
 
 
 def write_large_corpus(folder: Path, num_samples: int, samples_per_shard: int = 32) -> None:
-    """Write tars of pictures of 2 to 12 megapixels, 1 to 5 MB each, with captions."""
-    _write_tars(folder, large_pictures(), num_samples, samples_per_shard)
+    """Write tars of images of 2 to 12 megapixels, 1 to 5 MB each, and their captions."""
+    _write_tars(folder, large_images(), num_samples, samples_per_shard)
 
 
 def photographs() -> list[Photograph]:
-    """Return the embedded photographs as JPEG of 500x375."""
-    return [Photograph(_encode(image), captions) for image, captions in _embedded()]
+    """Return the photographs of the demo as JPEGs of 500x375."""
+    return [Photograph(_encode(image), captions) for image, captions in _demo_images()]
 
 
-def large_pictures(num_of_each: int = 4) -> list[Photograph]:
-    """Return pictures of each of the large sizes, laid out of the embedded photographs."""
+def large_images(num_per_size: int = 4) -> list[Photograph]:
+    """Return mosaics of the demo's photographs in each of the large sizes."""
     from PIL import Image
 
-    tiles = [(image, captions) for image, captions in _embedded()]
-    made = []
-    for number in range(num_of_each * len(LARGE_SIZES)):
-        size = LARGE_SIZES[number % len(LARGE_SIZES)]
-        canvas = Image.new("RGB", size)
-        corners = [(x, y) for y in range(0, size[1], HEIGHT) for x in range(0, size[0], WIDTH)]
-        for place, corner in enumerate(corners):
-            canvas.paste(tiles[(7 * number + place) % len(tiles)][0], corner)
-        made.append(Photograph(_encode(canvas), tiles[number][1]))
-    return made
+    tiles = list(_demo_images())
+    mosaics = []
+    for number in range(num_per_size * len(LARGE_SIZES)):
+        width, height = LARGE_SIZES[number % len(LARGE_SIZES)]
+        canvas = Image.new("RGB", (width, height))
+        corners = [(x, y) for y in range(0, height, HEIGHT) for x in range(0, width, WIDTH)]
+        for tile, corner in enumerate(corners):
+            canvas.paste(tiles[(7 * number + tile) % len(tiles)][0], corner)
+        mosaics.append(Photograph(_encode(canvas), tiles[number][1]))
+    return mosaics
 
 
 def write_tokenizer(folder: Path, vocabulary: int = 2000) -> None:
-    """Train a byte-level BPE on the embedded captions and save it, with <pad> and <eos>."""
+    """Train a byte-level BPE with <pad> and <eos> on the demo's captions and save it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -76,7 +76,7 @@ def write_tokenizer(folder: Path, vocabulary: int = 2000) -> None:
 
 
 def _write_tars(
-    folder: Path, pictures: list[Photograph], num_samples: int, samples_per_shard: int
+    folder: Path, images: list[Photograph], num_samples: int, samples_per_shard: int
 ) -> None:
     from mmstream.dataset.index import encode_index
     from mmstream.tar.writer import TarWriter
@@ -87,7 +87,7 @@ def _write_tars(
         with path.open("wb") as file:
             writer = TarWriter(file)
             for number in islice(numbers, samples_per_shard):
-                data, captions = pictures[number % len(pictures)]
+                data, captions = images[number % len(images)]
                 text = captions[number % len(captions)].encode()
                 writer.add(f"{number:06d}", {"jpg": data, "txt": text})
             writer.close()
@@ -100,7 +100,7 @@ def _rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(corpus_rows()).read_text().splitlines()]
 
 
-def _embedded() -> Iterator[tuple[Any, list[str]]]:
+def _demo_images() -> Iterator[tuple[Any, list[str]]]:
     from PIL import Image
 
     from mmstream.demo.demo import corpus_rows

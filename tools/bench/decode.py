@@ -1,10 +1,12 @@
-"""JPEG bytes to 224x224, on one thread, way by way: ``python -m tools.bench.decode [--quick]``.
+"""Ways from JPEG bytes to 224x224 on one thread: ``python -m tools.bench.decode [--quick]``.
 
-Every way decodes the same files in interleaved rounds; medians of images/s are printed (CPU time,
-so that a busy machine matters less), and how near a way comes to torchvision on the whole decoded
-picture. The files are mosaics of the photographs of the demo corpus, which keep the detail of small
-photographs at every size; ``--images FOLDER`` takes yours (of ways that leave a picture lying on
-its side, as all but `ImageDecoder` do, the last columns say so).
+Every way decodes the same files, in interleaved rounds. The table has medians of images/s by CPU
+time, so that a busy machine matters less. The last columns have the PSNR in dB against torchvision
+on the image decoded at full size.
+
+The files are mosaics of the demo's photographs, which have the detail of a small photograph at
+every size. ``--images FOLDER`` measures other JPEGs. Only `ImageDecoder` rotates by EXIF, so the
+PSNR of other ways is low where a file needs that.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ Way = Callable[[bytes], Any]
 
 SIZE = 224
 SHAPES = {(500, 375): 24, (2000, 1500): 8, (4000, 3000): 4}
-"""(width, height) of the files, and how many are decoded a round."""
+"""(width, height) of the files -> files per round."""
 QUALITY = 80
 
 
@@ -60,47 +62,47 @@ def main() -> None:
 
 
 def mosaic(shape: tuple[int, int], seed: int) -> bytes:
-    """Return a JPEG of this (width, height) laid out of photographs at their own size."""
+    """Return a JPEG of this (width, height) with photographs side by side, not scaled."""
     folder = Path(mmstream.__file__).parent / "demo" / "corpus" / "images"
     photos = sorted(folder.glob("*.jpg"))
     order = np.random.default_rng(seed).permutation(len(photos))
     canvas = Image.new("RGB", shape)
-    tiles = [(x, y) for y in range(0, shape[1], 190) for x in range(0, shape[0], 190)]
-    for number, place in enumerate(tiles):
+    corners = [(x, y) for y in range(0, shape[1], 190) for x in range(0, shape[0], 190)]
+    for number, corner in enumerate(corners):
         with Image.open(photos[order[number % len(order)]]) as photo:
-            canvas.paste(photo, place)
+            canvas.paste(photo, corner)
     file = io.BytesIO()
     canvas.save(file, "JPEG", quality=QUALITY)
     return file.getvalue()
 
 
 def report(title: str, files: Sequence[bytes], rounds: int) -> None:
-    """Time every way on these files, and print a table."""
+    """Time every way on these files and print a table."""
     ways = all_ways()
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 1):
+    for number in range(rounds + 1):
         for name, way in ways.items():
             start = time.process_time()
             for data in files:
                 way(data)
-            if turn:  # the first round warms up
+            if number:  # the first round warms up
                 seconds[name].append(time.process_time() - start)
     base = statistics.median(seconds[REFERENCE])
     kb = sum(map(len, files)) / len(files) / 1024
     print(f"\n{title} of {kb:,.0f} KiB -> {SIZE}, {rounds} rounds, one thread")
     print(f"{'':44} images/s    ratio   PSNR mean    worst")
     for name, way in ways.items():
-        took = statistics.median(seconds[name])
-        near = [psnr(way(data), resize_whole(ImageDecoder()(data))) for data in files]
-        quality = f"{statistics.mean(near):9.1f} {min(near):8.1f}" if near[0] else ""
-        print(f"{name:44} {len(files) / took:8.0f} {base / took:8.2f}   {quality}")
+        median = statistics.median(seconds[name])
+        decibels = [psnr(way(data), resize_whole(ImageDecoder()(data))) for data in files]
+        quality = f"{statistics.mean(decibels):9.1f} {min(decibels):8.1f}" if decibels[0] else ""
+        print(f"{name:44} {len(files) / median:8.0f} {base / median:8.2f}   {quality}")
 
 
 REFERENCE = "Pillow, torchvision Resize, float, normalise"
 
 
 def all_ways() -> dict[str, Way]:
-    """Return the ways by name: the usual one first, OpenCV where it is installed."""
+    """Return the ways by name, the usual one first. OpenCV's are there if it is installed."""
     import_torchvision()
     from torchvision.transforms import v2
 
@@ -134,7 +136,7 @@ def all_ways() -> dict[str, Way]:
 
 
 def at_a_quarter(data: bytes) -> Pixels:
-    """Return a picture that libjpeg decodes at a quarter of its size."""
+    """Return an image that libjpeg decodes at a quarter of its size."""
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     small: Pixels = simplejpeg.decode_jpeg(
         data, "RGB", min_height=-(-height // 4), min_width=-(-width // 4)
@@ -143,48 +145,48 @@ def at_a_quarter(data: bytes) -> Pixels:
 
 
 def decode_only(data: bytes) -> Pixels | None:
-    """Decode at a quarter of the size by the compiled module; None where it leaves the file."""
+    """Decode at a quarter of the size by the compiled module; None: it does not take the file."""
     image = decode_reduced(data, 4)
     return None if image is None else image[:0]
 
 
 def resize_whole(image: Pixels) -> Pixels:
-    """Return what torchvision's v2 on the decoded tensor gives, bit for bit."""
+    """Resize and crop the decoded image, bit for bit as torchvision's v2 does on a tensor."""
     height, width, _ = image.shape
     new = (SIZE, int(SIZE * width / height))
     if height > width:
         new = (int(SIZE * height / width), SIZE)
     view = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     resized = F.interpolate(view, new, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
-    return cut(resized.numpy())
+    return crop_centre(resized.numpy())
 
 
 def pillow_draft(data: bytes) -> Pixels:
-    """Return a picture that Pillow decodes small, and scales with its own filter."""
+    """Return an image that Pillow decodes at a reduced size and resizes with its own filter."""
     image = Image.open(io.BytesIO(data))
     scale = SIZE / min(image.size)
     new = (int(image.width * scale), int(image.height * scale))
     image.draft("RGB", new)
-    return cut(np.asarray(image.resize(new, Image.Resampling.BILINEAR)))
+    return crop_centre(np.asarray(image.resize(new, Image.Resampling.BILINEAR)))
 
 
 def opencv(cv2: Any, flag: int, data: bytes) -> Pixels:
-    """Return a picture by OpenCV; one that was decoded too small is enlarged again."""
+    """Return an image from OpenCV; an image that was decoded too small is enlarged."""
     image = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     scale = SIZE / min(image.shape[:2])
     new = (max(SIZE, int(image.shape[1] * scale)), max(SIZE, int(image.shape[0] * scale)))
     resized = cv2.resize(image, new, interpolation=cv2.INTER_AREA)
-    return cut(cv2.cvtColor(resized, cv2.COLOR_BGR2RGB))
+    return crop_centre(cv2.cvtColor(resized, cv2.COLOR_BGR2RGB))
 
 
-def cut(image: Pixels) -> Pixels:
-    """Cut out the centre, as torchvision does."""
+def crop_centre(image: Pixels) -> Pixels:
+    """Return the central square, as torchvision does."""
     top, left = round((image.shape[0] - SIZE) / 2), round((image.shape[1] - SIZE) / 2)
     return np.ascontiguousarray(image[top : top + SIZE, left : left + SIZE])
 
 
 def psnr(image: Any, expected: Pixels) -> float:
-    """Return decibels, 99 for equal pictures, 0 where the result is no picture."""
+    """Return decibels: 99 for equal images, 0 if the way returns no uint8 image."""
     if getattr(image, "dtype", None) != np.uint8 or image.shape != expected.shape:
         return 0.0
     error = float(np.mean((image.astype(np.float64) - expected) ** 2))

@@ -1,15 +1,15 @@
-"""Pictures on their way to a GPU: ``python -m tools.bench.device [--quick]``.
+"""Images on their way to a GPU: ``python -m tools.bench.device [--quick]``.
 
-Three things, each in interleaved rounds of which medians are printed:
+Prints medians of interleaved rounds of three measurements:
 
-    decode   JPEG of 500x375 to 224x224, images/s: the CPU's decoder on one thread and on all
-             cores, and what `to_device` does with ``ImageDecoder(device="cuda")``
+    decode   JPEG of 500x375 to 224x224, images/s: by the CPU on one thread and on all cores, and
+             by `to_device` with ``ImageDecoder(device="cuda")``
     copy     pinned memory to the device, GB/s
-    loop     training steps of a ViT-S/16 from tars, ``device="cpu"`` and ``device="cuda"``:
-             samples/s, and the share of time in which the GPU had nothing to do
+    loop     training steps of a ViT-S/16 from tars, decoded on the CPU and on the device:
+             samples/s, and the share of time in which the GPU was idle
 
-Without a GPU it says so and ends with 0. ``--device cpu`` runs all of it in tiny sizes, libjpeg in
-nvJPEG's place: to see that it runs, not how fast.
+Without a GPU the benchmark prints one line and exits with 0. ``--device cpu`` runs all of it with
+tiny sizes and libjpeg instead of nvJPEG. That shows that it runs, and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NORMALIZE = mm.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Amounts of data and work of a run."""
 
     files: int = 512
     batch: int = 128
@@ -59,14 +59,14 @@ TINY = Sizes(files=16, batch=8, copy_mib=8, steps=3, width=32, depth=1, rounds=2
 
 
 def main() -> None:
-    """Measure."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--num-workers", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--quick", action="store_true", help="two rounds")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device, nothing measured (--device cpu: tiny sizes, to see that it runs)")
+        print("no CUDA device: nothing was measured (--device cpu runs tiny sizes on the CPU)")
         return
     device = torch.device(options.device)
     sizes = Sizes(rounds=2 if options.quick else 5) if device.type == "cuda" else TINY
@@ -75,66 +75,67 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, {sizes.rounds} rounds")
     report("images/s", decode_ways(device, sizes), sizes.rounds)
-    report("GB/s", {"copy from pinned memory": lambda: copied(device, sizes)}, sizes.rounds)
+    report("GB/s", {"copy from pinned memory": lambda: copy_rate(device, sizes)}, sizes.rounds)
     with tempfile.TemporaryDirectory() as folder:
         write_corpus(Path(folder), sizes.batch * sizes.steps, samples_per_shard=512)
-        loops(folder, device, sizes, options.num_workers)
+        compare_loops(folder, device, sizes, options.num_workers)
 
 
 def report(unit: str, ways: dict[str, Callable[[], float]], rounds: int) -> None:
     """Print the median of each way."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 1):
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
         for name, way in ways.items():
             value = way()
-            if turn:  # the first round warms up
-                found[name].append(value)
-    for name, values in found.items():
+            if number:  # the first round warms up
+                rates[name].append(value)
+    for name, values in rates.items():
         print(f"{name:44} {statistics.median(values):10,.1f} {unit}")
 
 
 def decode_ways(device: torch.device, sizes: Sizes) -> dict[str, Callable[[], float]]:
-    """Return ways to decode the same files."""
+    """Return ways to decode the same files, as functions that return images/s."""
     photos = [photo.jpeg for photo in photographs()]
     files = [photos[number % len(photos)] for number in range(sizes.files)]
-    here, there = mm.ImageDecoder(size=SIZE), mm.ImageDecoder(size=SIZE, device="cuda")
-    left = [encode_or_decode(file, "jpg", there, None) for file in files]
-    groups = [left[at : at + sizes.batch] for at in range(0, len(left), sizes.batch)]
+    on_cpu = mm.ImageDecoder(size=SIZE)
+    on_gpu = mm.ImageDecoder(size=SIZE, device="cuda")
+    encoded = [encode_or_decode(file, "jpg", on_gpu, None) for file in files]
+    groups = [encoded[first : first + sizes.batch] for first in range(0, len(files), sizes.batch)]
     batches = [EncodedImages.of(group) for group in groups]
-    decoder = DeviceDecoder(device, decode_of(device), None)
+    decoder = DeviceDecoder(device, jpeg_decoder(device), None)
     cores = len(os.sched_getaffinity(0))
 
     def one_thread() -> float:
-        return rate(len(files), device, lambda: [here(file) for file in files])
+        return rate(len(files), device, lambda: [on_cpu(file) for file in files])
 
     def all_cores() -> float:
         with ThreadPoolExecutor(cores) as pool:
-            return rate(len(files), device, lambda: list(pool.map(here, files)))
+            return rate(len(files), device, lambda: list(pool.map(on_cpu, files)))
 
     def on_device() -> float:
-        return rate(len(files), device, lambda: [decoder({"image": one}) for one in batches])
+        return rate(len(files), device, lambda: [decoder({"image": batch}) for batch in batches])
 
     return {
         "decode, CPU, one thread": one_thread,
         f"decode, CPU, {cores} threads": all_cores,
         f"decode, device, batches of {sizes.batch}": on_device,
         "header and plan alone, one thread": lambda: rate(
-            len(files), device, lambda: [encode_or_decode(f, "jpg", there, None) for f in files]
+            len(files), device, lambda: [encode_or_decode(f, "jpg", on_gpu, None) for f in files]
         ),
     }
 
 
-def copied(device: torch.device, sizes: Sizes) -> float:
-    """Copy host memory to the device once."""
+def copy_rate(device: torch.device, sizes: Sizes) -> float:
+    """Copy host memory to the device once and return GB/s."""
     host = torch.empty(sizes.copy_mib * 2**20, dtype=torch.uint8)
-    there = torch.empty_like(host, device=device)
+    target = torch.empty_like(host, device=device)
     if device.type == "cuda":
         host = host.pin_memory()
-    return rate(host.numel() / 1e9, device, lambda: there.copy_(host, non_blocking=True))
+    return rate(host.numel() / 1e9, device, lambda: target.copy_(host, non_blocking=True))
 
 
 def rate(amount: float, device: torch.device, work: Callable[[], object]) -> float:
-    """Return how much of it is done a second, the device's part included."""
+    """Return the amount per second of some work, including what the device does for it."""
     wait(device)
     start = time.perf_counter()
     work()
@@ -142,12 +143,12 @@ def rate(amount: float, device: torch.device, work: Callable[[], object]) -> flo
     return amount / (time.perf_counter() - start)
 
 
-def loops(folder: str, device: torch.device, sizes: Sizes, num_workers: int) -> None:
-    """Train the same model from pictures decoded here and there, in turns."""
+def compare_loops(folder: str, device: torch.device, sizes: Sizes, num_workers: int) -> None:
+    """Train a model with images decoded on the CPU and on the device, in turns, and print."""
     model = Vit(sizes.width, sizes.depth).to(device)
-    found: dict[Backend, list[tuple[float, float]]] = {"cpu": [], "cuda": []}
-    for turn in range(sizes.rounds + 1):
-        for backend, values in found.items():
+    rounds: dict[Backend, list[tuple[float, float]]] = {"cpu": [], "cuda": []}
+    for number in range(sizes.rounds + 1):
+        for backend, values in rounds.items():
             image = mm.ImageDecoder(size=SIZE, crop="random", flip=0.5, device=backend)
             pipeline = mm.Pipeline(
                 mm.open_dataset(folder),
@@ -162,13 +163,13 @@ def loops(folder: str, device: torch.device, sizes: Sizes, num_workers: int) -> 
                     device,
                     normalize=NORMALIZE,
                     dtype=torch.bfloat16,
-                    decode_jpegs=decode_of(device),
+                    decode_jpegs=jpeg_decoder(device),
                 )
-                next(iter(batches))  # the workers are up
+                next(iter(batches))  # the workers have started
                 measured = train(model, batches, device)
-            if turn:
+            if number:  # the first round warms up
                 values.append(measured)
-    for backend, values in found.items():
+    for backend, values in rounds.items():
         speed, idle = (statistics.median(column) for column in zip(*values, strict=True))
         title = f'loop, ImageDecoder(device="{backend}"), {num_workers} workers'
         print(f"{title:44} {speed:10,.1f} samples/s, device idle {idle:.0%}")
@@ -177,7 +178,7 @@ def loops(folder: str, device: torch.device, sizes: Sizes, num_workers: int) -> 
 def train(
     model: Vit, batches: Iterable[dict[str, Any]], device: torch.device
 ) -> tuple[float, float]:
-    """Return samples/s, and the share of time between steps: on CUDA the GPU's own."""
+    """Return samples/s and the share of time between steps (on CUDA: of the GPU's time)."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     marks: list[tuple[Mark, Mark]] = []
     num_samples = 0
@@ -190,7 +191,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         marks.append((begin, Mark(device)))
-        num_samples += len(labels) if len(marks) > 1 else 0  # from the end of the first step on
+        num_samples += len(labels) if len(marks) > 1 else 0  # time counts after the first step
     wait(device)
     total = marks[0][1].until(marks[-1][1])
     idle = sum(before[1].until(after[0]) for before, after in pairwise(marks))
@@ -198,7 +199,7 @@ def train(
 
 
 class Mark:
-    """A moment: of the GPU's stream, or of this process."""
+    """A point in time, in the GPU's stream or in this process."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: torch.cuda.Event | None = None
@@ -208,7 +209,7 @@ class Mark:
             self._event.record()
 
     def until(self, other: Mark) -> float:
-        """Return seconds."""
+        """Return the seconds between two marks."""
         if self._event is None or other._event is None:
             return other._time - self._time
         return float(self._event.elapsed_time(other._event)) / 1000
@@ -220,7 +221,7 @@ class Vit(nn.Module):
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, 16, stride=16)
-        self.place = nn.Parameter(torch.zeros(1, (SIZE // 16) ** 2, width))
+        self.positions = nn.Parameter(torch.zeros(1, (SIZE // 16) ** 2, width))
         layer = nn.TransformerEncoderLayer(
             width, max(1, width // 64), 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
         )
@@ -229,24 +230,24 @@ class Vit(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Return logits."""
-        tokens = self.patches(image).flatten(2).transpose(1, 2) + self.place
+        tokens = self.patches(image).flatten(2).transpose(1, 2) + self.positions
         logits: torch.Tensor = self.head(self.layers(tokens).mean(1))
         return logits
 
 
-def decode_of(device: torch.device) -> DecodeJpegs:
-    """Return nvJPEG, or on the CPU libjpeg in its place."""
+def jpeg_decoder(device: torch.device) -> DecodeJpegs:
+    """Return nvJPEG, or libjpeg on the CPU."""
     return nvjpeg if device.type == "cuda" else libjpeg
 
 
 def libjpeg(files: list[torch.Tensor], _: torch.device) -> list[torch.Tensor]:
-    """Decode as nvJPEG does."""
-    found = [np.asarray(simplejpeg.decode_jpeg(file.numpy().tobytes())) for file in files]
-    return [torch.from_numpy(pixels).permute(2, 0, 1).contiguous() for pixels in found]
+    """Decode JPEGs and return uint8 [3, height, width] tensors, as `nvjpeg` does."""
+    images = [np.asarray(simplejpeg.decode_jpeg(file.numpy().tobytes())) for file in files]
+    return [torch.from_numpy(image).permute(2, 0, 1).contiguous() for image in images]
 
 
 def wait(device: torch.device) -> None:
-    """Wait for the device."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

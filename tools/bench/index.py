@@ -1,12 +1,12 @@
-"""Indexing tars of small samples, beside energon: ``python -m tools.bench.index --rounds 3``.
+"""Indexing tars of small samples, beside Energon: ``python -m tools.bench.index --rounds 3``.
 
-Energon publishes 400,000 small samples in 40 shards: 40.1 s with 1 worker, 6.5 s with 8. Here both
-index the same tars on this machine, each in processes of its own, in interleaved rounds: start and
-imports count, as for anyone at a prompt. Energon's row is left out where its environment cannot be
-made (see `tools.bench.peers.environments`).
+Energon's documentation has figures for 400,000 small samples in 40 shards: 40.1 s with 1 worker,
+6.5 s with 8. This benchmark lets both index the same tars in interleaved rounds. Every measurement
+is a new process, and its start and imports count. If Energon cannot be installed
+(`tools.bench.peers.environments`), its rows are left out.
 
-Energon's ``prepare`` also writes a database of keys and dataset files; with ``--tar-index-only`` it
-writes what we write, offsets.
+Energon's ``prepare`` also writes a database of keys and files that describe the dataset. With
+``--tar-index-only`` it writes offsets only, as mmstream does.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PREPARE = "prepare --non-interactive --no-progress"
 
 
 def main() -> None:
-    """Write the tars, let both index them, print a table."""
+    """Write the tars, let both systems index them, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=400_000)
     parser.add_argument("--shards", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="of the peers' environments")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the peers")
     options = parser.parse_args()
     systems = {
         "mmstream index": [sys.executable, "-m", "mmstream", "index", "--overwrite", "TARS"],
@@ -45,10 +45,10 @@ def main() -> None:
         print(f"energon is left out: {error}\n", file=sys.stderr)
     else:
         workers = ["--num-workers", str(options.workers), "TARS"]
-        whole = "--split-ratio 1,0,0 --skip-dataset-yaml --force-overwrite"
-        systems["energon prepare"] = [tool, *PREPARE.split(), *whole.split(), *workers]
-        again = [tool, *PREPARE.split(), "--tar-index-only", *workers]
-        systems["energon prepare --tar-index-only"] = again
+        full = "--split-ratio 1,0,0 --skip-dataset-yaml --force-overwrite"
+        systems["energon prepare"] = [tool, *PREPARE.split(), *full.split(), *workers]
+        index_only = [tool, *PREPARE.split(), "--tar-index-only", *workers]
+        systems["energon prepare --tar-index-only"] = index_only
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     with tempfile.TemporaryDirectory() as folder:
         num_bytes = write_tars(Path(folder), options.samples, options.shards)
@@ -64,10 +64,11 @@ def main() -> None:
 
 
 def write_tars(folder: Path, num_samples: int, num_shards: int) -> int:
-    """Write tars of samples of about 1 kB in two files; return their bytes."""
+    """Write tars of samples of two files, about 1 kB together, and return the tars' bytes."""
     from mmstream.tar.writer import TarWriter
 
-    rng, num_bytes = random.Random(0), 0
+    rng = random.Random(0)
+    num_bytes = 0
     for shard in range(num_shards):
         with Path(folder, f"shard-{shard:06d}.tar").open("wb") as file:
             writer = TarWriter(file)
@@ -96,12 +97,12 @@ def timed(command: list[str], folder: str) -> float:
 def report(seconds: dict[str, list[float]]) -> None:
     """Print medians, spreads and ratios as a table."""
     base = statistics.median(seconds["mmstream index"])
-    print("| | s, median (min-max) | times ours |")
+    print("| | s, median (min-max) | times mmstream's |")
     print("|---|---|---|")
     for name, runs in seconds.items():
-        middle = statistics.median(runs)
+        median = statistics.median(runs)
         spread = f"{min(runs):.2f}-{max(runs):.2f}"
-        print(f"| {name} | {middle:.2f} ({spread}) | {middle / base:.1f}x |")
+        print(f"| {name} | {median:.2f} ({spread}) | {median / base:.1f}x |")
 
 
 if __name__ == "__main__":

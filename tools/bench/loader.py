@@ -1,29 +1,30 @@
-"""mmstream beside other loaders, decoded samples a second: ``python -m tools.bench.loader``.
+"""Decoded samples per second beside other loaders: ``python -m tools.bench.loader``.
 
-The same pictures and the same work for all: decode, shorter side to 256, centre 224, text to 128
-tokens with one fast BPE tokenizer, shuffled, in batches. Every measurement is a process of its own;
-rounds are interleaved; medians are printed, with ratios to the fastest peer and the fastest bare
-loop. Tables:
+All loaders do the same work on the same images, shuffled and in batches. Images are decoded, the
+shorter side is resized to 256, and the central 224x224 is kept. Texts become 128 tokens with one
+fast BPE tokenizer. Every measurement is a new process, and rounds are interleaved. The tables have
+medians, and ratios to the fastest peer and to the fastest bare loop:
 
     decoded     photographs of 500x375
-    large       pictures of 2 to 12 megapixels
-    curve       mmstream with more and fewer workers and threads
+    large       images of 2 to 12 megapixels
+    curve       mmstream with different numbers of workers and threads
 
-Undecoded samples and indexes have tools of their own: `tools.bench.raw` and `tools.bench.index`.
+`tools.bench.raw` measures samples without decoding, and `tools.bench.index` measures indexing.
 
-Each peer has two rows. By its name alone it does what its users write: Pillow, torchvision's
-transforms, the tokenizer on each text, float32. "with mmstream's decoder" is the same loader with
-this project's decoders as its map function, uint8 to be normalised on the device: the first row
-says what the whole brings, the second what the loader alone does. mmstream delivers uint8 as it is
-used, and float32 normalised on the host in a row of its own. A bare loop only decodes and resizes
-pictures in memory, in as many processes as the others have workers.
+Every peer has two rows. The row with its name alone is what its users write: Pillow, torchvision's
+transforms, the tokenizer on each text, float32 batches. The row "with mmstream's decoder" uses
+mmstream's decoders as the map function of the same loader and delivers uint8 batches. So the first
+row compares everything, and the second compares the loaders alone. mmstream delivers uint8 batches,
+which are normalised on the device; a row of its own delivers float32, normalised on the host. A
+bare loop only decodes and resizes images in memory, in as many processes as the others have
+workers.
 
-"samples/s" and CPU time (of all processes of the run) count when three seconds and an eighth of the
-epoch have passed, for eight seconds or to the epoch's end; memory is the peak of the run's
-proportional set size, imports included; "first batch" is the time from after the imports to the
-first batch, starting the workers included.
+Columns: "samples/s" and CPU time of all processes are measured for eight seconds or to the end of
+the epoch. They start when three seconds and an eighth of the epoch have passed. Memory is the peak
+of the run's proportional set size, with imports. "First batch" is the time from the end of the
+imports to the first batch, with the start of the workers.
 
-The peers' environments are made at the first run (minutes): see `tools.bench.peers.environments`.
+The first run installs the peers (minutes): `tools.bench.peers.environments`.
 """
 
 from __future__ import annotations
@@ -41,23 +42,23 @@ from tools.bench.peers import environments
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print the tables that were asked for."""
+    """Measure and print the requested tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="append", choices=TABLES, help="repeat; default: all")
     parser.add_argument("--row", action="append", metavar="NAME", help="only these rows; repeat")
-    parser.add_argument("--rounds", type=int, help="instead of a table's own number")
-    parser.add_argument("--samples", type=int, help="instead of a table's own number")
+    parser.add_argument("--rounds", type=int, help="default: the number of each table")
+    parser.add_argument("--samples", type=int, help="default: the number of each table")
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument(
-        "--cache", type=Path, default=environments.CACHE, help="peers' environments"
+        "--cache", type=Path, default=environments.CACHE, help="folder of the peers"
     )
-    parser.add_argument("--quick", action="store_true", help="one round of little data")
+    parser.add_argument("--quick", action="store_true", help="one round with few samples")
     options = parser.parse_args(arguments)
     names = options.table or list(TABLES)
     known = [row.name for name in names for row in TABLES[name].rows]
     for name in options.row or ():
         if name not in known:
-            parser.error(f"--row {name!r}: there are {', '.join(dict.fromkeys(known))}")
+            parser.error(f"no row {name!r}; the rows are {', '.join(dict.fromkeys(known))}")
     print_head()
     for name in names:
         table = sized(TABLES[name], options)
@@ -65,21 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not rows:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(
+            runs = measure(
                 table, rows, Path(folder), table.num_rounds, options.num_workers, options.cache
             )
-        print_table(table, [row for row in rows if row.name in found], found, options.num_workers)
+        print_table(table, [row for row in rows if row.name in runs], runs, options.num_workers)
 
 
 def sized(table: Table, options: argparse.Namespace) -> Table:
-    """Return the table with the number of samples and rounds that were asked for."""
-    num_samples, num_rounds = table.num_samples, table.num_rounds
-    if options.quick:
-        num_samples, num_rounds = 12 * table.batch_size, 1
+    """Return the table with the requested numbers of samples and rounds."""
     return dataclasses.replace(
         table,
-        num_samples=options.samples or num_samples,
-        num_rounds=options.rounds or num_rounds,
+        num_samples=options.samples
+        or (12 * table.batch_size if options.quick else table.num_samples),
+        num_rounds=options.rounds or (1 if options.quick else table.num_rounds),
     )
 
 

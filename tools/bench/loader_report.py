@@ -1,4 +1,4 @@
-"""Prints the tables of `tools.bench.loader`: the machine, the versions, medians and ratios."""
+"""The tables of `tools.bench.loader`: machine, versions, medians and ratios."""
 
 from __future__ import annotations
 
@@ -39,64 +39,65 @@ def print_head() -> None:
 
 
 def print_table(
-    table: Table, rows: list[Row], found: dict[str, list[Run]], num_workers: int
+    table: Table, rows: list[Row], runs: dict[str, list[Run]], num_workers: int
 ) -> None:
-    """Print one table and what it says about mmstream."""
-    num_rounds = max(map(len, found.values()), default=0)
+    """Print one table, and mmstream's ratios to the best of each kind of row."""
+    num_rounds = max(map(len, runs.values()), default=0)
     load = os.getloadavg()[0]
     print(
         f"\n{table.title}: {table.num_samples} samples, batches of {table.batch_size}, "
-        f"{num_rounds} rounds, {num_workers} worker processes where a row says nothing else, "
+        f"{num_rounds} rounds, {num_workers} worker processes unless a row says otherwise, "
         f"load {load:.1f} at the end\n"
     )
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    peer, floor = _fastest(rows, found, "peer"), _fastest(rows, found, "floor")
+    peer = _fastest(rows, runs, "peer")
+    floor = _fastest(rows, runs, "floor")
     for row in rows:
-        speeds = [run["samples_per_s"] for run in found[row.name]]
+        speeds = [run["samples_per_s"] for run in runs[row.name]]
         speed = statistics.median(speeds)
         print(
             f"| {row.name} | {row.delivers} | {speed:,.0f} ({min(speeds):,.0f}-{max(speeds):,.0f}) "
-            f"| {_ratio(speed, peer, found)} | {_ratio(speed, floor, found)} "
-            f"| {middle(row, found, 'cpu_s_per_1000'):.2f} "
-            f"| {middle(row, found, 'peak_bytes') / 1e6:,.0f} "
-            f"| {middle(row, found, 'first_batch_s'):.2f} |"
+            f"| {_ratio(speed, peer, runs)} | {_ratio(speed, floor, runs)} "
+            f"| {median(row, runs, 'cpu_s_per_1000'):.2f} "
+            f"| {median(row, runs, 'peak_bytes') / 1e6:,.0f} "
+            f"| {median(row, runs, 'first_batch_s'):.2f} |"
         )
-    for line in verdicts(rows, found):
+    for line in verdicts(rows, runs):
         print(line)
 
 
-def verdicts(rows: list[Row], found: dict[str, list[Run]]) -> list[str]:
-    """Say in one line for each of mmstream's rows how it stands to the best of each other kind."""
+def verdicts(rows: list[Row], runs: dict[str, list[Run]]) -> list[str]:
+    """Return one line per row of mmstream that compares it with the best row of each other kind."""
     kinds: tuple[Kind, ...] = ("peer", "peer with mmstream's decoder", "floor")
     lines = []
     for ours in (row for row in rows if row.kind == "mmstream"):
-        parts = [
-            f"{_share(ours, best, found, 'samples_per_s'):.2f}x {best.name} "
-            f"with {_share(ours, best, found, 'cpu_s_per_1000'):.0%} of its CPU time"
-            for best in (_fastest(rows, found, kind) for kind in kinds)
+        comparisons = [
+            f"{_quotient(ours, best, runs, 'samples_per_s'):.2f}x {best.name} "
+            f"with {_quotient(ours, best, runs, 'cpu_s_per_1000'):.0%} of its CPU time"
+            for best in (_fastest(rows, runs, kind) for kind in kinds)
             if best is not None
         ]
-        if parts:
-            lines.append(f"- {ours.name}: {', '.join(parts)}")
+        if comparisons:
+            lines.append(f"- {ours.name}: {', '.join(comparisons)}")
     return ["", *lines] if lines else []
 
 
-def middle(row: Row, found: dict[str, list[Run]], what: str) -> float:
-    """Return the median over the rounds."""
-    return statistics.median(run[what] for run in found[row.name])
+def median(row: Row, runs: dict[str, list[Run]], figure: str) -> float:
+    """Return the median of a figure over a row's rounds."""
+    return statistics.median(run[figure] for run in runs[row.name])
 
 
-def _share(row: Row, base: Row, found: dict[str, list[Run]], what: str) -> float:
-    return middle(row, found, what) / middle(base, found, what)
+def _quotient(row: Row, base: Row, runs: dict[str, list[Run]], figure: str) -> float:
+    return median(row, runs, figure) / median(base, runs, figure)
 
 
-def _fastest(rows: list[Row], found: dict[str, list[Run]], kind: Kind) -> Row | None:
-    of_kind = [row for row in rows if row.kind == kind]
-    return max(of_kind, key=lambda row: middle(row, found, "samples_per_s"), default=None)
+def _fastest(rows: list[Row], runs: dict[str, list[Run]], kind: Kind) -> Row | None:
+    candidates = [row for row in rows if row.kind == kind]
+    return max(candidates, key=lambda row: median(row, runs, "samples_per_s"), default=None)
 
 
-def _ratio(speed: float, base: Row | None, found: dict[str, list[Run]]) -> str:
-    return f"{speed / middle(base, found, 'samples_per_s'):.2f}" if base else "-"
+def _ratio(speed: float, base: Row | None, runs: dict[str, list[Run]]) -> str:
+    return f"{speed / median(base, runs, 'samples_per_s'):.2f}" if base else "-"
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""Runs the rows of a table for `tools.bench.loader`, interleaved, each run a process of its own."""
+"""The runs of `tools.bench.loader`: the rows of a table, interleaved, each in a new process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Run = dict[str, float]
 def measure(
     table: Table, rows: list[Row], folder: Path, num_rounds: int, num_workers: int, cache: Path
 ) -> dict[str, list[Run]]:
-    """Write a table's data into an empty folder, run its rows, and return by row's name the runs.
+    """Write a table's data into an empty folder, run its rows, and return the runs by row name.
 
-    Every second round goes through the rows backwards, so that none always follows the same one.
-    Ctrl-C ends it early, with the runs that there are.
+    Every second round takes the rows in reverse order, so that a row does not always follow the
+    same other row. Ctrl-C ends the measurement early and keeps the finished runs.
     """
     corpus, tokenizer = folder / "corpus", folder / "tokenizer"
     corpus.mkdir()
@@ -39,7 +39,7 @@ def measure(
         own = folder / runner
         own.mkdir()
         call(runner, cache, "prepare", str(corpus), str(own))
-    # Each of a loader's workers may keep an incomplete batch, and energon's epoch has no end.
+    # Each worker of a loader may drop an incomplete batch, and Energon's epoch does not end.
     common = {
         "tokenizer": str(tokenizer),
         "batch_size": table.batch_size,
@@ -47,47 +47,46 @@ def measure(
         "num_workers": num_workers,
         **table.settings,
     }
-    found: dict[str, list[Run]] = {row.name: [] for row in rows}
+    runs: dict[str, list[Run]] = {row.name: [] for row in rows}
     try:
         for number in range(num_rounds):
             for row in rows[:: -1 if number % 2 else 1]:
                 settings = json.dumps({**common, **row.settings})
                 print(f"round {number + 1} of {num_rounds}: {row.name}", file=sys.stderr)
                 run = call(row.runner, cache, "run", str(folder / row.runner), settings)
-                found[row.name].append(run)
+                runs[row.name].append(run)
     except KeyboardInterrupt:
-        print("interrupted: the table shows what there is", file=sys.stderr)
-    return {name: runs for name, runs in found.items() if runs}
+        print("interrupted: the table shows the finished runs", file=sys.stderr)
+    return {name: finished for name, finished in runs.items() if finished}
 
 
 def call(runner: str, cache: Path, *arguments: str) -> dict[str, Any]:
-    """Run a runner's command in its environment; return its line, and the peak of its memory."""
+    """Run a runner's command in its environment and return its figures, with peak memory."""
     own = runner in ("mmstream", "floor")
     python = sys.executable if own else str(environments.peer_python(runner, cache))
     module = f"{environments.RUNNERS}.decoded_{runner}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         process = subprocess.Popen(
             [python, "-m", module, *arguments],
-            env={
-                **environments.process_variables(),
-                "TMPDIR": scratch,
-                "HF_HOME": scratch,
-            },
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            env={**environments.process_variables(), "TMPDIR": scratch, "HF_HOME": scratch},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         try:
             with PeakMemory(process.pid) as peak:
                 out, errors = process.communicate(timeout=TIMEOUT_S)
         finally:
-            _end_all(process)
+            _kill_group(process)
     if process.returncode:
         sys.exit(f"{runner}: {' '.join(arguments)} failed:\n{errors[-3000:]}")
-    line = json.loads(out.splitlines()[-1])
-    return {**line, "peak_bytes": max(peak.num_bytes, line.get("peak_bytes", 0))}
+    figures = json.loads(out.splitlines()[-1])
+    return {**figures, "peak_bytes": max(peak.num_bytes, figures.get("peak_bytes", 0))}
 
 
-def _end_all(process: subprocess.Popen[str]) -> None:
-    """End what is left of a run: a worker that outlives it would slow the next one."""
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill all processes of a run: a worker that outlives it would slow down the next run."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

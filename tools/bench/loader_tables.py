@@ -1,4 +1,4 @@
-"""What `tools.bench.loader` compares: the rows of its tables, each a runner and its settings."""
+"""The rows that `tools.bench.loader` compares: for each row a runner and its settings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Row:
     kind: Kind
     delivers: str
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of `tools.bench.peers.runners.decoded.Settings`."""
+    """Arguments of `tools.bench.peers.runners.decoded.Settings`."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its rows, all on the same data."""
+    """One table: rows that use the same data."""
 
     title: str
     rows: tuple[Row, ...]
@@ -44,23 +44,33 @@ class Table:
     num_rounds: int
     large: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of all rows."""
+    """Settings of all rows; a row's own settings come first."""
 
     def write_corpus(self, folder: Path) -> None:
-        """Write the tars that all rows start from: eight shards."""
+        """Write the tars that all rows use, in eight shards."""
         write = write_large_corpus if self.large else write_corpus
         write(folder, self.num_samples, samples_per_shard=-(-self.num_samples // 8))
 
 
-def rows_of_all(*more: Row) -> tuple[Row, ...]:
-    """Return mmstream, the bare loops, and each peer in both forms."""
+def all_loaders(*more: Row) -> tuple[Row, ...]:
+    """Return rows of mmstream, of each peer in both forms, and of the bare loops."""
     ours = (
         Row("mmstream", "mmstream", "mmstream", "uint8"),
-        Row("mmstream, 2 threads, no worker", "mmstream", "mmstream", "uint8",
-            {"num_workers": 0, "num_threads": 2}),
-        Row("mmstream, normalised on the host", "mmstream", "mmstream", "float32",
-            {"normalize": True}),
-    )  # fmt: skip
+        Row(
+            "mmstream, 2 threads, no worker",
+            "mmstream",
+            "mmstream",
+            "uint8",
+            {"num_workers": 0, "num_threads": 2},
+        ),
+        Row(
+            "mmstream, normalised on the host",
+            "mmstream",
+            "mmstream",
+            "float32",
+            {"normalize": True},
+        ),
+    )
     peers = tuple(
         Row(name, runner, "peer", "float32", {"work": "torchvision"})
         for name, runner in PEERS.items()
@@ -71,30 +81,40 @@ def rows_of_all(*more: Row) -> tuple[Row, ...]:
     )
     floors = (
         Row("bare loop, mmstream's decoder", "floor", "floor", "nothing"),
-        Row("bare loop, simplejpeg and one resize", "floor", "floor", "nothing",
-            {"work": "torchvision"}),
-    )  # fmt: skip
+        Row(
+            "bare loop, simplejpeg and one resize",
+            "floor",
+            "floor",
+            "nothing",
+            {"work": "torchvision"},
+        ),
+    )
     return (*ours, *more, *peers, *with_decoder, *floors)
 
 
-def rows_of_curve() -> tuple[Row, ...]:
-    """Return mmstream with workers x threads."""
+def workers_and_threads() -> tuple[Row, ...]:
+    """Return rows of mmstream with different numbers of workers and threads."""
     return tuple(
-        Row(f"{workers} workers x {threads} threads", "mmstream", "mmstream", "uint8",
-            {"num_workers": workers, "num_threads": threads})
+        Row(
+            f"{workers} workers x {threads} threads",
+            "mmstream",
+            "mmstream",
+            "uint8",
+            {"num_workers": workers, "num_threads": threads},
+        )
         for workers in (0, 1, 2, 4)
         for threads in (1, 2, 4)
         if workers * threads <= 4
-    )  # fmt: skip
+    )
 
 
 TABLES = {
     "decoded": Table(
-        "photographs of 500x375 (about 48 kB) to 224", rows_of_all(), 24000, 64, num_rounds=3
+        "photographs of 500x375 (about 48 kB) to 224", all_loaders(), 24000, 64, num_rounds=3
     ),
     "large": Table(
-        "pictures of 2 to 12 megapixels to 224",
-        rows_of_all(
+        "images of 2 to 12 megapixels to 224",
+        all_loaders(
             Row(
                 "mmstream, scaled_decoding=False",
                 "mmstream",
@@ -110,6 +130,6 @@ TABLES = {
         settings={"shuffle_buffer": 64},
     ),
     "curve": Table(
-        "mmstream, photographs of 500x375 to 224", rows_of_curve(), 24000, 64, num_rounds=3
+        "mmstream, photographs of 500x375 to 224", workers_and_threads(), 24000, 64, num_rounds=3
     ),
 }

@@ -1,8 +1,8 @@
-"""What an order of 10^9 samples costs: ``python -m tools.bench.order [--quick]``.
+"""Time and memory of an order over 10^9 samples: ``python -m tools.bench.order [--quick]``.
 
-A manifest of 100,000 shards is opened, its order made ready, and the epoch walked from four places,
-each in a process of its own: a resume is this and nothing else, whatever was trained before. Rounds
-are interleaved; medians are printed, and the peak memory of the process after each stage.
+Opens a manifest of 100,000 shards, prepares its order, and walks the epoch from four positions,
+each in a new process. A resume does the same work, and it does not depend on earlier training.
+Rounds are interleaved. The table has medians, and peak memory of the process after each stage.
 """
 
 from __future__ import annotations
@@ -20,54 +20,55 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-PLACES = (0.0, 0.1, 0.5, 0.99)
+POSITIONS = (0.0, 0.1, 0.5, 0.99)
+"""Fractions of the epoch."""
 BATCH = 4096
 WALK_S = 1.0
 COLUMNS = {
     "open_s": "manifest, s",
     "ready_s": "order, s",
     "first_s": "first refs, s",
-    "next_s": "next refs, ms",
-    "walked": "M positions/s",
+    "next_ms": "next refs, ms",
+    "rate": "M samples/s",
     "open_mb": "MB, open",
     "walk_mb": "MB, walking",
-    "both_mb": "MB, next epoch begun",
+    "both_mb": "MB, next epoch started",
 }
 
 T = TypeVar("T")
 
 
 def main() -> None:
-    """Measure all places, or with --place one of them, in this process."""
+    """Measure all positions, or with --position a single one in this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shards", type=int, default=100_000)
     parser.add_argument("--samples-per-shard", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="1,000 shards, one round")
-    parser.add_argument("--place", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--position", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--corpus", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.shards, options.rounds = min(options.shards, 1000), 1
     if options.corpus:
-        print(json.dumps(measure(options.corpus, options.place)))
+        print(json.dumps(measure(options.corpus, options.position)))
         return
     with tempfile.TemporaryDirectory() as folder:
         num_bytes = write_manifest(Path(folder), options.shards, options.samples_per_shard)
-        found: dict[float, list[dict[str, float]]] = {place: [] for place in PLACES}
+        runs: dict[float, list[dict[str, float]]] = {position: [] for position in POSITIONS}
         for _ in range(options.rounds):
-            for place in PLACES:
-                found[place].append(in_a_process(folder, place))
+            for position in POSITIONS:
+                runs[position].append(run_process(folder, position))
     print(
         f"{options.shards:,} shards, {options.shards * options.samples_per_shard:,} samples, "
         f"a manifest of {num_bytes / 1e6:.1f} MB; global batch {BATCH:,}; "
         f"medians of {options.rounds}\n"
     )
-    report(found)
+    report(runs)
 
 
 def write_manifest(folder: Path, num_shards: int, samples_per_shard: int) -> int:
-    """Write a manifest without shards; return its bytes."""
+    """Write a manifest without its shards and return its size in bytes."""
     from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 
     shards = tuple(
@@ -85,39 +86,42 @@ def write_manifest(folder: Path, num_shards: int, samples_per_shard: int) -> int
     return len(data)
 
 
-def in_a_process(corpus: str, place: float) -> dict[str, float]:
-    """Run one measurement in a process of its own and return its figures."""
-    command = [sys.executable, "-m", "tools.bench.order", "--place", str(place), "--corpus", corpus]
+def run_process(corpus: str, position: float) -> dict[str, float]:
+    """Run one measurement in a new process and return its figures."""
+    command = [sys.executable, "-m", "tools.bench.order"]
+    command += ["--position", str(position), "--corpus", corpus]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
 
 
-def measure(corpus: str, place: float) -> dict[str, float]:
-    """Return what a process that starts at this place of an epoch pays."""
+def measure(corpus: str, position: float) -> dict[str, float]:
+    """Return the figures of a process that starts at this position of an epoch."""
     import mmstream as mm
 
-    found: dict[str, float] = {}
-    dataset, found["open_s"] = timed(lambda: mm.open_dataset(corpus))
-    found["open_mb"] = peak_mb()
-    order, found["ready_s"] = timed(lambda: order_of(dataset))
-    epoch, step = 3, int(place * order.steps_per_epoch)
-    _, found["first_s"] = timed(lambda: order.refs(epoch, step))
+    figures: dict[str, float] = {}
+    dataset, figures["open_s"] = timed(lambda: mm.open_dataset(corpus))
+    figures["open_mb"] = peak_mb()
+    order, figures["ready_s"] = timed(lambda: make_order(dataset))
+    epoch = 3
+    step = int(position * order.steps_per_epoch)
+    _, figures["first_s"] = timed(lambda: order.refs(epoch, step))
     next_s = timed(lambda: order.refs(epoch, step + 1))[1]
-    found["next_s"] = 1e3 * next_s
-    begin, walked = time.perf_counter(), 0
-    while time.perf_counter() - begin < WALK_S and step + walked < order.steps_per_epoch:
-        order.refs(epoch, step + walked)
-        walked += 1
-    found["walked"] = walked * BATCH / (time.perf_counter() - begin) / 1e6
-    found["walk_mb"] = peak_mb()
-    order.refs(epoch + 1, 0)  # at an epoch's end, a reader that looks ahead needs both
-    found["both_mb"] = peak_mb()
-    return found
+    figures["next_ms"] = 1e3 * next_s
+    start = time.perf_counter()
+    num_steps = 0
+    while time.perf_counter() - start < WALK_S and step + num_steps < order.steps_per_epoch:
+        order.refs(epoch, step + num_steps)
+        num_steps += 1
+    figures["rate"] = num_steps * BATCH / (time.perf_counter() - start) / 1e6
+    figures["walk_mb"] = peak_mb()
+    order.refs(epoch + 1, 0)  # at the end of an epoch, a reader that reads ahead needs both
+    figures["both_mb"] = peak_mb()
+    return figures
 
 
-def order_of(dataset: Any) -> Any:
-    """Return the order that a pipeline of this dataset has."""
+def make_order(dataset: Any) -> Any:
+    """Return the order of a pipeline over this dataset."""
     import mmstream as mm
 
     names = [dataset.name_of(shard) for shard in range(dataset.num_shards)]
@@ -127,26 +131,26 @@ def order_of(dataset: Any) -> Any:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Return a result and the seconds it took."""
-    begin = time.perf_counter()
-    return work(), time.perf_counter() - begin
+    """Return a function's result and its seconds."""
+    start = time.perf_counter()
+    return work(), time.perf_counter() - start
 
 
 def peak_mb() -> float:
-    """Return the most memory this process had, Python and numpy included."""
+    """Return the peak memory of this process in MB, with Python and numpy."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def report(found: dict[float, list[dict[str, float]]]) -> None:
-    """Print a row a place, as markdown."""
-    print("| place | " + " | ".join(COLUMNS.values()) + " |")
+def report(runs: dict[float, list[dict[str, float]]]) -> None:
+    """Print one row per position, as a table in Markdown."""
+    print("| position | " + " | ".join(COLUMNS.values()) + " |")
     print("|---|" + "---:|" * len(COLUMNS))
-    for place, rounds in found.items():
+    for position, rounds in runs.items():
         cells = []
         for column in COLUMNS:
-            value = statistics.median(measured[column] for measured in rounds)
+            value = statistics.median(figures[column] for figures in rounds)
             cells.append(f"{value:.0f}" if column.endswith("_mb") else f"{value:.2f}")
-        print(f"| {place:.0%} | " + " | ".join(cells) + " |")
+        print(f"| {position:.0%} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

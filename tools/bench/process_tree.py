@@ -1,7 +1,7 @@
-"""What a process and all its descendants take, from /proc: CPU time, and memory counted once.
+"""CPU time and memory of a process and all its descendants, from /proc.
 
-Both sides of a benchmark use it: a runner asks for its own tree's CPU time, and the tool that
-started the runner watches the tree's memory from outside, where looking does not slow the runner.
+A runner of a benchmark asks for the CPU time of its own tree. The tool that started the runner
+watches the memory of the tree from outside, so that this does not slow down the runner.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def tree(root: int) -> list[int]:
-    """Return the process and all its descendants that there are now."""
+    """Return the ids of a process and of all its descendants that run now."""
     children: dict[int, list[int]] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = [root]
-    for pid in found:  # grows as it goes
-        found += children.get(pid, [])
-    return found
+    pids = [root]
+    for pid in pids:  # the list grows during the loop
+        pids += children.get(pid, [])
+    return pids
 
 
 def cpu_seconds(root: int) -> float:
-    """Return the CPU time that a tree has used, also by processes that ended and were waited for.
+    """Return the CPU time of a tree, with processes that have ended and were waited for.
 
-    It never falls: what a process has used moves to its parent when that waits for it.
+    The value never falls: the time of an ended process moves to its parent.
     """
-    used = [_stat(pid)[11:15] for pid in tree(root)]  # own and waited for, user and system
-    return sum(int(ticks) for four in used for ticks in four) / TICKS_PER_S
+    # utime, stime, and cutime, cstime of children that were waited for.
+    times = [_stat(pid)[11:15] for pid in tree(root)]
+    return sum(int(ticks) for four in times for ticks in four) / TICKS_PER_S
 
 
 def pss_bytes(root: int) -> int:
-    """Return the memory of a tree, a page that n processes share counted as 1/n in each."""
+    """Return the memory of a tree in bytes; a page shared by n processes counts 1/n in each."""
     return sum(_pss(pid) for pid in tree(root))
 
 
 class PeakMemory:
-    """Watches a tree's memory while the ``with`` block runs.
+    """Measures the memory of a tree again and again while the ``with`` block runs.
 
-    A look makes the kernel walk all pages of the tree, some 10 ms a process, so looks keep to a
-    share of the time.
+    For each measurement the kernel walks all pages of the tree, about 10 ms per process. So
+    measurements take a limited share of the time.
 
     Attributes:
-        num_bytes: The most that was seen.
+        num_bytes: The largest value so far.
     """
 
     def __init__(self, root: int, share: float = 0.03) -> None:
@@ -66,7 +67,7 @@ class PeakMemory:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._ended.set()
         self._thread.join()
@@ -80,12 +81,12 @@ class PeakMemory:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return a process's fields from its state on, or none when it has gone."""
+    """Return the fields of /proc/PID/stat from the state on, or none if the process has ended."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return text.rpartition(")")[2].split()  # a name before it may hold anything
+    return text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
 
 
 def _pss(pid: int) -> int:

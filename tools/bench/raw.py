@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="of the peers' environments")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the peers")
     options = parser.parse_args()
     pythons = {"mmstream": sys.executable}
     for name in PEERS:

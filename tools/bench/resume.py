@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--cache", type=Path, default=environments.CACHE, help="peers' environments"
+        "--cache", type=Path, default=environments.CACHE, help="folder of the peers"
     )
     parser.add_argument("--system", action="append", choices=SYSTEMS, help="only these; repeat")
     parser.add_argument("--quick", action="store_true", help="one round of a small corpus")
