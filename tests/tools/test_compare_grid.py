@@ -21,15 +21,15 @@ def test_all_ranks_stay_in_step_and_show_every_readable_sample_once(tmp_path: Pa
     assert not tally.errors
     # Real processes with an all-reduce every step get what the ranks got one after another.
     trained = compare_grid.train_cells(
-        "mmstream", [Cell(1, 2, 1, 20)], corpora, environments.CACHE, tally.first
+        "mmstream", [Cell(1, 2, 1, 20)], corpora, environments.CACHE, tally.one_rank
     )
     assert (trained.equal, trained.complete, trained.same) == (1, 1, 1)
 
 
-def tallied(*ranks: list[list[str]], bad: frozenset[str] = frozenset(), **found: object) -> Tally:
-    tally = Tally(names_bad=bool(bad))
+def tallied(*ranks: list[list[str]], bad: frozenset[str] = frozenset(), **error: object) -> Tally:
+    tally = Tally(logs_bad=bool(bad))
     corpus = Corpus("", frozenset("abcd"), bad)
-    line = {"ranks": [[(keys, ()) for keys in rank] for rank in ranks], **found}
+    line = {"ranks": [[(keys, ()) for keys in rank] for rank in ranks], **error}
     tally.add(Cell(1, len(ranks), 0, 0), corpus, line)
     return tally
 
@@ -54,20 +54,20 @@ def test_the_same_batches_are_those_of_the_first_cell_of_a_corpus() -> None:
     one_rank = {"ranks": [[(["a", "b"], ()), (["c", "d"], ())]]}
     two_ranks = {"ranks": [[(["a"], ()), (["c"], ())], [(["b"], ()), (["d"], ())]]}
     swapped = {"ranks": [[(["a"], ()), (["c"], ())], [(["d"], ()), (["b"], ())]]}
-    for found in (one_rank, two_ranks, swapped):
-        tally.add(Cell(1, len(found["ranks"]), 0, 0), corpus, found)
+    for answer in (one_rank, two_ranks, swapped):
+        tally.add(Cell(1, len(answer["ranks"]), 0, 0), corpus, answer)
     assert (tally.equal, tally.complete, tally.same) == (3, 3, 2)
 
 
 @pytest.mark.slow
 def test_the_resume_benchmark_finds_mmstream_exact_everywhere(tmp_path: Path) -> None:
     names = ["mmstream, fork"]
-    found = bench_resume.measure(tmp_path, names, 640, 1, environments.CACHE)["mmstream, fork"]
-    assert sorted(found.seconds) == sorted(found.rest) == [0, 1, 5, 9]
-    assert found.exactness() == "3 of 3 | 3 of 3 | same"
-    found.rest[5] = found.rest[5][1:]  # a batch lost at the resume
-    found.other_workers["batches"][0][0] = "another"
-    assert found.exactness() == "2 of 3 | 2 of 3 | 1 of 320 samples lost, 1 again or too early"
+    measured = bench_resume.measure(tmp_path, names, 640, 1, environments.CACHE)["mmstream, fork"]
+    assert sorted(measured.seconds) == sorted(measured.rest) == [0, 1, 5, 9]
+    assert measured.exactness() == "3 of 3 | 3 of 3 | same"
+    measured.rest[5] = measured.rest[5][1:]  # a batch lost at the resume
+    measured.other_workers["batches"][0][0] = "another"
+    assert measured.exactness() == "2 of 3 | 2 of 3 | 1 of 320 samples lost, 1 again or too early"
 
 
 @pytest.mark.parametrize("name", environments.DISTRIBUTIONS)

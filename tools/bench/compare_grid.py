@@ -1,17 +1,18 @@
 """Steps and samples of every rank on a grid of topologies: ``python -m tools.bench.compare_grid``.
 
-1 to 64 shards, 1 to 8 ranks, 0 to 4 workers a rank, 0 to 20 % bad pictures; for each cell, one
-epoch of the whole corpus by mmstream, webdataset and Hugging Face datasets. A cell is judged by
-what the ranks were given:
+The grid has 1 to 64 shards, 1 to 8 ranks, 0 to 4 workers per rank, and 0 to 20 % bad images. In
+each cell, mmstream, webdataset and Hugging Face datasets deliver one epoch of the whole corpus.
+A cell is judged by the batches of the ranks:
 
     equal steps     all ranks got the same number of batches; otherwise DDP waits for ever
-    complete        every readable sample came once, neither lost nor twice, and mmstream's also
-                    named every bad one; what it showed in place of those does not count
-    same batches    the global batches are those of one rank without workers, row for row
+    complete        every readable sample came exactly once, and mmstream also logged every bad
+                    sample; substitutes of bad samples do not count
+    same batches    the global batches equal those of one rank without workers, row by row
     errors          an exception ended the epoch
 
-Workers are real processes. Ranks run one after another, so a hang shows as unequal steps; the cells
-of ``--train`` are run again by real processes, with DDP over gloo and an all-reduce every step.
+Workers are real processes. Ranks run one after another, so a hang shows as unequal steps. With
+``--train`` some cells run again with one process per rank, with DDP over gloo and an all-reduce in
+every step.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ TRAINED = [
     Cell(64, 2, 2, 20),
     Cell(64, 3, 0, 5),
 ]
-"""Cells for real processes; few workers, as a start of torch costs seconds on a small machine."""
+"""Cells with a process per rank. They have few workers, because importing torch takes seconds."""
 
 SYSTEMS: dict[str, tuple[str, str]] = {
     "mmstream": ("mmstream", "stock"),
@@ -65,7 +66,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     names = options.system or list(SYSTEMS)
-    grid = [Cell(*at) for at in product(SHARDS, RANKS, WORKERS, BAD)]
+    grid = [Cell(*values) for values in product(SHARDS, RANKS, WORKERS, BAD)]
     cells = small_grid() if options.quick else grid
     with tempfile.TemporaryDirectory() as folder:
         corpora = write_corpora(Path(folder), cells + TRAINED * options.train)
@@ -74,25 +75,26 @@ def main() -> None:
         if options.train:
             trained = {}
             for name in names:
-                alone = tallies[name].first
-                trained[name] = train_cells(name, TRAINED, corpora, options.cache, alone)
-            report_training(trained)
+                one_rank = tallies[name].one_rank
+                trained[name] = train_cells(name, TRAINED, corpora, options.cache, one_rank)
+            print()
+            print_table(trained, "one process per rank, DDP over gloo")
 
 
 def small_grid() -> list[Cell]:
-    """Return a few cells that hold the hard things: one shard, odd ranks, many bad samples."""
-    return [Cell(*at) for at in product((1, 5), (1, 3), (0, 2), (0, 20))]
+    """Return a few hard cells: one shard, an odd number of ranks, many bad samples."""
+    return [Cell(*values) for values in product((1, 5), (1, 3), (0, 2), (0, 20))]
 
 
 def judge(
     name: str, cells: Sequence[Cell], corpora: dict[tuple[int, int], Corpus], cache: Path
 ) -> Tally:
-    """Run all cells of one system, ranks one after another."""
-    tally = Tally(names_bad=name == "mmstream")
-    found = [corpora[cell.num_shards, cell.bad_percent] for cell in cells]
-    process = start(name, "simulate", list(zip(found, cells, strict=True)), cache)
-    for corpus, cell, line in zip(found, cells, finish(process), strict=True):
-        tally.add(cell, corpus, line)
+    """Run all cells of one system, with its ranks one after another."""
+    tally = Tally(logs_bad=name == "mmstream")
+    pairs = [(corpora[cell.num_shards, cell.bad_percent], cell) for cell in cells]
+    process = start(name, "simulate", pairs, cache)
+    for (corpus, cell), answer in zip(pairs, finish(process), strict=True):
+        tally.add(cell, corpus, answer)
     return tally
 
 
@@ -101,23 +103,30 @@ def train_cells(
     cells: Sequence[Cell],
     corpora: dict[tuple[int, int], Corpus],
     cache: Path,
-    first: dict[tuple[int, int], list[list[str]]],
+    one_rank: dict[tuple[int, int], list[list[str]]],
 ) -> Tally:
-    """Run cells by real processes, one a rank; `first` is what one rank alone was given."""
-    tally = Tally(names_bad=name == "mmstream", first=first)
+    """Run cells with one process per rank and compare with the batches of one rank."""
+    tally = Tally(logs_bad=name == "mmstream", one_rank=one_rank)
     for cell in cells:
         corpus = corpora[cell.num_shards, cell.bad_percent]
-        with socket.socket() as listener:  # a free port for the ranks to meet at
+        with socket.socket() as listener:  # a free port for the rendezvous
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         ranks = [
-            start(name, "train", [(corpus, cell)], cache, RANK=str(rank),
-                  WORLD_SIZE=str(cell.world_size), GRID_INIT=f"tcp://127.0.0.1:{port}")
+            start(
+                name,
+                "train",
+                [(corpus, cell)],
+                cache,
+                RANK=str(rank),
+                WORLD_SIZE=str(cell.world_size),
+                GRID_INIT=f"tcp://127.0.0.1:{port}",
+            )
             for rank in range(cell.world_size)
-        ]  # fmt: skip
-        lines = [finish(rank)[0] for rank in ranks]
-        failed = [line for line in lines if "error" in line]
-        whole = {"ranks": [line["ranks"][0] for line in lines]} if not failed else failed[0]
+        ]
+        answers = [finish(rank)[0] for rank in ranks]
+        failed = [answer for answer in answers if "error" in answer]
+        whole = {"ranks": [answer["ranks"][0] for answer in answers]} if not failed else failed[0]
         tally.add(cell, corpus, whole)
     return tally
 
@@ -125,22 +134,26 @@ def train_cells(
 def start(
     name: str, command: str, cells: list[tuple[Corpus, Cell]], cache: Path, **variables: str
 ) -> subprocess.Popen[str]:
-    """Start a runner in its environment and give it its cells."""
+    """Start a runner in its environment and send it its cells."""
     runner, variant = SYSTEMS[name]
     python = sys.executable if runner == "mmstream" else environments.peer_python(runner, cache)
-    own = {"GRID_VARIANT": variant, "GRID_SAMPLES": str(NUM_SAMPLES), "OMP_NUM_THREADS": "1"}
-    first = Path(cells[0][0].folder)
+    folder = Path(cells[0][0].folder).parent
     process = subprocess.Popen(
         [str(python), "-m", f"{environments.RUNNERS}.grid_{runner}", command],
         env={
             **environments.process_variables(),
-            **own,
-            "HF_HOME": str(first.parent / "hf"),
+            "GRID_VARIANT": variant,
+            "GRID_SAMPLES": str(NUM_SAMPLES),
+            "OMP_NUM_THREADS": "1",
+            "HF_HOME": str(folder / "hf"),
             **variables,
         },
-        cwd=first.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdin is not None
     json.dump([(corpus.folder, cell) for corpus, cell in cells], process.stdin)
     process.stdin.close()
@@ -148,18 +161,18 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Return a runner's answers, one a cell; a runner that died answered with an error."""
+    """Return a runner's answers, one per cell; if the runner died, the last is an error."""
     with process:
         assert process.stdout is not None
-        lines = [json.loads(line) for line in process.stdout]
+        answers = [json.loads(line) for line in process.stdout]
     if process.returncode:
-        lines.append({"error": f"exit code {process.returncode}: the process died"})
-    return lines
+        answers.append({"error": f"exit code {process.returncode}: the process died"})
+    return answers
 
 
 def report(tallies: dict[str, Tally], cells: Sequence[Cell]) -> None:
-    """Print what was found on the grid."""
-    axes = [sorted({cell[at] for cell in cells}) for at in range(4)]
+    """Print the grid, the versions and the tables."""
+    axes = [sorted(set(values)) for values in zip(*cells, strict=True)]
     print(
         f"{len(cells)} cells: shards {axes[0]} x ranks {axes[1]} x workers {axes[2]} x "
         f"bad % {axes[3]}; {NUM_SAMPLES} samples, global batches of 24; "
@@ -171,27 +184,20 @@ def report(tallies: dict[str, Tally], cells: Sequence[Cell]) -> None:
     print_by_axis(tallies, cells)
 
 
-def report_training(tallies: dict[str, Tally]) -> None:
-    """Print what was found with real ranks."""
-    print()
-    print_table(tallies, "real processes, DDP over gloo")
-
-
 def print_table(tallies: dict[str, Tally], title: str) -> None:
-    """Print a table of cells."""
+    """Print how many cells passed, per system."""
     print(f"| {title} | equal steps | complete | both | same batches | errors |")
     print("|---|---|---|---|---|---|")
     for name, tally in tallies.items():
-        total, both = tally.num_cells, tally.num_cells - len(tally.failed)
+        num_passed = tally.num_cells - len(tally.failed)
         errors = ", ".join(f"{count} {kind}" for kind, count in tally.errors.most_common())
-        cells = " | ".join(
-            f"{n} of {total}" for n in (tally.equal, tally.complete, both, tally.same)
-        )
+        counts = (tally.equal, tally.complete, num_passed, tally.same)
+        cells = " | ".join(f"{count} of {tally.num_cells}" for count in counts)
         print(f"| {name} | {cells} | {errors or 0} |")
 
 
 def print_by_axis(tallies: dict[str, Tally], cells: Sequence[Cell]) -> None:
-    """Print where the cells lie that are in step and complete."""
+    """Print the share of cells with equal steps and complete data, per value of each axis."""
     points = [
         (axis, value)
         for axis in ("num_shards", "world_size", "num_workers", "bad_percent")
@@ -199,7 +205,7 @@ def print_by_axis(tallies: dict[str, Tally], cells: Sequence[Cell]) -> None:
     ]
     units = {"num_shards": "shards", "world_size": "ranks", "num_workers": "workers"}
     heads = " | ".join(f"{value} {units.get(axis, '% bad')}" for axis, value in points)
-    print(f"| in step and complete, % of cells with | {heads} |")
+    print(f"| equal steps and complete, % of cells with | {heads} |")
     print("|---|" + "---|" * len(points))
     for name, tally in tallies.items():
         shares = []

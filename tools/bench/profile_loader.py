@@ -81,9 +81,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument(
-        "--configs", nargs="+", default=["floor", "0x1", "0x2", "1x1", "1x2", "2x1"],
+        "--configs",
+        nargs="+",
+        default=["floor", "0x1", "0x2", "1x1", "1x2", "2x1"],
         help="workers x threads",
-    )  # fmt: skip
+    )
     parser.add_argument("--corpus", help="a folder of such shards; made where it is missing")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Raw samples a second, beside the peers: ``python -m tools.bench.raw --rounds 5``.
+"""Samples per second without decoding, beside the peers: ``python -m tools.bench.raw --rounds 5``.
 
-The same samples, nothing decoded: as views of the bytes on disk, as ``bytes``, and both again with
-one crc32 over every payload. Each system runs in this process' way (no workers) and with worker
-processes; its best configuration is what the ratios are to. Rounds are interleaved, every
-measurement is a process of its own, medians are printed.
+All systems read the same samples. mmstream delivers them as views of the mapped files and as
+``bytes``. A second table adds a crc32 over every payload. The peers run without and with worker
+processes, and ratios are to the best of all these. Every measurement is a new process, rounds are
+interleaved, and the tables have medians.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ OURS = (
 
 
 def main() -> None:
-    """Measure all systems and print a table."""
+    """Measure all systems and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=3.0, help="per measurement")
+    parser.add_argument("--workers", type=int, default=2, help="of the peers")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the peers")
     options = parser.parse_args()
     pythons = {"mmstream": sys.executable}
@@ -49,29 +49,29 @@ def main() -> None:
     for name in PEERS:
         if name in pythons:
             cells += [(name, n, crc) for n in (0, options.workers) for crc in ("", "crc")]
-    found: dict[tuple[str, int, str], list[dict[str, float]]] = {cell: [] for cell in cells}
-    with tempfile.TemporaryDirectory() as corpus, tempfile.TemporaryDirectory() as made:
+    measured: dict[tuple[str, int, str], list[dict[str, float]]] = {cell: [] for cell in cells}
+    with tempfile.TemporaryDirectory() as corpus, tempfile.TemporaryDirectory() as prepared:
         write_corpus(Path(corpus), options.samples)
         for name, python in pythons.items():
-            Path(made, name).mkdir()
-            call(python, "prepare", name, corpus, str(Path(made, name)))
+            Path(prepared, name).mkdir()
+            call(python, "prepare", name, corpus, str(Path(prepared, name)))
         for _ in range(options.rounds):
             for name, workers, crc in cells:
                 kind = name.split()[0]
-                words = [name, str(Path(made, kind)), str(workers), str(options.seconds), crc]
+                words = [name, str(Path(prepared, kind)), str(workers), str(options.seconds), crc]
                 line = call(pythons[kind], "run", *words).splitlines()[-1]
-                found[name, workers, crc].append(json.loads(line))
+                measured[name, workers, crc].append(json.loads(line))
     versions = ", ".join(version(name) for name in PEERS if name in pythons)
     print(
         f"{options.samples} samples of 48 kB, {options.rounds} rounds of {options.seconds:g} s, "
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
         f"{platform.python_version()}, {versions}\n"
     )
-    report(found)
+    report(measured)
 
 
 def call(python: str, *words: str) -> str:
-    """Run the runner in a system's own environment and return what it printed."""
+    """Run the runner in a system's environment and return its output."""
     done = subprocess.run(
         [python, "-m", f"{RUNNERS}.raw", *words],
         env=process_variables(),
@@ -84,23 +84,23 @@ def call(python: str, *words: str) -> str:
     return done.stdout
 
 
-def report(found: dict[tuple[str, int, str], list[dict[str, float]]]) -> None:
-    """Print medians, spreads, and ratios to the best peer, as a table."""
-    for crc, title in (("", "Raw"), ("crc", "Raw, and a crc32 over every payload")):
-        rows = {key[:2]: runs for key, runs in found.items() if key[2] == crc}
+def report(measured: dict[tuple[str, int, str], list[dict[str, float]]]) -> None:
+    """Print medians, spreads, and ratios to the best peer, as tables."""
+    for crc, title in (("", "Without decoding"), ("crc", "With a crc32 over every payload")):
+        rows = {key[:2]: runs for key, runs in measured.items() if key[2] == crc}
         speeds = {
             key: statistics.median(run["samples_per_s"] for run in runs)
             for key, runs in rows.items()
         }
         best = max((speeds[key] for key in rows if key[0] in PEERS), default=0.0)
         print(f"\n{title}:\n")
-        print("| | workers | samples/s, median (min-max) | CPU us a sample | to the best peer |")
+        print("| | workers | samples/s, median (min-max) | CPU us per sample | to the best peer |")
         print("|---|---|---|---|---|")
         for (name, workers), runs in rows.items():
             each = sorted(run["samples_per_s"] for run in runs)
             spread = f"{each[0]:,.0f}-{each[-1]:,.0f}"
-            used = [run["cpu_us"] for run in runs if "cpu_us" in run]
-            cpu = f"{statistics.median(used):.1f}" if used else ""
+            cpu_us = [run["cpu_us"] for run in runs if "cpu_us" in run]
+            cpu = f"{statistics.median(cpu_us):.1f}" if cpu_us else ""
             speed = speeds[name, workers]
             ratio = f"{speed / best:.2f}x" if best else ""
             print(f"| {name} | {workers} | {speed:,.0f} ({spread}) | {cpu} | {ratio} |")

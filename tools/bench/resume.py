@@ -1,13 +1,15 @@
 """Time to the first batch after a resume: ``python -m tools.bench.resume --rounds 5``.
 
-A fresh process makes its loader, loads a state saved after 0, 10, 50 or 99 % of an epoch, and takes
-a batch. The clock runs from after the imports to the first batch; interpreter and imports are
-printed apart. All loaders get the same photographs, decode them with the same function (500x375 to
-224), make batches of 64 in 2 worker processes and shuffle; those with formats of their own have
-theirs. Rounds are interleaved. The first round goes on to the end of the epoch, and what comes is
-compared with what an undisturbed epoch brought; so is a resume with 1 worker at half the epoch.
+A new process makes its loader, loads a state that was saved after 0, 10, 50 or 99 % of an epoch,
+and takes a batch. The time runs from the end of the imports to the first batch. Imports have a
+column of their own. All loaders shuffle the same photographs, decode them with the same function
+(500x375 to 224), and make batches of 64 in 2 worker processes. Loaders with their own file format
+use it. Rounds are interleaved.
 
-The peers' environments are made at the first run (minutes): see `tools.bench.peers.environments`.
+The first round continues to the end of the epoch, and its batches are compared with those of an
+uninterrupted epoch. The same is done for a resume with 1 worker in the middle of the epoch.
+
+The first run installs the peers (minutes): `tools.bench.peers.environments`.
 """
 
 from __future__ import annotations
@@ -39,41 +41,45 @@ SYSTEMS: dict[str, tuple[str, dict[str, str]]] = {
     "mosaicml-streaming": ("mosaicml", {}),
     "litdata": ("litdata", {}),
 }
-"""Row of the table -> its runner, and settings of it. The peers start workers by fork."""
+"""Row of the table -> its runner and the runner's variables. The peers start workers by fork."""
 
 
 @dataclass
-class Found:
-    """What was measured of one system."""
+class Measurements:
+    """The measurements of one system."""
 
-    undisturbed: list[list[str]] = field(default_factory=list)
-    """Keys of each batch of an epoch that nothing interrupts."""
+    uninterrupted: list[list[str]] = field(default_factory=list)
+    """Keys of each batch of an uninterrupted epoch."""
     seconds: dict[int, list[float]] = field(default_factory=dict)
-    """By step: time to the first batch, one a round."""
+    """Step -> time to the first batch, per round."""
     rest: dict[int, list[list[str]]] = field(default_factory=dict)
-    """By step: the batches from a resume to the end of the epoch."""
+    """Step -> keys of the batches from a resume to the end of the epoch."""
     imports: list[float] = field(default_factory=list)
+    """Seconds, per run."""
 
     other_workers: dict[str, Any] = field(default_factory=dict)
-    """The line of a resume at half the epoch with 1 worker."""
+    """The runner's answer for a resume in the middle of the epoch with 1 worker."""
 
     def exactness(self) -> str:
-        """Say how the batches after the resumes compare with the undisturbed ones."""
+        """Compare the batches after the resumes with the uninterrupted epoch, as table cells."""
         steps = [step for step in self.rest if step]
-        first = sum(self.rest[step][0] == self.undisturbed[step] for step in steps)
-        whole = sum(self.rest[step] == self.undisturbed[step:] for step in steps)
-        return f"{first} of {len(steps)} | {whole} of {len(steps)} | {self.elasticity()}"
+        same_first = sum(self.rest[step][0] == self.uninterrupted[step] for step in steps)
+        same_rest = sum(self.rest[step] == self.uninterrupted[step:] for step in steps)
+        return f"{same_first} of {len(steps)} | {same_rest} of {len(steps)} | {self.elasticity()}"
 
     def elasticity(self) -> str:
-        """Say what a resume with another number of workers brought."""
+        """Compare the batches after a resume with another number of workers."""
         if "error" in self.other_workers:
             return f"refused: {self.other_workers['error'][:90]}"
-        due, shown = self.undisturbed[len(self.undisturbed) // 2 :], self.other_workers["batches"]
-        if due == shown:
+        expected = self.uninterrupted[len(self.uninterrupted) // 2 :]
+        delivered = self.other_workers["batches"]
+        if expected == delivered:
             return "same"
-        wanted, got = [Counter(key for batch in part for key in batch) for part in (due, shown)]
-        lost, again = (wanted - got).total(), (got - wanted).total()
-        return f"{lost} of {wanted.total()} samples lost, {again} again or too early"
+        expected_keys = Counter(key for batch in expected for key in batch)
+        delivered_keys = Counter(key for batch in delivered for key in batch)
+        num_lost = (expected_keys - delivered_keys).total()
+        num_wrong = (delivered_keys - expected_keys).total()
+        return f"{num_lost} of {expected_keys.total()} samples lost, {num_wrong} again or too early"
 
 
 def main() -> None:
@@ -85,60 +91,61 @@ def main() -> None:
         "--cache", type=Path, default=environments.CACHE, help="folder of the peers"
     )
     parser.add_argument("--system", action="append", choices=SYSTEMS, help="only these; repeat")
-    parser.add_argument("--quick", action="store_true", help="one round of a small corpus")
+    parser.add_argument("--quick", action="store_true", help="one round with few samples")
     options = parser.parse_args()
     if options.quick:
         options.samples, options.rounds = 1024, 1
     names = options.system or list(SYSTEMS)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), names, options.samples, options.rounds, options.cache)
-    report(found, options)
+        systems = measure(Path(folder), names, options.samples, options.rounds, options.cache)
+    report(systems, options)
 
 
 def measure(
     folder: Path, names: list[str], num_samples: int, num_rounds: int, cache: Path
-) -> dict[str, Found]:
-    """Write the corpus, run all systems, and return what was found."""
+) -> dict[str, Measurements]:
+    """Write the corpus, run all systems, and return the measurements of each."""
     corpus = folder / "corpus"
     corpus.mkdir()
     write_corpus(corpus, num_samples, samples_per_shard=max(BATCH, num_samples // 8))
     num_steps = num_samples // BATCH
     steps = [int(position * num_steps) for position in POSITIONS]
-    found = {name: Found() for name in names}
+    systems = {name: Measurements() for name in names}
     for name in names:
-        run(name, cache, "prepare", corpus, data_of(folder, name))
+        run(name, cache, "prepare", corpus, data_folder(folder, name))
         states = folder / f"{name} states"
         states.mkdir()
-        walked = run(name, cache, "walk", data_of(folder, name), states, *steps[1:], num_steps)
-        found[name].undisturbed = walked["batches"]
+        epoch = run(name, cache, "walk", data_folder(folder, name), states, *steps[1:], num_steps)
+        systems[name].uninterrupted = epoch["batches"]
     for number in range(num_rounds):
         for step in steps:
             for name in names:
                 state = folder / f"{name} states" / f"{step}.pt" if step else "-"
-                to_the_end = num_steps - step if number == 0 else 1
-                line = run(name, cache, "resume", data_of(folder, name), state, to_the_end)
-                found[name].seconds.setdefault(step, []).append(line["seconds"])
-                found[name].imports.append(line["imports_s"])
+                num_batches = num_steps - step if number == 0 else 1
+                answer = run(name, cache, "resume", data_folder(folder, name), state, num_batches)
+                systems[name].seconds.setdefault(step, []).append(answer["seconds"])
+                systems[name].imports.append(answer["imports_s"])
                 if number == 0:
-                    found[name].rest[step] = line["batches"]
+                    systems[name].rest[step] = answer["batches"]
     half = num_steps // 2
     for name in names:
-        arguments = data_of(folder, name), folder / f"{name} states" / f"{half}.pt", half
-        found[name].other_workers = run(name, cache, "resume", *arguments, num_workers=1)
-    return found
+        arguments = data_folder(folder, name), folder / f"{name} states" / f"{half}.pt", half
+        systems[name].other_workers = run(name, cache, "resume", *arguments, num_workers=1)
+    return systems
 
 
-def data_of(folder: Path, name: str) -> Path:
-    """Return the folder of one system's own data; made when it is not there."""
+def data_folder(folder: Path, name: str) -> Path:
+    """Return the folder of one system's data, and create it if necessary."""
     path = folder / name.replace(" ", "-")
     path.mkdir(exist_ok=True)
     return path
 
 
 def run(name: str, cache: Path, *arguments: object, num_workers: int = 2) -> dict[str, Any]:
-    """Run a runner's command in its environment and return its line, or its error's last line.
+    """Run a runner's command in its environment and return its answer.
 
-    An error ends the benchmark, but for a resume with other workers than saved the state.
+    An error ends the benchmark. Only in a resume with another number of workers the last line of
+    the error is the answer.
     """
     runner, settings = SYSTEMS[name]
     python = sys.executable if runner == "mmstream" else environments.peer_python(runner, cache)
@@ -148,17 +155,20 @@ def run(name: str, cache: Path, *arguments: object, num_workers: int = 2) -> dic
         done = subprocess.run(
             [str(python), "-m", module, *map(str, arguments)],
             env={**environments.process_variables(), **own, "BENCH_STARTED": str(time.time())},
-            capture_output=True, text=True, timeout=900, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
     if done.returncode and num_workers != 2:
         return {"error": done.stderr.strip().splitlines()[-1]}
     if done.returncode:
         sys.exit(f"{name}: {' '.join(map(str, arguments))} failed:\n{done.stderr[-3000:]}")
-    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return line
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
-def report(found: dict[str, Found], options: argparse.Namespace) -> None:
+def report(systems: dict[str, Measurements], options: argparse.Namespace) -> None:
     """Print the machine, the versions and the table."""
     import torch
 
@@ -167,19 +177,21 @@ def report(found: dict[str, Found], options: argparse.Namespace) -> None:
         f"2 workers, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"torch {torch.__version__}, warm page cache"
     )
-    runners = {SYSTEMS[name][0] for name in found} - {"mmstream"}
+    runners = {SYSTEMS[name][0] for name in systems} - {"mmstream"}
     print("; ".join(sorted(environments.version(runner) for runner in runners)) + "\n")
     columns = " | ".join(f"{position:.0%}" for position in POSITIONS)
-    print(f"| first batch, s, median (min-max) at | {columns} | same first batch "
-          "| same rest of the epoch | rest of the epoch with 1 worker | imports, s |")  # fmt: skip
+    print(
+        f"| first batch, s, median (min-max) at | {columns} | same first batch "
+        "| same rest of the epoch | rest of the epoch with 1 worker | imports, s |"
+    )
     print("|---|" + "---|" * (len(POSITIONS) + 4))
-    for name, line in found.items():
+    for name, system in systems.items():
         cells = [
             f"{statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f})"
-            for times in line.seconds.values()
+            for times in system.seconds.values()
         ]
-        imports = statistics.median(line.imports)
-        print(f"| {name} | {' | '.join(cells)} | {line.exactness()} | {imports:.1f} |")
+        imports = statistics.median(system.imports)
+        print(f"| {name} | {' | '.join(cells)} | {system.exactness()} | {imports:.1f} |")
 
 
 if __name__ == "__main__":

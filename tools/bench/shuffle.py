@@ -55,9 +55,18 @@ SWEEP: list[dict[str, Any]] = [
 """What is tried, each alone; the window follows the grid, so that all hold the same."""
 
 COLUMNS = (
-    "held", "classes", "of a rank", "64 steps", "shards", "run", "longest", "position", "neighbour",
-    "together", "read",
-)  # fmt: skip
+    "held",
+    "classes",
+    "of a rank",
+    "64 steps",
+    "shards",
+    "run",
+    "longest",
+    "position",
+    "neighbour",
+    "together",
+    "read",
+)
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""Other loaders to measure against, each in an environment of its own.
+"""Other loaders to compare with, each in its own virtual environment.
 
 ``python -m tools.bench.peers.environments`` installs all of them and prints their versions. The
 benchmarks call `peer_python`, which installs an environment at its first use.
 
-Each environment holds the versions of ``pins/NAME.txt`` and nothing else of its own: what this
-interpreter has already (torch, torchvision, pillow) is laid under it by a .pth file, as is this
-project. So all peers run on the same torch, and five of them need little more than 1 GB. Where a
-peer wants another version (an older numpy) its pin lies in its own folder and comes first.
+An environment has the packages of ``pins/NAME.txt``. A .pth file adds the packages of the running
+interpreter (torch, torchvision, pillow) and this project behind them. So all peers use the same
+torch, and five environments need little more than 1 GB. If a peer needs another version of a
+package, such as an older numpy, its pin comes first.
 """
 
 from __future__ import annotations
@@ -32,41 +32,42 @@ DISTRIBUTIONS = {
     "litdata": ("litdata",),
     "datasets": ("datasets",),
 }
-"""What each environment is made for; the first one names it in reports."""
+"""Environment -> the packages that reports name, with their versions."""
 
 
 def main() -> None:
-    """Make the environments and print their versions."""
+    """Install environments and print their versions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DISTRIBUTIONS))
-    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the peers")
     options = parser.parse_args()
     for name in options.names or DISTRIBUTIONS:
         if name not in DISTRIBUTIONS:
-            parser.error(f"{name}: no such peer; there are {', '.join(DISTRIBUTIONS)}")
+            parser.error(f"no peer {name!r}; the peers are {', '.join(DISTRIBUTIONS)}")
         print(f"{peer_python(name, options.cache)}: {version(name)}")
 
 
 def peer_python(name: str, cache: Path = CACHE) -> Path:
-    """Return the Python of a peer's environment, made or brought up to date when needed."""
+    """Return the Python of a peer's environment, which is installed or updated if necessary."""
     pins = PINS / f"{name}.txt"
     folder = cache / name
-    python, stamp = folder / "bin" / "python", folder / "made-of"
-    ground = sysconfig.get_path("purelib")
-    made_of = hashlib.sha256(f"{ground}\n{pins.read_text()}".encode()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == made_of:
+    python = folder / "bin" / "python"
+    stamp = folder / "installed"
+    shared_packages = sysconfig.get_path("purelib")
+    digest = hashlib.sha256(f"{shared_packages}\n{pins.read_text()}".encode()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == digest:
         return python
     _call(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder))
-    own = sysconfig.get_path("purelib", vars={"base": str(folder)})
-    Path(own, "_ground.pth").write_text(f"{ground}\n{ROOT}\n")
-    # The pins are all that a peer needs beyond the ground; without --no-deps, a peer's own loose
-    # request for torch could take the newest build with several GB of CUDA packages.
+    own_packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
+    Path(own_packages, "_shared.pth").write_text(f"{shared_packages}\n{ROOT}\n")
+    # The pins are complete. Without --no-deps, a peer's loose requirement of torch could install
+    # the newest build with several GB of CUDA packages.
     _call(
-        sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet",
-        "--disable-pip-version-check", "--ignore-installed", "--no-deps",
-        "--requirement", str(pins),
-    )  # fmt: skip
-    stamp.write_text(made_of)
+        *(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"),
+        *("--disable-pip-version-check", "--ignore-installed", "--no-deps"),
+        *("--requirement", str(pins)),
+    )
+    stamp.write_text(digest)
     return python
 
 
@@ -88,7 +89,7 @@ def process_variables() -> dict[str, str]:
 
 
 def version(name: str) -> str:
-    """Return the pinned versions of what an environment is made for, in words."""
+    """Return the names and pinned versions of an environment's `DISTRIBUTIONS`."""
     pinned = dict(
         line.split("==") for line in (PINS / f"{name}.txt").read_text().split() if "==" in line
     )
