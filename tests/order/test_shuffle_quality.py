@@ -13,8 +13,8 @@ from tools.bench.shuffle import (
     QUICK,
     compare,
     expected_classes,
-    held_by,
     measure,
+    num_held,
     settings_of,
 )
 from tools.bench.shuffle_streams import make_order, mean_read, mmstream, py1e, uniform, webdataset
@@ -45,7 +45,7 @@ def test_pairs_of_a_batch_seldom_meet_again_in_the_next_epoch(default):
 
 
 def test_with_the_same_memory_it_mixes_more_than_a_sample_buffer_or_blocks_do(default):
-    held = held_by(make_order(SORTED))
+    held = num_held(make_order(SORTED))
     buffer = held // (SORTED.world_size * SORTED.num_workers)
     for stream in (partial(webdataset, SORTED, buffer), partial(py1e, SORTED, held)):
         other = measure(SORTED, stream)

@@ -1,19 +1,20 @@
-"""How far from a uniform permutation is the order? ``python -m tools.bench.shuffle [--quick]``.
+"""How far is the order from a uniform permutation? ``python -m tools.bench.shuffle [--quick]``.
 
-The worst case, a corpus sorted by class, is ordered by mmstream, by webdataset's shard shuffle and
-sample buffer, by mosaicml-streaming's py1e and by a true permutation. At "same memory" all hold as
-many undecoded samples, over all ranks and workers. The columns:
+The corpus is sorted by class, which is the worst case. It is ordered by mmstream, by webdataset's
+shard shuffle and sample buffer, by mosaicml-streaming's py1e, and by a true permutation. In rows
+with "same memory", a system holds as many undecoded samples as mmstream, over all ranks and
+workers. The columns:
 
-    held            samples that the windows or buffers hold together
-    classes         different classes in a global batch, on the average
-    of a rank       the same in rank 0's part of it
-    64 steps        the same in 64 consecutive global batches
-    shards          different shards in a global batch
-    run, longest    consecutive samples of one class in the stream that rank 0 sees: mean, longest
-    position        correlation of a sample's place in the epoch with its place in the corpus
-    neighbour       correlation of the places in the corpus of a rank's consecutive samples
+    held            samples that fit in all windows or buffers together
+    classes         different classes per global batch, mean
+    of a rank       the same, in the rows of rank 0
+    64 steps        the same, in 64 consecutive global batches
+    shards          different shards per global batch, mean
+    run, longest    consecutive samples of one class on rank 0: mean and longest
+    position        correlation between a sample's position in the epoch and in the corpus
+    neighbour       correlation between the corpus positions of consecutive samples of rank 0
     together        pairs that share a batch in epoch 0 and again in epoch 1, relative to chance
-    read            neighbouring samples that one read fetches
+    read            neighbouring samples per read
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from mmstream.types import IntArray
 from tools.bench.shuffle_streams import (
     Corpus,
-    Ints,
     make_order,
     mean_read,
     mmstream,
@@ -48,11 +49,11 @@ QUICK = [
 ]
 SWEEP: list[dict[str, Any]] = [
     *({"window": window} for window in (16, 64, 1024, 4096)),
-    *({"interleave": places} for places in (1, 4, 8, 16, 32, 64)),
+    *({"interleave": interleave} for interleave in (1, 4, 8, 16, 32, 64)),
     *({"chunk": chunk} for chunk in (16, 64, 256, 1000)),
     *({"grid": grid} for grid in ((1, 1), (1, 8), (4, 8), (4, 16), (8, 8), (8, 16), (8, 32))),
 ]
-"""What is tried, each alone; the window follows the grid, so that all hold the same."""
+"""Each is used alone. The default window depends on the grid, so that all hold as many samples."""
 
 COLUMNS = (
     "held",
@@ -70,11 +71,11 @@ COLUMNS = (
 
 
 def main() -> None:
-    """Print a table for each corpus, and one of mmstream's settings."""
+    """Print a table for each corpus, and a table of mmstream's settings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small corpora, a few seconds")
     options = parser.parse_args()
-    begin = time.perf_counter()
+    start = time.perf_counter()
     corpora = QUICK if options.quick else CORPORA
     for corpus in corpora:
         order = make_order(corpus)
@@ -92,59 +93,59 @@ def main() -> None:
     corpus = corpora[0]
     print(f"\n## mmstream's settings, each changed alone ({corpus.name})\n")
     table(sweep(corpus))
-    print(f"\n{time.perf_counter() - begin:.0f} s, numpy {np.__version__}")
+    print(f"\n{time.perf_counter() - start:.0f} s, numpy {np.__version__}")
 
 
-def systems(corpus: Corpus) -> Iterator[tuple[str, int, Callable[[int], Ints]]]:
-    """Yield name, samples held and stream by epoch of what is compared."""
+def systems(corpus: Corpus) -> Iterator[tuple[str, int, Callable[[int], IntArray]]]:
+    """Yield (name, held samples, function from an epoch to its stream) of each system."""
     order = make_order(corpus)
-    held, workers = held_by(order), corpus.world_size * corpus.num_workers
+    held = num_held(order)
+    num_workers = corpus.world_size * corpus.num_workers
     yield "true permutation", corpus.num_samples, partial(uniform, corpus)
     yield "mmstream", held, partial(mmstream, corpus, order)
-    same = held // workers
-    yield "webdataset, same memory", same * workers, partial(webdataset, corpus, same)
-    yield "webdataset, 1000 a worker", 1000 * workers, partial(webdataset, corpus, 1000)
+    buffer = held // num_workers
+    yield "webdataset, same memory", buffer * num_workers, partial(webdataset, corpus, buffer)
+    yield "webdataset, 1000 a worker", 1000 * num_workers, partial(webdataset, corpus, 1000)
     yield "py1e, block of the same size", held, partial(py1e, corpus, held)
     block = min(1 << 22, corpus.num_samples)  # its default, for one node
     yield "py1e, default block, on disk", block, partial(py1e, corpus, 1 << 22)
 
 
 def sweep(corpus: Corpus) -> Iterator[tuple[str, int, dict[str, float]]]:
-    """Yield rows of the settings table."""
+    """Yield (name, held samples, figures) of mmstream with different settings."""
     for settings in [{}, *SWEEP]:
         order = make_order(corpus, **settings)
-        found = measure(corpus, partial(mmstream, corpus, order))
+        figures = measure(corpus, partial(mmstream, corpus, order))
         name = ", ".join(f"{key} {value}" for key, value in settings.items()) or settings_of(order)
-        yield name, held_by(order), found | {"read": mean_read(corpus, order, 0)}
+        yield name, num_held(order), figures | {"read": mean_read(corpus, order, 0)}
 
 
-def held_by(order: Any) -> int:
-    """Return how many samples all windows hold together."""
-    found = order.identity()
-    lanes = found["grid"][0] * found["grid"][1]
-    return int(min(found["window"] * lanes, order.num_samples))
+def num_held(order: Any) -> int:
+    """Return how many samples fit in all windows together."""
+    settings = order.identity()
+    num_lanes = settings["grid"][0] * settings["grid"][1]
+    return int(min(settings["window"] * num_lanes, order.num_samples))
 
 
 def settings_of(order: Any) -> str:
-    """Return the settings of an order in words."""
-    found = order.identity()
-    grid = tuple(found["grid"])
-    return f"grid {grid}, " + ", ".join(
-        f"{k} {found[k]}" for k in ("window", "interleave", "chunk")
-    )
+    """Return the settings of an order as text."""
+    settings = order.identity()
+    numbers = ", ".join(f"{name} {settings[name]}" for name in ("window", "interleave", "chunk"))
+    return f"grid {tuple(settings['grid'])}, {numbers}"
 
 
-def measure(corpus: Corpus, stream: Callable[[int], Ints]) -> dict[str, float]:
+def measure(corpus: Corpus, stream: Callable[[int], IntArray]) -> dict[str, float]:
     """Return the figures of a system's first two epochs."""
     return compare(corpus, stream(0), stream(1))
 
 
-def compare(corpus: Corpus, first: Ints, second: Ints) -> dict[str, float]:
-    """Return the figures of two epochs' streams: [steps, rows] source positions."""
+def compare(corpus: Corpus, first: IntArray, second: IntArray) -> dict[str, float]:
+    """Return the figures of the streams of two epochs, each [steps, rows] corpus positions."""
     classes = first * corpus.num_classes // corpus.num_samples
-    mine, seen = first[:, : corpus.rows].ravel(), classes[:, : corpus.rows].ravel()
-    changes = np.flatnonzero(np.diff(seen)) + 1
-    runs = np.diff(np.concatenate([[0], changes, [seen.size]]))
+    rank_ids = first[:, : corpus.rows].ravel()
+    rank_classes = classes[:, : corpus.rows].ravel()
+    changes = np.flatnonzero(np.diff(rank_classes)) + 1
+    runs = np.diff(np.concatenate([[0], changes, [rank_classes.size]]))
     ids = first.ravel()
     return {
         "classes": distinct(classes),
@@ -154,17 +155,17 @@ def compare(corpus: Corpus, first: Ints, second: Ints) -> dict[str, float]:
         "run": float(runs.mean()),
         "longest": float(runs.max()),
         "position": float(np.corrcoef(np.arange(ids.size), ids)[0, 1]),
-        "neighbour": float(np.corrcoef(mine[1:], mine[:-1])[0, 1]),
+        "neighbour": float(np.corrcoef(rank_ids[1:], rank_ids[:-1])[0, 1]),
         "together": together(corpus.num_samples, first, second),
     }
 
 
-def distinct(rows: Ints) -> float:
-    """Return how many different values a row has, on the average."""
+def distinct(rows: IntArray) -> float:
+    """Return the mean number of different values per row."""
     return float(1 + (np.diff(np.sort(rows, axis=1), axis=1) > 0).sum(axis=1).mean())
 
 
-def together(num_samples: int, first: Ints, second: Ints) -> float:
+def together(num_samples: int, first: IntArray, second: IntArray) -> float:
     """Return how often pairs share a batch in both epochs, relative to independent permutations."""
     batch = np.full((2, num_samples), -1, dtype=np.int64)
     for epoch, stream in enumerate((first, second)):
@@ -186,15 +187,15 @@ def expected_classes(corpus: Corpus) -> float:
 
 
 def table(rows: Any) -> None:
-    """Print rows of (name, held, figures) as markdown."""
+    """Print rows of (name, held samples, figures) as a table in Markdown."""
     print("| | " + " | ".join(COLUMNS) + " |")
     print("|---|" + "---:|" * len(COLUMNS))
-    for name, held, found in rows:
+    digits = {"longest": 0, "classes": 1, "of a rank": 1, "64 steps": 1, "shards": 1}
+    for name, held, figures in rows:
         cells = [f"{held:,}"]
         for column in COLUMNS[1:]:
-            value, digits = found.get(column), 0 if column == "longest" else 2
-            digits = 1 if column in ("classes", "of a rank", "64 steps", "shards") else digits
-            cells.append("" if value is None else f"{value:.{digits}f}")
+            value = figures.get(column)
+            cells.append("" if value is None else f"{value:.{digits.get(column, 2)}f}")
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 
