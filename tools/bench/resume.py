@@ -34,8 +34,8 @@ from tools.bench.peers import environments
 BATCH = 64
 POSITIONS = (0.0, 0.1, 0.5, 0.99)
 SYSTEMS: dict[str, tuple[str, dict[str, str]]] = {
-    "mmstream": ("mmstream", {"BENCH_START_METHOD": "forkserver"}),
-    "mmstream, fork": ("mmstream", {"BENCH_START_METHOD": "fork"}),
+    "mmstream": ("mmstream", {"BENCH_CONTEXT": "forkserver"}),
+    "mmstream, fork": ("mmstream", {"BENCH_CONTEXT": "fork"}),
     "webdataset + StatefulDataLoader": ("webdataset", {}),
     "energon": ("energon", {}),
     "mosaicml-streaming": ("mosaicml", {}),

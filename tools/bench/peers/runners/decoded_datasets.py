@@ -1,4 +1,4 @@
-"""Hugging Face datasets: the tars by its streaming webdataset builder, in torch's DataLoader."""
+"""Hugging Face datasets: its streaming builder of WebDataset tars in torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tools.bench.peers.runners.tars import link_tars, tars_in
 
 
 def make(folder: str, settings: Settings) -> Any:
-    """Return a fresh loader."""
+    """Return a new loader."""
     work = sample_work(settings)
 
-    def prepared(sample: dict[str, Any]) -> Prepared:
-        picture = sample["jpg"]  # decoded by the library, or its bytes
-        return work(picture["bytes"] if isinstance(picture, dict) else picture, sample["txt"])
+    def prepare_sample(sample: dict[str, Any]) -> Prepared:
+        image = sample["jpg"]  # decoded by the library, or its bytes
+        return work(image["bytes"] if isinstance(image, dict) else image, sample["txt"])
 
     files = {"train": tars_in(folder)}
     dataset = load_dataset("webdataset", data_files=files, split="train", streaming=True)
     if settings.work == "mmstream":
         dataset = dataset.cast_column("jpg", Image(decode=False))
     dataset = dataset.shuffle(seed=0, buffer_size=settings.shuffle_buffer)
-    dataset = dataset.map(prepared, remove_columns=["__key__", "__url__", "jpg", "txt"])
+    dataset = dataset.map(prepare_sample, remove_columns=["__key__", "__url__", "jpg", "txt"])
     return DataLoader(
         dataset,
         batch_size=settings.batch_size,

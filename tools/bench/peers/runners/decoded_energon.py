@@ -1,4 +1,4 @@
-"""Megatron-Energon: the same tars after ``energon prepare``, a task encoder that does the work."""
+"""Megatron-Energon: the same tars after ``energon prepare``, with a task encoder for the work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Encoded(Sample):  # type: ignore[misc]
 
 @dataclass
 class EncodedBatch(Batch):  # type: ignore[misc]
-    """A batch of them."""
+    """A batch of encoded samples."""
 
     image: torch.Tensor
     input_ids: torch.Tensor
@@ -43,32 +43,32 @@ class EncodedBatch(Batch):  # type: ignore[misc]
 
 
 class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
-    """Does the work on each sample."""
+    """A dataset that does the work on each sample."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(encoded_sample_type=Encoded, raw_batch_type=EncodedBatch)
         self.work = sample_work(settings)
-        # Its own decoder makes Pillow's pictures of bytes, or is left out.
-        torchvision = settings.work == "torchvision"
-        self.decoder = SampleDecoder(image_decode="pilrgb") if torchvision else None
+        uses_pillow = settings.work == "torchvision"
+        self.decoder = SampleDecoder(image_decode="pilrgb") if uses_pillow else None
 
     @stateless  # type: ignore[untyped-decorator]
     def encode_sample(self, sample: CaptioningSample) -> Encoded:
-        """Decode picture and text."""
-        done = self.work(sample.image, sample.caption)
-        encoded: Encoded = Encoded.derive_from(sample, **done)
+        """Decode image and text."""
+        encoded: Encoded = Encoded.derive_from(sample, **self.work(sample.image, sample.caption))
         return encoded
 
     def batch(self, samples: list[Encoded]) -> EncodedBatch:
-        """Stack the tensors, which `from_samples` by itself would leave in lists."""
+        """Stack the tensors; `from_samples` alone would leave them in lists."""
         names = ("image", "input_ids", "attention_mask")
-        stacks = {name: batch_stack([getattr(one, name) for one in samples]) for name in names}
+        stacks = {
+            name: batch_stack([getattr(sample, name) for sample in samples]) for name in names
+        }
         batch: EncodedBatch = EncodedBatch.from_samples(samples, **stacks)
         return batch
 
 
 def make(folder: str, settings: Settings) -> Any:
-    """Return a fresh loader."""
+    """Return a new loader."""
     return get_loader(
         get_train_dataset(
             folder,
@@ -82,4 +82,4 @@ def make(folder: str, settings: Settings) -> Any:
 
 
 if __name__ == "__main__":
-    serve(prepare_energon, make, parts=attrgetter("image", "input_ids"))
+    serve(prepare_energon, make, fields=attrgetter("image", "input_ids"))

@@ -1,8 +1,8 @@
-"""No loader: processes that only decode and resize pictures in memory, one after another.
+"""No loader: processes that only decode and resize images in memory.
 
-"mmstream": by this project's decoder, into one buffer a process. "torchvision": the same two steps
-written out, simplejpeg at full size and one antialiased resize of uint8 by torch, cropped after it.
-Nothing is read, tokenized, collated or sent; the batches that are counted are empty.
+"mmstream" uses mmstream's decoder, with one buffer per process. "torchvision" decodes at full size
+with simplejpeg, resizes uint8 once with antialiasing by torch, and crops. Nothing is read,
+tokenized, collated or sent, so the counted batches are empty.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Decode = Callable[[bytes, np.ndarray[Any, Any]], object]
 
 
 def two_steps(data: bytes, out: np.ndarray[Any, Any]) -> None:
-    """Decode at full size, resize the shorter side to 256, keep the centre."""
+    """Decode at full size, resize the shorter side to 256 and crop the centre."""
     pixels = torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)[None]
     height, width = pixels.shape[2:]
     short = min(height, width)
@@ -41,28 +41,27 @@ def two_steps(data: bytes, out: np.ndarray[Any, Any]) -> None:
     out[:] = crop.permute(1, 2, 0).numpy()
 
 
-def work_on(pictures: list[bytes], decode: Decode, batch_size: int, done: Any) -> None:
-    """Decode over and over, and say so after each batch."""
+def decode_forever(images: list[bytes], decode: Decode, batch_size: int, done: Any) -> None:
+    """Decode again and again, and put None into a queue after each batch."""
     torch.set_num_threads(1)
     out = np.empty((batch_size, SIZE, SIZE, 3), np.uint8)
     number = 0
     while True:
         for row in out:
-            decode(pictures[number % len(pictures)], row)
+            decode(images[number % len(images)], row)
             number += 1
         done.put(None)
 
 
 def make(corpus: str, settings: Settings) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield an empty batch whenever one of the processes has made one."""
-    pictures = [bytes(sample["jpg"]) for sample in open_dataset(corpus)]
+    """Yield an empty batch for each batch that one of the processes has decoded."""
+    images = [bytes(sample["jpg"]) for sample in open_dataset(corpus)]
     decode = image_decoder(settings) if settings.work == "mmstream" else two_steps
     context = multiprocessing.get_context("fork")
     done = context.SimpleQueue()
     for first in range(settings.num_workers):
-        share = pictures[first :: settings.num_workers]
-        arguments = share, decode, settings.batch_size, done
-        context.Process(target=work_on, args=arguments, daemon=True).start()
+        arguments = images[first :: settings.num_workers], decode, settings.batch_size, done
+        context.Process(target=decode_forever, args=arguments, daemon=True).start()
     empty = torch.zeros((1, 3, SIZE, SIZE)).expand(settings.batch_size, -1, -1, -1).contiguous()
     ids = torch.zeros((settings.batch_size, MAX_LENGTH))
     while True:
@@ -71,4 +70,4 @@ def make(corpus: str, settings: Settings) -> Iterator[tuple[torch.Tensor, torch.
 
 
 if __name__ == "__main__":
-    serve(link_tars, make, parts=lambda batch: batch)
+    serve(link_tars, make, fields=lambda batch: batch)

@@ -1,4 +1,4 @@
-"""LitData: its own optimized chunks, StreamingDataset and StreamingDataLoader."""
+"""LitData: its optimized chunks, StreamingDataset and StreamingDataLoader."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from litdata import StreamingDataLoader, StreamingDataset, optimize  # noqa: E40
 
 
 class Captioned(StreamingDataset):  # type: ignore[misc]
-    """Does the work on each sample."""
+    """A dataset that does the work on each sample."""
 
     def __init__(self, folder: str, settings: Settings) -> None:
         super().__init__(folder, shuffle=True, drop_last=True, seed=0)
         self.work = sample_work(settings)
 
-    def __getitem__(self, at: Any) -> Prepared:
+    def __getitem__(self, index: Any) -> Prepared:
         """Return a decoded sample."""
-        sample = super().__getitem__(at)
+        sample = super().__getitem__(index)
         return self.work(bytes(sample["jpg"]), sample["txt"])
 
 
 def make(folder: str, settings: Settings) -> Any:
-    """Return a fresh loader."""
+    """Return a new loader."""
     return StreamingDataLoader(
         Captioned(folder, settings),
         batch_size=settings.batch_size,
@@ -35,7 +35,7 @@ def make(folder: str, settings: Settings) -> Any:
 
 
 def prepare(corpus: str, folder: str) -> None:
-    """Write chunks of the size that its documentation uses."""
+    """Write chunks of the size in its documentation."""
     optimize(fn=samples_of, inputs=[corpus], output_dir=folder, chunk_bytes="64MB", num_workers=1)
 
 

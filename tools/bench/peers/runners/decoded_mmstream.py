@@ -17,7 +17,7 @@ from tools.bench.peers.runners.tars import link_tars
 
 
 def make(folder: str, settings: Settings) -> Any:
-    """Return a fresh loader."""
+    """Return a new loader."""
     pipeline = Pipeline(
         open_dataset(folder),
         global_batch_size=settings.batch_size,
@@ -30,7 +30,7 @@ def make(folder: str, settings: Settings) -> Any:
 
 
 def prepare(corpus: str, folder: str) -> None:
-    """Link the tars and write what a conversion would have left beside them."""
+    """Link the tars and write an index and a manifest, as a conversion does."""
     from mmstream.dataset.index_tars import index_tars
 
     link_tars(corpus, folder)

@@ -11,21 +11,21 @@ from tools.bench.peers.runners.tars import link_tars, tars_in
 
 
 def make(folder: str, settings: Settings) -> Any:
-    """Return a fresh loader."""
+    """Return a new loader."""
     work = sample_work(settings)
 
-    def prepared(sample: tuple[Any, Any]) -> tuple[Any, ...]:
-        done = work(*sample)
-        return done["image"], done["input_ids"], done["attention_mask"]
+    def prepare_sample(sample: tuple[Any, Any]) -> tuple[Any, ...]:
+        fields = work(*sample)
+        return fields["image"], fields["input_ids"], fields["attention_mask"]
 
     dataset = wds.WebDataset(tars_in(folder), shardshuffle=100, seed=0)
     dataset = dataset.shuffle(settings.shuffle_buffer)
     if settings.work == "torchvision":
         dataset = dataset.decode("pil")
-    dataset = dataset.to_tuple("jpg", "txt").map(prepared)
+    dataset = dataset.to_tuple("jpg", "txt").map(prepare_sample)
     dataset = dataset.batched(settings.batch_size, partial=False)
     return wds.WebLoader(dataset, batch_size=None, num_workers=settings.num_workers)
 
 
 if __name__ == "__main__":
-    serve(link_tars, make, parts=lambda batch: (batch[0], batch[1]))
+    serve(link_tars, make, fields=lambda batch: (batch[0], batch[1]))

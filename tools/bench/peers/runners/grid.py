@@ -1,10 +1,12 @@
-"""What the runners of `tools.bench.compare_grid` share: cells in, what each rank delivered out.
+"""Shared by the runners of `tools.bench.compare_grid`: cells and the batches of their ranks.
 
-A runner defines ``batches(corpus, cell) -> Iterator[Delivered]`` for the rank that RANK and
-WORLD_SIZE name, and calls `serve`. Standard input is a JSON list of cells, each with its corpus.
+A runner defines ``batches(corpus, cell) -> Iterator[Delivered]`` for the rank in the variables RANK
+and WORLD_SIZE, and calls `serve`. Standard input is a JSON list of (corpus, cell). The commands:
 
-    simulate      one line a cell: the ranks' deliveries, one rank after another in this process
-    train         one cell in this process as a real rank: gloo, DDP, an all-reduce every step
+    simulate      run the ranks of each cell one after another in this process
+    train         run one rank of one cell, with gloo, DDP and an all-reduce in every step
+
+Standard output has one line of JSON per cell: ``{"ranks": ...}`` or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -35,26 +37,26 @@ class Delivered(NamedTuple):
     """A batch of one rank."""
 
     keys: list[str]
-    """Samples that count: not padding, not a substitute for a bad one."""
+    """Without padding and without substitutes of bad samples."""
     logged: Sequence[str] = ()
-    """Bad samples that the loader named, ``SHARD[INDEX]``."""
+    """Bad samples that the loader logged, ``SHARD[INDEX]``."""
 
 
 Batches = Callable[[str, Cell], Iterator[Delivered]]
 
 
 def serve(batches: Batches) -> None:
-    """Do what the command line asks; one line of JSON a cell on standard output."""
+    """Run the command of the command line."""
     cells = [(corpus, Cell(*cell)) for corpus, cell in json.load(sys.stdin)]
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # so that prints of a library do not mix with the answers
+    run = simulate if sys.argv[1] == "simulate" else train
     for corpus, cell in cells:
-        found = simulate(batches, corpus, cell) if sys.argv[1] == "simulate" else None
-        print(json.dumps(found or train(batches, corpus, cell)), file=answers, flush=True)
+        print(json.dumps(run(batches, corpus, cell)), file=answers, flush=True)
 
 
 def simulate(batches: Batches, corpus: str, cell: Cell) -> dict[str, Any]:
-    """Run all ranks of a cell, one after another; an error of one is the cell's."""
+    """Run all ranks of a cell one after another; an error of a rank is the cell's answer."""
     ranks = []
     for rank in range(cell.world_size):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(cell.world_size), LOCAL_RANK=str(rank))
@@ -70,18 +72,21 @@ def simulate(batches: Batches, corpus: str, cell: Cell) -> dict[str, Any]:
 
 
 def train(batches: Batches, corpus: str, cell: Cell) -> dict[str, Any]:
-    """Train a toy model on a cell as one rank of many, and return what this rank was given.
+    """Train a small model as one rank of a cell and return the batches of this rank.
 
-    Every step all-reduces the gradients (DDP) and a count. Ranks that fall out of step show as they
-    do in training: the others wait in the all-reduce, here until gloo's timeout.
+    Every step all-reduces the gradients (DDP) and a count. If a rank has fewer steps, the others
+    wait in the all-reduce, as they do in training, until gloo's timeout.
     """
     import torch
     from torch import distributed
 
     distributed.init_process_group(
-        "gloo", init_method=os.environ["GRID_INIT"], rank=int(os.environ["RANK"]),
-        world_size=cell.world_size, timeout=timedelta(seconds=20),
-    )  # fmt: skip
+        "gloo",
+        init_method=os.environ["GRID_INIT"],
+        rank=int(os.environ["RANK"]),
+        world_size=cell.world_size,
+        timeout=timedelta(seconds=20),
+    )
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     delivered: list[Delivered] = []
     try:

@@ -1,7 +1,7 @@
-"""Hugging Face datasets' part of `tools.bench.compare_grid`: streaming, split_dataset_by_node.
+"""Hugging Face datasets in `tools.bench.compare_grid`: streaming with split_dataset_by_node.
 
-GRID_VARIANT: "stock", pictures decoded by the library, which ends at a bad one; "filtered", decoded
-in the user's own function, which leaves bad ones out.
+The variable GRID_VARIANT is "stock" or "filtered". "stock": the library decodes the images and
+stops at a bad one. "filtered": a user's function decodes them and drops bad samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tools.bench.peers.runners.grid import GLOBAL_BATCH, Cell, Delivered, serve
 
 
 def is_readable(sample: dict[str, Any]) -> bool:
-    """Say whether a picture decodes: what users write to keep bad ones out."""
+    """Return whether an image can be decoded, as users write it to drop bad samples."""
     try:
         Pillow.open(io.BytesIO(sample["jpg"]["bytes"])).load()
     except Exception:
@@ -30,12 +30,12 @@ def is_readable(sample: dict[str, Any]) -> bool:
 
 
 def keys_of(samples: list[dict[str, Any]]) -> list[str]:
-    """Collate: the keys of decoded samples."""
+    """Collate samples to their keys."""
     return [sample["__key__"] for sample in samples]
 
 
 def batches(corpus: str, cell: Cell) -> Iterator[Delivered]:
-    """Yield what this rank gets in one epoch."""
+    """Yield the batches of this rank in one epoch."""
     tars = sorted(str(path) for path in Path(corpus).glob("*.tar"))
     dataset = load_dataset("webdataset", data_files={"train": tars}, split="train", streaming=True)
     if os.environ.get("GRID_VARIANT") == "filtered":

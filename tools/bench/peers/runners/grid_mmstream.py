@@ -1,4 +1,4 @@
-"""mmstream's part of `tools.bench.compare_grid`."""
+"""mmstream in `tools.bench.compare_grid`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.bench.peers.runners.grid import GLOBAL_BATCH, Cell, Delivered, serve
 
 
 def batches(corpus: str, cell: Cell) -> Iterator[Delivered]:
-    """Yield what this rank gets in one epoch of the whole corpus."""
+    """Yield the batches of this rank in one epoch."""
     pipeline = Pipeline(
         open_dataset(corpus),
         global_batch_size=GLOBAL_BATCH,
@@ -17,7 +17,7 @@ def batches(corpus: str, cell: Cell) -> Iterator[Delivered]:
         drop_last=False,
         bad_samples=BadSamplePolicy(max_fraction=1.0, max_consecutive=0, quarantine=None),
     )
-    # fork, as the other loaders: a grid starts thousands of workers.
+    # fork, as in the other loaders, because a grid starts thousands of workers.
     loader = Loader(
         pipeline,
         num_workers=cell.num_workers,

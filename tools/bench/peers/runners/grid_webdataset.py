@@ -1,9 +1,12 @@
-"""webdataset's part of `tools.bench.compare_grid`.
+"""webdataset in `tools.bench.compare_grid`.
 
-GRID_VARIANT: "stock", split by node and by worker as the documentation has it; "no check", the same
-with ``empty_check=False``, so that workers without a shard are no error; "resampled", endless draws
-of shards cut to the same number of steps by ``with_epoch``. Bad samples are passed over by
-`ignore_and_continue`: `warn_and_continue` does the same and sleeps half a second for each.
+The variable GRID_VARIANT has one of three values. "stock": shards are split by node and by worker,
+as in the documentation. "no check": the same with ``empty_check=False``, so that workers without a
+shard raise no error. "resampled": an endless random sequence of shards, cut to the same number of
+steps by ``with_epoch``.
+
+`ignore_and_continue` drops bad samples. `warn_and_continue` does the same, but sleeps half a second
+for each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ def key_of(sample: dict[str, Any]) -> str:
 
 
 def batches(corpus: str, cell: Cell) -> Iterator[Delivered]:
-    """Yield what this rank gets in one epoch."""
+    """Yield the batches of this rank in one epoch."""
     variant = os.environ.get("GRID_VARIANT", "stock")
     tars = sorted(str(path) for path in Path(corpus).glob("*.tar"))
     rows = GLOBAL_BATCH // cell.world_size

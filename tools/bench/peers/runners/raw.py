@@ -1,9 +1,10 @@
-"""Raw samples a second of one system, in one of its configurations: a runner of `tools.bench.raw`.
+"""The runner of `tools.bench.raw`: samples per second without decoding, for one system.
 
-``raw.py prepare NAME CORPUS FOLDER`` makes what the system reads from the tars; ``raw.py run NAME
-FOLDER WORKERS SECONDS CRC`` prints samples a second and CPU microseconds a sample, as JSON. Samples
-come in lists of 64, shuffled as the system does it, epoch after epoch; imports and the opening lie
-before the clock, the first read does not.
+    prepare NAME CORPUS FOLDER              convert the tars to the files that the system reads
+    run NAME FOLDER WORKERS SECONDS CRC     print samples/s and CPU microseconds per sample as JSON
+
+Samples come in lists of 64, shuffled by the system, for as many epochs as the time allows. Imports
+and the opening of the dataset come before the measured time, and the first read is in it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BATCH, SHUFFLE_BUFFER = 64, 1000
 Batches = Iterator[list[dict[str, Any]]]
 
 
-def as_they_are(samples: list[Any]) -> list[Any]:
+def as_list(samples: list[Any]) -> list[Any]:
     """Collate nothing: a batch is the list of its samples."""
     return samples
 
@@ -54,7 +55,7 @@ def mmstream(folder: str, _workers: int, zero_copy: bool = False, copy: bool = F
 
 
 def mmstream_loader(folder: str, _workers: int) -> Batches:
-    """Yield the batches of a Loader in this process, a dict a row."""
+    """Yield the batches of a Loader in this process, with a dict per row."""
     import mmstream as mm
 
     pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=BATCH, zero_copy=True)
@@ -64,19 +65,19 @@ def mmstream_loader(folder: str, _workers: int) -> Batches:
         while True:
             for batch in loader:
                 rows = zip(batch["jpg"], batch["txt"], strict=True)
-                yield [{"jpg": picture, "txt": text} for picture, text in rows]
+                yield [{"jpg": image, "txt": text} for image, text in rows]
 
     return batches()
 
 
 def webdataset(folder: str, workers: int) -> Batches:
-    """Yield lists of samples, batched where they are read."""
+    """Yield lists of samples, batched in the workers."""
     import webdataset as wds
     from torch.utils.data import DataLoader
 
     urls = sorted(str(path) for path in Path(folder).glob("*.tar"))
     dataset = wds.WebDataset(urls, shardshuffle=100, seed=0).shuffle(SHUFFLE_BUFFER)
-    dataset = dataset.batched(BATCH, collation_fn=as_they_are)
+    dataset = dataset.batched(BATCH, collation_fn=as_list)
 
     def batches() -> Batches:
         while True:
@@ -86,7 +87,7 @@ def webdataset(folder: str, workers: int) -> Batches:
 
 
 def mosaicml(folder: str, workers: int) -> Batches:
-    """Yield lists of samples of its own shards."""
+    """Yield lists of samples from MDS shards."""
     from mmstream._torchvision import import_torchvision
 
     import_torchvision()
@@ -98,7 +99,7 @@ def mosaicml(folder: str, workers: int) -> Batches:
 
     def batches() -> Batches:
         loader = StreamingDataLoader(
-            dataset, batch_size=BATCH, num_workers=workers, collate_fn=as_they_are
+            dataset, batch_size=BATCH, num_workers=workers, collate_fn=as_list
         )
         while True:
             yield from loader
@@ -107,7 +108,7 @@ def mosaicml(folder: str, workers: int) -> Batches:
 
 
 def write_mosaicml(corpus: str, folder: str) -> None:
-    """Write MDS shards of its default size."""
+    """Write MDS shards of the default size."""
     import mmstream as mm
     from mmstream._torchvision import import_torchvision
 
@@ -120,7 +121,7 @@ def write_mosaicml(corpus: str, folder: str) -> None:
 
 
 def link_tars(corpus: str, folder: str) -> None:
-    """Give a system that reads tars the same tars, with their indexes."""
+    """Link the tars and their indexes."""
     for path in Path(corpus).iterdir():
         os.link(path, Path(folder, path.name))
 
@@ -136,24 +137,25 @@ SYSTEMS: dict[str, Callable[[str, int], Batches]] = {
 
 
 def run(name: str, folder: str, workers: str, seconds: str, crc: str) -> dict[str, float]:
-    """Measure one system."""
+    """Measure one system and return its figures."""
     if name.startswith("mmstream"):
         import mmstream as mm
 
-        mm.Pipeline  # noqa: B018 - what it needs is imported before the clock
+        mm.Pipeline  # noqa: B018 - imports its modules before the measured time
     batches = SYSTEMS[name](folder, int(workers))
     pool = ThreadPoolExecutor(2) if crc == "crc" else None
-    num_samples, before, started = 0, _cpu_s(), time.perf_counter()
+    num_samples = 0
+    started_cpu = _cpu_s()
+    started = time.perf_counter()
     for samples in batches:
         num_samples += len(samples)
-        if pool is not None:  # zlib leaves the interpreter to others
+        if pool is not None:  # zlib releases the GIL
             list(pool.map(_checksum, (samples[:32], samples[32:])))
         if time.perf_counter() - started > float(seconds):
             break
-    passed = time.perf_counter() - started
-    figures = {"samples_per_s": num_samples / passed}
+    figures = {"samples_per_s": num_samples / (time.perf_counter() - started)}
     if int(workers) == 0:
-        figures["cpu_us"] = (_cpu_s() - before) / num_samples * 1e6
+        figures["cpu_us"] = (_cpu_s() - started_cpu) / num_samples * 1e6
     return figures
 
 
@@ -177,4 +179,4 @@ if __name__ == "__main__":
         (write_mosaicml if name == "mosaicml" else link_tars)(*rest)
     else:
         print(json.dumps(run(name, *rest)), flush=True)
-        os._exit(0)  # workers that still read ahead are not waited for
+        os._exit(0)  # do not wait for workers that still read ahead

@@ -1,11 +1,15 @@
-"""What all runners of `tools.bench.resume` share: the commands, the clock and the work on a sample.
+"""Shared by the runners of `tools.bench.resume`: commands, time measurement, work on a sample.
 
-A runner is a script that runs in its loader's own environment. It imports what it needs, then calls
-`serve`: so the interpreter's start and all imports lie before the clock starts.
+A runner is a program that runs in its loader's environment. It imports its modules and calls
+`serve`. So the start of the interpreter and all imports come before the measured time.
 
-    prepare CORPUS FOLDER          make from the tars what this loader reads
-    walk FOLDER STATES STEP ...    one epoch; save a state after so many steps; digests of batches
-    resume FOLDER STATE            a fresh loader, at a state ("-": at the start): time to a batch
+    prepare CORPUS FOLDER          convert the tars to the files that this loader reads
+    walk FOLDER STATES STEP ...    deliver an epoch and save a state after each of these steps; the
+                                   last number is the steps of the epoch
+    resume FOLDER STATE [N]        make a new loader, load a state ("-": none), and measure the time
+                                   to the first of N batches
+
+The answers have the keys of each batch.
 """
 
 from __future__ import annotations
@@ -28,16 +32,16 @@ BATCH, SHUFFLE_BUFFER = 64, 1000
 NUM_WORKERS = int(os.environ.get("BENCH_NUM_WORKERS", "2"))
 
 decoder = mm.ImageDecoder(size=224, resize_size=256)
-"""The work on each sample, the same for all."""
+"""The work on each sample, the same for all loaders."""
 
 
-def picture(data: bytes) -> torch.Tensor:
+def decode_jpeg(data: bytes) -> torch.Tensor:
     """Return a decoded JPEG, uint8 [3, 224, 224]."""
     return torch.from_numpy(decoder(data)).permute(2, 0, 1)
 
 
 def samples_of(corpus: str) -> Iterator[dict[str, Any]]:
-    """Yield key and JPEG of each sample, for loaders with a format of their own."""
+    """Yield key and JPEG of each sample, for loaders with their own file format."""
     for sample in mm.open_dataset(corpus):
         yield {"key": sample["__key__"], "jpg": sample["jpg"]}
 
@@ -47,34 +51,34 @@ def serve(
     make: Callable[[str], Any],
     save: Callable[[Any], Any],
     load: Callable[[Any, Any], object],
-    parts: Callable[[Any], tuple[Any, ...]] = itemgetter("image", "key"),
+    fields: Callable[[Any], tuple[Any, ...]] = itemgetter("image", "key"),
 ) -> None:
-    """Do what the command line asks, and print the findings as one line of JSON.
+    """Run the command of the command line and print the answer as one line of JSON.
 
     Args:
-        prepare: (corpus, folder) -> files of this loader's own.
-        make: folder -> a fresh loader of batches.
+        prepare: (corpus, folder): write the files that this loader reads.
+        make: folder -> a new loader of batches.
         save: loader -> its state.
-        load: (loader, state): continue there.
-        parts: batch -> (its pictures, its keys).
+        load: (loader, state): continue from the state.
+        fields: batch -> (images, keys).
     """
     command, folder, *rest = sys.argv[1:]
 
     def keys_of(batch: Any) -> list[str]:
-        pictures, keys = parts(batch)
-        if tuple(pictures.shape) != (BATCH, 3, 224, 224) or len(keys) != BATCH:
-            sys.exit(f"not the same work: {tuple(pictures.shape)} with {len(keys)} keys")
-        return [str(name).rpartition("/")[2] for name in keys]
+        images, keys = fields(batch)
+        if tuple(images.shape) != (BATCH, 3, 224, 224) or len(keys) != BATCH:
+            sys.exit(f"a batch has images {tuple(images.shape)} and {len(keys)} keys")
+        return [str(key).rpartition("/")[2] for key in keys]
 
+    answer: dict[str, Any] = {}
     if command == "prepare":
         prepare(folder, *rest)
-        found: dict[str, Any] = {}
     elif command == "walk":
-        found = _walk(make(folder), keys_of, save, rest[0], [int(step) for step in rest[1:]])
+        answer = _walk(make(folder), keys_of, save, rest[0], [int(step) for step in rest[1:]])
     else:
-        imported = time.time() - float(os.environ["BENCH_STARTED"])
-        found = {"imports_s": imported, **_resume(lambda: make(folder), load, keys_of, *rest)}
-    print(json.dumps(found))
+        imports_s = time.time() - float(os.environ["BENCH_STARTED"])
+        answer = {"imports_s": imports_s, **_resume(lambda: make(folder), load, keys_of, *rest)}
+    print(json.dumps(answer))
 
 
 def _walk(
@@ -102,7 +106,7 @@ def _resume(
     started = time.perf_counter()
     loader = make()
     if state != "-":
-        load(loader, torch.load(state, weights_only=False))  # written by this benchmark itself
+        load(loader, torch.load(state, weights_only=False))  # a file of this benchmark
     batches = iter(loader)
     first = next(batches)
     seconds = time.perf_counter() - started

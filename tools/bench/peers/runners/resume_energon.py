@@ -1,4 +1,4 @@
-"""Megatron-Energon: the same tars after ``energon prepare``; the state of a savable loader."""
+"""Megatron-Energon: the same tars after ``energon prepare``, with a savable loader."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from megatron.energon import (
     stateless,
 )
 
-from tools.bench.peers.runners.resume import BATCH, NUM_WORKERS, SHUFFLE_BUFFER, picture, serve
+from tools.bench.peers.runners.resume import BATCH, NUM_WORKERS, SHUFFLE_BUFFER, decode_jpeg, serve
 from tools.bench.peers.runners.tars import prepare_energon
 
 
 class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
-    """Decodes with the same function as all; energon's own decoder is switched off."""
+    """Decodes with the shared function instead of Energon's decoder."""
 
     decoder = None
 
     @stateless  # type: ignore[untyped-decorator]
     def encode_sample(self, sample: CaptioningSample) -> CaptioningSample:
-        """Decode the picture."""
-        sample.image = picture(sample.image)
+        """Decode the image."""
+        sample.image = decode_jpeg(sample.image)
         return sample
 
 
 def make(folder: str) -> Any:
-    """Return a fresh loader."""
+    """Return a new loader."""
     return get_savable_loader(
         get_train_dataset(
             folder,
@@ -51,5 +51,5 @@ if __name__ == "__main__":
         make,
         SavableDataLoader.save_state_rank,
         SavableDataLoader.restore_state_rank,
-        parts=attrgetter("image", "__key__"),
+        fields=attrgetter("image", "__key__"),
     )

@@ -1,7 +1,7 @@
 """mmstream: the tars as they are; the state is the loader's ``state_dict``.
 
-BENCH_START_METHOD chooses how workers start: "forkserver" (the default: each run pays a fresh
-import of torch for it) or "fork" (as the peers: workers inherit the imports).
+The variable BENCH_CONTEXT chooses how workers start. "forkserver" is the default, and each run
+imports torch once more for it. With "fork", as in the peers, workers inherit the imports.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tools.bench.peers.runners.tars import link_tars
 
 
 def make(folder: str) -> Loader:
-    """Return a fresh loader; shuffling is on by default."""
+    """Return a fresh loader, which shuffles by default."""
     pipeline = Pipeline(open_dataset(folder), global_batch_size=BATCH, decode=Decode(image=decoder))
-    method = os.environ.get("BENCH_START_METHOD", "forkserver")
-    return Loader(pipeline, num_workers=NUM_WORKERS, multiprocessing_context=method)  # type: ignore[arg-type]
+    context = os.environ.get("BENCH_CONTEXT", "forkserver")
+    return Loader(pipeline, num_workers=NUM_WORKERS, multiprocessing_context=context)  # type: ignore[arg-type]
 
 
 def prepare(corpus: str, folder: str) -> None:
-    """Link the tars and write what a conversion would have left beside them."""
+    """Link the tars and write an index and a manifest, as a conversion does."""
     from mmstream.dataset.index_tars import index_tars
 
     link_tars(corpus, folder)
@@ -35,5 +35,5 @@ if __name__ == "__main__":
         make,
         Loader.state_dict,
         Loader.load_state_dict,
-        parts=itemgetter("image", "__key__"),
+        fields=itemgetter("image", "__key__"),
     )

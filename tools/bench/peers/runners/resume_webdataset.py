@@ -1,7 +1,7 @@
-"""webdataset in torchdata's StatefulDataLoader, which replays an iterable that has no state.
+"""webdataset in torchdata's StatefulDataLoader, which replays an iterable without a state.
 
-Shuffled by `detshuffle`, webdataset's deterministic form: with plain `shuffle` a replay would bring
-other samples than those that were seen.
+The shuffle is `detshuffle`, webdataset's deterministic one. With plain `shuffle`, a replay would
+deliver other samples.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 import webdataset as wds
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tools.bench.peers.runners.resume import BATCH, NUM_WORKERS, SHUFFLE_BUFFER, picture, serve
+from tools.bench.peers.runners.resume import BATCH, NUM_WORKERS, SHUFFLE_BUFFER, decode_jpeg, serve
 from tools.bench.peers.runners.tars import link_tars, tars_in
 
 
 def make(folder: str) -> Any:
-    """Return a fresh loader."""
+    """Return a new loader."""
     dataset = (
         wds.WebDataset(tars_in(folder), shardshuffle=100, detshuffle=True, seed=0)
         .compose(wds.detshuffle(SHUFFLE_BUFFER, seed=0))
         .to_tuple("jpg", "__key__")
-        .map_tuple(picture)
+        .map_tuple(decode_jpeg)
         .batched(BATCH, partial=False)
     )
     return StatefulDataLoader(dataset, batch_size=None, num_workers=NUM_WORKERS)
@@ -34,5 +34,5 @@ if __name__ == "__main__":
         make,
         StatefulDataLoader.state_dict,
         StatefulDataLoader.load_state_dict,
-        parts=itemgetter(0, 1),
+        fields=itemgetter(0, 1),
     )
