@@ -14,7 +14,7 @@ from tools.bench.corpus import write_corpus
 def test_without_a_gpu_it_says_so_and_measures_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["bench_device.py"])
+    monkeypatch.setattr("sys.argv", ["device.py"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     bench_device.main()
     assert capsys.readouterr().out.count("\n") == 1

@@ -19,7 +19,7 @@ from tools.prove.attempt import Attempt, wait_until
 from tools.prove.corpus import Corpus, open_pipeline, write_corpus, write_mixture
 from tools.prove.faults import FAULTS, with_fault
 from tools.prove.history import History, Run, judge, kept_lines, read_start
-from tools.prove.trainer import described
+from tools.prove.trainer import describe
 
 G, EPOCHS = 16, 2
 
@@ -49,7 +49,7 @@ def start(folder: Path, url: str, state, num_steps: int, world_size: int):
         while len(lines) <= num_steps and loader.state_dict()["epoch"] < EPOCHS:
             for batch in loader:
                 number, loss = first + len(lines) - 1, 0.5 * len(batch["__key__"]) / G
-                lines.append(described(batch) | {"number": number, "loss": loss})
+                lines.append(describe(batch) | {"number": number, "loss": loss})
                 states[len(lines) - 1] = loader.state_dict()
                 if len(lines) > num_steps:
                     break
@@ -171,21 +171,21 @@ def test_a_process_and_shared_memory_that_outlive_a_start_are_found_and_removed(
         assert wait_until(lambda: (tmp_path / "rank0.err").read_bytes(), 60)
         assert len(attempt.processes()) == 2
         attempt.ranks[0].kill()
-        assert wait_until(attempt.ended, 60)
-        process, path = attempt.left()
+        assert wait_until(attempt.all_ended, 60)
+        process, path = attempt.remains()
         assert "mmap" in process
         assert path == str(segment)
     finally:
         attempt.clean()
-    assert (attempt.left(), segment.exists()) == ([], False)
+    assert (attempt.remains(), segment.exists()) == ([], False)
 
 
 def test_the_exit_code_is_that_of_the_proof(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for holds in (True, False):
-        monkeypatch.setattr(prove_resume, "prove", lambda *_, told=holds: {"holds": told})
-        monkeypatch.setattr(sys, "argv", ["prove_resume.py", "--out", str(tmp_path)])
+        monkeypatch.setattr(prove_resume, "prove", lambda *_, holds=holds: {"holds": holds})
+        monkeypatch.setattr(sys, "argv", ["resume.py", "--out", str(tmp_path)])
         with pytest.raises(SystemExit) as left:
             prove_resume.main()
         assert left.value.code == (0 if holds else 1)

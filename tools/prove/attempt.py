@@ -1,6 +1,7 @@
-"""One start of the run that `tools.prove.resume` kills: its processes, and what they leave behind.
+"""One start of the run that `tools.prove.resume` kills: its processes and what they leave behind.
 
-A mark in the environment names the processes of a start, also those whose parent is gone. Linux.
+A variable in the environment marks the processes of a start, so that they are recognised after
+their parent has ended. This needs Linux.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from pathlib import Path
 __all__ = ["Attempt", "wait_until"]
 
 MARK = "MMSTREAM_PROVE_RESUME"
-SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps it
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class Attempt:
-    """Starts the ranks of a run and follows them.
+    """The running ranks of a start.
 
     Attributes:
         ranks: the main processes, in the order of ranks.
-        seen: every process id of this start, known so far.
+        known_pids: all process ids of this start so far.
     """
 
     def __init__(self, command: list[str], world_size: int, logs: Path) -> None:
-        self._logs, self._mark = logs, f"{os.getpid()}-{logs.resolve()}"
+        self._logs = logs
+        self._mark = f"{os.getpid()}-{logs.resolve()}"
         self._segments: set[Path] = set()
-        self._tracked = True
-        self.seen: set[int] = set()
+        self._has_tracker = True
+        self.known_pids: set[int] = set()
         port = _free_port()
         self.ranks = [self._start(command, rank, world_size, port) for rank in range(world_size)]
 
@@ -40,34 +42,39 @@ class Attempt:
         self, command: list[str], rank: int, world_size: int, port: int
     ) -> subprocess.Popen[bytes]:
         environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1", MARK: self._mark,
-        }  # fmt: skip
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            MARK: self._mark,
+        }
         with (self._logs / f"rank{rank}.err").open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def processes(self) -> list[int]:
-        """Return the living processes, and note the shared memory that they have open."""
+        """Return the ids of the running processes, and remember their shared memory."""
         mark = f"{MARK}={self._mark}".encode()
-        own = [pid for pid in _all_processes() if mark in _read(pid, "environ").split(b"\0")]
-        self.seen.update(own)
-        for pid in own:
+        pids = [pid for pid in _all_pids() if mark in _read(pid, "environ").split(b"\0")]
+        self.known_pids.update(pids)
+        for pid in pids:
             for line in _read(pid, "maps").decode(errors="replace").splitlines():
                 path = line[line.find("/") :]
                 if path.startswith(f"{SHARED_MEMORY}/") and not path.endswith(" (deleted)"):
                     self._segments.add(Path(path))
-        return own
+        return pids
 
     def workers(self) -> list[int]:
-        """Return the loader workers: children of the ranks' fork servers."""
+        """Return the ids of the loader's workers, which are children of the ranks' fork servers."""
         parents = {pid: _parent(pid) for pid in self.processes()}
         ranks = {rank.pid for rank in self.ranks}
         return [pid for pid, parent in parents.items() if parents.get(parent) in ranks]
 
     def num_steps(self) -> int:
-        """Return how many steps rank 0 has logged since it resumed."""
+        """Return the number of steps that rank 0 has logged since it resumed."""
         path = self._logs / "rank0.jsonl"
         return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
@@ -78,60 +85,61 @@ class Attempt:
                 os.kill(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
-        """Send SIGKILL until nothing is left, also to what is born meanwhile.
+        """Send SIGKILL until no process runs, also to processes that start meanwhile.
 
-        Python's resource trackers die too, and with them who knows the names of semaphores.
+        Python's resource trackers die too. They alone know the names of semaphores to remove.
         """
-        self._tracked = False
-        for rank in self.ranks:  # at once, before the others are looked for
+        self._has_tracker = False
+        for rank in self.ranks:  # before the search for the other processes
             rank.kill()
-        while own := self.processes():
-            self.kill(own)
+        while pids := self.processes():
+            self.kill(pids)
             self.num_ended()
 
     def num_ended(self) -> int:
-        """Return how many ranks are gone; each is asked, and reaped."""
+        """Return the number of ranks that have ended, and reap them."""
         return sum(rank.poll() is not None for rank in self.ranks)
 
-    def ended(self) -> bool:
-        """Tell whether all ranks are gone."""
+    def all_ended(self) -> bool:
+        """Return whether all ranks have ended."""
         return self.num_ended() == len(self.ranks)
 
-    def lost_a_rank(self) -> bool:
-        """Tell whether a rank is gone."""
+    def any_ended(self) -> bool:
+        """Return whether a rank has ended."""
         return self.num_ended() > 0
 
     def terminate(self) -> None:
-        """Tell the remaining ranks to stop, as a launcher does when one of them is gone."""
+        """Send SIGTERM to the remaining ranks, as a launcher does after the end of a rank."""
         for rank in self.ranks:
             if rank.poll() is None:
                 rank.terminate()
 
-    def left(self) -> list[str]:
-        """Return what is left of this start: processes and segments of shared memory.
+    def remains(self) -> list[str]:
+        """Return the processes and the segments of shared memory that still exist.
 
-        Semaphores are told apart where nobody was left to remove them, see `num_semaphores`.
+        Semaphores are not among them if their tracker was killed; see `num_semaphores`.
         """
         running = [f"process {pid}: {_read(pid, 'cmdline')[:150]!r}" for pid in self.processes()]
-        named = {f"torch_{pid}_" for pid in self.seen}
-        found = self._existing() + [
-            path for path in SHARED_MEMORY.glob("torch_*") if path.name.startswith(tuple(named))
-        ]
-        return running + sorted(
-            {str(path) for path in found if self._tracked or not _is_semaphore(path)}
-        )
+        prefixes = tuple(f"torch_{pid}_" for pid in self.known_pids)
+        named = [path for path in SHARED_MEMORY.glob("torch_*") if path.name.startswith(prefixes)]
+        paths = {
+            str(path)
+            for path in self._existing_segments() + named
+            if self._has_tracker or not _is_semaphore(path)
+        }
+        return running + sorted(paths)
 
     def num_semaphores(self) -> int:
-        """Return how many named semaphores (32 bytes each) died with their tracker."""
-        return 0 if self._tracked else sum(map(_is_semaphore, self._existing()))
+        """Return the number of named semaphores (32 bytes each) whose tracker was killed."""
+        return 0 if self._has_tracker else sum(map(_is_semaphore, self._existing_segments()))
 
     def clean(self) -> None:
-        """Remove what is left, so that it is not laid at the next start's door."""
+        """Remove what remains, so that the next start is not blamed for it."""
         self.kill_all()
-        for path in self._existing():
+        for path in self._existing_segments():
             path.unlink(missing_ok=True)
 
-    def _existing(self) -> list[Path]:
+    def _existing_segments(self) -> list[Path]:
         return [path for path in self._segments if path.exists()]
 
 
@@ -140,7 +148,7 @@ def _is_semaphore(path: Path) -> bool:
 
 
 def wait_until(condition: Callable[[], object], seconds: float) -> bool:
-    """Return True as soon as the condition holds, False when it does not within the time."""
+    """Return True as soon as the condition holds, or False after this time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -149,14 +157,14 @@ def wait_until(condition: Callable[[], object], seconds: float) -> bool:
     return True
 
 
-def _all_processes() -> Iterator[int]:
+def _all_pids() -> Iterator[int]:
     return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
 
 
-def _read(pid: int, what: str) -> bytes:
+def _read(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/{what}").read_bytes()
-    except OSError:  # it has just ended, or belongs to somebody else
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:  # the process has just ended, or belongs to another user
         return b""
 
 

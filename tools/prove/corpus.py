@@ -1,6 +1,6 @@
-"""What the runs of `tools.prove.resume` train on: a small corpus, some of it bad, and its pipeline.
+"""The data of the runs of `tools.prove.resume`: a small corpus with bad samples, and its pipeline.
 
-Keys and bad samples are known here from the writing, so that the proof need not ask the library.
+The corpus records its keys and bad samples as it writes them, so the proof need not ask mmstream.
 """
 
 from __future__ import annotations
@@ -19,45 +19,53 @@ from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.tar.writer import TarWriter
 from mmstream.types import Sample
 
-__all__ = ["NUM_FEATURES", "Corpus", "Ref", "make_features", "open_pipeline",
-           "write_corpus", "write_mixture"]  # fmt: skip
+__all__ = [
+    "NUM_FEATURES",
+    "Corpus",
+    "Ref",
+    "make_features",
+    "open_pipeline",
+    "write_corpus",
+    "write_mixture",
+]
 
 Ref = tuple[int, int]
 """(shard, index) of a sample."""
 
 NUM_FEATURES = 8
 SHARES = (0.45, 0.0, 0.2, 0.002, 0.348)
-"""Of the samples in each shard: uneven, one shard empty, one with a sample or two."""
+"""The shards' shares of the samples: one shard is empty, and one has a sample or two."""
 
 WEIGHTS = {"large": 0.9, "small": 0.098, "tiny": 0.002}
+"""The weights of a mixture's sources."""
 SIZES = {"large": 0.8, "small": 0.19, "tiny": 0.01}
-"""Of the sources of a mixture."""
+"""The shares of the samples in a mixture's sources."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What was written."""
+    """A written dataset or mixture, and the samples in it."""
 
     url: str
-    key_of: dict[Ref, str]
+    keys: dict[Ref, str]
     bad: set[Ref]
     is_mixture: bool = False
 
 
 def write_corpus(folder: Path, num_samples: int, bad_fraction: float, seed: int) -> Corpus:
-    """Write shards of a few hundred bytes a sample; the bad ones are broken in two ways."""
-    return _write(
-        folder, num_samples, bad_fraction, random.Random(seed), Corpus(str(folder), {}, set())
-    )
+    """Write a dataset with a few hundred bytes per sample, and bad samples of two kinds."""
+    corpus = Corpus(str(folder), {}, set())
+    return _write(folder, num_samples, bad_fraction, random.Random(seed), corpus)
 
 
 def write_mixture(folder: Path, num_samples: int, bad_fraction: float, seed: int) -> Corpus:
-    """Write three corpora of very different sizes in folders of their own."""
-    draw, whole = random.Random(seed), Corpus(str(folder), {}, set(), is_mixture=True)
+    """Write the three datasets of a mixture, with very different sizes."""
+    draw = random.Random(seed)
+    mixture = Corpus(str(folder), {}, set(), is_mixture=True)
     for number, (name, size) in enumerate(SIZES.items()):
         first_shard = number * len(SHARES)
-        _write(folder / name, int(num_samples * size), bad_fraction, draw, whole, first_shard)
-    return whole
+        _write(folder / name, int(num_samples * size), bad_fraction, draw, mixture, first_shard)
+    return mixture
 
 
 def _write(
@@ -68,8 +76,8 @@ def _write(
     corpus: Corpus,
     first_shard: int = 0,
 ) -> Corpus:
-    """Write one dataset, whose numbers of keys and shards go on from those of others."""
-    first = len(corpus.key_of)
+    """Write a dataset and add its samples to a corpus, after the keys and shards of others."""
+    first = len(corpus.keys)
     bounds = [round(num_samples * sum(SHARES[:n])) for n in range(len(SHARES))] + [num_samples]
     shards = []
     folder.mkdir(parents=True)
@@ -85,7 +93,7 @@ def _write(
                     corpus.bad.add(ref)
                     data = draw.choice([b'{"number": ', b'{"no number": 0}'])
                 writer.add(key, {"json": data})
-                corpus.key_of[ref] = key
+                corpus.keys[ref] = key
             writer.close()
         path.with_suffix(".tar.idx").write_bytes(encode_index(writer.offsets))
         shards.append(ShardInfo(path.name, stop - start, path.stat().st_size))
@@ -94,7 +102,10 @@ def _write(
 
 
 def open_pipeline(url: str, global_batch_size: int, seed: int) -> mm.Pipeline:
-    """Return what all runs see: many windows; partial last steps, or weights that change."""
+    """Return the pipeline of all runs.
+
+    It has many windows. A dataset has a partial last step, and a mixture changes its weights.
+    """
     dataset: mm.Dataset | mm.Mixture
     if Path(url, MANIFEST_NAME).exists():
         dataset = mm.open_dataset(url)
@@ -116,7 +127,7 @@ def open_pipeline(url: str, global_batch_size: int, seed: int) -> mm.Pipeline:
 
 
 def make_features(sample: Sample) -> Sample:
-    """Turn a number into features and a target, with noise that is an augmentation's stand-in."""
+    """Return features and a target for a sample's number; the noise is like an augmentation."""
     number = sample["json"]["number"]
     waves = np.sin(number * np.arange(1.0, NUM_FEATURES + 1))
     noise = mm.sample_rng(sample).normal(scale=0.1, size=NUM_FEATURES)

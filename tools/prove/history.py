@@ -1,8 +1,9 @@
-"""The proof behind `tools.prove.resume`: raw logs of all starts against the plan and a quiet run.
+"""The proof of `tools.prove.resume`: the logs of all starts, the order, and an uninterrupted run.
 
-The history is that of the weights: a start goes on from those of a checkpoint, so what was done
-beyond it before is undone, and counts once, the last time. A loader that went on one step before or
-after its weights would repeat or lose that step, also where the log of a killed start shows it.
+The proof follows the weights. A start continues with the weights of a checkpoint. This undoes all
+steps after the checkpoint, so a step counts when it was done for the last time. If a loader resumed
+one step before or after its weights, that step would be repeated or lost. The proof notices this
+even if the log of a killed start has the step.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from typing import Any, NamedTuple, TypeVar
 from mmstream.order import AnyOrder
 from tools.prove.corpus import Corpus, Ref
 
-__all__ = ["At", "History", "Line", "Run", "Verdict", "judge", "kept_lines", "read_start"]
+__all__ = ["EpochStep", "History", "Line", "Run", "Verdict", "judge", "kept_lines", "read_start"]
 
 T = TypeVar("T")
 
-At = tuple[int, int]
+EpochStep = tuple[int, int]
 """(epoch, step)."""
 
 
 class Line(NamedTuple):
-    """What one rank logged of one step."""
+    """A line in the log of a rank, about one step."""
 
     number: int
-    """Steps that the weights had seen before this one."""
-    at: At
+    """Steps of the weights before this one."""
+    step: EpochStep
     start: int
+    """First row of this rank in the global batch."""
     keys: list[str]
     planned: list[Ref]
     shown: list[Ref]
@@ -40,7 +42,7 @@ class Line(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of a global batch, as logged."""
+    """A row of a global batch in a log."""
 
     key: str
     planned: Ref
@@ -50,10 +52,12 @@ class Row(NamedTuple):
 
 @dataclass
 class Run:
-    """One start: the steps of its checkpoint (None: no rank came so far), and all ranks' lines."""
+    """The logs of one start."""
 
     resumed: int | None = None
+    """Steps of the checkpoint; None: it was killed before a rank had resumed."""
     lines: list[Line] = field(default_factory=list)
+    """Lines of all ranks."""
 
 
 History = list[Run]
@@ -61,36 +65,39 @@ History = list[Run]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Counts of what should not be, all zero when the promise was kept."""
+    """Counts of the run, and of errors. Without errors, `lost` to `mistaken` are zero.
+
+    Batches that were undone by a resume are checked too.
+    """
 
     num_steps: int
     num_samples: int
     num_substituted: int
     num_steps_again: int
-    """Steps that were delivered again after a kill, each time counted."""
+    """Steps that were delivered again after a kill, counted each time."""
     lost: int
-    """Readable samples that no batch of an epoch showed; of a mixture, as often as planned."""
+    """Readable samples that are missing in an epoch; in a mixture, missing planned visits."""
     repeated: int
-    """Readable samples that an epoch showed once more; of a mixture, more often than planned."""
+    """Readable samples that came again in an epoch; in a mixture, more often than planned."""
     unplanned: int
-    """Batches, those undone too, with other rows or validity than the order's, and steps that are
-    not there with each row once."""
+    """Batches with other rows or another validity than in the order, and steps that do not have
+    each row exactly once."""
     different: int
-    """Batches, those undone too, that are not those of the undisturbed run."""
+    """Batches that differ from those of the uninterrupted run."""
     mistaken: int
-    """Rows that show something else than the planned sample or, where it is bad, a good one."""
+    """Rows that show another sample than planned although it is readable, or show a bad sample."""
     loss_difference: float
-    """Largest difference of a step's loss, about 1 at most, from the undisturbed run's."""
+    """Largest difference of a step's loss from the uninterrupted run. A loss is at most about 1."""
 
     @property
     def exact(self) -> bool:
-        """Whether the data was what it should be."""
-        found = self.lost, self.repeated, self.unplanned, self.different, self.mistaken
-        return not any(found)
+        """Whether all data was as expected."""
+        errors = (self.lost, self.repeated, self.unplanned, self.different, self.mistaken)
+        return not any(errors)
 
 
 def read_start(folder: Path) -> Run:
-    """Return what the ranks of one start logged; a line that a kill has torn is no line."""
+    """Return the logs of one start; a last line that a kill has cut off is ignored."""
     run = Run()
     for path in sorted(folder.glob("rank*.jsonl")):
         for text in path.read_bytes().splitlines(keepends=True):
@@ -109,35 +116,42 @@ def _line(line: Mapping[str, Any]) -> Line:
         return [(shard, index) for shard, index in line[name]]
 
     return Line(
-        line["number"], (line["epoch"], line["step"]), line["start"], line["keys"],
-        refs("planned"), refs("shown"), line["valid"], line["loss"],
-    )  # fmt: skip
+        number=line["number"],
+        step=(line["epoch"], line["step"]),
+        start=line["start"],
+        keys=line["keys"],
+        planned=refs("planned"),
+        shown=refs("shown"),
+        valid=line["valid"],
+        loss=line["loss"],
+    )
 
 
-def kept_lines(history: History) -> dict[At, list[Line]]:
-    """Return (epoch, step) -> the lines of the time, or times, that the weights have seen it."""
-    seen: list[Line] = []
+def kept_lines(history: History) -> dict[EpochStep, list[Line]]:
+    """Return (epoch, step) -> the lines whose step the weights of the run have kept."""
+    lines: list[Line] = []
     for run in history:
         if run.resumed is not None:
-            seen = [line for line in seen if line.number < run.resumed] + run.lines
-    kept: dict[At, list[Line]] = {}
-    for line in seen:
-        kept.setdefault(line.at, []).append(line)
+            lines = [line for line in lines if line.number < run.resumed] + run.lines
+    kept: dict[EpochStep, list[Line]] = {}
+    for line in lines:
+        kept.setdefault(line.step, []).append(line)
     return kept
 
 
 def judge(
-    history: History, quiet: Run, corpus: Corpus, order: AnyOrder, num_epochs: int
+    history: History, uninterrupted: Run, corpus: Corpus, order: AnyOrder, num_epochs: int
 ) -> Verdict:
-    """Compare a disturbed history with the plan, the corpus and an undisturbed run."""
+    """Compare a history of kills with the order, the corpus and an uninterrupted run."""
     plan = {
         (epoch, step): _planned(order, epoch, step)
         for epoch in range(num_epochs)
         for step in range(order.steps_per_epoch)
     }
-    kept, model = kept_lines(history), kept_lines([quiet])
-    whole = {at: _rows(lines) for at, lines in kept.items()}
-    same = {at: _rows(lines) for at, lines in model.items()}
+    kept = kept_lines(history)
+    kept_rows = {step: _rows(lines) for step, lines in kept.items()}
+    quiet = kept_lines([uninterrupted])
+    quiet_rows = {step: _rows(lines) for step, lines in quiet.items()}
     delivered = [line for run in history for line in run.lines]
     expected = Counter(
         (epoch, ref)
@@ -145,29 +159,30 @@ def judge(
         for ref, valid in rows
         if valid and ref not in corpus.bad
     )
-    if not corpus.is_mixture:  # then this is known without the library's order
-        good = [ref for ref in corpus.key_of if ref not in corpus.bad]
-        expected = Counter((epoch, ref) for epoch in range(num_epochs) for ref in good)
-    seen = Counter(
+    if not corpus.is_mixture:  # the corpus alone says it, without the order under test
+        readable = [ref for ref in corpus.keys if ref not in corpus.bad]
+        expected = Counter((epoch, ref) for epoch in range(num_epochs) for ref in readable)
+    shown = Counter(
         (epoch, row.shown)
-        for (epoch, _), rows in whole.items()
+        for (epoch, _), rows in kept_rows.items()
         for row in rows
         if row.valid and row.planned not in corpus.bad
     )
-    told = [row for rows in whole.values() for row in rows if row.valid]
+    valid_rows = [row for rows in kept_rows.values() for row in rows if row.valid]
+    num_delivered_steps = sum(len({line.step for line in run.lines}) for run in history)
     return Verdict(
         num_steps=len(kept),
-        num_samples=len(told),
-        num_substituted=sum(row.shown != row.planned for row in told),
-        num_steps_again=sum(len({line.at for line in run.lines}) for run in history) - len(kept),
-        lost=sum((expected - seen).values()),
-        repeated=sum((seen - expected).values()),
-        unplanned=sum(not _as_planned(line, plan, corpus) for line in delivered)
-        + sum(not _complete(kept.get(at, []), order.global_batch_size) for at in plan),
-        different=sum(_rows([line]) != _part(same, line) for line in delivered)
-        + len(plan.keys() ^ same.keys()),
-        mistaken=sum(not _rightly_shown(row, corpus) for row in _rows(delivered)),
-        loss_difference=max(_difference(kept.get(at), model.get(at)) for at in plan),
+        num_samples=len(valid_rows),
+        num_substituted=sum(row.shown != row.planned for row in valid_rows),
+        num_steps_again=num_delivered_steps - len(kept),
+        lost=sum((expected - shown).values()),
+        repeated=sum((shown - expected).values()),
+        unplanned=sum(not _is_planned(line, plan, corpus) for line in delivered)
+        + sum(not _is_complete(kept.get(step, []), order.global_batch_size) for step in plan),
+        different=sum(_rows([line]) != _rows_of_line(quiet_rows, line) for line in delivered)
+        + len(plan.keys() ^ quiet_rows.keys()),
+        mistaken=sum(not _is_right(row, corpus) for row in _rows(delivered)),
+        loss_difference=max(_loss_difference(kept.get(step), quiet.get(step)) for step in plan),
     )
 
 
@@ -178,7 +193,7 @@ def _planned(order: AnyOrder, epoch: int, step: int) -> list[tuple[Ref, bool]]:
 
 
 def _rows(lines: Iterable[Line]) -> list[Row]:
-    """Return the rows of one step's lines, in the order of rows."""
+    """Return the rows of lines, in the order of the global batch."""
     rows: list[Row] = []
     for line in sorted(lines, key=lambda line: line.start):
         columns = line.keys, line.planned, line.shown, line.valid
@@ -186,31 +201,37 @@ def _rows(lines: Iterable[Line]) -> list[Row]:
     return rows
 
 
-def _part(whole: Mapping[At, Sequence[T]], line: Line) -> Sequence[T]:
-    """Return what a whole step has in the rows of a line."""
-    return whole.get(line.at, [])[line.start : line.start + len(line.keys)]
+def _rows_of_line(batches: Mapping[EpochStep, Sequence[T]], line: Line) -> Sequence[T]:
+    """Return the rows of a global batch that a line has."""
+    return batches.get(line.step, [])[line.start : line.start + len(line.keys)]
 
 
-def _as_planned(line: Line, plan: Mapping[At, list[tuple[Ref, bool]]], corpus: Corpus) -> bool:
-    part = _part(plan, line)
-    return len(part) == len(line.keys) and all(
-        found == ref and (valid == holds or (ref in corpus.bad and not valid))
-        for (ref, holds), found, valid in zip(part, line.planned, line.valid, strict=True)
+def _is_planned(
+    line: Line, plan: Mapping[EpochStep, list[tuple[Ref, bool]]], corpus: Corpus
+) -> bool:
+    """Return whether a line has the rows of the order. A bad sample may be invalid."""
+    rows = _rows_of_line(plan, line)
+    return len(rows) == len(line.keys) and all(
+        logged_ref == ref and (logged_valid == valid or (ref in corpus.bad and not logged_valid))
+        for (ref, valid), logged_ref, logged_valid in zip(
+            rows, line.planned, line.valid, strict=True
+        )
     )
 
 
-def _complete(lines: Sequence[Line], num_rows: int) -> bool:
-    """Tell whether the lines of a step hold each row once."""
-    rows = [line.start + place for line in lines for place in range(len(line.keys))]
+def _is_complete(lines: Sequence[Line], num_rows: int) -> bool:
+    """Return whether the lines of a step have each row exactly once."""
+    rows = [line.start + offset for line in lines for offset in range(len(line.keys))]
     return sorted(rows) == list(range(num_rows))
 
 
-def _rightly_shown(row: Row, corpus: Corpus) -> bool:
-    fits = row.shown == row.planned or row.planned in corpus.bad
-    return fits and row.shown not in corpus.bad and row.key == corpus.key_of.get(row.shown)
+def _is_right(row: Row, corpus: Corpus) -> bool:
+    """Return whether a row shows the planned sample or a good substitute of a bad sample."""
+    may_show = row.shown == row.planned or row.planned in corpus.bad
+    return may_show and row.shown not in corpus.bad and row.key == corpus.keys.get(row.shown)
 
 
-def _difference(lines: Sequence[Line] | None, others: Sequence[Line] | None) -> float:
-    if not lines or not others:
+def _loss_difference(lines: Sequence[Line] | None, quiet_lines: Sequence[Line] | None) -> float:
+    if not lines or not quiet_lines:
         return float("inf")
-    return abs(sum(line.loss for line in lines) - sum(line.loss for line in others))
+    return abs(sum(line.loss for line in lines) - sum(line.loss for line in quiet_lines))

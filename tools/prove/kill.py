@@ -1,4 +1,4 @@
-"""One disturbance of `tools.prove.resume`: what is killed, when, and what becomes of the rest."""
+"""One kill of `tools.prove.resume`: its victim, its moment, and the end of the other processes."""
 
 from __future__ import annotations
 
@@ -12,66 +12,70 @@ from pathlib import Path
 
 from tools.prove.attempt import Attempt, wait_until
 
-__all__ = ["Kill", "Limits", "Told", "all_kinds", "draw_kill", "kill_and_watch"]
+__all__ = ["Kill", "Limits", "Outcome", "draw_kill", "draw_kinds", "kill_and_watch"]
 
 VICTIMS = ("rank", "worker", "everything")
 MOMENTS = ("start-up", "workers start", "checkpoint", "after steps", "any time")
 
-ALONE_S = 3
-"""Ranks may go on so long when one of them is gone; then they are sent SIGTERM."""
-STOP_S, NOTICE_S, GRACE_S = 20, 60, 10
-"""A fault if it takes longer: to end at SIGTERM; to notice that a worker is dead; for workers and
-shared memory to be gone after their rank."""
+SIGTERM_DELAY_S = 3
+"""After the end of a rank, the others may run so long; then they get SIGTERM."""
 
-MISSED_STEPS = 40
-"""After so many it no longer waits to see a checkpoint being written."""
+STOP_S = 20
+"""Longest time from SIGTERM to the end of a rank. More is a fault, as with the next two."""
+NOTICE_S = 60
+"""Longest time from the death of a worker to the end of its rank."""
+GRACE_S = 10
+"""Longest time from the end of a rank to the end of its workers and shared memory."""
+
+MAX_MISSED_STEPS = 40
+"""After so many steps it no longer waits for a checkpoint that is being written."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What topologies and times are drawn from."""
+    """The limits of random topologies and times."""
 
     max_ranks: int
     max_workers: int
     step_s: float
     start_up_s: float
-    """Of one rank, until its first step."""
+    """From the start of a single rank to its first step."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """What is killed in one start, and when."""
+    """The kill of one start."""
 
     victim: str
     moment: str
     world_size: int
     num_workers: int
     num_steps: int
-    """Delivered steps after which it happens at the latest."""
+    """The kill happens after these delivered steps at the latest."""
     delay_s: float
 
 
 @dataclass(frozen=True)
-class Told:
-    """What happened to one start."""
+class Outcome:
+    """The outcome of one start."""
 
     kill: Kill
     num_steps: int
-    """Delivered when it was killed."""
-    rest: str
+    """Steps delivered before the kill."""
+    end_of_others: str
     """How the ranks that were not killed ended."""
-    left: list[str]
-    """Processes and shared memory that were still there after the grace time."""
+    remains: list[str]
+    """Processes and shared memory that still existed after the grace time."""
     num_semaphores: int
-    """Names of semaphores that only the killed tracker of Python would have removed."""
+    """Named semaphores that only Python's resource tracker, which was killed, would remove."""
     torn: bool
-    """A checkpoint was being written when it was killed."""
+    """Whether a checkpoint was being written at the kill."""
     failed: bool
-    """It ended before it was killed, or did not end after it."""
+    """Whether it ended before the kill, or did not end after it."""
 
 
-def all_kinds(draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield (victim, moment), all of them in random order, again and again."""
+def draw_kinds(draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield (victim, moment): all of them in random order, again and again."""
     kinds = list(itertools.product(VICTIMS, MOMENTS))
     while True:
         draw.shuffle(kinds)
@@ -79,7 +83,7 @@ def all_kinds(draw: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def draw_kill(draw: random.Random, kind: tuple[str, str], limits: Limits, most_steps: int) -> Kill:
-    """Return a kill of some kind, on a random topology, at a random time."""
+    """Return a kill of this (victim, moment) on a random topology at a random time."""
     victim, moment = kind
     needs_worker = victim == "worker" or moment == "workers start"
     world_size = draw.randint(1, limits.max_ranks)
@@ -95,42 +99,49 @@ def draw_kill(draw: random.Random, kind: tuple[str, str], limits: Limits, most_s
     )
 
 
-def kill_and_watch(attempt: Attempt, kill: Kill, checkpoints: Path, draw: random.Random) -> Told:
-    """Kill what is to be killed when it is time, and see what becomes of the rest."""
-    before = _half_written(checkpoints)
-    failed = not _wait_for_moment(attempt, kill, lambda: bool(_half_written(checkpoints) - before))
+def kill_and_watch(attempt: Attempt, kill: Kill, checkpoints: Path, draw: random.Random) -> Outcome:
+    """Wait for the moment, kill the victim, and observe the end of the other processes."""
+    before = _incomplete(checkpoints)
+    failed = not _wait_for_moment(attempt, kill, lambda: bool(_incomplete(checkpoints) - before))
     num_steps = attempt.num_steps()
     if kill.victim == "everything":
         attempt.kill_all()
-        rest = ""
+        end_of_others = ""
     else:
         ranks = [rank.pid for rank in attempt.ranks]
         victims = attempt.workers() if kill.victim == "worker" else ranks
         attempt.kill(victims and [draw.choice(victims)])
-        # One of the ranks is gone at once, or as soon as it notices that its worker is.
-        failed |= not wait_until(attempt.lost_a_rank, NOTICE_S)
-        rest = _end_of_others(attempt)
-    failed |= not wait_until(attempt.ended, STOP_S)
-    wait_until(lambda: not attempt.left(), GRACE_S)
-    torn = bool(_half_written(checkpoints) - before)
-    return Told(kill, num_steps, rest, attempt.left(), attempt.num_semaphores(), torn, failed)
+        # A rank ends at once, or as soon as it notices the death of its worker.
+        failed |= not wait_until(attempt.any_ended, NOTICE_S)
+        end_of_others = _wait_for_others(attempt)
+    failed |= not wait_until(attempt.all_ended, STOP_S)
+    wait_until(lambda: not attempt.remains(), GRACE_S)
+    return Outcome(
+        kill,
+        num_steps,
+        end_of_others,
+        attempt.remains(),
+        attempt.num_semaphores(),
+        torn=bool(_incomplete(checkpoints) - before),
+        failed=failed,
+    )
 
 
-def _half_written(checkpoints: Path) -> set[tuple[str, int]]:
-    """Return (name, time of the last write) of checkpoints that are not whole."""
-    found = set()
+def _incomplete(checkpoints: Path) -> set[tuple[str, int]]:
+    """Return (name, time of the last write) of incomplete checkpoints."""
+    files = set()
     for path in checkpoints.glob(".step-*"):
-        with suppress(FileNotFoundError):  # it has just become whole
-            found.add((path.name, path.stat().st_mtime_ns))
-    return found
+        with suppress(FileNotFoundError):  # it has just become complete
+            files.add((path.name, path.stat().st_mtime_ns))
+    return files
 
 
 def _wait_for_moment(attempt: Attempt, kill: Kill, is_writing: Callable[[], bool]) -> bool:
-    """Wait until it is time to kill; return False when the run has ended before."""
-    began = time.monotonic()
+    """Wait for the moment of the kill; return False if the run ends before."""
+    started = time.monotonic()
 
     def due() -> bool:
-        if kill.moment in ("start-up", "any time") and time.monotonic() - began >= kill.delay_s:
+        if kill.moment in ("start-up", "any time") and time.monotonic() - started >= kill.delay_s:
             return True
         if kill.moment == "workers start" and attempt.workers():
             return True
@@ -140,24 +151,24 @@ def _wait_for_moment(attempt: Attempt, kill: Kill, is_writing: Callable[[], bool
         return kill.victim != "worker" or bool(attempt.workers())
 
     def writing() -> bool:
-        missed = attempt.num_steps() > kill.num_steps + MISSED_STEPS
+        missed = attempt.num_steps() > kill.num_steps + MAX_MISSED_STEPS
         return kill.moment != "checkpoint" or missed or is_writing()
 
     for condition, every_s in ((due, 0.005), (possible, 0.02), (writing, 0.0005)):
         while not condition():
-            if attempt.lost_a_rank():
+            if attempt.any_ended():
                 return False
             time.sleep(every_s)
     if kill.moment in ("workers start", "after steps"):
         time.sleep(kill.delay_s)
-    return not attempt.lost_a_rank()
+    return not attempt.any_ended()
 
 
-def _end_of_others(attempt: Attempt) -> str:
-    """Let the remaining ranks end, and say how they did."""
+def _wait_for_others(attempt: Attempt) -> str:
+    """Wait for the end of the remaining ranks, and return how they ended."""
     if len(attempt.ranks) == 1:
         return ""
-    if wait_until(attempt.ended, ALONE_S):
+    if wait_until(attempt.all_ended, SIGTERM_DELAY_S):
         return "by themselves"
     attempt.terminate()
     return "at SIGTERM"

@@ -1,8 +1,8 @@
 """One rank of the training that `tools.prove.resume` kills: a linear model under DDP.
 
-Each step's line is written before its gradients are exchanged, so a checkpoint that covers a step
-finds the lines of all ranks on disk: what a log lacks was not trained on. Numbers are float64, so
-that a single lost or repeated sample shows in the weights.
+A rank logs a step before it exchanges the gradients. So if a checkpoint has a step, the logs of all
+ranks have it too. Numbers are float64, so that a single lost or repeated sample changes the weights
+by more than rounding does.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from mmstream.types import Batch
 from tools.prove.corpus import NUM_FEATURES, open_pipeline
 
 BALLAST_BYTES = 8 << 20
-"""Written with each checkpoint: so many that a kill now and then meets the writing."""
+"""Written with each checkpoint. It takes so long that some kills come while it is written."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one start of the run is told."""
+    """Settings of one start of the run."""
 
     corpus: str
     checkpoints: str
@@ -42,14 +42,14 @@ class Settings:
     """Folder of this start alone."""
     seed: int
     save_seed: int
-    """Of the numbers of steps between checkpoints."""
+    """Seed of the random numbers of steps between checkpoints."""
     num_epochs: int
     global_batch_size: int
     num_workers: int = 0
     max_interval: int = 9
-    """Most steps between two checkpoints."""
+    """Steps between two checkpoints, at most."""
     pace_s: float = 0.0
-    """Time a step takes beyond its arithmetic, so that workers get ahead."""
+    """Sleep in each step, so that workers can read ahead."""
 
     def command(self) -> list[str]:
         """Return the command line of a rank."""
@@ -72,8 +72,9 @@ def main() -> None:
 
 
 def train(settings: Settings, process: TrainProcess, batches: DeviceLoader, log: BinaryIO) -> None:
-    """Resume where the newest checkpoint stands, and go on to the end."""
-    store, draw = open_store(settings.checkpoints), random.Random(settings.save_seed)
+    """Resume from the newest checkpoint and train to the end."""
+    store = open_store(settings.checkpoints)
+    draw = random.Random(settings.save_seed)
     trained = make_trained(process)
     num_steps = resume_training(store, trained, batches, process)
     write(log, {"resumed": num_steps})
@@ -82,9 +83,9 @@ def train(settings: Settings, process: TrainProcess, batches: DeviceLoader, log:
         for batch in batches:
             errors = trained.parallel(batch["features"]).squeeze(1) - batch["target"]
             loss = (errors.square() * batch["__valid__"]).sum() / settings.global_batch_size
-            write(log, described(batch) | {"number": num_steps, "loss": loss.item()})
+            write(log, describe(batch) | {"number": num_steps, "loss": loss.item()})
             trained.optimizer.zero_grad()
-            (loss * process.world_size).backward()  # DDP takes the mean over ranks: we want the sum
+            (loss * process.world_size).backward()  # DDP takes the mean over ranks, not the sum
             trained.optimizer.step()
             time.sleep(settings.pace_s)
             num_steps += 1
@@ -100,7 +101,7 @@ def train(settings: Settings, process: TrainProcess, batches: DeviceLoader, log:
 
 
 def make_trained(process: TrainProcess) -> Trained:
-    """Return a fresh model and optimizer, the same in every process."""
+    """Return a new model and optimizer, equal in every process."""
     model = torch.nn.Linear(NUM_FEATURES, 1, dtype=torch.float64)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
@@ -113,8 +114,8 @@ def make_trained(process: TrainProcess) -> Trained:
     )
 
 
-def described(batch: Batch) -> dict[str, Any]:
-    """Return what the proof wants to know of a batch."""
+def describe(batch: Batch) -> dict[str, Any]:
+    """Return the fields of a batch that the proof needs."""
     lineage = batch["__lineage__"]
     return {
         "epoch": lineage.epoch,
@@ -128,7 +129,7 @@ def described(batch: Batch) -> dict[str, Any]:
 
 
 def write(log: BinaryIO, line: dict[str, Any]) -> None:
-    """Append a line in one call of the system: a kill comes before or after it."""
+    """Append a line in one system call, so that a kill comes before or after it."""
     log.write(json.dumps(line).encode() + b"\n")
 
 
