@@ -1,8 +1,11 @@
-"""Before convert: rows of captions as rows of conversations, for models that are asked questions.
+"""Rows of captions -> rows of conversations. Runs before a conversion, on its rows.
 
-{"id": 1, "image": "1.jpg", "captions": ["A bear.", "A brown bear."]}
--> {"id": 1, "images": ["1.jpg"], "messages": [user: "<image>Describe the image.",
-                                               assistant: "A bear."]}
+Vision-language models are trained on questions and answers. This gives each caption a question::
+
+    {"id": 1, "image": "1.jpg", "captions": ["A bear.", "A brown bear."]}
+    -> {"id": 1, "images": ["1.jpg"], "messages": [
+           {"role": "user", "content": "<image>Describe the image."},
+           {"role": "assistant", "content": "A bear."}]}
 """
 
 from __future__ import annotations
@@ -19,31 +22,41 @@ def conversations_of(
     rows: Iterable[dict[str, Any]],
     *,
     question: str = "Describe the image.",
-    again: str = "In other words?",
+    follow_up: str = "In other words?",
     num_captions: int = 1,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a conversation for each row of captions; write them as JSONL for `mmstream.convert`.
+    """Yield a conversation for each row of captions.
+
+    Write them to a JSONL file, and convert that.
 
     Args:
-        rows: Each with ``image``, a path, and ``captions``, a list of strings, or ``caption``.
-        question: What the user asks first, behind the image.
-        again: What the user asks for each further caption.
-        num_captions: Captions to take of each row, from the first; fewer where it has fewer.
+        rows: Rows with ``image`` (a path) and either ``captions`` (a list) or ``caption``.
+        question: What the user asks first, after the image.
+        follow_up: What the user asks for each further caption.
+        num_captions: Use at most the first so many captions of each row.
 
     Yields:
-        ``messages`` and ``images`` as LLaMA-Factory writes them, and the row's other fields.
+        ``messages`` and ``images`` in LLaMA-Factory's format, and the row's other fields.
 
     Raises:
-        ConfigError: A row without image or captions.
+        ConfigError: A row has no image or no captions.
+
+    Example::
+
+        with open("chats.jsonl", "w") as file:
+            for row in conversations_of(map(json.loads, open("rows.jsonl"))):
+                print(json.dumps(row), file=file)
     """
     for number, row in enumerate(rows, start=1):
-        rest = {k: v for k, v in row.items() if k not in ("image", "caption", "captions")}
+        other_fields = {k: v for k, v in row.items() if k not in ("image", "caption", "captions")}
         captions = row.get("captions") or [row.get("caption")]
         if not isinstance(row.get("image"), str) or not isinstance(captions[0], str):
-            raise ConfigError(f"row {number}: no image with captions")
+            raise ConfigError(
+                f"row {number}: needs image (a path) and captions (a list of strings) or caption"
+            )
         messages = []
         for i, caption in enumerate(captions[:num_captions]):
-            asked = again if i else f"<image>{question}"
-            messages.append({"role": "user", "content": asked})
+            prompt = follow_up if i else f"<image>{question}"
+            messages.append({"role": "user", "content": prompt})
             messages.append({"role": "assistant", "content": caption})
-        yield {**rest, "messages": messages, "images": [row["image"]]}
+        yield {**other_fields, "messages": messages, "images": [row["image"]]}

@@ -1,13 +1,17 @@
-"""Convert's frame: what stands in a destination before the first shard and after the last one.
+"""The destination of a conversion, before its first shard and after its last one.
 
-    mmstream.unfinished.json   from the first moment to the last: the plan, the finishing command
-    shard-000000.tar, .idx     the shards; reports/shard-000000.json commits each
-    rejects.jsonl              one line a rejected row: file, 1-based row, reason
-    mmstream.json              the manifest; then the marker goes
+    inspect, begin -> shards -> finish
 
-A list of bad samples that lies there belongs to what was there before, and goes before the marker
-comes. A killed run leaves the marker, so `open_dataset` refuses the folder and names the command.
-A run that gave no sample leaves nothing but the rejects, and the next one tries every row again.
+A conversion writes these, in this order:
+
+    mmstream.unfinished.json   the marker: the plan, and the command that continues it
+    shard-000000.tar, .idx     the shards; reports/shard-000000.json commits each of them
+    rejects.jsonl              one line per rejected row: file, row number from 1, reason
+    mmstream.json              the manifest; then the marker is removed
+
+A killed conversion leaves its marker. `open_dataset` then refuses the folder, and names the command
+that continues. A list of bad samples from an earlier dataset is removed before the marker is
+written. If no row became a sample, only the rejects stay; the next call tries every row again.
 """
 
 from __future__ import annotations
@@ -32,28 +36,32 @@ __all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect"]
 REJECTS_NAME = "rejects.jsonl"
 
 State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
-"""Of a destination; "clear": something stands there that the caller gave up."""
+"""State of a destination.
+
+fresh: empty. unfinished: the same plan was interrupted. finished: the same plan is complete. clear:
+it holds something that the caller agreed to replace.
+"""
 
 _SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx)?")
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
-    """Tell what a run of this plan finds, without writing anything.
+    """Return the state of a destination for this plan. Writes nothing.
 
     Raises:
-        ConfigError: another conversion, or tars of unknown origin, stand there.
+        ConfigError: It holds another conversion, or tars that no conversion wrote.
     """
     names = store.list()
     if MARKER_NAME in names:
         marker = _read_json(store, MARKER_NAME)
         if overwrite or marker.get("clearing"):
             return "clear"
-        _compare(store, "an unfinished conversion", marker.get("plan"), plan)
+        _require_same_plan(store, "an unfinished conversion", marker.get("plan"), plan)
         if marker.get("media_root") != media_root:
             raise ConfigError(
-                f"{store.url}: a conversion began here with media root "
-                f"{marker.get('media_root')!r}, this run has {media_root!r}; "
-                "overwrite=True starts anew"
+                f"{store.url}: an unfinished conversion has the media root "
+                f"{marker.get('media_root')!r}, this one {media_root!r}; pass the same media_root, "
+                "or start again with overwrite=True"
             )
         return "unfinished"
     if MANIFEST_NAME in names:
@@ -61,7 +69,7 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
             return "clear"
         manifest = Manifest.from_bytes(store.read(MANIFEST_NAME))
         source = manifest.source
-        _compare(store, "a dataset", {k: source.get(k) for k in plan}, plan)
+        _require_same_plan(store, "a dataset", {k: source.get(k) for k in plan}, plan)
         return "finished" if manifest.num_samples or not plan["num_rows"] else "clear"
     tars = [name for name in names if name.endswith(".tar")]
     if tars and not overwrite:
@@ -76,10 +84,11 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
 def begin(
     store: Store, state: State, plan: dict[str, Any], media_root: str | None, command: str
 ) -> None:
-    """Put the marker, after removing what an overwritten conversion left."""
+    """Write the marker. Before that, remove what is to be replaced."""
     marker: dict[str, Any] = {"command": command, "media_root": media_root, "plan": plan}
     if state == "clear":
-        # Until all is gone the marker says so: a run killed here must not take old shards for its.
+        # Until all is removed, the marker says "clearing". If this call is killed before that, the
+        # next one must not take the old shards for its own.
         store.write(MARKER_NAME, _json({**marker, "clearing": True}))
         _clear(store)
     if state != "unfinished":
@@ -105,7 +114,7 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
 
 
 def give_up(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
-    """Leave ``rejects.jsonl`` alone, of a conversion without a sample: it is no dataset."""
+    """Leave only ``rejects.jsonl``: without a sample there is no dataset."""
     _write_rejects(store, plan, reports)
     _remove_reports(store)
     store.remove(MARKER_NAME)
@@ -125,12 +134,12 @@ def _remove_reports(store: Store) -> None:
         reports.remove(name)
     folder = reports.local_path("")
     if folder is not None:
-        with suppress(OSError):  # it does not exist, or something else lies in it
+        with suppress(OSError):  # it does not exist, or holds other files
             Path(folder).rmdir()
 
 
 def _clear(store: Store) -> None:
-    """Remove what a conversion writes, and nothing else."""
+    """Remove what a conversion writes, and no other files."""
     store.remove(MANIFEST_NAME)
     store.remove(REJECTS_NAME)
     _remove_reports(store)
@@ -139,21 +148,21 @@ def _clear(store: Store) -> None:
             store.remove(name)
     folder = store.local_path("")
     if folder is not None:
-        for path in Path(folder).glob(".shard-*.tmp"):  # half written when a run was killed
+        for path in Path(folder).glob(".shard-*.tmp"):  # half written by a killed conversion
             path.unlink(missing_ok=True)
 
 
-def _compare(store: Store, what: str, there: Any, plan: dict[str, Any]) -> None:
-    """Raise a ConfigError that says in what two plans differ."""
-    there = there if isinstance(there, dict) else {}
+def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, Any]) -> None:
+    """Raise a ConfigError if the saved plan is another one. It says what differs."""
+    saved = saved if isinstance(saved, dict) else {}
     differing = [
-        f"{key} is {there.get(key)!r} there and {plan[key]!r} here"
+        f"{key} was {saved.get(key)!r} and is now {plan[key]!r}"
         for key in plan
-        if there.get(key) != plan[key]
+        if saved.get(key) != plan[key]
     ]
     if differing:
         raise ConfigError(
-            f"{store.url}: holds {what} of another plan: {'; '.join(differing)}. "
+            f"{store.url}: holds {content} with other settings: {'; '.join(differing)}. "
             "Name another destination, or replace it with overwrite=True"
         )
 

@@ -1,12 +1,15 @@
-"""Convert's second step, for conversations: turns of any dialect -> messages with content parts.
+"""Step 2 of a conversion, for conversations: turns of any format -> messages with content parts.
 
-The canonical message is what chat templates of `transformers` take:
+    rows -> FORMATS -> media -> shard
+
+A canonical message is what the chat templates of `transformers` take:
 
     {"role": "user", "content": [{"type": "image", "field": "0.jpg"}, {"type": "text", "text": ""}]}
 
-Turns may be ShareGPT's (from, value) or OpenAI's (role, content); the content a string with
-``<image>`` tokens or Qwen's ``<img>PATH</img>``, or a list of parts. A token takes the next path
-of the row's list of that kind. White space around a token is dropped, other text is kept exactly.
+Turns may have ShareGPT's keys (from, value) or OpenAI's (role, content). Their content may be a
+list of parts, or a string with ``<image>`` tokens or Qwen's ``<img>PATH</img>``. The n-th
+``<image>`` token stands for the n-th path in the row's list of images; videos and audio likewise.
+White space around a token is dropped. Other text is kept exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ ROLES = {
     "chatgpt": "assistant",
     "bot": "assistant",
     "model": "assistant",
-    "function_call": "assistant",  # the model's own words, so it is trained on them
+    "function_call": "assistant",  # written by the model, so trained on
     "system": "system",
     "tool": "tool",
     "observation": "tool",
@@ -44,7 +47,7 @@ PART_KINDS: dict[str, Kind] = {
     "audio_url": "audio",
 }
 KEPT_PARTS = ("reasoning", "tool_call")
-"""Parts of other types that have nothing to load and are kept as they are."""
+"""Further types of parts. They name no media file, and are kept as they are."""
 
 _MARK = re.compile(
     r"(?P<label>(?:Picture|Audio) ?\d+: ?)?"
@@ -54,14 +57,19 @@ _MARK = re.compile(
 
 
 def parse_dialogue(row: dict[str, Any], turns: list[Any], used: set[str]) -> Draft:
-    """Return the draft of a row whose turns lie in `turns`; `used` are the keys they came from.
+    """Return the draft of a conversation.
 
-    Media that no token asks for come first in the first user's turn. The label of Qwen's
-    ``Picture 1:<img>...`` is dropped when the row has one picture, and kept as text when it has
-    several, since the question may refer to it.
+    Media without a token come at the start of the first user's turn. Qwen's label, as in
+    ``Picture 1:<img>...``, is dropped if the row has one image. With several images it is kept as
+    text, because the question may refer to it.
+
+    Args:
+        row: The parsed row.
+        turns: Its turns.
+        used: The keys of the row that the turns came from.
 
     Raises:
-        RowError: a wrong type, an unknown role or part, or tokens that do not match the media.
+        RowError: A wrong type, an unknown role or part, or tokens that do not match the media.
     """
     media, media_keys = media_of(row)
     used = used | media_keys
@@ -72,12 +80,12 @@ def parse_dialogue(row: dict[str, Any], turns: list[Any], used: set[str]) -> Dra
         if system.strip():
             parts = [{"type": "text", "text": system}]
             messages.insert(0, {"role": "system", "content": parts})
-    _drop_lone_label(messages)
-    _match(messages, media)
+    _drop_single_label(messages)
+    _match_media(messages, media)
     refs: list[MediaRef] = []
     for part in _media_parts(messages):
         path = part.pop("path")
-        refs.append(MediaRef(part["type"], path if path is not None else _next(media, part)))
+        refs.append(MediaRef(part["type"], path if path is not None else _next_path(media, part)))
         part["field"] = len(refs) - 1
     if not any(message["content"] for message in messages):
         raise RowError("every turn is empty")
@@ -85,7 +93,7 @@ def parse_dialogue(row: dict[str, Any], turns: list[Any], used: set[str]) -> Dra
 
 
 def _message(turn: Any, name: str) -> dict[str, Any]:
-    """Return one turn as a message; media parts carry ``path``: None where a token stands."""
+    """Return one turn as a message. Its media parts have a ``path``, or None for a token."""
     expect(turn, dict, name)
     role_key = "role" if "role" in turn else "from"
     content_key = "content" if "content" in turn else "value"
@@ -106,7 +114,7 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
 
 
 def _split(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a string with tokens and ``<img>`` tags."""
+    """Yield the content parts of a string with tokens and ``<img>`` tags."""
     end = 0
     for mark in _MARK.finditer(text):
         if before := text[end : mark.start()].strip():
@@ -123,7 +131,7 @@ def _split(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _part(part: Any, name: str) -> dict[str, Any]:
-    """Return one part of a content list: OpenAI's, Qwen's and LLaMA-Factory's spellings."""
+    """Return a part of a content list as OpenAI, Qwen or LLaMA-Factory write it."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     type_ = expect(expect(part, dict, name).get("type"), str, f"{name}: type")
@@ -136,29 +144,32 @@ def _part(part: Any, name: str) -> dict[str, Any]:
     if type_ not in PART_KINDS:
         raise RowError(f"{name}: parts of type {type_[:40]!r} are not supported")
     keys = (type_, PART_KINDS[type_], "value", "url", "path")
-    found = next((k for k in keys if part.get(k) is not None), None)
-    path = part[found] if found else None
+    path_key = next((k for k in keys if part.get(k) is not None), None)
+    path = part[path_key] if path_key else None
     if isinstance(path, dict):
         path = path.get("url", path.get("path"))
-    if found:
-        expect(path, str, f"{name}: {found}")
-    extra = {k: v for k, v in part.items() if k not in ("type", "field", found)}
+    if path_key:
+        expect(path, str, f"{name}: {path_key}")
+    extra = {k: v for k, v in part.items() if k not in ("type", "field", path_key)}
     return {"type": PART_KINDS[type_], "field": -1, **extra, "path": path}
 
 
-def _drop_lone_label(messages: list[dict[str, Any]]) -> None:
-    """Drop the label of a row's only picture; keep the labels of several as text."""
-    several = sum(1 for _ in _media_parts(messages)) > 1
+def _drop_single_label(messages: list[dict[str, Any]]) -> None:
+    """Drop the label of a row's only image. Keep the labels of several images, as text."""
+    keep_labels = sum(1 for _ in _media_parts(messages)) > 1
     for message in messages:
         message["content"] = [
             {**part, "type": "text"} if part["type"] == "label" else part
             for part in message["content"]
-            if several or part["type"] != "label"
+            if keep_labels or part["type"] != "label"
         ]
 
 
-def _match(messages: list[dict[str, Any]], media: dict[Kind, list[MediaRef]]) -> None:
-    """Check that tokens and the row's media agree; without any token, put the media in front."""
+def _match_media(messages: list[dict[str, Any]], media: dict[Kind, list[MediaRef]]) -> None:
+    """Check that there are as many tokens as media files.
+
+    Media of a kind without tokens are added at the start of the first user's turn.
+    """
     front: list[dict[str, Any]] = []
     for kind in KINDS:
         num_tokens = sum(p["type"] == kind and p["path"] is None for p in _media_parts(messages))
@@ -176,5 +187,5 @@ def _media_parts(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (part for m in messages for part in m["content"] if part["type"] in KINDS)
 
 
-def _next(media: dict[Kind, list[MediaRef]], part: dict[str, Any]) -> str:
+def _next_path(media: dict[Kind, list[MediaRef]], part: dict[str, Any]) -> str:
     return media[part["type"]].pop(0).path

@@ -1,8 +1,8 @@
-"""Convert, the middle of the flow: what a row says, before its media files are opened.
+"""The `Draft`: what a row says, before its media files are read. The middle of a conversion.
 
-    rows -> formats (one row -> one Draft) -> media -> shard
+    rows -> formats (one row -> one DRAFT) -> media -> shard
 
-A `Draft` is all that the formats have in common; everything after it is the same for every format.
+Each row format is turned into a `Draft`. The steps after it are the same for all formats.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
 
 class RowError(MMStreamError):
-    """One row cannot become a sample; the message is the reason that ``rejects.jsonl`` gives."""
+    """One row cannot become a sample. ``rejects.jsonl`` gives the message as the reason."""
 
 
 class MediaRef(NamedTuple):
-    """A media file as the row names it."""
+    """A media file, by the path that the row gives."""
 
     kind: Kind
     path: str
@@ -35,30 +35,30 @@ class MediaRef(NamedTuple):
 
 @dataclass(frozen=True)
 class Draft:
-    """One row in mmstream's canonical shape, its media still only named."""
+    """One row in the canonical shape. Its media files are not read yet."""
 
     content: dict[str, Any]
-    """What ``KEY.json`` will hold. The ``field`` of a media part is its place in `media`."""
+    """What ``KEY.json`` will hold. The ``field`` of a media part is its index in `media`."""
     media: tuple[MediaRef, ...] = ()
-    """In order of appearance; a file that is named twice is here twice."""
+    """Media files in order of appearance. A file that the row names twice is listed twice."""
     texts: tuple[str, ...] = ()
-    """Captions, or the one text of a text row; the first becomes ``KEY.txt``."""
+    """The captions, or the text of a text row. The first one becomes ``KEY.txt``."""
 
 
 def samples_of(
     key: str, draft: Draft, media: list[tuple[str, bytes]], each: bool
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield (key, fields) of the sample, or of the several samples, of one row.
+    """Yield (key, {field: bytes}) of every sample of one row.
 
-    Fields come in the order media, ``txt``, ``json``. The one medium of a captioned row is
-    ``KEY.jpg``, as consumers of WebDataset expect; all others are numbered ``KEY.0.jpg``,
-    ``KEY.1.png``, in order of appearance.
+    The fields come in the order media, ``txt``, ``json``. A captioned row with one media file
+    stores it as ``KEY.jpg``, as WebDataset's users expect. Otherwise media are numbered in order of
+    appearance: ``KEY.0.jpg``, ``KEY.1.png``.
 
     Args:
-        key: of the row; samples of one caption each get ``KEY-0``, ``KEY-1`` and so on.
-        draft: the row.
-        media: (extension, bytes) of every reference in `draft.media`.
-        each: one sample of each caption, instead of one sample with all of them.
+        key: Key of the row. With `each`, the samples have the keys ``KEY-0``, ``KEY-1``, ...
+        draft: The row.
+        media: (extension, bytes) of every file in `draft.media`.
+        each: One sample per caption, instead of one sample with all captions.
     """
     captioned = "captions" in draft.content
     single = captioned and len(media) == 1
@@ -70,12 +70,12 @@ def samples_of(
         yield key, {**fields, **text, "json": msgspec.json.encode(content)}
         return
     for i, caption in enumerate(draft.texts):
-        one = msgspec.json.encode({**content, "captions": [caption]})
-        yield f"{key}-{i}", {**fields, "txt": caption.encode(), "json": one}
+        encoded = msgspec.json.encode({**content, "captions": [caption]})
+        yield f"{key}-{i}", {**fields, "txt": caption.encode(), "json": encoded}
 
 
 def _with_fields(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return the content with every media part naming its field."""
+    """Return the content with the names of fields in place of the indexes of media files."""
     if "messages" not in content:
         return content
     messages = [

@@ -1,7 +1,7 @@
-"""Convert's second step, the parts that all formats share: typed values, media keys, the id.
+"""What all row formats share: typed values, media keys, the id. Part of step 2 of a conversion.
 
-Every mistake that a row can hold is found here or in the formats and becomes a `RowError` that
-names the key.
+Every mistake in a row is detected here or in the formats. It becomes a `RowError` that names the
+key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEDIA_KEYS: dict[Kind, tuple[str, ...]] = {
 }
 ID_KEYS = ("id", "image_id")
 CANONICAL_KEYS = ("id", "messages", "captions", "media_paths")
-"""What a reader of ``KEY.json`` may rely on: a row's own keys never stand in their place."""
+"""The keys of ``KEY.json`` with a fixed meaning. A row's own key of that name is renamed."""
 
 MAX_MEDIA = 1000
 
@@ -38,29 +38,29 @@ _JSON_NAMES = {
 
 
 def expect(value: Any, kind: type[T], name: str) -> T:
-    """Return `value` when it has the type `kind`; else a RowError in JSON's words."""
+    """Return `value` if it has the type `kind`. Otherwise raise a RowError that says it in JSON."""
     if not isinstance(value, kind):
         raise RowError(f"{name}: expected {_JSON_NAMES[kind]}, found {_JSON_NAMES[type(value)]}")
     return value
 
 
 def texts_of(value: Any, name: str) -> tuple[str, ...]:
-    """Return the texts of a string or a list of strings; there is one, and none is blank."""
+    """Return the texts of a string or a list of strings: at least one, and none of them blank."""
     texts = value if isinstance(value, list) else [value]
     if not texts:
         raise RowError(f"{name} is empty")
     for i, text in enumerate(texts):
-        place = f"{name}[{i}]" if isinstance(value, list) else name
-        if not expect(text, str, place).strip():
-            raise RowError(f"{place} is empty")
+        text_name = f"{name}[{i}]" if isinstance(value, list) else name
+        if not expect(text, str, text_name).strip():
+            raise RowError(f"{text_name} is empty")
     return tuple(texts)
 
 
 def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]:
-    """Return {kind: references} named by the row's own keys, and the keys that named them.
+    """Return {kind: media files} of a row, and the keys that name them.
 
-    Of several keys for one kind the first of `MEDIA_KEYS` counts. A null, an empty string and an
-    empty list name nothing.
+    If a row has several keys of a kind, the first one in `MEDIA_KEYS` counts. Null, an empty string
+    and an empty list count as no key.
     """
     media: dict[Kind, list[MediaRef]] = {}
     used: set[str] = set()
@@ -70,15 +70,15 @@ def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]
             continue
         value = row[key]
         if not isinstance(value, str | list):
-            found = _JSON_NAMES[type(value)]
-            raise RowError(f"{key}: expected a path or a list of paths, found {found}")
+            value_type = _JSON_NAMES[type(value)]
+            raise RowError(f"{key}: expected a path or a list of paths, found {value_type}")
         media[kind] = [MediaRef(kind, path) for path in texts_of(value, key)]
         used.add(key)
     return media, used
 
 
 def row_id(row: dict[str, Any]) -> Any:
-    """Return the row's own id: ``id``, else ``image_id``, else None."""
+    """Return the row's ``id``, else its ``image_id``, else None."""
     return next((row[k] for k in ID_KEYS if row.get(k) is not None), None)
 
 
@@ -87,8 +87,8 @@ def content_of(
 ) -> dict[str, Any]:
     """Return what ``KEY.json`` will hold: id, `main`, media_paths, then the row's other keys.
 
-    ``media_paths`` are the paths as the row named them, one a media field, so that a sample can be
-    traced to its files. Other keys of the `CANONICAL_KEYS` are kept as ``row_KEY``.
+    ``media_paths`` has the path of each media field as the row gives it, so that a sample can be
+    traced to its files. A row's own key with a name in `CANONICAL_KEYS` is kept as ``row_KEY``.
     """
     if len(refs) > MAX_MEDIA:
         raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")

@@ -1,13 +1,16 @@
-"""Convert's second step: one parsed row -> one `Draft`, by a pure function for each format.
+"""Step 2 of a conversion: one parsed row -> one `Draft`. Each format has a pure function.
 
-    captions     {"image": "a.jpg", "text": "..."}; keys and several captions: see `captions`
+    rows -> FORMATS -> media -> shard
+
+    captions     {"image": "a.jpg", "text": "..."}; other keys: see `captions`
     llava        {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>..."}]}
     messages     {"images": ["a.jpg"], "messages": [{"role": "user", "content": "<image>..."}]}
     qwen-vl      {"input": "Picture 1:<img>a.jpg</img>question", "output": "answer"}
     instruction  {"image": "a.jpg", "instruction": "question", "input": "", "output": "answer"}
     text         {"text": "..."}
 
-A row is recognised by its keys. Keys that a format does not use are kept in the sample's json.
+A row's format is recognised by its keys. Keys that the format does not use are kept in the json of
+the sample.
 """
 
 from __future__ import annotations
@@ -30,25 +33,26 @@ _MEDIA_PATH = re.compile(
     r"(?!\w+://)\S+\.(jpe?g|png|webp|gif|bmp|wav|flac|mp3|ogg|m4a|mp4|mov|avi|mkv|webm)",
     re.IGNORECASE,
 )
-MAX_NAMED_KEYS = 8  # of an unknown row, in its reject's reason
+MAX_NAMED_KEYS = 8
+"""Keys of an unknown row that its reason for rejection names."""
 
 
 def draft_of(row: Any, format: str | None = None) -> Draft:
     """Return the draft of one parsed row.
 
     Args:
-        row: any JSON value.
-        format: one of `FORMATS`, or None to recognise each row by its keys.
+        row: Any JSON value.
+        format: One of `FORMATS`. None: the row is recognised by its keys.
 
     Raises:
-        RowError: why the row cannot become a sample.
+        RowError: The row cannot become a sample; the message says why.
     """
     expect(row, dict, "row")
     if not row:
         raise RowError("empty row")
     draft = _draft(row, format or recognise(row))
     if not draft.media and format is None:
-        _refuse_forgotten(row)
+        _refuse_unread_media(row)
     return draft
 
 
@@ -66,10 +70,10 @@ def _draft(row: dict[str, Any], format: str) -> Draft:
             return text(row)
 
 
-def _refuse_forgotten(row: dict[str, Any]) -> None:
-    """Refuse a row without media that names a media file under a key that no format reads.
+def _refuse_unread_media(row: dict[str, Any]) -> None:
+    """Refuse a row that names a media file under a key that no format reads.
 
-    It would become a sample of its text alone, and nobody would know.
+    It would silently become a sample with its text only.
     """
     for key, value in row.items():
         for item in value if isinstance(value, list) else [value]:
@@ -84,7 +88,7 @@ def recognise(row: dict[str, Any]) -> str:
     """Return the name of a row's format, judged by its keys.
 
     Raises:
-        RowError: no format has these keys.
+        RowError: No format has these keys.
     """
     if "messages" in row:
         return "messages"
@@ -101,9 +105,9 @@ def recognise(row: dict[str, Any]) -> str:
 
 
 def captions(row: dict[str, Any]) -> Draft:
-    """A captioned image (or video, or audio file, or several): ``{"image", "text"}``.
+    """Return the draft of one or more media files with captions: ``{"image", "text"}``.
 
-    The text is the first present of `CAPTION_KEYS`, one string or a list of them.
+    The captions are the first key of `CAPTION_KEYS` that the row has: a string or a list.
     """
     media, used = media_of(row)
     if not media:
@@ -118,7 +122,10 @@ def captions(row: dict[str, Any]) -> Draft:
 
 
 def text(row: dict[str, Any]) -> Draft:
-    """Plain text: ``{"text": "..."}``. The text goes to ``KEY.txt`` alone, other keys to json."""
+    """Return the draft of plain text: ``{"text": "..."}``.
+
+    The text goes to ``KEY.txt`` only, the other keys to ``KEY.json``.
+    """
     value = expect(row.get("text"), str, "text")
     if not value.strip():
         raise RowError("text is empty")
@@ -126,26 +133,27 @@ def text(row: dict[str, Any]) -> Draft:
 
 
 def instruction(row: dict[str, Any]) -> Draft:
-    """One question and answer: Qwen-VL's input/output, Alpaca's instruction, query/response.
+    """Return the draft of one question and its answer.
 
-    The question is every present one of `QUESTION_KEYS`, a line each; ``history`` holds earlier
+    These are Qwen-VL's input and output, Alpaca's instruction, or query and response. All keys of
+    `QUESTION_KEYS` that the row has make the question, one line each. ``history`` holds earlier
     pairs of question and answer.
     """
-    asked = [k for k in QUESTION_KEYS if row.get(k) is not None]
-    answer = next((k for k in ANSWER_KEYS if row.get(k) is not None), None)
-    if not asked or answer is None:
+    question_keys = [k for k in QUESTION_KEYS if row.get(k) is not None]
+    answer_key = next((k for k in ANSWER_KEYS if row.get(k) is not None), None)
+    if not question_keys or answer_key is None:
         raise RowError("expected a question in instruction or input, and an answer in output")
-    question = "\n".join(filter(None, (expect(row[k], str, k) for k in asked)))
-    reply = expect(row[answer], str, answer)
-    if not reply.strip():
-        raise RowError(f"{answer} is empty")
+    question = "\n".join(filter(None, (expect(row[k], str, k) for k in question_keys)))
+    answer = expect(row[answer_key], str, answer_key)
+    if not answer.strip():
+        raise RowError(f"{answer_key} is empty")
     turns: list[dict[str, Any]] = []
     for i, pair in enumerate(expect(row.get("history") or [], list, "history")):
         if len(expect(pair, list, f"history[{i}]")) != 2:
             raise RowError(f"history[{i}]: expected [question, answer], found {len(pair)} items")
         turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    turns += [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
-    return parse_dialogue(row, turns, {*asked, answer, "history"})
+    turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return parse_dialogue(row, turns, {*question_keys, answer_key, "history"})
 
 
 def _turns(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:

@@ -1,8 +1,14 @@
-"""Convert's plan: which rows go into which shard. A function of the rows and the options alone.
+"""The plan of a conversion: which rows go into which shard.
 
-Shard i of a dataset holds rows [i*R, (i+1)*R) of its selection, which is the file's order, or a
-permutation of it, or with splits the rows whose id falls into the split. Rejects change no
-boundary. So any process can write any shard, and a killed run goes on where it stood.
+It is made once, after the file of rows was scanned. It depends only on the rows and the options:
+
+1. The rows are in the order of the file, or shuffled by `shuffle_seed`.
+2. With splits, each split takes the rows whose id hashes into it.
+3. Shard i of a dataset holds its rows [i*R, (i+1)*R), with R = `samples_per_shard`.
+
+With R = 2, rows 0 to 4 make the shards (0, 1), (2, 3), (4). If row 1 is rejected, shard 0 has one
+sample, and shard 1 still starts at row 2. So any process can write any shard, and an interrupted
+conversion knows which shards are missing.
 """
 
 from __future__ import annotations
@@ -20,16 +26,17 @@ from mmstream.converting.formats import FORMATS
 from mmstream.converting.rows import RowFile, read_rows
 from mmstream.errors import ConfigError
 from mmstream.order.permute import permutation
+from mmstream.types import IntArray
 
 __all__ = ["Options", "plan_of", "select", "shard_name"]
 
 CONVERTER_VERSION = 1
-"""Part of every plan; a change of any byte of the output must raise it."""
+"""Saved in every plan. It must be raised when any byte of the output changes."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller asked for. Raises ConfigError for the impossible."""
+    """The caller's options that change the output. Impossible ones raise ConfigError."""
 
     samples_per_shard: int
     format: str | None
@@ -49,9 +56,9 @@ class Options:
 
 
 def plan_of(rows: RowFile, options: Options, split: str | None, num_rows: int) -> dict[str, Any]:
-    """Return all that the bytes of a dataset depend on, but for the media files.
+    """Return all that the bytes of a dataset depend on, except for the media files.
 
-    Where things lie and who converts them is no part of it. It is the manifest's `source`.
+    Paths and the number of workers are not part of it. The manifest saves it as its ``source``.
     """
     return {
         "converter": CONVERTER_VERSION,
@@ -68,22 +75,26 @@ def plan_of(rows: RowFile, options: Options, split: str | None, num_rows: int) -
     }
 
 
-def select(rows: RowFile, options: Options) -> dict[str | None, npt.NDArray[np.int64]]:
-    """Return {split: int64 [n] 0-based row numbers in the order of the shards}.
+def select(rows: RowFile, options: Options) -> dict[str | None, IntArray]:
+    """Return {split: int64 [n] 0-based row numbers, in the order of the shards}.
 
-    Without splits the one key is None. With splits every row is in exactly one of them, by a hash
-    of its id, or of its content when it has none: a row stays where it is when others are added.
+    Without splits, the only key is None. With splits, every row is in exactly one of them. A hash
+    of its id decides, or of its content if it has no id. So a row stays in its split when other
+    rows are added.
+
+    With {"train": 0.75, "val": 0.25} there is one bound, 0.75 * 2^64. A row goes to "train" if its
+    hash is below the bound, otherwise to "val".
     """
     order = np.arange(rows.num_rows)
     if options.shuffle_seed is not None:
         order = permutation(rows.num_rows, "convert", options.shuffle_seed)
     if options.splits is None:
         return {None: order}
-    words = _words(rows)[order]
+    hashes = _id_hashes(rows)[order]
     ends = np.cumsum([fraction for _, fraction in options.splits])[:-1]
     bounds = np.array([round(float(end) * 2**64) for end in ends], dtype=np.uint64)
-    place = np.searchsorted(bounds, words, side="right")
-    return {name: order[place == i] for i, (name, _) in enumerate(options.splits)}
+    split_of_row = np.searchsorted(bounds, hashes, side="right")
+    return {name: order[split_of_row == i] for i, (name, _) in enumerate(options.splits)}
 
 
 def shard_name(index: int) -> str:
@@ -96,35 +107,39 @@ class _Ids(msgspec.Struct):
     image_id: Any = None
 
 
-def _words(rows: RowFile) -> npt.NDArray[np.uint64]:
-    """Return uint64 [num_rows], the hash of every row's identity."""
-    everything = rows.select(np.arange(rows.num_rows))
+def _id_hashes(rows: RowFile) -> npt.NDArray[np.uint64]:
+    """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of every row's identity."""
+    all_rows = rows.select(np.arange(rows.num_rows))
     digests = (
-        hashlib.sha256(_identity(line or b"")).digest()[:8] for _, line in read_rows(everything)
+        hashlib.sha256(_identity(line or b"")).digest()[:8] for _, line in read_rows(all_rows)
     )
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
 def _identity(line: bytes) -> bytes:
-    """Return what a row is split by: its id (5 and "5" are one), else its content."""
+    """Return what decides the split of a row: its id (5 and "5" are the same), else its content."""
     try:
         ids = msgspec.json.decode(line, type=_Ids)
-        own = ids.id if ids.id is not None else ids.image_id
-        if own is None:
-            return msgspec.json.format(line, indent=-1)  # a JSON array's white space is no content
-        return own.encode() if isinstance(own, str) else msgspec.json.encode(own)
+        row_id = ids.id if ids.id is not None else ids.image_id
+        if row_id is None:
+            return msgspec.json.format(line, indent=-1)  # without the white space of a JSON array
+        return row_id.encode() if isinstance(row_id, str) else msgspec.json.encode(row_id)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return line  # it will be a reject, of the split that its bytes fall into
+        return line  # it will be rejected, in the split that its bytes hash into
 
 
 def _check_splits(splits: tuple[tuple[str, float], ...]) -> None:
     for name, fraction in splits:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name) or name == "reports":
-            raise ConfigError(f"splits: {name!r} cannot name a folder; use letters and digits")
+            raise ConfigError(
+                f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
+            )
         if not 0 < fraction <= 1:
-            raise ConfigError(f"splits: {name}={fraction} is not a fraction in (0, 1]")
+            raise ConfigError(f"splits: {name}={fraction} is not a fraction above 0 and up to 1")
     if not splits:
-        raise ConfigError("splits: none is named; leave it out for one dataset")
+        raise ConfigError(
+            "splits is empty: name at least one split, or leave it out to write one dataset"
+        )
     total = sum(fraction for _, fraction in splits)
     if abs(total - 1) > 1e-9:
-        raise ConfigError(f"splits: the fractions sum to {total:g}, not to 1")
+        raise ConfigError(f"splits: the fractions sum to {total:g}; they must sum to 1")

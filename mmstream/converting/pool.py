@@ -1,7 +1,10 @@
-"""Convert's processes: jobs in, reports out. What they write does not depend on how many there are.
+"""The worker processes of a conversion: jobs in, reports out. A job is one shard.
 
-A job is one shard, so a process holds one sample in memory and shares nothing. Workers come from a
-fork server: they inherit no threads and no open connections of the caller.
+    plan -> POOL of `write_shard` -> manifest
+
+The workers share nothing, and each holds one sample in memory. They come from a fork server, so
+they inherit no threads and no open connections from the caller. What they write does not depend on
+their number.
 """
 
 from __future__ import annotations
@@ -21,18 +24,18 @@ __all__ = ["run_jobs"]
 
 
 def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, ShardReport]]:
-    """Yield (URL of the store, report) of every job, as they finish.
+    """Write shards. Yield (URL of the store, report) for each job, when it is done.
 
-    Up to one worker means: in this process.
+    With `num_workers` 0 or 1, this process writes them.
 
     Raises:
-        MMStreamError: a worker process died; finished shards are kept.
-        Exception: whatever `write_shard` raises; the other workers are stopped.
+        MMStreamError: A worker process died. Finished shards are kept.
+        Exception: Whatever `write_shard` raises. The other workers are stopped.
     """
     if num_workers <= 1:
         yield from ((job.store.url, write_shard(job)) for job in jobs)
         return
-    others = set(multiprocessing.active_children())
+    earlier_children = set(multiprocessing.active_children())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mmstream.loader.forkserver_preload"])
     pool = ProcessPoolExecutor(num_workers, context, join_parent, (dict(os.environ),))
@@ -40,13 +43,13 @@ def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, 
         yield from _drain(pool, iter(jobs), num_workers)
     except BrokenProcessPool:
         raise MMStreamError(
-            "convert: a worker process died (killed, or out of memory). Finished shards are kept: "
-            "run the same command again. A script must call convert under "
+            "convert: a worker process died (killed, or out of memory). Finished shards are kept; "
+            "to continue, run the same command again. In a script, call convert under "
             "`if __name__ == '__main__':`"
         ) from None
     except BaseException:
-        # Ctrl-C, or a failed job: the other workers' shards are not wanted any more.
-        for child in set(multiprocessing.active_children()) - others:
+        # Ctrl-C, or a job failed: nobody waits for the other workers' shards.
+        for child in set(multiprocessing.active_children()) - earlier_children:
             child.terminate()
         raise
     finally:
@@ -56,7 +59,7 @@ def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, 
 def _drain(
     pool: ProcessPoolExecutor, jobs: Iterator[ShardJob], num_workers: int
 ) -> Iterator[tuple[str, ShardReport]]:
-    # Two jobs a worker are in flight, not all: a job carries the offsets of its rows.
+    # Submit two jobs per worker, not all of them: each job holds the offsets of its rows.
     running: dict[Future[ShardReport], str] = {}
     while True:
         for job in islice(jobs, 2 * num_workers - len(running)):

@@ -1,8 +1,12 @@
-"""Convert's first step: a file of rows, as byte ranges that any process can read alone.
+"""Step 1 of a conversion: a file of rows -> the byte range of each row.
 
-Whatever the rows come as (JSONL, gzipped, a JSON array, behind a URL), from here on they are a
-plain local JSONL file and the offsets of its lines: 8 bytes a row in memory. What is not plain and
-local is written once to a temporary folder (``TMPDIR``), which takes the size of the plain rows.
+    ROWS -> formats -> media -> shard
+
+A file of rows may be JSONL, gzipped JSONL, or a JSON array, local or behind a URL. Anything but
+plain local JSONL is copied once to a temporary folder as plain JSONL. The folder (``TMPDIR``) needs
+the size of the plain rows.
+
+All processes then read that file by its line offsets, which take 8 bytes per row in memory.
 """
 
 from __future__ import annotations
@@ -20,15 +24,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import is_remote, open_store, split_url
+from mmstream.types import IntArray
 
 __all__ = ["MAX_ROW_BYTES", "RowFile", "RowRange", "open_rows", "read_rows"]
 
 MAX_ROW_BYTES = 64 << 20
-"""A longer line is a reject: no text row is, and a file without line ends is no JSONL."""
+"""A longer line is rejected. No real row is as long, but a file without line ends is."""
 
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -37,15 +41,17 @@ _BLOCK = 4 << 20
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows of one shard: all that a process needs to read them."""
+    """The rows of one shard: what a process needs to read them."""
 
     path: str
     stamp: tuple[int, int]
-    """Size and mtime of the file when it was scanned; another one is refused."""
-    numbers: npt.NDArray[np.int64]
-    """int64 [n] row numbers, 1-based: the line that an editor shows."""
-    starts: npt.NDArray[np.int64]
-    stops: npt.NDArray[np.int64]
+    """Size and mtime of the file when it was scanned. If they change, reading stops."""
+    numbers: IntArray
+    """int64 [n] row numbers from 1: the line that an editor shows."""
+    starts: IntArray
+    """int64 [n] byte offsets of the rows."""
+    stops: IntArray
+    """int64 [n] byte offsets behind the rows."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -56,30 +62,31 @@ class RowFile:
     """A scanned file of rows."""
 
     path: str
-    """A plain local JSONL: the caller's file, or a temporary copy of it."""
+    """A plain local JSONL file: the caller's own, or a temporary copy."""
     name: str
     """Base name of the caller's file."""
     sha256: str
-    """Of the plain rows."""
+    """Checksum of the plain JSONL file."""
     stamp: tuple[int, int]
-    offsets: npt.NDArray[np.int64]
-    """int64 [num_rows + 1] byte offsets of the rows and of the end."""
+    """Size and mtime of the plain JSONL file."""
+    offsets: IntArray
+    """int64 [num_rows + 1] byte offsets of the rows, and of the end of the last one."""
 
     @property
     def num_rows(self) -> int:
-        """Lines of the file; a line end behind the last one starts no further row."""
+        """Number of rows. A line end at the end of the file does not start another row."""
         return len(self.offsets) - 1
 
-    def select(self, rows: npt.NDArray[np.int64]) -> RowRange:
-        """Return the rows of these 0-based numbers, in this order."""
+    def select(self, rows: IntArray) -> RowRange:
+        """Return rows by their numbers from 0, in the given order."""
         return RowRange(self.path, self.stamp, rows + 1, self.offsets[rows], self.offsets[rows + 1])
 
 
 def read_rows(rows: RowRange) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (1-based row number, the line without its end); None for a line over the limit.
+    """Yield (row number from 1, line without its end). A line over the limit is None.
 
     Raises:
-        MMStreamError: the file changed since it was scanned.
+        MMStreamError: The file changed since it was scanned.
     """
     if _stamp(Path(rows.path)) != rows.stamp:
         raise MMStreamError(
@@ -97,15 +104,15 @@ def read_rows(rows: RowRange) -> Iterator[tuple[int, bytes | None]]:
 
 @contextmanager
 def open_rows(rows: str) -> Iterator[RowFile]:
-    """Scan a file of rows; its temporary copy, where one is needed, lives as long as the block.
+    """Scan a file of rows. Its temporary copy, if one is needed, is removed after the block.
 
-    A file whose first character is ``[`` is a JSON array when it parses as one. Such a file is
-    held in memory whole while it is unrolled.
+    A file that starts with ``[`` is read as a JSON array if it parses as one. The whole file is
+    then in memory while its rows are written to the copy.
 
     Raises:
-        FileNotFoundError: no such file.
-        ConfigError: no rows in it, a damaged gzip, UTF-16, or a JSON array that does not parse.
-        StorageError: a remote file could not be read.
+        FileNotFoundError: There is no such file.
+        ConfigError: It has no rows, a damaged gzip, UTF-16, or a JSON array that does not parse.
+        StorageError: A remote file could not be read.
     """
     name = split_url(rows.rstrip("/"))[1]
     with tempfile.TemporaryDirectory(prefix="mmstream-rows-") as folder:
@@ -113,23 +120,28 @@ def open_rows(rows: str) -> Iterator[RowFile]:
         if is_remote(rows):
             path = _download(rows, Path(folder, "remote"))
         elif not path.is_file():
-            raise FileNotFoundError(f"{rows}: no such file of rows")
+            raise FileNotFoundError(f"{rows}: no such file of rows; pass a JSONL or JSON file")
         if _head(path)[:2] == b"\x1f\x8b":
             path = _unzip(path, Path(folder, "plain"), rows)
         if _head(path).startswith(UTF16):
-            raise ConfigError(f"{rows}: is UTF-16, as Windows writes it; save it as UTF-8")
+            raise ConfigError(f"{rows}: is UTF-16; save it as UTF-8")
         if _head(path).removeprefix(BOM).lstrip()[:1] == b"[":
-            path = _unroll(path, Path(folder, "lines"), rows)
+            path = _unroll_array(path, Path(folder, "lines"), rows)
         stamp = _stamp(path)
         offsets, sha256 = _scan(path)
         if len(offsets) < 2:
-            raise ConfigError(f"{rows}: holds no rows")
+            raise ConfigError(f"{rows}: holds no rows; write one JSON object per line")
         yield RowFile(str(path.absolute()), name, sha256, stamp, offsets)
 
 
-def _scan(path: Path) -> tuple[npt.NDArray[np.int64], str]:
-    """Return the offsets of all lines and the file's checksum, in one pass."""
-    digest, size, ends = hashlib.sha256(), 0, []
+def _scan(path: Path) -> tuple[IntArray, str]:
+    """Return the offsets of all lines, and the checksum of the file, in one pass.
+
+    A file with the lines ``{}`` and ``[1]`` has 3 + 4 bytes. Its offsets are 0, 3, 7.
+    """
+    digest = hashlib.sha256()
+    ends: list[IntArray] = []
+    size = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
@@ -158,12 +170,15 @@ def _unzip(path: Path, target: Path, rows: str) -> Path:
         with gzip.open(path) as source, target.open("wb") as file:
             shutil.copyfileobj(source, file, _BLOCK)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ConfigError(f"{rows}: damaged gzip: {error}") from None
+        raise ConfigError(f"{rows}: damaged gzip ({error}); fetch or write it again") from None
     return target
 
 
-def _unroll(path: Path, target: Path, rows: str) -> Path:
-    """Write a JSON array as one line a row; a JSONL file that begins with a list stays as it is."""
+def _unroll_array(path: Path, target: Path, rows: str) -> Path:
+    """Write the rows of a JSON array to `target`, one per line. Return the file to read.
+
+    A JSONL file whose first row is a list also starts with ``[``. It is returned as it is.
+    """
     data = path.read_bytes().removeprefix(BOM)
     try:
         items = msgspec.json.decode(data, type=list[msgspec.Raw])
@@ -175,7 +190,7 @@ def _unroll(path: Path, target: Path, rows: str) -> Path:
         raise ConfigError(f"{rows}: not a JSON array of rows: {error}, line {line}") from None
     with target.open("wb") as file:
         for item in items:
-            # Inside a JSON string a line end is an error, and outside it is white space.
+            # A line end is white space in JSON: inside a string it would not have parsed.
             file.write(bytes(item).replace(b"\n", b" ") + b"\n")
     return target
 

@@ -1,7 +1,10 @@
-"""Convert's last step: one shard, from its rows to its commit. One call is one task of a process.
+"""Step 4 of a conversion: one shard, from its rows to its report.
 
-Tar, index, report appear in this order, each whole or not at all, and the report commits the
-shard. A run that finds a report (and a tar and an index of its size) has nothing to do.
+    rows -> formats -> media -> SHARD
+
+`write_shard` is the job of a worker process; it calls the steps before it, row by row. It writes
+the tar, its index, and its report, in this order, each of them whole or not at all. The report
+commits the shard: with a report, and a tar and an index of the right size, the shard is finished.
 """
 
 from __future__ import annotations
@@ -27,42 +30,44 @@ from mmstream.tar.writer import TarWriter
 __all__ = ["REPORTS", "Reject", "ShardJob", "ShardReport", "report_name", "write_shard"]
 
 REPORTS = "reports"
+"""Folder of the reports, at the destination."""
 
 KEY_DIGITS = 9
-"""Keys of one length sort as the rows do, up to a billion rows; longer ones stay unique."""
+"""Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
 
 Samples = Iterator[tuple[str, dict[str, bytes]]]
 
 
 @dataclass(frozen=True)
 class Reject:
-    """A row that became no sample."""
+    """A row that became no sample, and why."""
 
     row: int
-    """1-based: the line of the file, or the place in the JSON array."""
+    """Counts from 1: the line of the file, or the item of the JSON array."""
     reason: str
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What became of the rows of one shard."""
+    """The result of one shard."""
 
     name: str
     num_rows: int
     num_samples: int
     num_bytes: int
-    """Of the tar; 0 when every row was rejected, for then there is none."""
+    """Size of the tar. 0 if every row was rejected; there is no tar then."""
     sha256: str | None
+    """Checksum of the tar."""
     fields: dict[str, int]
-    """How many samples have each field."""
+    """{field: number of samples that have it}."""
     rejects: tuple[Reject, ...]
     reused: bool = False
-    """Whether an earlier run wrote it; never stored."""
+    """True: an earlier call wrote the shard. Not stored."""
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """All that a process needs to write one shard."""
+    """What a process needs to write one shard."""
 
     store: Store
     name: str
@@ -73,15 +78,18 @@ class ShardJob:
 
 
 def write_shard(job: ShardJob) -> ShardReport:
-    """Write one shard, or find it written.
+    """Write one shard, unless an earlier call did. Return its report.
+
+    A row that cannot be used raises nothing. It becomes a `Reject` in the report.
 
     Raises:
-        MMStreamError: the file of rows changed since the conversion began.
-        StorageError, OSError: storage failed. Nothing that a row holds raises.
+        MMStreamError: The file of rows changed since the conversion began.
+        StorageError: Storage failed after retries.
+        OSError: The local disk failed.
     """
-    done = _committed(job)
-    if done:
-        return done
+    committed = _committed_report(job)
+    if committed is not None:
+        return committed
     rejects: list[Reject] = []
     samples = _samples(job, rejects)
     first = next(samples, None)
@@ -99,8 +107,8 @@ def report_name(shard: str) -> str:
     return f"{REPORTS}/{shard.removesuffix('.tar')}.json"
 
 
-def _committed(job: ShardJob) -> ShardReport | None:
-    """Return the report of a shard that an earlier run finished."""
+def _committed_report(job: ShardJob) -> ShardReport | None:
+    """Return the report of a shard that an earlier call finished, otherwise None."""
     try:
         data = job.store.read(report_name(job.name))
         report = msgspec.json.decode(data, type=ShardReport)
@@ -113,7 +121,9 @@ def _committed(job: ShardJob) -> ShardReport | None:
         return None
     except msgspec.MsgspecError as error:
         name = job.store.url_of(report_name(job.name))
-        raise ManifestError(f"{name}: not a shard's report: {error}; remove it") from None
+        raise ManifestError(
+            f"{name}: not a shard's report ({error}); remove it and convert again"
+        ) from None
     return replace(report, reused=True)
 
 
@@ -137,7 +147,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
 
 
 def _samples(job: ShardJob, rejects: list[Reject]) -> Samples:
-    """Yield (key, fields) of every sample; rows that become none are added to `rejects`."""
+    """Yield (key, fields) of every sample. Add the rows that cannot be used to `rejects`."""
     each = job.captions == "each"
     for number, line in read_rows(job.rows):
         try:
@@ -168,7 +178,7 @@ def _parse(line: bytes | None) -> Any:
 
 
 class _HashedFile:
-    """Computes the checksum of what passes through."""
+    """Passes bytes on to a file, and computes their checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -179,7 +179,7 @@ def test_a_message_names_options_and_no_arguments(message, told):
         ("info gs://bucket/x", "usage: gs://: Please install gcsfs"),
         (
             "convert {tmp}/utf16.jsonl {tmp}/out",
-            "is UTF-16, as Windows writes it; save it as UTF-8",
+            "is UTF-16; save it as UTF-8",
         ),
         ("demo --out {rows}", "error: {rows}: File exists\n"),
         ("train {tmp}/tars --out {rows}", "usage: train: {rows} is a file, and --out a folder\n"),

@@ -168,7 +168,7 @@ def test_captions_each_counts_samples_apart_from_rows(corpus, tmp_path):
         ({"format": "coco"}, "format='coco': must be one of captions, llava"),
         ({"captions": "some"}, "captions='some'"),
         ({"splits": {"a": 0.5, "b": 0.4}}, "sum to 0.9"),
-        ({"splits": {}}, "none is named"),
+        ({"splits": {}}, "splits is empty"),
         ({"splits": {"../a": 1.0}}, "cannot name a folder"),
         ({"splits": {"a": 1.5, "b": -0.5}}, "not a fraction"),
         ({"media_root": "/nowhere"}, "no such folder"),

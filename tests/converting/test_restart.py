@@ -68,9 +68,9 @@ def test_a_finished_conversion_is_left_alone(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"samples_per_shard": 9}, "samples_per_shard is 8 there and 9 here"),
-        ({"shuffle_seed": 3}, "shuffle_seed is None there and 3 here"),
-        ({"captions": "each"}, "captions is 'all' there and 'each' here"),
+        ({"samples_per_shard": 9}, "samples_per_shard was 8 and is now 9"),
+        ({"shuffle_seed": 3}, "shuffle_seed was None and is now 3"),
+        ({"captions": "each"}, "captions was 'all' and is now 'each'"),
     ],
 )
 def test_another_plan_is_refused_in_a_finished_and_an_unfinished_place(
@@ -87,11 +87,11 @@ def test_another_plan_is_refused_in_a_finished_and_an_unfinished_place(
 
 def test_other_rows_and_other_media_are_another_plan(corpus, tmp_path, monkeypatch):
     interrupted(monkeypatch, corpus, tmp_path / "out", after=1)
-    with pytest.raises(ConfigError, match=r"began here with media root .*overwrite=True"):
+    with pytest.raises(ConfigError, match=r"has the media root .*overwrite=True"):
         run(corpus, tmp_path / "out", media_root=tmp_path / "images")
     with corpus.open("a") as file:
         file.write('{"text": "one more"}\n')
-    with pytest.raises(ConfigError, match=r"rows_sha256 is .* num_rows is 40 there and 41 here"):
+    with pytest.raises(ConfigError, match=r"rows_sha256 was .* num_rows was 40 and is now 41"):
         run(corpus, tmp_path / "out")
 
 

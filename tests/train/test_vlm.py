@@ -332,5 +332,5 @@ def test_captions_become_conversations() -> None:
             "images": ["8"],
         },
     ]
-    with pytest.raises(ConfigError, match="row 1: no image with captions"):
+    with pytest.raises(ConfigError, match="row 1: needs image"):
         list(conversations_of([{"image": "7.jpg", "captions": []}]))
