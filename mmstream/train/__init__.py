@@ -1,18 +1,20 @@
 """The reference training loop, the end of the flow: ... -> device -> train.
 
-loop.py         start here: it calls all the others
-step.py         one optimizer step: precision, accumulation, scaling, clipping
-schedule.py     the learning rate and the optimizer
-models.py       which model: clip.py, vlm.py (images: vision.py), tokenizer.py
-distributed.py  ranks, their process group, signals that stop a run
-checkpoint.py   saves and resumes;  saved_state.py: the loader's state, read back from a file
-metrics.py      what stays on disk of each step;  meter.py: times and counts
-validation.py   validation passes
-summary.py      where the time went;  tracing.py: traces and deterministic runs
-config.py       the settings
+It is written to be read and copied, in this order:
 
-The loop is written to be read and copied, not to be configured. A trainer of your own needs only
-`mmstream.to_device`, and the two lines that save and load the loader's state.
+loop.py         start here: sets a run up, and loops over the steps
+step.py         one optimizer step: precision, accumulation, loss scaling, clipping
+schedule.py     the learning rate, frozen parameters, the optimizer
+models.py       which model: clip.py, vlm.py (images: vision.py), tokenizer.py
+distributed.py  ranks, their process group, threads, signals that stop a run
+checkpoint.py   saves a run and resumes it;  saved_state.py: reads only the loader's state
+meter.py        measures the steps;  summary.py: where the time went;  metrics.py: writes the files
+validation.py   the loss on a second dataset
+tracing.py      profiler traces and deterministic runs
+config.py       `TrainConfig` and `TrainResult`
+
+A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
+loader's state.
 """
 
 from __future__ import annotations
@@ -23,22 +25,35 @@ __all__ = ["TrainConfig", "TrainResult", "train"]
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Train a model on a dataset, or go on where the newest good checkpoint stands.
+    """Train a model on a dataset, or resume from the newest good checkpoint in ``config.out``.
 
-    Run it in one process, or in each of several under ``torchrun``. torch and transformers are
-    imported here, not with this module.
+    Call it in one process, or in each process that ``torchrun`` starts. torch and transformers are
+    imported when it is called, not with this module.
+
+    The weights are saved every ``config.checkpoint_every`` optimizer steps and after the last one.
+    A later call with the same `out` continues there, also on another number of ranks or workers.
+
+    Args:
+        config: settings, the same in every process.
 
     Returns:
-        Steps, last loss and the state of the loader, the same on every rank.
+        Steps, last loss and state of the loader, the same on every rank. After SIGTERM, which a
+        scheduler sends, every rank saves the same step and returns, with
+        ``TrainResult.stopped_by`` set.
 
     Raises:
-        ConfigError: the settings cannot work, before anything is read.
-        StateError: a checkpoint is there that these settings cannot go on from.
-        MMStreamError: the loss is not finite.
-        KeyboardInterrupt: after Ctrl-C, saved as of the last optimizer step; a second Ctrl-C, a
-            second later or more, leaves at once. After SIGTERM (a scheduler's) it saves likewise,
-            on all ranks the same step, and returns, with `TrainResult.stopped_by`.
-        SystemExit: 143 after SIGTERM before the first step, or a second one.
+        ConfigError: the settings cannot work, or the model cannot take the data.
+        StateError: these settings cannot continue from the checkpoint.
+        BadSampleLimitError: too many bad samples.
+        MMStreamError: the loss is not finite, or data or storage stop the run.
+        KeyboardInterrupt: after Ctrl-C, when the last optimizer step is saved. A second Ctrl-C,
+            more than a second later, leaves at once and saves nothing.
+        SystemExit: with code 143, after SIGTERM before the first step or a second SIGTERM.
+
+    Example:
+        >>> from mmstream.train import TrainConfig, train
+        >>> result = train(TrainConfig(url="shards/", out="run/", epochs=3, num_workers=4))
+        >>> result.num_steps, result.final_loss
     """
     from mmstream.train.loop import run
 

@@ -1,8 +1,13 @@
-"""The training loop: read it from `run` down; the optimizer step itself is `step.train_step`.
+"""The training loop. Start reading here: `run` sets a run up, `fit` trains, helpers follow.
 
-Every rank does the same steps on its rows of the same global batches. What is saved after an
-optimizer step (weights, optimizer, the loader's state) is all that a run on another number of
-ranks or workers needs to go on as if nothing had happened.
+    loader -> device -> train: `run` -> `fit` -> `step.train_step`
+
+All ranks do the same optimizer steps. Each rank computes its own rows of the same global batches.
+A checkpoint holds the weights, the optimizer and the state of the loader. That is all a later run
+needs to continue exactly, even on another number of ranks or workers.
+
+In your own trainer, three lines belong to mmstream: ``mm.to_device(loader, device)``, and
+``state_dict`` and ``load_state_dict`` of what it returns.
 """
 
 from __future__ import annotations
@@ -55,18 +60,22 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig) -> TrainResult:
-    """Open the data, join the other ranks and train: what `mmstream.train.train` calls."""
+    """Join the other ranks, build the model, open the data and train.
+
+    `mmstream.train.train` is this function, and documents its result and its errors.
+    """
     if config.log_folder is not None and Path(config.log_folder).is_file():
-        raise ConfigError(f"train: {config.log_folder} is a file, and out= a folder")
-    with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as loaders:
+        raise ConfigError(f"train: {config.log_folder} is a file; out must name a folder")
+    with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as open_loaders:
         share_threads(config.num_workers)
         tokenizer = open_model_tokenizer(config)
         model = build_model(config, tokenizer, process.world_size)
-        decode, normalize = decode_for(config, tokenizer, model), normalize_for(config)
+        decode = decode_for(config, tokenizer, model)
+        normalize = normalize_for(config)
 
         def open_batches(url: str, **settings: Any) -> DeviceLoader:
             loader = _open_loader(config, url, decode, **settings)
-            loaders.enter_context(closing(loader))  # ends its workers
+            open_loaders.enter_context(closing(loader))  # ends its workers
             return to_device(loader, process.device, normalize=normalize)
 
         validation = None
@@ -86,7 +95,20 @@ def run(config: TrainConfig) -> TrainResult:
     return result
 
 
-def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", **order: Any) -> Any:
+def _open_loader(
+    config: TrainConfig, url: str, decode: Any, *, log: str = "", **pipeline_settings: Any
+) -> Loader:
+    """Return a loader of the training data, or of validation data.
+
+    Args:
+        config: settings.
+        url: the dataset, or the file of a mixture.
+        decode: the decoders.
+        log: subfolder for the records of bad samples; it also marks validation data.
+        pipeline_settings: further arguments of `Pipeline`.
+    """
+    # A substitute would count a validation sample twice, so its row is left out instead.
+    action = "mask" if log and config.bad_samples == "substitute" else config.bad_samples
     folder = config.log_folder
     pipeline = Pipeline(
         open_dataset(url) if log else open_data(url),
@@ -94,12 +116,12 @@ def _open_loader(config: TrainConfig, url: str, decode: Any, *, log: str = "", *
         seed=config.seed,
         decode=decode,
         bad_samples=BadSamplePolicy(
-            action="mask" if log and config.bad_samples == "substitute" else config.bad_samples,
+            action=action,
             max_fraction=config.max_bad_fraction,
             shards=config.substitute_bad_shards,
             quarantine=None if folder is None else str(Path(folder, log)),
         ),
-        **order,
+        **pipeline_settings,
     )
     return Loader(
         pipeline,
@@ -116,78 +138,88 @@ def fit(
     process: TrainProcess,
     validation: Validation | None = None,
 ) -> TrainResult:
-    """Train from the newest good checkpoint, or from the start, to the end of `config`.
+    """Train from the newest good checkpoint, or from the start, until `config` says to end.
 
     Args:
-        config: settings; its `url` is not looked at.
-        model: as `mmstream.train.models.Trainable`, the same on every rank.
+        config: settings. Its `url` is not used: `batches` is the data.
+        model: an `nn.Module` with the methods of `mmstream.train.models.Trainable`. Its weights are
+            the same on every rank.
         batches: this rank's rows, on its device.
-        process: this process among the ranks.
-        validation: what to do every ``config.validate_every`` steps.
+        process: this rank.
+        validation: runs every ``config.validate_every`` steps and after the last step.
 
     Returns:
-        What was done, also when SIGTERM or Ctrl-C ended it: saved as of the last optimizer step.
+        The result of the run. After SIGTERM or Ctrl-C too: the last optimizer step is saved then.
 
     Raises:
         ConfigError: this model cannot be trained with these settings.
-        StateError: a checkpoint is there that these settings cannot go on from.
-        MMStreamError: the loss is not finite; the checkpoints stay as they are.
+        StateError: these settings cannot continue from the checkpoint in ``config.out``.
+        MMStreamError: the loss is not finite. The checkpoints stay as they are.
     """
-    with ExitStack() as around:
-        around.enter_context(deterministic(config.deterministic))
+    with ExitStack() as stack:
+        stack.enter_context(deterministic(config.deterministic))
         trained = prepare(config, model, process)
-        store = open_store(join_url(config.out, "checkpoints"))
-        num_steps = resumed_from = resume_training(store, trained, batches, process)
-        planned = config.epochs * math.ceil(len(batches) / config.accumulate)
+        checkpoints = open_store(join_url(config.out, "checkpoints"))
+        resumed_from = resume_training(checkpoints, trained, batches, process)
+        num_steps = saved_steps = resumed_from
+        planned_steps = config.epochs * math.ceil(len(batches) / config.accumulate)
         log = StepLog(
             config.log_folder,
             rank=process.rank,
             world_size=process.world_size,
             num_steps=num_steps,
-            last_step=(config.max_steps or planned) if config.progress else None,
+            last_step=(config.max_steps or planned_steps) if config.progress else None,
         )
-        around.enter_context(log)
-        trace = around.enter_context(traced(config.profile, config.log_folder, process.rank))
-        stop = around.enter_context(note_signals())
-        groups = around.enter_context(closing(_groups(batches, config, num_steps)))
-        state, saved = batches.state_dict(), num_steps
-        meter, samples = Meter(batches.stats, process, _sources(state)), SampleLog(config.log_keys)
+        stack.enter_context(log)
+        trace_step = stack.enter_context(traced(config.profile, config.log_folder, process.rank))
+        stop = stack.enter_context(note_signals())
+        groups = stack.enter_context(closing(_groups(batches, config, num_steps)))
+        state = batches.state_dict()
+        meter = Meter(batches.stats, process, _source_names(state))
+        sample_log = SampleLog(config.log_keys)
         loss = validation_loss = stopped_by = None
+
         for group in groups:
             meter.arrived(group)
-            total, *flags = process.sum_over_ranks(
-                sum(trained.model.weight_of(b) for b in group), *stop.flags()
-            )
+
+            # The ranks need the weight of the whole step before its first backward pass. The same
+            # message tells them whether one of them has received a signal.
+            group_weight = sum(trained.model.weight_of(batch) for batch in group)
+            total_weight, *flags = process.sum_over_ranks(group_weight, *stop.flags())
             if num_steps == resumed_from or num_steps % config.log_every == 0:
-                stopped_by = _signal_of(flags)
+                stopped_by = _received_signal(flags)
                 if stopped_by is not None:
                     break
-            samples.add(group, state.get("order"))
+            sample_log.add(group, state.get("order"))
+
             seed_step(config.seed, num_steps, process.rank)
-            lr = learning_rate_of(config, num_steps, planned)
-            part, norm = train_step(trained, group, total, lr, config, process)
-            num_steps, state = num_steps + 1, batches.state_dict()
-            last = state["epoch"] >= config.epochs or num_steps == config.max_steps
-            saves = last or num_steps % config.checkpoint_every == 0
+            lr = learning_rate_of(config, num_steps, planned_steps)
+            rank_loss, grad_norm = train_step(trained, group, total_weight, lr, config, process)
+            num_steps += 1
+            state = batches.state_dict()
+
+            is_last = state["epoch"] >= config.epochs or num_steps == config.max_steps
+            saves = is_last or num_steps % config.checkpoint_every == 0
+            validates = is_last or num_steps % config.validate_every == 0
             if saves or num_steps % config.log_every == 0:
-                line = meter.read(part, norm, num_steps=num_steps, lr=lr)
-                log.write(line | samples.take())
-                loss = _finite(line["loss"], trained.precision, num_steps)
+                line = meter.read(rank_loss, grad_norm, num_steps=num_steps, lr=lr)
+                log.write(line | sample_log.take())
+                loss = _check_finite(line["loss"], trained.precision, num_steps)
             else:
                 meter.stepped()
-            trace()
+            trace_step()
             if saves:
-                save_training(store, trained, num_steps, state, config, process)
-                saved = num_steps
-            validates = last or num_steps % config.validate_every == 0
+                save_training(checkpoints, trained, num_steps, state, config, process)
+                saved_steps = num_steps
             if validation is not None and validates:
-                found = validation.run(trained, process, stop, config.micro_batches)
-                if found is not None:
-                    validation_loss = found["loss"]
-                    log.write_validation({"num_steps": num_steps, **found})
+                outcome = validation.run(trained, process, stop, config.micro_batches)
+                if outcome is not None:
+                    validation_loss = outcome["loss"]
+                    log.write_validation({"num_steps": num_steps, **outcome})
             meter.start(paused=saves or validates)
-        if num_steps > saved:
-            save_training(store, trained, num_steps, state, config, process)
+
+        if num_steps > saved_steps:  # a signal ended the run between two checkpoints
+            save_training(checkpoints, trained, num_steps, state, config, process)
         summary = meter.summary() if num_steps > resumed_from else None
     if process.rank == 0 and summary is not None:
         logger.info("%s", summary)
@@ -197,40 +229,48 @@ def fit(
 def _groups(
     batches: DeviceLoader, config: TrainConfig, num_steps: int
 ) -> Generator[list[Batch], None, None]:
-    """Yield the batches of each step that is left; those after the last are not even asked for.
+    """Yield the batches of each remaining optimizer step, `accumulate` at a time.
 
-    A group ends with its epoch, so that an epoch is a whole number of steps.
+    The last group of an epoch may be smaller, so an epoch is a whole number of optimizer steps:
+    5 loader steps with ``accumulate=2`` give groups of 2, 2 and 1. After the last step of the run
+    no further batch is fetched.
     """
-    limit = math.inf if config.max_steps is None else config.max_steps
-    while batches.state_dict()["epoch"] < config.epochs and num_steps < limit:
+    max_steps = math.inf if config.max_steps is None else config.max_steps
+    while batches.state_dict()["epoch"] < config.epochs and num_steps < max_steps:
         group: list[Batch] = []
         for batch in batches:
             group.append(batch)
-            epoch_is_done = batches.state_dict()["step"] == 0
-            if len(group) < config.accumulate and not epoch_is_done:
+            is_end_of_epoch = batches.state_dict()["step"] == 0
+            if len(group) < config.accumulate and not is_end_of_epoch:
                 continue
             yield group
-            group, num_steps = [], num_steps + 1
-            if num_steps == limit:
+            group = []
+            num_steps += 1
+            if num_steps == max_steps:
                 return
 
 
-def _sources(state: dict[str, Any]) -> list[str]:
-    """Return the names of a mixture's sources, from the loader's state; of one dataset, none."""
+def _source_names(state: dict[str, Any]) -> list[str]:
+    """Return the names of a mixture's sources from the loader's state; empty for one dataset."""
     return [source["name"] for source in state.get("order", {}).get("sources", ())]
 
 
-def _signal_of(flags: list[Tensor]) -> str | None:
-    """Return the signal that some rank has noted; Ctrl-C before SIGTERM, which may follow it."""
+def _received_signal(flags: list[Tensor]) -> str | None:
+    """Return the signal that any rank has received. SIGINT wins, as SIGTERM may follow it."""
     terminated, interrupted = (flag.item() > 0 for flag in flags)
-    return "SIGINT" if interrupted else "SIGTERM" if terminated else None
+    if interrupted:
+        return "SIGINT"
+    return "SIGTERM" if terminated else None
 
 
-def _finite(loss: float, precision: Precision, num_steps: int) -> float:
-    """Return the loss; what fp16 overflows is not applied, everything else would spoil the run."""
+def _check_finite(loss: float, precision: Precision, num_steps: int) -> float:
+    """Return the loss, or raise when it is not finite.
+
+    fp16 may overflow: its step was then not applied, and the loss scale is smaller at the next one.
+    """
     if not math.isfinite(loss) and precision != "fp16":
         raise MMStreamError(
-            f"the loss of step {num_steps} is {loss}; go on from the last checkpoint with a "
+            f"the loss of step {num_steps} is {loss}; resume from the last checkpoint with a "
             "smaller lr or max_grad_norm, or a longer warm-up"
         )
     return loss
