@@ -16,6 +16,7 @@ import mmstream as mm
 from mmstream.cli import cli
 from tests.helpers.browser import open_page
 from tests.helpers.doc_pages import PAGES, ROOT, broken_links
+from tests.test_imports import FLOORS
 
 OUTSIDE = re.compile(
     r"<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*>"
@@ -137,3 +138,10 @@ PATH = re.compile(r"`((?:mmstream|tests|tools|docs)/[\w./-]+)`")
 def test_every_path_that_a_page_names_exists(page):
     paths = PATH.findall((ROOT / page).read_text())
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_design_has_the_floors_that_the_imports_are_tested_by():
+    text = (ROOT / "docs" / "design.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", text, re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, len(FLOORS) + 1))
+    assert [set(re.findall(r"`([\w.]+)`", names)) for _, names in rows] == FLOORS
