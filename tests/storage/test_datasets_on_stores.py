@@ -1,0 +1,158 @@
+"""A dataset is read the same way from every store, also from one that users wrote themselves."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+
+import mmstream as mm
+from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.verify import verify
+from mmstream.errors import StorageError
+from mmstream.storage import Access, MemoryStore, Store, open_store
+
+SETTINGS = {"global_batch_size": 4, "seed": 3, "window": 16}
+
+
+@pytest.fixture
+def memory_corpus(corpus):
+    """The URL of a copy of `corpus` in memory."""
+    url = f"memory://{uuid.uuid4().hex}/corpus"
+    store = open_store(url)
+    for path in Path(corpus).iterdir():
+        store.write(path.name, path.read_bytes())
+    yield url
+    fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+def keys_of(dataset: mm.Dataset, **loader_settings) -> list[list[str]]:
+    """The keys of one epoch, batch by batch."""
+    loader = mm.Loader(mm.Pipeline(dataset, **SETTINGS), **loader_settings)
+    return [batch["__key__"] for batch in loader]
+
+
+def test_a_dataset_in_memory_has_the_samples_of_its_copy_on_disk(corpus, memory_corpus):
+    in_memory, on_disk = mm.open_dataset(memory_corpus), mm.open_dataset(corpus)
+    assert isinstance(in_memory.store, MemoryStore)
+    assert len(in_memory) == len(on_disk) == 97
+    for sample, expected in zip(in_memory, on_disk, strict=True):
+        assert sample["__url__"].startswith(memory_corpus)
+        assert {**sample, "__url__": ""} == {**expected, "__url__": ""}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("multiprocessing_context", ["fork", "forkserver", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
+def test_worker_processes_read_a_dataset_in_memory(corpus, memory_corpus, multiprocessing_context):
+    expected = keys_of(mm.open_dataset(corpus), num_workers=0)
+    batches = keys_of(
+        mm.open_dataset(memory_corpus),
+        num_workers=2,
+        multiprocessing_context=multiprocessing_context,
+    )
+    assert batches == expected
+    assert sum(map(len, batches)) == 96  # 97 samples in whole batches
+
+
+def test_zero_copy_reads_from_memory_as_from_disk(corpus, memory_corpus):
+    def payloads(url):
+        pipeline = mm.Pipeline(mm.open_dataset(url), **SETTINGS, zero_copy=True)
+        return [bytes(view) for batch in mm.Loader(pipeline) for view in batch["txt"]]
+
+    assert payloads(memory_corpus) == payloads(corpus)
+
+
+def test_tars_in_memory_are_indexed_verified_and_given_a_bad_list(memory_corpus):
+    store = open_store(memory_corpus)
+    indexes = {name: store.read(name) for name in store.list() if name.endswith(".idx")}
+    for name in [*indexes, "mmstream.json"]:
+        store.remove(name)
+    assert len(mm.open_dataset(memory_corpus)) == 97  # indexed while it is opened
+    assert index_tars(memory_corpus, progress=False).num_built == 5
+    assert {name: store.read(name) for name in indexes} == indexes
+    assert list(verify(mm.open_dataset(memory_corpus), progress=False)) == []
+    write_bad(mm.open_dataset(memory_corpus), [(0, 3)])
+    assert mm.open_dataset(memory_corpus).bad.tolist() == [[0, 3]]
+
+
+def test_rows_are_converted_into_memory(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a cat"}\n{"text": "a dog"}\n')
+    url = f"memory://{uuid.uuid4().hex}/out"
+    mm.convert(rows, url, progress=False)
+    assert [sample["txt"] for sample in mm.open_dataset(url)] == [b"a cat", b"a dog"]
+    fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+@dataclass(frozen=True)
+class ReadOnlyStore:
+    """A store that is related to none of ours. It reads from a dict, and writes nothing."""
+
+    url: str
+    objects: tuple[tuple[str, bytes], ...]
+
+    access: ClassVar[Access] = Access(0, 1000, 512, 512, concurrent=True)
+
+    def url_of(self, name):
+        return f"{self.url}/{name}"
+
+    def local_path(self, name):
+        return None
+
+    def read(self, name):
+        for known_name, data in self.objects:
+            if known_name == name:
+                return data
+        raise FileNotFoundError(name)
+
+    def read_range(self, name, start, stop):
+        data = self.read(name)
+        if stop > len(data):
+            raise StorageError(f"{name}: ends before {stop}")
+        return data[start:stop]
+
+    def read_ranges(self, ranges):
+        outcomes = []
+        for name, start, stop in ranges:
+            try:
+                outcomes.append(self.read_range(name, start, stop))
+            except OSError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def size(self, name):
+        return len(self.read(name))
+
+    def exists(self, name):
+        return any(name == known_name for known_name, _ in self.objects)
+
+    def list(self):
+        return {name: len(data) for name, data in sorted(self.objects)}
+
+    @contextmanager
+    def create(self, name):
+        raise PermissionError(name)
+
+    def write(self, name, data):
+        raise PermissionError(name)
+
+    def remove(self, name):
+        raise PermissionError(name)
+
+
+def test_a_store_that_users_wrote_is_read_like_ours(corpus):
+    store: Store = ReadOnlyStore(
+        "archive:/corpus",
+        tuple((path.name, path.read_bytes()) for path in Path(corpus).iterdir()),
+    )
+    on_disk = mm.open_dataset(corpus)
+    dataset = mm.Dataset(on_disk.manifest, store)
+    assert keys_of(dataset, num_workers=0) == keys_of(on_disk, num_workers=0)
+    assert list(verify(dataset, progress=False)) == []
