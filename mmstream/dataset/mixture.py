@@ -129,7 +129,9 @@ class Mixture:
         """
         del drop_last
         return MixtureOrder(
-            Recipe.of(self.corpora, self.weights, epoch_steps=self.epoch_steps, **settings)
+            Recipe.from_weights(
+                self.corpora, self.weights, epoch_steps=self.epoch_steps, **settings
+            )
         )
 
     def order_from_identity(self, identity: Mapping[str, Any]) -> MixtureOrder:

@@ -32,7 +32,7 @@ def recipe(
 ) -> Recipe:
     """The recipe of a mixture; weights in the order of the sources."""
     defaults = {"epoch_steps": 40, "global_batch_size": 12, "seed": 5, "grid": (2, 3), "window": 24}
-    return Recipe.of(
+    return Recipe.from_weights(
         {name: Corpus(np.array(source)) for name, source in counts.items()},
         {
             step: dict(zip(counts, values, strict=True))

@@ -57,6 +57,16 @@ class MixtureOrder:
         seed: the seed of the mixture.
         grid: (P, Q), groups of lanes and lanes of a group.
         stride: S * P * Q. Windows of one lane and source have numbers that differ by multiples.
+
+    Examples:
+        >>> from mmstream.order import Corpus
+        >>> corpora = {"web": Corpus(np.array([500])), "books": Corpus(np.array([80]))}
+        >>> weights = {0: {"web": 3, "books": 1}}
+        >>> order = MixtureOrder(
+        ...     Recipe.from_weights(corpora, weights, epoch_steps=10, global_batch_size=4)
+        ... )
+        >>> [order.refs(epoch=0, step=step).shard.tolist() for step in range(3)]  # 1 is "books"
+        [[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
     """
 
     def __init__(self, recipe: Recipe) -> None:

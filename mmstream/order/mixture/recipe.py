@@ -48,7 +48,7 @@ class Recipe:
     shuffle: bool
 
     @classmethod
-    def of(
+    def from_weights(
         cls,
         corpora: Mapping[str, Corpus],
         weights: Mapping[int, Mapping[str, float]],

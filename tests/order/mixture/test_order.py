@@ -198,7 +198,7 @@ def test_states_of_every_step_do_not_read_the_corpus_again():
     ended = False
     corpus = Corpus(np.array([30, 20]), Names(["a", "b"]))
     order = MixtureOrder(
-        Recipe.of({"x": corpus}, {0: {"x": 1}}, global_batch_size=4, epoch_steps=9)
+        Recipe.from_weights({"x": corpus}, {0: {"x": 1}}, global_batch_size=4, epoch_steps=9)
     )
     saved = order.identity()
     ended = True

@@ -64,7 +64,7 @@ def test_settings_are_kept_as_plain_values():
     assert made.interleave == 5
     assert recipe().interleave == 32
     weights = {0: dict.fromkeys("abc", 1)}
-    plain = Recipe.of(corpora(), weights, epoch_steps="all", global_batch_size=4)
+    plain = Recipe.from_weights(corpora(), weights, epoch_steps="all", global_batch_size=4)
     assert plain.seed == 0
     assert plain.shuffle
 
@@ -72,7 +72,7 @@ def test_settings_are_kept_as_plain_values():
 def test_a_source_of_large_samples_that_comes_later_keeps_to_the_bytes_of_the_windows():
     text = Corpus(np.array([10**6]), num_bytes=10**9)
     video = Corpus(np.array([10**5]), num_bytes=10**11)
-    made = Recipe.of(
+    made = Recipe.from_weights(
         {"text": text, "video": video},
         {0: {"text": 1, "video": 0}, 50: {"text": 1, "video": 1}},
         global_batch_size=8,
@@ -88,8 +88,8 @@ def test_a_source_that_comes_later_changes_no_default_of_the_earlier_ones():
     unknown = Corpus(np.array([10**6]))
     weights = {0: {"known": 1, "later": 0}, 50: {"known": 1, "later": 1}}
     settings = {"global_batch_size": 8, "epoch_steps": 9}
-    two = Recipe.of({"known": known, "later": unknown}, weights, **settings)
-    one = Recipe.of({"known": known}, {0: {"known": 1}}, **settings)
+    two = Recipe.from_weights({"known": known, "later": unknown}, weights, **settings)
+    one = Recipe.from_weights({"known": known}, {0: {"known": 1}}, **settings)
     assert two.grid == one.grid
     assert two.settings["known"] == one.settings["known"]
 
