@@ -134,7 +134,3 @@ def test_the_slurm_script_fails_when_training_fails(slurm, tmp_path):
     command = ["bash", str(DOCS / "slurm.sh"), str(tmp_path / "nothing"), str(tmp_path / "run")]
     assert subprocess.run(command, env=slurm, capture_output=True, timeout=120).returncode != 0
     assert not (tmp_path / "asked").exists()
-
-
-def test_the_ray_example_compiles():
-    compile((DOCS / "ray_train.py").read_text(), "ray_train.py", "exec")
