@@ -20,7 +20,7 @@ class TarWriter:
     Args:
         file: Where the tar is written. It stays open.
 
-    Example:
+    Examples:
         >>> import io
         >>> file = io.BytesIO()
         >>> writer = TarWriter(file)

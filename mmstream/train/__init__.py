@@ -50,10 +50,11 @@ def train(config: TrainConfig) -> TrainResult:
             more than a second later, leaves at once and saves nothing.
         SystemExit: with code 143, after SIGTERM before the first step or a second SIGTERM.
 
-    Example:
+    Examples:
         >>> from mmstream.train import TrainConfig, train
-        >>> result = train(TrainConfig(url="shards/", out="run/", epochs=3, num_workers=4))
-        >>> result.num_steps, result.final_loss
+        >>> result = train(TrainConfig(url="shards/", out="run/", max_steps=2))
+        >>> result.num_steps
+        2
     """
     from mmstream.train.loop import run
 
