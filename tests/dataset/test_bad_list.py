@@ -197,9 +197,9 @@ def test_each_way_to_open_the_tars_heeds_the_list_of_their_root(tmp_path):
 
 
 def test_a_root_above_the_tars_has_its_own_list(tmp_path):
-    for part in ("a", "b"):
-        write_tiny(tmp_path / part, [4])
-    tars = [tmp_path / part / "shard-000000.tar" for part in ("a", "b")]
+    for folder in ("a", "b"):
+        write_tiny(tmp_path / folder, [4])
+    tars = [tmp_path / folder / "shard-000000.tar" for folder in ("a", "b")]
     assert known(tars) == []
     write_bad(mm.open_dataset(tars), [(1, 3)])
     assert (tmp_path / BAD_NAME).is_file()
@@ -346,13 +346,14 @@ def refuses_some(sample):
 
 def test_what_transforms_refuse_gets_onto_the_list_without_reading_data(tmp_path):
     corpus = tmp_path / "corpus"
-    made = mm.Pipeline(
-        mm.open_dataset(write_tiny(corpus, [20, 16])), global_batch_size=6,
+    pipeline = mm.Pipeline(
+        mm.open_dataset(write_tiny(corpus, [20, 16])),
+        global_batch_size=6,
         transforms=(refuses_some,),
         bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(tmp_path)),
-    )  # fmt: skip
+    )
     for rank in range(2):
-        list(mm.Loader(made, world=mm.World(rank, 2)))
+        list(mm.Loader(pipeline, world=mm.World(rank, 2)))
     write_bad(mm.open_dataset(corpus), [(0, 3)])
     for path in corpus.glob("*.tar"):
         os.truncate(path, 0)  # nobody looks
@@ -361,8 +362,9 @@ def test_what_transforms_refuse_gets_onto_the_list_without_reading_data(tmp_path
     options = [word for file in files for word in ("--quarantine", file)]
     code, output = verified(corpus, *options)
     assert (code, output) == (
-        0, "9 of 36 samples are left out of every epoch, 8 of them from now on\n"
-    )  # fmt: skip
+        0,
+        "9 of 36 samples are left out of every epoch, 8 of them from now on\n",
+    )
     numbers = {20 * shard + index for shard, index in known(corpus)}
     assert numbers == {3} | set(range(0, 36, 5))
     assert verified(corpus, *options)[1].endswith(" 0 of them from now on\n")
@@ -424,31 +426,33 @@ def test_a_quarantine_of_another_corpus_with_such_shards_is_refused(tmp_path, co
 
 
 def test_a_checksum_tells_shards_of_one_size_apart_and_one_unknown_does_not_matter(tmp_path):
-    made = []
+    datasets = []
     for name, sums in (("a", "aa"), ("b", "bb"), ("c", None)):
         plain = mm.open_dataset(write_tiny(tmp_path / name, [8]))
         shards = (replace(plain.manifest.shards[0], sha256=sums and sums * 32),)
         plain.store.write(MANIFEST_NAME, replace(plain.manifest, shards=shards).to_bytes())
-        made.append(mm.open_dataset(tmp_path / name))
+        datasets.append(mm.open_dataset(tmp_path / name))
     path = tmp_path / "q.jsonl"
-    path.write_text(json.dumps(stamped(made[0], 0, 3)) + "\n")
-    assert quarantined_refs([path], made[0]).tolist() == [[0, 3]]
-    assert quarantined_refs([path], made[2]).tolist() == [[0, 3]]
+    path.write_text(json.dumps(stamped(datasets[0], 0, 3)) + "\n")
+    assert quarantined_refs([path], datasets[0]).tolist() == [[0, 3]]
+    assert quarantined_refs([path], datasets[2]).tolist() == [[0, 3]]
     with pytest.raises(ConfigError, match="another dataset"):
-        quarantined_refs([path], made[1])
+        quarantined_refs([path], datasets[1])
 
 
 def test_a_run_stamps_its_quarantine(tmp_path):
-    ours, theirs = write_tiny(tmp_path / "a", [20, 16]), write_tiny(tmp_path / "b", [20, 17])
-    made = mm.Pipeline(
-        mm.open_dataset(ours), global_batch_size=6, transforms=(refuses_some,),
+    corpus, other = write_tiny(tmp_path / "a", [20, 16]), write_tiny(tmp_path / "b", [20, 17])
+    pipeline = mm.Pipeline(
+        mm.open_dataset(corpus),
+        global_batch_size=6,
+        transforms=(refuses_some,),
         bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(tmp_path)),
-    )  # fmt: skip
-    list(mm.Loader(made))
+    )
+    list(mm.Loader(pipeline))
     path = tmp_path / "quarantine-rank0.jsonl"
-    assert len(quarantined_refs([path], mm.open_dataset(ours))) == 8
+    assert len(quarantined_refs([path], mm.open_dataset(corpus))) == 8
     with pytest.raises(ConfigError, match="belongs to another dataset: its shard-000001"):
-        quarantined_refs([path], mm.open_dataset(theirs))
+        quarantined_refs([path], mm.open_dataset(other))
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", "."])

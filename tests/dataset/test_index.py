@@ -16,7 +16,14 @@ from mmstream.errors import ShardError
 from mmstream.storage import LocalStore, open_store
 from mmstream.tar.writer import TarWriter
 from tests.helpers.corpora import write_shard
-from tests.helpers.foreign_tars import FOREIGN, Memory, make_tar, ours, special, theirs
+from tests.helpers.foreign_tars import (
+    FOREIGN,
+    CountingStore,
+    make_tar,
+    read_by_mmstream,
+    read_by_webdataset,
+    special,
+)
 
 
 def test_an_index_has_an_offset_a_sample_and_the_end(tmp_path):
@@ -37,7 +44,7 @@ def test_the_bytes_of_an_index_are_the_format():
     # A change here is a change of the format: little-endian u64, as in Energon's indexes.
     data = encode_index([0, 1024, 1 << 40])
     assert data.hex() == "000000000000000000040000000000000000000000010000"
-    real = build_index(Memory((FOREIGN / "testgz.tar").read_bytes()), "testgz.tar")
+    real = build_index(CountingStore((FOREIGN / "testgz.tar").read_bytes()), "testgz.tar")
     assert hashlib.sha256(encode_index(real)).hexdigest() == (
         "cbea4797f6a9b97c09d483d33a396c2059309a326f59f3715d4df1482a0bc47f"
     )
@@ -47,10 +54,10 @@ def test_energon_counts_what_is_skipped_into_the_sample_before_it():
     # Offsets that `energon prepare` 7.4.1 writes for such tars.
     skipped = [(special("d", tarfile.DIRTYPE), b""), ("README", bytes(700))]
     data = make_tar([("README", b""), ("a.txt", b"1"), *skipped, ("b.txt", b"2"), *skipped])
-    assert build_index(Memory(data), "x.tar").tolist() == [512, 3584, 6656]
+    assert build_index(CountingStore(data), "x.tar").tolist() == [512, 3584, 6656]
     data = make_tar([("a.txt", b"1"), ("b.txt", b"2")], pax_headers={"comment": "x"})
-    assert build_index(Memory(data), "x.tar").tolist() == [1024, 2048, 3072]
-    assert build_index(Memory(make_tar([("README", b"")])), "x.tar").tolist() == [512]
+    assert build_index(CountingStore(data), "x.tar").tolist() == [1024, 2048, 3072]
+    assert build_index(CountingStore(make_tar([("README", b"")])), "x.tar").tolist() == [512]
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, unique=True))
@@ -62,8 +69,8 @@ def test_encoded_indexes_decode(blocks):
 @pytest.mark.parametrize("name", ["compressed.tar", "mpdata.tar", "testgz.tar"])
 def test_an_index_of_a_foreign_tar_gives_each_sample(name):
     data = (FOREIGN / name).read_bytes()
-    assert build_index(LocalStore(str(FOREIGN)), name).size == len(theirs(data)) + 1
-    assert ours(data) == theirs(data)
+    assert build_index(LocalStore(str(FOREIGN)), name).size == len(read_by_webdataset(data)) + 1
+    assert read_by_mmstream(data) == read_by_webdataset(data)
 
 
 def big_tar() -> bytes:
@@ -106,7 +113,7 @@ def test_small_members_are_read_through_in_few_reads(tmp_path):
 
 
 def test_of_a_remote_tar_each_byte_is_read_at_most_once():
-    store = Memory(big_tar())
+    store = CountingStore(big_tar())
     assert build_index(store, "a.tar").size == 21
     assert store.num_bytes <= len(store.data)
     assert store.num_reads <= 2 * 20 + 2

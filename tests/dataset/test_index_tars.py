@@ -20,7 +20,7 @@ from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from tests.helpers.convert_corpus import make_corpus, run, tree
 from tests.helpers.corpora import captioned, write_corpus, write_shard
-from tests.helpers.foreign_tars import make_tar, ours, plain
+from tests.helpers.foreign_tars import field_list, make_tar, read_by_mmstream
 
 
 def index(url, **options):
@@ -32,7 +32,7 @@ def problems(folder, **options):
 
 
 def samples_of(folder):
-    return [plain(sample) for sample in open_dataset(folder)]
+    return [field_list(sample) for sample in open_dataset(folder)]
 
 
 A = make_tar([("a.txt", b"1"), ("a.jpg", b"2"), ("b.txt", b"3")])
@@ -58,7 +58,7 @@ def test_indexes_and_a_manifest_appear_beside_the_tars(tars):
     assert sorted(tree(tars)) == sorted(
         ["a.tar", "a.tar.idx", "b.tar", "b.tar.idx", "notes.txt", MANIFEST_NAME]
     )
-    assert samples_of(tars) == ours(A) + ours(B)
+    assert samples_of(tars) == read_by_mmstream(A) + read_by_mmstream(B)
     assert open_dataset(tars).manifest.data_url is None
 
 
@@ -78,7 +78,7 @@ def test_indexes_elsewhere_leave_the_tars_alone(tars, tmp_path, num_threads):
         index(tars, output=out, num_threads=num_threads)
         assert tree(tars) == before
         assert sorted(tree(out)) == ["a.tar.idx", "b.tar.idx", MANIFEST_NAME]
-        assert samples_of(out) == ours(A) + ours(B)
+        assert samples_of(out) == read_by_mmstream(A) + read_by_mmstream(B)
         assert open_dataset(out)[0]["__url__"] == str(tars / "a.tar")
         assert problems(out) == []
 
@@ -90,14 +90,14 @@ def test_a_tar_that_came_or_went_changes_the_manifest(tars):
     assert len(open_dataset(tars)) == 5
     (tars / "a.tar").unlink()
     assert index(tars).num_built == 0
-    assert samples_of(tars) == ours(B) + ours(A)
+    assert samples_of(tars) == read_by_mmstream(B) + read_by_mmstream(A)
 
 
 def test_a_replaced_tar_needs_overwrite(tars):
     index(tars)
     (tars / "a.tar").write_bytes(B)
     assert index(tars, overwrite=True).num_samples == 2
-    assert samples_of(tars) == ours(B) * 2
+    assert samples_of(tars) == read_by_mmstream(B) * 2
 
 
 def test_a_damaged_index_says_overwrite_and_overwrite_cures_it(tars):
@@ -106,7 +106,7 @@ def test_a_damaged_index_says_overwrite_and_overwrite_cures_it(tars):
     with pytest.raises(ShardError, match=r"a\.tar\.idx: .*--overwrite"):
         index(tars)
     index(tars, overwrite=True)
-    assert samples_of(tars) == ours(A) + ours(B)
+    assert samples_of(tars) == read_by_mmstream(A) + read_by_mmstream(B)
 
 
 def test_a_damaged_manifest_is_made_anew(tars):
@@ -175,7 +175,7 @@ def test_a_gzipped_tar_under_a_plain_name_is_refused_with_the_hint(tars):
 
 def test_repacking_beside_the_tars(packed):
     assert index(packed, repack=True) == IndexReport(4, 6, 4, 2)
-    assert samples_of(packed) == (ours(A) + ours(B)) * 2
+    assert samples_of(packed) == (read_by_mmstream(A) + read_by_mmstream(B)) * 2
     before = tree(packed)
     assert index(packed, repack=True) == IndexReport(4, 6, 0, 0)
     assert tree(packed) == before
@@ -187,7 +187,9 @@ def test_repacking_elsewhere_brings_the_plain_tars_along(packed, tmp_path):
     for num_now in (3, 0):
         report = index(packed, output=tmp_path / "out", repack=True)
         assert (report.num_shards, report.num_repacked) == (5, num_now)
-    assert samples_of(tmp_path / "out") == (ours(A) + ours(B)) * 2 + ours(B)
+    assert samples_of(tmp_path / "out") == (
+        read_by_mmstream(A) + read_by_mmstream(B)
+    ) * 2 + read_by_mmstream(B)
     assert tree(packed) == before
     shutil.rmtree(packed)
     assert problems(tmp_path / "out") == []

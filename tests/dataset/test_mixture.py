@@ -14,8 +14,8 @@ from tests.helpers.topology import assert_resumes_exactly, described, run
 
 @pytest.mark.parametrize(("size", "num_workers"), [(1, 2), (2, 1), (3, 3), (4, 2), (12, 1)])
 def test_every_topology_sees_the_same_batches(datasets, size, num_workers):
-    made = pipeline(mixed(datasets))
-    assert run(made, size, num_workers).steps == run(made).steps
+    pipe = pipeline(mixed(datasets))
+    assert run(pipe, size, num_workers).steps == run(pipe).steps
 
 
 def test_a_resume_at_every_step_is_exact(datasets):
@@ -24,10 +24,10 @@ def test_a_resume_at_every_step_is_exact(datasets):
 
 
 def test_a_resume_on_other_workers_is_exact(datasets):
-    made = pipeline(mixed(datasets, epoch_steps=9))
-    loader = mm.Loader(made)
+    pipe = pipeline(mixed(datasets, epoch_steps=9))
+    loader = mm.Loader(pipe)
     whole = [described(batch) for _ in range(3) for batch in loader]
-    other = mm.Loader(made, num_workers=2)
+    other = mm.Loader(pipe, num_workers=2)
     state = json.loads(json.dumps({**loader.state_dict(), "epoch": 1, "step": 4}))
     other.load_state_dict(state)
     assert [described(batch) for _ in range(2) for batch in other] == whole[13:]
@@ -118,12 +118,12 @@ def test_a_shard_that_is_gone_is_named_with_its_source(tmp_path, datasets):
     mixture = mm.Mixture(
         {"c": (datasets["c"], 1), "gone": (mm.open_dataset(gone), 1)}, epoch_steps=9
     )
-    made = pipeline(mixture)
+    pipe = pipeline(mixture)
     (tmp_path / "gone" / "shard-000000.tar").unlink()
     with pytest.raises(mm.ShardError, match=r"shard-000000\.tar"):
-        next(iter(mm.Loader(made)))
-    made = pipeline(mixture, bad_samples=policy(shards=True))
-    bad = next(iter(mm.Loader(made)))["__lineage__"].bad
+        next(iter(mm.Loader(pipe)))
+    pipe = pipeline(mixture, bad_samples=policy(shards=True))
+    bad = next(iter(mm.Loader(pipe)))["__lineage__"].bad
     assert {record.shard for record in bad} == {"gone/shard-000000.tar"}
 
 
@@ -136,9 +136,9 @@ def test_sources_in_another_order_are_refused(datasets):
 
 def test_a_mixtures_state_is_not_a_datasets(datasets):
     mixture, single = pipeline(mixed(datasets)), pipeline(datasets["c"])
-    for one, other in ((mixture, single), (single, mixture)):
+    for first, other in ((mixture, single), (single, mixture)):
         with pytest.raises(mm.StateError, match="the state is of"):
-            mm.Loader(other).load_state_dict(mm.Loader(one).state_dict())
+            mm.Loader(other).load_state_dict(mm.Loader(first).state_dict())
 
 
 def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path):
@@ -147,9 +147,9 @@ def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path):
     mixture = mm.Mixture(
         {"bad": (mm.open_dataset(bad), 1), "good": (mm.open_dataset(good), 1)}, epoch_steps=30
     )
-    made = pipeline(mixture)
-    whole = run(made)
-    assert run(made, 3, 2).steps == whole.steps
+    pipe = pipeline(mixture)
+    whole = run(pipe)
+    assert run(pipe, 3, 2).steps == whole.steps
     records = [record for step in whole.steps for record in step.bad]
     assert records
     for record in records:
@@ -216,8 +216,8 @@ def test_a_replay_of_a_mixture_tells_what_was_shown(datasets):
     from mmstream.audit.replay import replay
     from mmstream.state import order_of_state
 
-    made = pipeline(mixed(datasets, epoch_steps=9))
-    loader = mm.Loader(made)
+    pipe = pipeline(mixed(datasets, epoch_steps=9))
+    loader = mm.Loader(pipe)
     batches = list(loader)
     plain = mm.Mixture({name: (d, 1) for name, d in datasets.items()}, epoch_steps=1)
     order, epoch, step = order_of_state(json.loads(json.dumps(loader.state_dict())), plain)

@@ -163,12 +163,12 @@ def test_a_mixture_in_a_bucket_has_the_local_batches(folder, s3, tmp_path, mmstr
             open_store(f"{root}/data/{name}").write(file.name, file.read_bytes())
     sources = {n: {"url": f"../data/{n}", "weight": w} for n, w in WEIGHTS.items()}
     open_store(f"{root}/mixes").write("mix.json", text_of(sources).encode())
-    made = [
+    pipelines = [
         mm.Pipeline(mm.open_mixture(file), global_batch_size=8)
         for file in (f"{root}/mixes/mix.json", folder / "mix.json")
     ]
-    assert made[0].order.identity() == made[1].order.identity()
-    assert run(made[0], 2, 1, range(3)).steps == run(made[1], 1, 2, range(3)).steps
+    assert pipelines[0].order.identity() == pipelines[1].order.identity()
+    assert run(pipelines[0], 2, 1, range(3)).steps == run(pipelines[1], 1, 2, range(3)).steps
     code, out, _ = mmstream("info", f"{root}/mixes/mix.json", "--keys", 1)
     assert code == 0
     assert f"c: <Dataset {root}/data/c: 130 samples" in out
@@ -188,8 +188,10 @@ def test_info_tells_weights_epoch_and_sources(folder, mmstream):
     assert lines[0] == "mixture of 3 sources, 208 samples; an epoch is 20 steps"
     assert lines[1] == "  weights: a 0.7, b 0.05, c 0.25"
     assert [line.split()[0] for line in lines if "<Dataset" in line] == [
-        "a:", "b:", "c:",
-    ]  # fmt: skip
+        "a:",
+        "b:",
+        "c:",
+    ]
     about = json.loads(mmstream("info", folder / "mix.json", "--json")[1])
     assert about["weights"] == {"0": WEIGHTS}
     assert (about["epoch_steps"], about["num_samples"], about["num_shards"]) == (20, 208, 5)
@@ -204,8 +206,11 @@ def train(folder, out, *options, ranks=1):
     command += ["--image-size", "32", "--max-length", "32", "--global-batch-size", "12"]
     done = subprocess.run(
         [*command, "--epochs", "2", "--checkpoint-every", "10", *options],
-        check=False, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -242,13 +247,13 @@ def test_a_training_run_on_a_mixture_moves_and_its_logs_are_the_plan(
     assert named == sum((Counter(line["sources"]) for line in lines), Counter())
 
     command = ("replay", tmp_path / "mix.json", "--state", out)
-    code, told, _ = mmstream(*command, "--check", out)
+    code, output, _ = mmstream(*command, "--check", out)
     assert code == 0
     assert re.match(
-        r"ok: epoch 0 step 0 to epoch 1 step 3, 24 steps, 288 samples: 0 lost, 0 ", told
+        r"ok: epoch 0 step 0 to epoch 1 step 3, 24 steps, 288 samples: 0 lost, 0 ", output
     )
-    code, told, _ = mmstream(*command, "--epoch", 1, "--step", 3, "--keys", "--json")
-    rows = [json.loads(line) for line in told.splitlines()]
+    code, output, _ = mmstream(*command, "--epoch", 1, "--step", 3, "--keys", "--json")
+    rows = [json.loads(line) for line in output.splitlines()]
     assert [row["key"] for row in rows] == lines[-1]["keys"]
     assert {row["shard"].partition("/")[0] for row in rows} == {"a", "late"}
 
@@ -263,8 +268,10 @@ def test_a_training_run_on_a_mixture_moves_and_its_logs_are_the_plan(
 
 def broken(tmp_path, **settings):
     """A source that is all bad among good ones, as a pipeline."""
-    urls = {"good": write_tiny(tmp_path / "good", [90]),
-            "web/bad": write_tiny(tmp_path / "bad", [9, 40], bad=range(49))}  # fmt: skip
+    urls = {
+        "good": write_tiny(tmp_path / "good", [90]),
+        "web/bad": write_tiny(tmp_path / "bad", [9, 40], bad=range(49)),
+    }
     datasets = {name: mm.open_dataset(url) for name, url in urls.items()}
     mixture = mm.Mixture(
         {"good": (datasets["good"], 3), "web/bad": (datasets["web/bad"], 1)}, epoch_steps=40
@@ -286,8 +293,8 @@ def test_metrics_count_the_valid_rows_of_each_source(tmp_path):
 
 
 def test_a_source_that_is_all_bad_stops_the_run_however_rare_it_is(tmp_path):
-    _, made = broken(tmp_path, max_consecutive=20, quarantine=str(tmp_path / "logs"))
-    loader = mm.Loader(made)
+    _, pipeline = broken(tmp_path, max_consecutive=20, quarantine=str(tmp_path / "logs"))
+    loader = mm.Loader(pipeline)
     with pytest.raises(mm.BadSampleLimitError, match="in a row"):
         list(loader)
     assert loader.stats.consecutive["good"] == 0
@@ -296,8 +303,8 @@ def test_a_source_that_is_all_bad_stops_the_run_however_rare_it_is(tmp_path):
 
 
 def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream):
-    datasets, made = broken(tmp_path, quarantine=str(tmp_path))
-    list(mm.Loader(made))
+    datasets, pipeline = broken(tmp_path, quarantine=str(tmp_path))
+    list(mm.Loader(pipeline))
     file = tmp_path / "quarantine-rank0.jsonl"
     refs = quarantined_refs([file], datasets["web/bad"], "web/bad")
     assert len(refs) == 49
@@ -315,8 +322,8 @@ def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream
 
 
 def test_a_bad_list_that_came_later_is_refused_with_what_to_do(tmp_path, mmstream):
-    _, made = broken(tmp_path, quarantine=str(tmp_path))
-    loader = mm.Loader(made)
+    _, pipeline = broken(tmp_path, quarantine=str(tmp_path))
+    loader = mm.Loader(pipeline)
     for _ in zip(range(5), loader):
         pass
     state = loader.state_dict()
@@ -344,23 +351,26 @@ def test_a_mixture_and_its_pipeline_tell_of_each_source(folder):
         assert text in html
     assert "&lt;b&gt;a" in html
     assert "<b>a</b>" not in html
-    made = mm.Pipeline(mixture, global_batch_size=10)
-    html = made._repr_html_()
+    pipeline = mm.Pipeline(mixture, global_batch_size=10)
+    html = pipeline._repr_html_()
     assert "<b>a</b>" not in html
     assert "do not fill a batch" not in html
     assert "10 steps" in html  # 71 samples, 7 a step
     assert ">1.97<" in html
-    batch = next(iter(mm.Loader(made)))
+    batch = next(iter(mm.Loader(pipeline)))
     html = mm.show(batch)._repr_html_()
     for row in range(10):
-        assert f"{batch['__source__'][row]}: {batch['__key__'][row]}".replace(
-            "<b>a</b>", "&lt;b&gt;a&lt;/b&gt;"
-        ) in html  # fmt: skip
+        assert (
+            f"{batch['__source__'][row]}: {batch['__key__'][row]}".replace(
+                "<b>a</b>", "&lt;b&gt;a&lt;/b&gt;"
+            )
+            in html
+        )
     assert "7 &lt;b&gt;a" in html
-    sample = made.take(1)[0]
-    assert f"{sample['__source__']}: ".replace("<b>a</b>", "&lt;") [:3] in (
+    sample = pipeline.take(1)[0]
+    assert f"{sample['__source__']}: ".replace("<b>a</b>", "&lt;")[:3] in (
         mm.show(sample)._repr_html_()
-    )  # fmt: skip
+    )
 
 
 def test_a_mixture_without_any_weight_can_still_be_looked_at(folder):
@@ -389,10 +399,10 @@ def test_a_caption_for_a_vlm_stands_behind_its_images():
 
     text = mm.TextDecoder(byte_tokenizer(chat=True), image_length=3)
     fields = captioned(1)
-    made = text({"txt": fields["txt"], "jpg": fields["jpg"]})
+    batch = text({"txt": fields["txt"], "jpg": fields["jpg"]})
     same = text({"txt": b"<image>" + fields["txt"], "jpg": fields["jpg"]})
-    for name, array in made.items():
+    for name, array in batch.items():
         assert array.tolist() == same[name].tolist()
-    assert made["labels"].tolist().count(-100) == 3
+    assert batch["labels"].tolist().count(-100) == 3
     bare = text({"txt": fields["txt"]})
     assert -100 not in bare["labels"].tolist()

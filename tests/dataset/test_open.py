@@ -18,7 +18,7 @@ from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, Shar
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError
 from tests.helpers.corpora import captioned, write_corpus, write_shard
-from tests.helpers.foreign_tars import FOREIGN, make_tar, plain, theirs
+from tests.helpers.foreign_tars import FOREIGN, field_list, make_tar, read_by_webdataset
 
 
 def keys(dataset):
@@ -152,18 +152,18 @@ def test_an_unfinished_conversion_with_a_damaged_marker_is_refused_too(folder, m
 # -- the manifest -------------------------------------------------------------------------------
 
 
-def manifest(**changes) -> bytes:
+def manifest_bytes(**changes) -> bytes:
     shard = {"name": "a.tar", "num_samples": 1, "num_bytes": 2048, **changes.pop("shard", {})}
     return json.dumps({"version": 1, "shards": [shard], **changes}).encode()
 
 
 def test_a_manifest_reads_back_as_it_was_written():
     shards = (ShardInfo("a.tar", 2, 4096, "ab" * 32), ShardInfo("ü/b.tar", 0, 1024))
-    made = Manifest(shards, {"txt": 2, "jpg": 1}, {"rows": {"name": "r.jsonl"}}, "s3://b/x")
-    assert Manifest.from_bytes(made.to_bytes()) == made
-    assert made.to_bytes() == made.to_bytes()
-    assert list(json.loads(made.to_bytes())["fields"]) == ["jpg", "txt"]
-    assert Manifest.from_bytes(manifest()).num_samples == 1
+    manifest = Manifest(shards, {"txt": 2, "jpg": 1}, {"rows": {"name": "r.jsonl"}}, "s3://b/x")
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    assert manifest.to_bytes() == manifest.to_bytes()
+    assert list(json.loads(manifest.to_bytes())["fields"]) == ["jpg", "txt"]
+    assert Manifest.from_bytes(manifest_bytes()).num_samples == 1
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,13 @@ def test_a_manifest_reads_back_as_it_was_written():
         b'{"version": 1, "shards": 3}',
         b'{"version": "1", "shards": []}',
         b'{"version": 1, "shards": [], "source": ' + b'{"a":' * 100_000,
-        manifest(shard={"num_samples": "1"}),
-        manifest(shard={"num_samples": -1}),
-        manifest(shard={"num_samples": 1 << 62}),
-        manifest(shard={"num_bytes": 10**30}),
-        manifest(shard={"name": ""}),
-        manifest(shard={"name": "a\0.tar"}),
-        manifest(shard={"name": None}),
+        manifest_bytes(shard={"num_samples": "1"}),
+        manifest_bytes(shard={"num_samples": -1}),
+        manifest_bytes(shard={"num_samples": 1 << 62}),
+        manifest_bytes(shard={"num_bytes": 10**30}),
+        manifest_bytes(shard={"name": ""}),
+        manifest_bytes(shard={"name": "a\0.tar"}),
+        manifest_bytes(shard={"name": None}),
     ],
 )
 def test_a_malformed_manifest_is_a_manifest_error_that_names_it(folder, data):
@@ -195,7 +195,7 @@ def test_a_malformed_manifest_is_a_manifest_error_that_names_it(folder, data):
 
 
 @pytest.mark.parametrize(
-    "data", [manifest(version=2), b'{"version": 9}', b'{"version": 2, "shards": "elsewhere"}']
+    "data", [manifest_bytes(version=2), b'{"version": 9}', b'{"version": 2, "shards": "elsewhere"}']
 )
 def test_a_newer_manifest_says_so_whatever_it_holds(folder, data):
     (folder / MANIFEST_NAME).write_bytes(data)
@@ -205,7 +205,7 @@ def test_a_newer_manifest_says_so_whatever_it_holds(folder, data):
 
 @pytest.mark.parametrize("name", ["../a.tar", "/etc/passwd", "x/../../a.tar", ".."])
 def test_a_manifest_cannot_lead_outside_its_folder(folder, name):
-    (folder / MANIFEST_NAME).write_bytes(manifest(shard={"name": name}))
+    (folder / MANIFEST_NAME).write_bytes(manifest_bytes(shard={"name": name}))
     with pytest.raises(ManifestError, match="lies outside the dataset"):
         open_dataset(folder)
 
@@ -226,7 +226,7 @@ def test_samples_are_dicts_of_bytes_by_number(folder):
     assert sample["__key__"] == "000004"
     assert sample["__url__"] == str(folder / "shard-000002.tar")
     assert sample["__lineage__"][:2] == (2, 1)
-    assert dict(plain(sample)) == {"__key__": "000004", **captioned(4)}
+    assert dict(field_list(sample)) == {"__key__": "000004", **captioned(4)}
     assert dataset[-1]["__key__"] == "000006"
     assert dataset[-7]["__key__"] == "000000"
     assert dataset[np.int64(4)] == sample
@@ -353,7 +353,9 @@ def test_a_tar_that_was_replaced_after_indexing_never_gives_a_wrong_sample(tmp_p
 @pytest.mark.parametrize("name", ["compressed.tar", "mpdata.tar", "testgz.tar"])
 def test_real_tars_of_webdataset_open_as_they_are(name):
     dataset = open_dataset(FOREIGN / name)
-    assert [plain(sample) for sample in dataset] == theirs((FOREIGN / name).read_bytes())
+    assert [field_list(sample) for sample in dataset] == read_by_webdataset(
+        (FOREIGN / name).read_bytes()
+    )
 
 
 def test_a_gzipped_tar_is_refused_with_the_hint_and_reads_after_repacking(tmp_path):
@@ -364,8 +366,10 @@ def test_a_gzipped_tar_is_refused_with_the_hint_and_reads_after_repacking(tmp_pa
     assert (report.num_shards, report.num_repacked) == (4, 1)
     dataset = open_dataset(tmp_path / "out")
     names = ["compressed.tar", "mpdata.tar", "sample.tgz", "testgz.tar"]
-    expected = [sample for name in names for sample in theirs((FOREIGN / name).read_bytes())]
-    assert [plain(sample) for sample in dataset] == expected
+    expected = [
+        sample for name in names for sample in read_by_webdataset((FOREIGN / name).read_bytes())
+    ]
+    assert [field_list(sample) for sample in dataset] == expected
     assert len(open_dataset(tmp_path / "out" / "sample.tar")) == 90
 
 

@@ -20,7 +20,7 @@ FOREIGN = DATA / "foreign"
 """Real tars of webdataset's own test data."""
 
 
-class Memory:
+class CountingStore:
     """A store that holds one tar, is read like a remote one, and counts what is read."""
 
     access = RemoteStore.access
@@ -38,22 +38,24 @@ class Memory:
         return self.data[start:stop]
 
 
-def plain(sample):
+def field_list(sample):
     """A sample as a list of (field, value): without its URL and lineage, in its order."""
     return [(name, sample[name]) for name in sample if name not in ("__url__", "__lineage__")]
 
 
-def ours(data: bytes):
+def read_by_mmstream(data: bytes):
     """What mmstream reads: each sample out of its own range of bytes."""
-    offsets = build_index(Memory(data), "x.tar")
-    return [plain(parse_sample(data[start:stop], "x.tar")) for start, stop in pairwise(offsets)]
+    offsets = build_index(CountingStore(data), "x.tar")
+    return [
+        field_list(parse_sample(data[start:stop], "x.tar")) for start, stop in pairwise(offsets)
+    ]
 
 
-def theirs(data: bytes):
+def read_by_webdataset(data: bytes):
     """What webdataset reads."""
     sources = [{"url": "x.tar", "stream": io.BytesIO(data)}]
     samples = tariterators.group_by_keys(tariterators.tar_file_expander(sources))
-    return [plain(sample) for sample in samples]
+    return [field_list(sample) for sample in samples]
 
 
 def make_tar(members, format=tarfile.PAX_FORMAT, **settings) -> bytes:

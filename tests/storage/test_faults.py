@@ -70,9 +70,9 @@ def test_an_unreachable_endpoint_fails_after_growing_pauses(nowhere, pauses, cal
 
 
 def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
-    found = nowhere.read_ranges([("a", i, i + 1) for i in range(50)])
-    assert len(found) == 50
-    assert all(isinstance(error, StorageError) for error in found)
+    outcomes = nowhere.read_ranges([("a", i, i + 1) for i in range(50)])
+    assert len(outcomes) == 50
+    assert all(isinstance(error, StorageError) for error in outcomes)
     assert len(pauses) == storage.MAX_REQUEST_ATTEMPTS - 1
 
 
@@ -194,13 +194,13 @@ def test_only_the_ranges_that_failed_or_came_short_are_asked_for_again(s3, monke
     client, asked = storage._client(store.url), []
 
     def cat_ranges(urls, starts, stops):
-        found = client.cat_ranges(urls, starts, stops)
+        answers = client.cat_ranges(urls, starts, stops)
         asked.append(starts)
         if len(asked) == 1:
-            found[1], found[2] = ConnectionResetError("reset"), found[2][:3]
+            answers[1], answers[2] = ConnectionResetError("reset"), answers[2][:3]
         if len(asked) == 2:
-            found[0] = TimeoutError("slow")
-        return found
+            answers[0] = TimeoutError("slow")
+        return answers
 
     fake = SimpleNamespace(cat_ranges=cat_ranges, info=client.info)
     monkeypatch.setattr(storage, "_client", lambda url: fake)

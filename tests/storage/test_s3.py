@@ -38,8 +38,8 @@ def pipeline(corpus, **settings):
     return mm.Pipeline(mm.open_dataset(corpus), **settings)
 
 
-def batches(made, **settings):
-    loader = mm.Loader(made, **settings)
+def batches(pipe, **settings):
+    loader = mm.Loader(pipe, **settings)
     try:
         return list(loader)
     finally:
@@ -55,12 +55,12 @@ def content(sample):
 
 
 def test_a_dataset_has_the_same_samples_as_a_local_one(remote, corpus):
-    ours, local = mm.open_dataset(remote), mm.open_dataset(corpus)
-    assert len(ours) == len(local) == 97
+    in_s3, local = mm.open_dataset(remote), mm.open_dataset(corpus)
+    assert len(in_s3) == len(local) == 97
     for i in (0, 29, 30, 31, 70, 96, -1):
-        assert content(ours[i]) == content(local[i])
-    assert ours[31]["__url__"] == f"{remote}/shard-000003.tar"
-    assert [s["__key__"] for s in ours[28:34]] == [f"{n:06d}" for n in range(28, 34)]
+        assert content(in_s3[i]) == content(local[i])
+    assert in_s3[31]["__url__"] == f"{remote}/shard-000003.tar"
+    assert [s["__key__"] for s in in_s3[28:34]] == [f"{n:06d}" for n in range(28, 34)]
 
 
 def test_tars_open_by_pattern_by_list_and_alone(remote):
@@ -121,9 +121,9 @@ def test_verify_reads_everything_and_finds_what_is_cut(prefix):
 def test_a_loader_makes_the_same_batches_as_from_local_shards(remote, corpus):
     decode = mm.Decode(image=mm.ImageDecoder(size=16))
     local = batches(pipeline(corpus, decode=decode))
-    ours = batches(pipeline(remote, decode=decode))
-    assert keys(ours) == keys(local)
-    for a, b in zip(ours, local, strict=True):
+    in_s3 = batches(pipeline(remote, decode=decode))
+    assert keys(in_s3) == keys(local)
+    for a, b in zip(in_s3, local, strict=True):
         assert torch.equal(a["image"], b["image"])
         assert a["__url__"] == [f"{remote}/{Path(url).name}" for url in b["__url__"]]
 
@@ -133,8 +133,8 @@ def test_a_loader_makes_the_same_batches_as_from_local_shards(remote, corpus):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
 def test_workers_make_the_same_batches_as_the_main_process(remote, corpus, multiprocessing_context):
     assert len(mm.open_dataset(remote)[3]["jpg"]) > 100  # this process has a client already
-    made = pipeline(remote, drop_last=False)
-    loader = mm.Loader(made, num_workers=2, multiprocessing_context=multiprocessing_context)
+    pipe = pipeline(remote, drop_last=False)
+    loader = mm.Loader(pipe, num_workers=2, multiprocessing_context=multiprocessing_context)
     try:
         first, second = keys(loader), keys(loader)
     finally:
@@ -149,13 +149,13 @@ def tell_environment(sample):
 
 @pytest.mark.slow
 def test_workers_have_the_environment_of_the_loaders_start(corpus, monkeypatch):
-    made = pipeline(corpus, transforms=(tell_environment,))
+    pipe = pipeline(corpus, transforms=(tell_environment,))
     for value in ("early", "late", None):  # the fork server starts with the first, or before
         if value is None:
             monkeypatch.delenv("AWS_TOLD")
         else:
             monkeypatch.setenv("AWS_TOLD", value)
-        assert set(batches(made, num_workers=1)[0]["told"]) == {value}
+        assert set(batches(pipe, num_workers=1)[0]["told"]) == {value}
 
 
 @pytest.mark.slow
@@ -176,18 +176,18 @@ def test_a_resumed_run_equals_the_tail(remote, corpus):
 
 
 def test_samples_that_lie_together_come_in_one_request(remote):
-    made = pipeline(remote, window=97)
-    loader = mm.Loader(made)
+    pipe = pipeline(remote, window=97)
+    loader = mm.Loader(pipe)
     assert len(keys(loader)) == 8
     assert 0 < loader.stats.num_requests < loader.stats.num_samples / 2
 
 
 def test_a_missing_shard_stops_the_run_and_says_which(prefix):
     write_corpus(prefix, [8, 8])
-    made = pipeline(prefix, global_batch_size=4)
+    pipe = pipeline(prefix, global_batch_size=4)
     open_store(prefix).remove("shard-000001.tar")
     with pytest.raises(mm.ShardError, match=r"shard-000001\.tar: no such shard"):
-        batches(made)
+        batches(pipe)
 
 
 def test_a_truncated_shard_is_told_from_failing_storage(prefix):

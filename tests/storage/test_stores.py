@@ -148,10 +148,15 @@ def test_ranges_come_in_order_with_errors_in_their_places(store):
     store.write("a", DATA)
     store.write("b", b"0123456789")
     wanted = [("b", 2, 4), ("absent", 0, 1), ("a", 0, 3), ("b", 8, 12), ("a", 4, 4), ("a", 1, 9)]
-    found = store.read_ranges(wanted)
-    assert [data for data in found if isinstance(data, bytes)] == [b"23", DATA[:3], b"", DATA[1:9]]
-    assert isinstance(found[1], FileNotFoundError)
-    assert isinstance(found[3], StorageError)
+    outcomes = store.read_ranges(wanted)
+    assert [data for data in outcomes if isinstance(data, bytes)] == [
+        b"23",
+        DATA[:3],
+        b"",
+        DATA[1:9],
+    ]
+    assert isinstance(outcomes[1], FileNotFoundError)
+    assert isinstance(outcomes[3], StorageError)
     assert store.read_ranges([]) == []
 
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ShardError
 from mmstream.tar.samples import iter_members
-from tests.helpers.foreign_tars import FOREIGN, gnu_tar, make_tar, ours, special, theirs
+from tests.helpers.foreign_tars import (
+    FOREIGN,
+    gnu_tar,
+    make_tar,
+    read_by_mmstream,
+    read_by_webdataset,
+    special,
+)
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 LONG, LONGER = "n" * 120, "n" * 240
@@ -21,9 +28,9 @@ LONG, LONGER = "n" * 120, "n" * 240
 
 def assert_same(data: bytes, num_samples: int | None = None) -> None:
     """Both read the same samples, and as many as expected."""
-    found = ours(data)
-    assert found == theirs(data)
-    assert num_samples is None or len(found) == num_samples
+    samples = read_by_mmstream(data)
+    assert samples == read_by_webdataset(data)
+    assert num_samples is None or len(samples) == num_samples
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -61,7 +68,7 @@ def test_names_beyond_100_and_255_characters(format, name):
         [("a.txt", b"0"), (name, b"1"), (name[:-3] + "jpg", b"2"), ("z.txt", b"3")], format
     )
     assert_same(data, 3)
-    assert ours(data)[1][0] == ("__key__", name.removesuffix(".txt"))
+    assert read_by_mmstream(data)[1][0] == ("__key__", name.removesuffix(".txt"))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -85,11 +92,11 @@ def test_names_that_are_not_utf8(format):
 def test_any_names_give_what_webdataset_gives(members, format):
     data = make_tar(members, format)
     try:
-        expected = theirs(data)
+        expected = read_by_webdataset(data)
     except ValueError:  # a suffix twice in a sample
         expected = None
     if expected is not None:
-        assert ours(data) == expected
+        assert read_by_mmstream(data) == expected
 
 
 def test_pax_headers_of_the_whole_tar_belong_to_no_sample():
@@ -156,7 +163,7 @@ def test_a_sparse_file_is_refused_by_name_of_the_option(tmp_path):
     for format in "gnu", "posix":
         data = gnu_tar(tmp_path, "a.bin", options=("--sparse", f"--format={format}"))
         with pytest.raises(ShardError, match="--sparse"):
-            ours(data)
+            read_by_mmstream(data)
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +201,9 @@ def test_gnu_tar_on_the_command_line(tree, format, what):
     names = ["."] if what == "." else sorted(path.name for path in tree.iterdir())
     data = gnu_tar(tree, *names, options=(f"--format={format}",))
     assert_same(data)
-    found = dict(sample[0][::-1] for sample in ours(data))
+    keys = dict(sample[0][::-1] for sample in read_by_mmstream(data))
     prefix = "./" if what == "." else ""
-    assert {f"{prefix}0001", f"{prefix}a.b/c.d/0003", f"{prefix}grün"} <= set(found)
+    assert {f"{prefix}0001", f"{prefix}a.b/c.d/0003", f"{prefix}grün"} <= set(keys)
 
 
 @pytest.mark.parametrize("format", ["oldgnu", "gnu", "pax"])
@@ -213,7 +220,7 @@ def test_gnu_tar_appending_leaves_a_key_in_two_pieces(tmp_path):
         (tmp_path / name).write_bytes(name.encode())
     data = gnu_tar(tmp_path, "a.txt", "b.txt", "a.jpg", options=("--sort=none",))
     assert_same(data, 3)
-    assert [sample[0][1] for sample in ours(data)] == ["a", "b", "a"]
+    assert [sample[0][1] for sample in read_by_mmstream(data)] == ["a", "b", "a"]
 
 
 def test_tars_written_by_webdataset(tmp_path):

@@ -19,7 +19,7 @@ from mmstream.tar import scan as tarscan
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import parse_sample
 from mmstream.tar.writer import TarWriter
-from tests.helpers.foreign_tars import Memory, make_tar, special
+from tests.helpers.foreign_tars import CountingStore, make_tar, special
 
 keys = st.sampled_from(
     ["a", "b", "0001", "é" * 3, "folder/a", "./a", "x.y/a", "__a", "_a", "long" * 30, "n" * 94]
@@ -42,7 +42,7 @@ names = st.builds(
     st.just([]) | st.just([]) | st.lists(st.sampled_from(odd_suffixes), max_size=1),
 ) | st.lists(st.sampled_from(odd_names), max_size=1)
 members = st.lists(names, min_size=1, max_size=8).flatmap(
-    lambda found: st.tuples(
+    lambda name_lists: st.tuples(
         *[
             st.tuples(
                 st.just(name),
@@ -50,7 +50,7 @@ members = st.lists(names, min_size=1, max_size=8).flatmap(
                 st.sampled_from([tarfile.REGTYPE] * 15 + odd_kinds),
                 st.sampled_from(["", "", "", "root", "ü"]),
             )
-            for name in sum(found, [])
+            for name in sum(name_lists, [])
         ]
     )
 )
@@ -62,44 +62,44 @@ damage = st.lists(
 
 def make(members, format) -> bytes:
     """A tar of members of any kind."""
-    made = []
+    tar_members = []
     for name, data, kind, owner in members:
         info = special(name, kind)
         info.uname = owner
-        made.append((info, b"" if kind in (tarfile.DIRTYPE, tarfile.SYMTYPE) else data))
-    return make_tar(made, format)
+        tar_members.append((info, b"" if kind in (tarfile.DIRTYPE, tarfile.SYMTYPE) else data))
+    return make_tar(tar_members, format)
 
 
 def alone(data: bytes, starts, stops):
     """Each sample by itself: its fields in their order, or None where it is bad."""
-    found = []
+    samples = []
     for start, stop in zip(starts, stops, strict=True):
         try:
-            found.append(list(parse_sample(data[start:stop], "u").items()))
+            samples.append(list(parse_sample(data[start:stop], "u").items()))
         except SampleError:
-            found.append(None)
-    return found
+            samples.append(None)
+    return samples
 
 
 def together(data: bytes, starts, stops):
     """The same by one look at all; "odd" where that leaves it open."""
     blocks = [tarscan.blocks_of(data)]
     scan = tarscan.scan_samples(blocks, np.zeros_like(starts), starts, stops)
-    found = [[("__key__", key), ("__url__", "u")] for key in scan.keys.tolist()]
+    samples = [[("__key__", key), ("__url__", "u")] for key in scan.keys.tolist()]
     for columns in scan.members:
-        for fields, field, start, stop in zip(found, *columns, strict=True):
+        for fields, field, start, stop in zip(samples, *columns, strict=True):
             fields += [(field, data[start:stop])] if field is not None else []
-    return ["odd" if odd else fields for odd, fields in zip(scan.odd, found, strict=True)]
+    return ["odd" if odd else fields for odd, fields in zip(scan.odd, samples, strict=True)]
 
 
 def assert_same(data: bytes, starts, stops) -> int:
     """Return how many samples were found together, after a look at all of them."""
-    found = together(data, starts, stops)
-    for ours, expected in zip(found, alone(data, starts, stops), strict=True):
-        if ours == "odd":
+    samples = together(data, starts, stops)
+    for scanned, expected in zip(samples, alone(data, starts, stops), strict=True):
+        if scanned == "odd":
             continue
-        assert ours == expected
-    return sum(ours != "odd" for ours in found)
+        assert scanned == expected
+    return sum(scanned != "odd" for scanned in samples)
 
 
 @given(members, formats, damage, st.integers(0, 2))
@@ -109,20 +109,20 @@ def test_samples_found_together_are_those_found_one_by_one(
 ):
     monkeypatch.setattr(tarscan, "MIN_HEADERS", 1)
     try:
-        made = bytearray(make(members, format))
+        data = bytearray(make(members, format))
     except (ValueError, UnicodeEncodeError):  # a name that this format cannot hold
         return
     try:
-        offsets = build_index(Memory(bytes(made)), "x.tar")
+        offsets = build_index(CountingStore(bytes(data)), "x.tar")
     except ShardError:
         return
     for block, byte, flip in damage:
-        if block * BLOCK + byte < len(made):
-            made[block * BLOCK + byte] ^= flip
+        if block * BLOCK + byte < len(data):
+            data[block * BLOCK + byte] ^= flip
     starts, stops = offsets[:-1], offsets[1:]
     if merged and starts.size > merged:  # an index that is not this tar's
         starts, stops = starts[:-merged], stops[merged:]
-    assert_same(bytes(made), starts, stops)
+    assert_same(bytes(data), starts, stops)
 
 
 def test_plain_samples_are_found_together():
@@ -144,8 +144,8 @@ def test_a_damaged_header_is_seen_among_good_ones(byte):
     for header in (10 * 2048, 10 * 2048 + 1024):
         damaged = bytearray(data)
         damaged[header + byte] ^= 0x55
-        found = together(bytes(damaged), offsets[:-1], offsets[1:])
-        assert [number for number, fields in enumerate(found) if fields == "odd"] == [10]
+        samples = together(bytes(damaged), offsets[:-1], offsets[1:])
+        assert [number for number, fields in enumerate(samples) if fields == "odd"] == [10]
 
 
 def test_a_name_ends_at_its_first_zero_byte():
@@ -165,18 +165,26 @@ def test_ranges_that_make_no_sense_are_left_to_the_careful_way():
     stops[5] -= 100
     stops[7] = starts[7]
     stops[9] = starts[9] - 512
-    found = together(data, starts, stops)
-    assert [n for n, fields in enumerate(found) if fields == "odd"] == [3, 5, 7, 9]
+    samples = together(data, starts, stops)
+    assert [n for n, fields in enumerate(samples) if fields == "odd"] == [3, 5, 7, 9]
 
 
 @pytest.mark.parametrize("zero_copy", [True, False])
 @pytest.mark.parametrize("mixed", [True, False])
 def test_a_fetch_is_the_same_with_and_without_a_scan(tmp_path, monkeypatch, zero_copy, mixed):
     odd = [
-        ("é.jpg", b"5"), ("é.TXT", b"6"), ("f.jpg", b"1"), ("f.JPG", b"twice"),
-        ("g.__key__", b"ours"), ("h.__lineage__", b"replaced"), ("x/y.a", b"7"), ("README", b""),
-        ("z.jpg", b"8"), (f"{'long' * 40}.txt", b"a pax header"), ("last.jpg", b"damaged"),
-    ]  # fmt: skip
+        ("é.jpg", b"5"),
+        ("é.TXT", b"6"),
+        ("f.jpg", b"1"),
+        ("f.JPG", b"twice"),
+        ("g.__key__", b"ours"),
+        ("h.__lineage__", b"replaced"),
+        ("x/y.a", b"7"),
+        ("README", b""),
+        ("z.jpg", b"8"),
+        (f"{'long' * 40}.txt", b"a pax header"),
+        ("last.jpg", b"damaged"),
+    ]
     plain = [(f"{n:03d}.{field}", b"%d" % n) for n in range(30) for field in ("jpg", "txt", "cls")]
     for number, members in enumerate((plain + odd, odd + plain)):
         path = tmp_path / f"{number}.tar"
@@ -192,20 +200,25 @@ def test_a_fetch_is_the_same_with_and_without_a_scan(tmp_path, monkeypatch, zero
     np.random.default_rng(0).shuffle(refs)
 
     def fetch(refs):
-        found = Fetcher(source, zero_copy=zero_copy).fetch(refs)
+        held = Fetcher(source, zero_copy=zero_copy).fetch(refs)
         cut = len(refs) // 3
-        taken = found.take_all(0, cut) + [found.take(n) for n in range(cut, len(refs))]
+        taken = held.take_all(0, cut) + [held.take(n) for n in range(cut, len(refs))]
         return [list(s.items()) if isinstance(s, dict) else (type(s), str(s)) for s in taken]
 
     quick = fetch(refs)
     monkeypatch.setattr(tarscan, "MIN_HEADERS", 1 << 40)
     assert quick == fetch(refs)
-    assert quick == [one for ref in refs for one in fetch([ref])]
-    bad = [one for one in quick if not isinstance(one, list)]
+    assert quick == [outcome for ref in refs for outcome in fetch([ref])]
+    bad = [outcome for outcome in quick if not isinstance(outcome, list)]
     assert {kind for kind, _ in bad} == {SampleError}
     assert len(bad) == (10 if mixed else 5)  # f and g in both shards, and the damaged one
-    kinds = {type(value) for sample in quick if isinstance(sample, list) for name, value in sample
-             if name[:2] != "__"}  # fmt: skip
+    kinds = {
+        type(value)
+        for sample in quick
+        if isinstance(sample, list)
+        for name, value in sample
+        if name[:2] != "__"
+    }
     assert kinds == {memoryview if zero_copy else bytes}
 
 

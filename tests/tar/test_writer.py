@@ -17,16 +17,18 @@ from webdataset.tariterators import base_plus_ext
 from mmstream.errors import SampleError
 from mmstream.tar.samples import iter_members, parse_sample, split_name
 from mmstream.tar.writer import TarWriter
-from tests.helpers.foreign_tars import ours, plain, theirs
+from tests.helpers.foreign_tars import field_list, read_by_mmstream, read_by_webdataset
 
 # Anything that a file's name may hold. A key has no dots; names __x__ are metadata.
 letters = st.characters(exclude_characters="./\0", exclude_categories=["Cs"])
-parts = st.text(letters, min_size=1, max_size=8).filter(lambda part: not part.startswith("_"))
+name_pieces = st.text(letters, min_size=1, max_size=8).filter(
+    lambda piece: not piece.startswith("_")
+)
 folders = st.text(st.characters(exclude_characters="\0/\n", exclude_categories=["Cs"]), min_size=1)
 keys = st.one_of(
-    parts,
+    name_pieces,
     st.text("ab0-", min_size=90, max_size=300),  # too long for the name of a ustar header
-    st.builds("{}/{}".format, folders.filter(lambda part: not part.startswith("_")), parts),
+    st.builds("{}/{}".format, folders.filter(lambda piece: not piece.startswith("_")), name_pieces),
 )
 fields = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=8)
 samples = st.lists(
@@ -60,11 +62,13 @@ def write(samples) -> tuple[bytes, list[int]]:
 def test_what_we_write_is_read_back_by_us_and_by_webdataset_and_by_tarfile(samples):
     data, offsets = write(samples)
     expected = [[("__key__", key), *fields.items()] for key, fields in samples]
-    assert ours(data) == expected
-    assert theirs(data) == expected
+    assert read_by_mmstream(data) == expected
+    assert read_by_webdataset(data) == expected
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-        found = [(member.name, tar.extractfile(member).read()) for member in tar]
-    assert found == [(f"{key}.{name}", value) for key, fs in samples for name, value in fs.items()]
+        members = [(member.name, tar.extractfile(member).read()) for member in tar]
+    assert members == [
+        (f"{key}.{name}", value) for key, fs in samples for name, value in fs.items()
+    ]
     assert len(offsets) == len(samples) + 1
     assert offsets[-1] == len(data) - 1024
 
@@ -104,13 +108,11 @@ def test_the_bytes_of_a_shard_are_the_format():
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_webdataset_reads_our_shard_from_a_file(tmp_path):
-    made = [(f"{i:04d}", {"jpg": bytes([i]), "txt": b"t"}) for i in range(20)]
-    (tmp_path / "a.tar").write_bytes(write(made)[0])
+    samples = [(f"{i:04d}", {"jpg": bytes([i]), "txt": b"t"}) for i in range(20)]
+    (tmp_path / "a.tar").write_bytes(write(samples)[0])
     dataset = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
-    found = [
-        {k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in dataset
-    ]
-    assert found == [{"__key__": key, **fields} for key, fields in made]
+    read = [{k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in dataset]
+    assert read == [{"__key__": key, **fields} for key, fields in samples]
     del dataset
     gc.collect()  # webdataset leaves its file to the garbage collector, which then warns: here
 
@@ -146,16 +148,16 @@ def test_the_rules_for_names(name, expected):
 def test_a_field_twice_is_an_error_of_that_sample():
     data, _ = write([("a", {"txt": b"1", "TXT": b"2"})])
     with pytest.raises(SampleError, match=r"a\.txt: this field comes twice"):
-        ours(data)
+        read_by_mmstream(data)
     with pytest.raises(ValueError, match="duplicate file name"):
-        theirs(data)
+        read_by_webdataset(data)
 
 
 @pytest.mark.parametrize("field", ["__key__", "__url__"])
 def test_a_field_with_one_of_our_own_names_is_an_error_of_that_sample(field):
     data, _ = write([("a", {field: b"1"})])
     with pytest.raises(SampleError, match="comes twice"):
-        ours(data)
+        read_by_mmstream(data)
 
 
 def test_two_samples_in_a_range_name_both_keys():
@@ -189,4 +191,4 @@ def test_a_sample_is_a_plain_dict_in_the_order_of_the_tar():
     data, offsets = write([("k", {"z": b"1", "a": b"2"})])
     sample = parse_sample(data[: offsets[1]], "u")
     assert type(sample) is dict
-    assert plain(sample) == [("__key__", "k"), ("z", b"1"), ("a", b"2")]
+    assert field_list(sample) == [("__key__", "k"), ("z", b"1"), ("a", b"2")]
