@@ -37,12 +37,12 @@ __all__ = [
 class MMStreamError(Exception):
     """Base class of all errors that mmstream raises on purpose.
 
-    Example::
-
-        try:
-            mm.convert("rows.jsonl", "shards/")
-        except mm.MMStreamError as error:
-            sys.exit(f"conversion failed: {error}")
+    Examples:
+        >>> try:
+        ...     dataset = mm.open_dataset("no-such-folder")
+        ... except (mm.MMStreamError, OSError) as error:
+        ...     print("cannot open:", error)
+        cannot open: ...no-such-folder: no such folder
     """
 
 
@@ -102,12 +102,14 @@ class SkipSample(SampleError):  # noqa: N818 - a request, not a failure; the nam
     Another sample of the same shuffle window takes the row. Skipped samples are counted apart from
     bad ones and never reach the limits of a `BadSamplePolicy`.
 
-    Example::
-
-        def only_long_texts(sample):
-            if len(sample["txt"]) < 20:
-                raise mm.SkipSample("text too short")
-            return sample
+    Examples:
+        >>> def only_long_captions(sample):
+        ...     if len(sample["txt"]) < 20:
+        ...         raise mm.SkipSample("caption too short")
+        ...     return sample
+        >>> pipeline = mm.Pipeline(
+        ...     mm.open_dataset("shards/"), global_batch_size=32, transforms=(only_long_captions,)
+        ... )
     """
 
 

@@ -1,13 +1,13 @@
-"""The command line: parse, call the library, print a summary.
+"""The command line. Each command parses its options, calls the library, and prints a summary.
 
-    command.py   what every command shares: its help, exit codes, mistakes
+    command.py   what all commands share: help, exit codes, messages
     data.py      convert, index, verify
     info.py      info
     training.py  train, demo
     replay.py    replay
 
-Exit codes: 0 ok, 1 a problem of the data or the storage, 2 usage, 130 interrupted. Nothing else in
-the package prints, and only what trains imports torch.
+Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
+interrupted. Only this package prints; the others log. Only train and demo import torch.
 """
 
 from __future__ import annotations
@@ -29,16 +29,22 @@ __all__ = ["cli", "main"]
 
 @click.group(
     commands=[
-        data.convert, data.index, info.info, data.verify,
-        training.train, training.demo, replay.replay,
+        data.convert,
+        data.index,
+        info.info,
+        data.verify,
+        training.train,
+        training.demo,
+        replay.replay,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)  # fmt: skip
+)
 @click.version_option(package_name="mmstream")
 def cli() -> None:
     """Multimodal training data on plain WebDataset tars.
 
-    `mmstream demo` shows all of it at work. The help of each command starts with a line to copy.
+    To see all of it at work, run `mmstream demo`. For an example and the options of a command, run
+    `mmstream COMMAND --help`.
     """
 
 
@@ -49,7 +55,7 @@ def main() -> NoReturn:
         format=f"%(levelname).1s [rank {os.environ.get('RANK', '0')}] %(message)s",
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names in a tar may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name in a tar may hold any bytes
     try:
         cli.main(prog_name="mmstream", standalone_mode=False)
     except click.ClickException as error:

@@ -1,6 +1,7 @@
-"""What every command shares: help that starts with an example, exit codes, mistakes in a line.
+"""What all commands share: help that starts with an example, exit codes, one-line messages.
 
-The library's messages name its arguments, as ``overwrite=True``; a command says ``--overwrite``.
+The library's messages name its arguments, such as ``overwrite=True``. A command shows its option
+instead, ``--overwrite``.
 """
 
 from __future__ import annotations
@@ -16,19 +17,36 @@ import click
 
 from mmstream.errors import MMStreamError
 
-__all__ = ["AT_LEAST_0", "AT_LEAST_1", "INTERRUPTED", "PROBLEM", "USAGE", "command", "in_options",
-           "usage"]  # fmt: skip
+__all__ = [
+    "AT_LEAST_0",
+    "AT_LEAST_1",
+    "INTERRUPTED",
+    "PROBLEM",
+    "USAGE",
+    "command",
+    "in_options",
+    "usage",
+]
 
-PROBLEM, USAGE, INTERRUPTED = 1, 2, 130
-AT_LEAST_0, AT_LEAST_1 = click.IntRange(min=0), click.IntRange(min=1)
+PROBLEM = 1
+"""Exit code: a problem with the data or the storage."""
+USAGE = 2
+"""Exit code: a wrong command line."""
+INTERRUPTED = 130
+"""Exit code: Ctrl-C, as of a shell (128 + SIGINT)."""
+
+AT_LEAST_0 = click.IntRange(min=0)
+AT_LEAST_1 = click.IntRange(min=1)
 
 
 def command(example: str, **names: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function a command whose help starts with an example to copy.
+    """Decorate a function to be a command.
+
+    Its help is the example, then the docstring.
 
     Args:
-        example: a command line.
-        names: of the library's arguments, by their option where that is not of the same name.
+        example: A command line to copy.
+        names: Argument of the library -> option, where the two have different names.
     """
 
     def wrap(function: Callable[..., None]) -> click.Command:
@@ -38,27 +56,39 @@ def command(example: str, **names: str) -> Callable[[Callable[..., None]], click
                 function(*args, **options)
             except MMStreamError as error:
                 params = click.get_current_context().command.params
-                known = [(p.name or "", p.opts[0]) for p in params if isinstance(p, click.Option)]
-                raise type(error)(in_options(str(error), dict(known) | names)) from error
+                options_of_command = {
+                    param.name or "": param.opts[0]
+                    for param in params
+                    if isinstance(param, click.Option)
+                }
+                message = in_options(str(error), options_of_command | names)
+                raise type(error)(message) from error
 
         text = inspect.getdoc(function) or ""
-        make = click.command(help=f"\b\n{example}\n\n{text}", short_help=text.partition("\n")[0])
-        return make(call)
+        help_text = f"\b\n{example}\n\n{text}"  # \b: click must not wrap the example
+        return click.command(help=help_text, short_help=text.partition("\n")[0])(call)
 
     return wrap
 
 
 def in_options(message: str, options: Mapping[str, str]) -> str:
-    """Return a message with options in the place of the library's arguments.
+    """Return a message of the library with options instead of arguments.
+
+    Three things in a message are taken for an argument: ``name=value``, a name at its start before
+    a colon or " is ", and a name with an underscore. Other words stay, also when they are the name
+    of an argument, such as "model" or "epochs".
 
     Args:
-        message: in which ``name=value``, a ``name:`` or ``name is`` that it begins with, or a name
-            of several words is an argument.
-        options: argument -> option.
+        message: A message of the library.
+        options: Argument -> option.
+
+    Examples:
+        >>> in_options("replace it with overwrite=True", {"overwrite": "--overwrite"})
+        'replace it with --overwrite'
     """
     name = f"({'|'.join(sorted(options, key=len, reverse=True))})"
-    longer = f"({'|'.join(name for name in options if '_' in name) or '(?!)'})"
-    free = r"(?<![-\w./])"  # of a path, or of an option already
+    long_name = f"({'|'.join(name for name in options if '_' in name) or '(?!)'})"
+    free = r"(?<![-\w./])"  # not inside a path or an option
     for pattern, form in (
         (rf"\bLoader\({name}=([^()]*)\)", r"\1=\2"),
         (rf"{free}{name}=True\b", "{}"),
@@ -66,11 +96,11 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
         (rf"{free}{name}=(?=[^\s,;)])", "{} "),
         (rf"{free}{name}=", "{}"),
         (rf"^(?:train: )?{name}(?=: | is )", "{}"),
-        (rf"{free}{longer}(?![\w./])", "{}"),
+        (rf"{free}{long_name}(?![\w./])", "{}"),
     ):
 
-        def with_option(found: re.Match[str], form: str = form) -> str:
-            return found.expand(form.replace("{}", options[found[1]]))
+        def with_option(match: re.Match[str], form: str = form) -> str:
+            return match.expand(form.replace("{}", options[match[1]]))
 
         message = re.sub(pattern, with_option, message)
     return message
@@ -78,7 +108,7 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
 
 @contextmanager
 def usage(message: str) -> Iterator[None]:
-    """Turn a ValueError into a line about the command line, exit code 2."""
+    """Turn a ValueError into a message about the command line, with exit code 2."""
     try:
         yield
     except ValueError:

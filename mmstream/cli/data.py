@@ -1,4 +1,4 @@
-"""``mmstream convert | index | verify``: none of them needs torch."""
+"""``mmstream convert | index | verify``: they write and check shards, without torch."""
 
 from __future__ import annotations
 
@@ -16,87 +16,102 @@ __all__ = ["convert", "index", "verify"]
 
 @command(
     "mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8",
-    format="--format", splits="--split",
-)  # fmt: skip
+    format="--format",
+    splits="--split",
+)
 @click.argument("rows")
 @click.argument("dest")
 @click.option(
-    "--media-root", help="Folder that media paths in ROWS are relative to; else the folder of ROWS."
+    "--media-root",
+    metavar="FOLDER",
+    help="Local folder that media paths in ROWS are relative to.  [default: the folder of ROWS]",
 )
 @click.option(
-    "--samples-per-shard", type=AT_LEAST_1, default=5000, show_default=True, help="Rows of a tar."
+    "--samples-per-shard",
+    type=AT_LEAST_1,
+    default=5000,
+    show_default=True,
+    help="Rows per shard; a shard is one tar.",
 )
 @click.option(
     "--num-workers",
     type=AT_LEAST_0,
     default=os.cpu_count() or 1,
     show_default="cores",
-    help="Processes; the output is the same for any number.",
+    help="Worker processes. The output is the same for any number.",
 )
 @click.option(
     "--format",
     "row_format",
     metavar="NAME",
-    help="Of all rows: captions, llava, messages, qwen-vl, instruction or text; else "
-    "each row is recognised by its keys.",
+    help="Format of all rows: captions, llava, messages, qwen-vl, instruction or text.  "
+    "[default: each row is recognised by its keys]",
 )
 @click.option(
     "--captions",
     type=click.Choice(["all", "each"]),
     default="all",
     show_default=True,
-    help="All captions of a row in one sample, or a sample each.",
+    help="One sample with all captions of a row, or one sample for each caption.",
 )
 @click.option(
     "--shuffle-seed",
     type=int,
-    help="Permute the rows first, by this number: for a corpus sorted by class.",
+    help="Shuffle the rows with this seed first. Useful when they are sorted by class.",
 )
 @click.option(
     "--split",
     "split",
     metavar="NAME=FRACTION,...",
-    help="A dataset each at DEST/NAME, as train=0.98,val=0.02.",
+    help="Write one dataset per split at DEST/NAME, for example train=0.98,val=0.02.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace another conversion at DEST.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace another conversion at DEST, or an unfinished one."
+)
 def convert(
     rows: str, dest: str, row_format: str | None, split: str | None, **options: Any
 ) -> None:
-    """Turn ROWS (JSONL, .gz, or a JSON array) and their media into tar shards at DEST.
+    """Convert ROWS (JSONL, gzipped JSONL, a JSON array) and their media to tar shards at DEST.
 
-    A conversion that was killed goes on when the same command runs again.
+    To continue an interrupted conversion, run the same command again. Rows that cannot be used are
+    listed in DEST/rejects.jsonl.
     """
     from mmstream.converting.convert import convert as run
 
     splits = _splits(split) if split else None
     report = run(rows, dest, format=row_format, splits=splits, **options)
-    speed = f"in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)"
-    click.echo(
+    summary = (
         f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
-        f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB "
-        + ("stood there already: nothing was done (--overwrite does it anew)"
-           if report.was_finished else speed)
-    )  # fmt: skip
+        f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"
+    )
+    if report.was_finished:
+        click.echo(f"{summary}, all converted before; to convert again, use --overwrite")
+    else:
+        click.echo(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
     for folder in [f"{dest}/{name}" for name in report.splits] or [dest]:
         _show_rejects(folder)
 
 
 @command("mmstream index s3://bucket/tars --output indexes/")
 @click.argument("url")
-@click.option("--output", help="Where indexes and manifest go; else beside the tars.")
-@click.option("--repack", is_flag=True, help="Unpack gzipped tars to plain ones.")
-@click.option("--overwrite", is_flag=True, help="Build indexes anew that are there already.")
+@click.option(
+    "--output",
+    metavar="FOLDER",
+    help="Folder or URL prefix for the indexes and the manifest.  [default: beside the tars]",
+)
+@click.option("--repack", is_flag=True, help="Also unpack gzipped tars to plain tars.")
+@click.option("--overwrite", is_flag=True, help="Build existing indexes again.")
 @click.option(
     "--num-threads",
     type=AT_LEAST_1,
     default=8,
     show_default=True,
-    help="Tars indexed side by side.",
+    help="Tars to index at the same time.",
 )
 def index(url: str, **options: Any) -> None:
-    """Index the tars at URL that others wrote, so that they open at once.
+    """Index tars at URL that other tools wrote, so that they open quickly.
 
-    Reads headers only: of a local tar with 1 MB images 2 %.
+    Only the tar headers are read: 2 % of the bytes of a local tar with images of 1 MB.
     """
     from mmstream.dataset.index_tars import index_tars
 
@@ -109,28 +124,33 @@ def index(url: str, **options: Any) -> None:
 
 @command("mmstream verify s3://bucket/corpus --decode")
 @click.argument("url")
-@click.option("--decode", is_flag=True, help="Also decode every image and parse every json.")
+@click.option("--decode", is_flag=True, help="Also decode every image and parse every JSON field.")
 @click.option(
     "--write-bad",
     is_flag=True,
-    help="Write mmstream.bad.json beside the data: new runs leave out what it lists.",
+    help="List bad samples in mmstream.bad.json beside the data. New runs leave them out.",
 )
 @click.option(
     "--quarantine",
     multiple=True,
     metavar="FILE",
-    help="quarantine-rank0.jsonl of a run: list its samples too. May come several times.",
+    help="quarantine-rank0.jsonl of a training run: list its bad samples too. Can be given "
+    "several times.",
 )
 @click.option(
-    "--source", metavar="NAME", help="Of a run on a mixture: the name that URL has in it."
+    "--source",
+    metavar="NAME",
+    help="With --quarantine of a run on a mixture: the name of this dataset in the mixture.",
 )
 def verify(
     url: str, decode: bool, write_bad: bool, quarantine: tuple[str, ...], source: str | None
 ) -> None:
-    """Read the whole dataset at URL: checksums, indexes, every sample. Exit code 1 on problems.
+    """Read the whole dataset at URL and check checksums, indexes and every sample.
 
-    --write-bad makes a new list beside the data, or none when nothing is bad any more. --quarantine
-    without it adds to the list that is there, and reads no data.
+    The exit code is 1 if there are problems.
+
+    --write-bad replaces the list of bad samples, or removes it if no sample is bad. --quarantine
+    without --write-bad adds to the existing list and reads no data.
     """
     from mmstream.bad_samples.quarantine import quarantined_refs
     from mmstream.dataset.bad_list import write_bad as write
@@ -139,19 +159,22 @@ def verify(
     from mmstream.dataset.verify import verify as run
 
     if source is not None and not quarantine:
-        raise click.UsageError("--source says what --quarantine is of; give both")
+        raise click.UsageError("--source names the source of --quarantine; use both or neither")
     if quarantine and not write_bad:
         if decode:
-            raise click.UsageError("--quarantine reads no data to decode; add --write-bad")
+            raise click.UsageError("--quarantine alone reads no data to decode; add --write-bad")
         dataset = open_dataset(url)
-        known = quarantined_refs(quarantine, dataset, source)
-        listed = write(dataset, [*dataset.bad.tolist(), *known.tolist()])
-        click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
-                   f"{len(listed) - len(dataset.bad):,} of them from now on")  # fmt: skip
+        quarantined = quarantined_refs(quarantine, dataset, source)
+        listed = write(dataset, [*dataset.bad.tolist(), *quarantined.tolist()])
+        click.echo(
+            f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
+            f"{len(listed) - len(dataset.bad):,} of them from now on"
+        )
         return
     decoder = _decoder() if decode else None
-    dataset = open_dataset(url, bad_list=not write_bad)  # one that is made anew may be damaged
-    known = quarantined_refs(quarantine, dataset, source)
+    # A list that is written again need not be read; it may even be damaged.
+    dataset = open_dataset(url, bad_list=not write_bad)
+    quarantined = quarantined_refs(quarantine, dataset, source)
     problems = []
     if not len(dataset):
         click.echo("bad: the dataset has no samples")
@@ -159,11 +182,11 @@ def verify(
         problems.append(problem)
         click.echo(f"bad: {problem.reason}")
     if write_bad:
-        listed = write(dataset, [*bad_samples(dataset, problems).tolist(), *known.tolist()])
+        listed = write(dataset, [*bad_samples(dataset, problems).tolist(), *quarantined.tolist()])
         click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch")
     if problems or not len(dataset):
-        cure = any(problem.bad for problem in problems) and not write_bad
-        hint = "; --write-bad lists what is bad, and runs leave it out" if cure else ""
+        can_be_listed = any(problem.bad for problem in problems) and not write_bad
+        hint = "; to leave the bad samples out of new runs, add --write-bad" * can_be_listed
         click.echo(f"{len(problems) or 1:,} problems in {dataset!r}{hint}", err=True)
         sys.exit(PROBLEM)
     click.echo(f"ok: {len(dataset):,} samples in {dataset.num_shards:,} shards")
@@ -171,24 +194,24 @@ def verify(
 
 def _splits(text: str) -> dict[str, float]:
     splits: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, fraction = part.partition("=")
+    for split in text.split(","):
+        name, equals, fraction = split.partition("=")
         with usage(f"--split {text!r}: write NAME=FRACTION,NAME=FRACTION"):
             if not equals or not name or name in splits:
-                raise ValueError(part)
+                raise ValueError(split)
             splits[name.strip()] = float(fraction)
     return splits
 
 
-def _show_rejects(folder: str, most: int = 3) -> None:
-    """Say where a conversion's rejects are listed, and the first of them."""
+def _show_rejects(folder: str, max_lines: int = 3) -> None:
+    """Print where a conversion lists its rejects, and the first of them."""
     from mmstream.converting.destination import REJECTS_NAME
     from mmstream.storage import open_store
 
     lines = open_store(folder).read(REJECTS_NAME).splitlines()
     if lines:
-        click.echo(f"rejected rows are listed in {folder}/{REJECTS_NAME}, the first:")
-    for line in lines[:most]:
+        click.echo(f"all rejected rows are in {folder}/{REJECTS_NAME}. The first:")
+    for line in lines[:max_lines]:
         reject = json.loads(line)
         click.echo(f"  row {reject['row']}: {reject['reason']}")
 

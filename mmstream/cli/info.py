@@ -1,4 +1,4 @@
-"""``mmstream info``: what a dataset or a mixture holds; without torch."""
+"""``mmstream info``: what a dataset or a mixture holds. It does not import torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ __all__ = ["info"]
 @command("mmstream info s3://bucket/corpus")
 @click.argument("url")
 @click.option(
-    "--keys", "num_keys", type=AT_LEAST_0, default=5, show_default=True, help="First keys to show."
+    "--keys",
+    "num_keys",
+    type=AT_LEAST_0,
+    default=5,
+    show_default=True,
+    help="Number of first keys to show.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(url: str, num_keys: int, as_json: bool) -> None:
-    """Say what the dataset at URL holds: shards, samples, fields, bytes, first keys.
+    """Show what the dataset at URL holds: shards, samples, fields, bytes, first keys.
 
-    Of a mixture's JSON file: its weights, what ends an epoch, and so of each source.
+    If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
+    source.
     """
     from mmstream.dataset.mixture import Mixture
     from mmstream.dataset.mixture_file import open_data
@@ -34,45 +40,46 @@ def info(url: str, num_keys: int, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(about))
         else:
-            _tell(data, about)
+            _print_dataset(data, about)
         return
     sources = {name: _about(dataset, num_keys) for name, dataset in data.datasets.items()}
     if as_json:
         epoch = "stop" if isinstance(data.epoch_steps, str) else "epoch_steps"
         sizes = {"num_samples": len(data), "num_shards": data.num_shards}
-        whole = {**sizes, epoch: data.epoch_steps, "weights": data.weights, "sources": sources}
-        click.echo(json.dumps(whole))
+        settings = {epoch: data.epoch_steps, "weights": data.weights}
+        click.echo(json.dumps({**sizes, **settings, "sources": sources}))
         return
     click.echo(f"mixture of {len(sources)} sources, {len(data):,} samples; {data.epoch_text}")
     for step, fractions in data.fractions.items():
-        parts = ", ".join(f"{name} {fraction:.4g}" for name, fraction in fractions.items())
-        click.echo(f"  {f'from step {step:,}' if step else 'weights'}: {parts}")
+        weights = ", ".join(f"{name} {fraction:.4g}" for name, fraction in fractions.items())
+        click.echo(f"  {f'from step {step:,}' if step else 'weights'}: {weights}")
     for name, dataset in data.datasets.items():
         click.echo(f"{name}: ", nl=False)
-        _tell(dataset, sources[name])
+        _print_dataset(dataset, sources[name])
 
 
 def _about(dataset: Any, num_keys: int) -> dict[str, Any]:
+    """Return what `--json` prints for a dataset."""
     manifest = dataset.manifest
-    first = _first_samples(dataset, num_keys)
-    seen = dict.fromkeys(name for sample in first for name in sample if name[:2] != "__")
+    samples = _first_samples(dataset, num_keys)
+    names = dict.fromkeys(name for sample in samples for name in sample if name[:2] != "__")
     return {
         "url": dataset.store.url,
         "num_samples": len(dataset),
         "num_bad": len(dataset.bad),
         "num_shards": dataset.num_shards,
         "num_bytes": manifest.num_bytes,
-        "fields": manifest.fields or seen,
-        "keys": [sample["__key__"] for sample in first],
+        "fields": manifest.fields or names,
+        "keys": [sample["__key__"] for sample in samples],
         "source": manifest.source,
     }
 
 
-def _tell(dataset: Any, about: dict[str, Any]) -> None:
+def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
     click.echo(dataset)
     if dataset.num_shards:
         sizes = dataset.counts
-        click.echo(f"  samples a shard: {sizes.min():,} to {sizes.max():,}")
+        click.echo(f"  samples per shard: {sizes.min():,} to {sizes.max():,}")
     if about["num_bad"]:
         click.echo(f"  on the bad list, left out of every epoch: {about['num_bad']:,} samples")
     if not dataset.manifest.fields and dataset.num_shards:
@@ -87,10 +94,11 @@ def _tell(dataset: Any, about: dict[str, Any]) -> None:
 
 
 def _first_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
-    found = []
-    for sample in islice(range(len(dataset)), count):
+    """Return the first samples. Print those that are bad."""
+    samples = []
+    for index in islice(range(len(dataset)), count):
         try:
-            found.append(dataset[sample])
+            samples.append(dataset[index])
         except SampleError as error:
             click.echo(f"bad: {error}", err=True)
-    return found
+    return samples

@@ -1,4 +1,7 @@
-"""``mmstream replay``: any step of a run, and its logs set beside the plan; without torch."""
+"""``mmstream replay``: the samples of any step, and a run's logs compared with its plan.
+
+It does not import torch, unless STATE is a checkpoint or a folder of `mmstream train`.
+"""
 
 from __future__ import annotations
 
@@ -18,41 +21,63 @@ __all__ = ["replay"]
 @command("mmstream replay s3://bucket/corpus --state run/ --step 120")
 @click.argument("url")
 @click.option(
-    "--state", "source", required=True, metavar="STATE",
-    help="JSON of a loader's state_dict(), - for standard input, a checkpoint, or the folder that "
-    "`mmstream train` wrote to.",
-)  # fmt: skip
+    "--state",
+    "state_file",
+    required=True,
+    metavar="STATE",
+    help="JSON file of a loader's state_dict() (- reads standard input), a checkpoint, or the "
+    "--out folder of `mmstream train`.",
+)
 @click.option(
     "--step",
     "steps",
     metavar="S|A:B",
-    help="One step, or A to B - 1; else the state's, which comes next.",
+    help="Step S, or steps A to B - 1.  [default: the step at which STATE resumes]",
 )
-@click.option("--epoch", type=AT_LEAST_0, help="From 0, past or future; else the state's.")
-@click.option("--rank", type=AT_LEAST_0, help="Only this rank's rows, from 0; with --world-size.")
+@click.option(
+    "--epoch",
+    type=AT_LEAST_0,
+    help="Any past or future epoch, from 0.  [default: the epoch of STATE]",
+)
+@click.option(
+    "--rank", type=AT_LEAST_0, help="Show only the rows of this rank, from 0. Needs --world-size."
+)
 @click.option("--world-size", type=AT_LEAST_1, help="Number of data-parallel ranks.")
 @click.option(
-    "--rows-per-rank", metavar="N,N,...", help="Rows of each rank, where they are not equal."
+    "--rows-per-rank",
+    metavar="N,N,...",
+    help="Rows of each rank, if the run had --rows-per-rank.  [default: equal]",
 )
-@click.option("--keys", is_flag=True, help="Read the samples' keys: one tar header each.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a row.")
+@click.option("--keys", is_flag=True, help="Also show keys. Reads one tar header per sample.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
 @click.option(
-    "--check", "logs", multiple=True, metavar="LOG...",
-    help="Instead: compare training logs (--log-keys) with the plan; files, or their folder.",
-)  # fmt: skip
+    "--check",
+    "logs",
+    multiple=True,
+    metavar="LOG...",
+    help="Instead, compare training logs with the plan: metrics files, or their folder, of a run "
+    "with --log-keys.",
+)
 @click.argument("more_logs", metavar="", nargs=-1)
 def replay(
-    url: str, source: str, steps: str | None, epoch: int | None, logs: tuple[str, ...],
-    more_logs: tuple[str, ...], as_json: bool, keys: bool, **whose: Any,
-) -> None:  # fmt: skip
-    """Print which samples a step of a run on URL has: epoch, step, row, shard[index].
+    url: str,
+    state_file: str,
+    steps: str | None,
+    epoch: int | None,
+    logs: tuple[str, ...],
+    more_logs: tuple[str, ...],
+    as_json: bool,
+    keys: bool,
+    **rank_options: Any,
+) -> None:
+    """Print the planned samples of a step: epoch, step, row, shard[index].
 
-    URL is a dataset, or a mixture's JSON file. Without --step, it is the step that the run goes on
-    with from STATE. In a terminal the columns have a header.
+    URL is the run's dataset, or the JSON file of its mixture. Without --step, it is the step at
+    which the run resumes from STATE.
 
-    Only manifests are read, so any past or future step of any rank is told at once. Where a bad
-    sample is planned, what was shown instead stands in the logs, which --check compares; where the
-    run's settings changed between two epochs, each is set beside its own plan.
+    Only manifests are read, so any past or future step is known at once. The plan does not know bad
+    samples. The training logs say which substitutes were shown; --check compares them with the
+    plan. If the settings changed between two epochs, each epoch is compared with its own plan.
     """
     from mmstream.audit.replay import replay as run
     from mmstream.dataset.mixture_file import open_data
@@ -60,25 +85,34 @@ def replay(
     from mmstream.train.saved_state import parse_state, read_state
 
     if more_logs and not logs:
-        raise click.UsageError(f"unexpected {' '.join(more_logs)}: logs come after --check")
-    if logs and (keys or any(value is not None for value in whose.values())):
-        raise click.UsageError("--check looks at all ranks, and at no keys")
-    wanted = None if steps is None else _steps(steps)
-    state = parse_state(sys.stdin.read(), "-") if source == "-" else read_state(source)
+        raise click.UsageError(
+            f"unexpected {' '.join(more_logs)}: to compare logs, write --check before them"
+        )
+    if logs and (keys or any(value is not None for value in rank_options.values())):
+        raise click.UsageError(
+            "--check compares all ranks and no keys: leave out --keys and the options of ranks"
+        )
+    chosen_steps = None if steps is None else _parse_steps(steps)
+    state = parse_state(sys.stdin.read(), "-") if state_file == "-" else read_state(state_file)
     dataset = open_data(url)
-    order, at_epoch, at_step = order_of_state(state, dataset)
+    order, state_epoch, state_step = order_of_state(state, dataset)
     if logs:
-        _check(dataset, order, [*logs, *more_logs], epoch, wanted, as_json)
+        _check(dataset, order, [*logs, *more_logs], epoch, chosen_steps, as_json)
         return
-    first, stop = wanted or (at_step, at_step + 1)
-    rows = _rows(order.global_batch_size, **whose)
-    chosen = range(first, order.steps_per_epoch if stop is None else stop)
-    if epoch is None and at_epoch and not at_step:
-        click.echo(f"epoch {at_epoch} is the state's, of which no step was done yet; --epoch "
-                   f"{at_epoch - 1} is the one before", err=True)  # fmt: skip
+    first, stop = chosen_steps or (state_step, state_step + 1)
+    rows = _rows(order.global_batch_size, **rank_options)
+    step_range = range(first, order.steps_per_epoch if stop is None else stop)
+    if epoch is None and state_epoch and not state_step:
+        click.echo(
+            f"the state is at the start of epoch {state_epoch}; for the epoch that was finished, "
+            f"use --epoch {state_epoch - 1}",
+            err=True,
+        )
+    if epoch is None:
+        epoch = state_epoch
     if sys.stdout.isatty() and not as_json:
         click.echo("epoch step row shard[index]" + " key" * keys)
-    for row in run(dataset, order, at_epoch if epoch is None else epoch, chosen, rows, keys=keys):
+    for row in run(dataset, order, epoch, step_range, rows, keys=keys):
         if as_json:
             click.echo(json.dumps(row._asdict()))
             continue
@@ -95,41 +129,43 @@ def _check(
     steps: tuple[int, int | None] | None,
     as_json: bool,
 ) -> None:
-    """Compare logs with the plan; exit code 1 where they differ."""
+    """Compare logs with the plan. Exit with code 1 if they differ."""
     from mmstream.audit.check_log import check_logs, orders_logged, steps_logged
     from mmstream.audit.training_log import log_files, read_lineage
 
     logged = read_lineage(log_files(logs))
     first, stop = steps or (0, None)
 
-    def is_wanted(at: tuple[int, int]) -> bool:
-        return epoch in (None, at[0]) and first <= at[1] and (stop is None or at[1] < stop)
+    def is_chosen(step: tuple[int, int]) -> bool:
+        return epoch in (None, step[0]) and first <= step[1] and (stop is None or step[1] < stop)
 
     orders = orders_logged(order, logged, dataset)
-    logged = {at: rows for at, rows in logged.items() if is_wanted(at)}
+    logged = {step: rows for step, rows in logged.items() if is_chosen(step)}
     if not logged:
-        click.echo("error: these logs have no such step", err=True)
+        click.echo("error: these logs have no such step; choose other --epoch or --step", err=True)
         sys.exit(PROBLEM)
-    planned = filter(is_wanted, steps_logged(orders, logged))
-    found = check_logs(orders, logged, planned, name_of=dataset.name_of)
+    planned = filter(is_chosen, steps_logged(orders, logged))
+    check = check_logs(orders, logged, planned, name_of=dataset.name_of)
     if as_json:
-        click.echo(json.dumps({**asdict(found), "holds": found.holds}))
+        click.echo(json.dumps({**asdict(check), "holds": check.holds}))
     else:
-        for fault in found.faults:
+        for fault in check.faults:
             click.echo(f"bad: {fault}")
-        (e0, s0), (e1, s1) = min(logged), max(logged)
+        first_epoch, first_step = min(logged)
+        last_epoch, last_step = max(logged)
         click.echo(
-            f"{'ok' if found.holds else 'bad'}: epoch {e0} step {s0} to epoch {e1} step {s1}, "
-            f"{found.num_steps:,} steps, {found.num_samples:,} samples: {found.lost:,} lost, "
-            f"{found.repeated:,} repeated, {found.unplanned:,} steps unlike the plan; "
-            f"{found.substituted:,} rows substituted, {found.unfilled:,} left empty"
+            f"{'ok' if check.holds else 'bad'}: epoch {first_epoch} step {first_step} to "
+            f"epoch {last_epoch} step {last_step}, "
+            f"{check.num_steps:,} steps, {check.num_samples:,} samples: {check.lost:,} lost, "
+            f"{check.repeated:,} repeated, {check.unplanned:,} steps unlike the plan; "
+            f"{check.substituted:,} rows substituted, {check.unfilled:,} left empty"
         )
-    if not found.holds:
+    if not check.holds:
         sys.exit(PROBLEM)
 
 
-def _steps(text: str) -> tuple[int, int | None]:
-    """Return [start, stop) of ``S`` or ``A:B``; None: to the epoch's end."""
+def _parse_steps(text: str) -> tuple[int, int | None]:
+    """Return [start, stop) for ``S`` or ``A:B``. A stop of None is the end of the epoch."""
     first, colon, last = text.partition(":")
     with usage(f"--step {text!r}: write S or A:B, counting from 0"):
         start = int(first or 0) if colon else int(first)
@@ -142,15 +178,15 @@ def _steps(text: str) -> tuple[int, int | None]:
 def _rows(
     global_batch_size: int, rank: int | None, world_size: int | None, rows_per_rank: str | None
 ) -> tuple[int, int] | None:
-    """Return [start, stop): a rank's rows of every step; None: all."""
+    """Return [start, stop), the rows of a rank in every step. None stands for all rows."""
     from mmstream.world import World, rows_of_rank
 
     if rank is None and world_size is None and rows_per_rank is None:
         return None
     if rank is None or world_size is None:
-        raise click.UsageError("--rank and --world-size go together")
+        raise click.UsageError("--rank and --world-size: use both or neither")
     if rows_per_rank is None:
         return rows_of_rank(global_batch_size, World(rank, world_size), "balanced")
     with usage(f"--rows-per-rank {rows_per_rank!r}: write N,N,..."):
-        numbers = [int(part) for part in rows_per_rank.split(",")]
+        numbers = [int(number) for number in rows_per_rank.split(",")]
     return rows_of_rank(global_batch_size, World(rank, world_size), numbers)

@@ -41,11 +41,10 @@ def conversations_of(
     Raises:
         ConfigError: A row has no image or no captions.
 
-    Example::
-
-        with open("chats.jsonl", "w") as file:
-            for row in conversations_of(map(json.loads, open("rows.jsonl"))):
-                print(json.dumps(row), file=file)
+    Examples:
+        >>> [row] = conversations_of([{"image": "1.jpg", "caption": "A bear."}])
+        >>> row["images"], [message["content"] for message in row["messages"]]
+        (['1.jpg'], ['<image>Describe the image.', 'A bear.'])
     """
     for number, row in enumerate(rows, start=1):
         other_fields = {k: v for k, v in row.items() if k not in ("image", "caption", "captions")}

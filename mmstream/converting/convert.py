@@ -127,12 +127,14 @@ def convert(
         MMStreamError: No row became a sample (see ``rejects.jsonl``), a worker process died, or the
             file of rows changed during the conversion.
 
-    Example::
+    Examples:
+        The rows have the keys "image" and "text". The images lie in the folder media/.
 
-        # rows.jsonl: {"image": "cats/1.jpg", "text": "A cat on a sofa."}
-        report = mm.convert("rows.jsonl", "shards/", num_workers=8)
-        print(f"{report.num_samples} samples, {report.num_rejects} rejected rows")
-        dataset = mm.open_dataset("shards/")
+        >>> report = mm.convert("rows.jsonl", "photos/", media_root="media/", progress=False)
+        >>> report.num_samples, report.num_rejects
+        (480, 0)
+        >>> len(mm.open_dataset("photos/"))
+        480
     """
     started = time.monotonic()
     options = Options(

@@ -1,8 +1,11 @@
-"""The main job from end to end, on the embedded corpus: what ``mmstream demo`` runs.
+"""What ``mmstream demo`` runs, on the embedded corpus. It uses all rooms below it.
 
-convert -> verify -> train undisturbed -> train with two processes and kill -9 one half way ->
-resume on one process -> prove from the training logs that every sample was seen exactly once and
-that the global batches are those of the undisturbed run -> report.
+1. Convert the corpus, and verify the shards.
+2. Train without disturbance, in one process.
+3. Train with two processes. ``kill -9`` one of them half way, and resume with one process.
+4. Prove from the training logs that every sample was seen exactly once per epoch, and that the
+   global batches are the same as without disturbance.
+5. Write a report.
 """
 
 from __future__ import annotations
@@ -31,58 +34,69 @@ from mmstream.storage import join_url, open_store
 
 __all__ = ["corpus_rows", "run_demo"]
 
-GLOBAL_BATCH_SIZE, EPOCHS, CHECKPOINT_EVERY, KILL_AT, LR = 16, 6, 20, 95, 5e-4
+GLOBAL_BATCH_SIZE = 16
+EPOCHS = 6
+CHECKPOINT_EVERY = 20
+LR = 5e-4
+KILL_STEP = 95
+"""Rank 1 is killed after this many steps: inside epoch 3, and between two checkpoints."""
 TIMEOUT_S = 600
 
 
 def corpus_rows() -> str:
-    """Return the path of the embedded corpus: 96 photographs with five captions each."""
+    """Return the path of ``rows.jsonl`` of the embedded corpus.
+
+    It has 96 photographs with five captions each.
+    """
     return str(Path(__file__).parent / "corpus" / "rows.jsonl")
 
 
 def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None]) -> bool:
-    """Run the main job and write ``report.html``, ``.md`` and ``.json`` to `out`.
+    """Run the demo. Write ``report.html``, ``report.md`` and ``report.json`` to `out`.
 
     Args:
-        out: local folder of logs and results.
-        shards: folder or ``s3://`` prefix of shards and checkpoints; None: `out`.
-        say: gets a line for each stage.
+        out: Local folder for logs and results.
+        shards: Folder or URL prefix for shards and checkpoints. Default: `out`.
+        say: Called with one line per stage.
 
     Returns:
         Whether the proof holds.
 
     Raises:
-        MMStreamError: a stage failed; names its log.
+        MMStreamError: A stage failed. The message names its log.
     """
     root = open_store(shards or out).url
-    data, folder = join_url(root, "shards"), Path(out)
+    data = join_url(root, "shards")
+    folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("undisturbed", "disturbed"):
         _clear(join_url(root, f"{name}/checkpoints"), folder / name)
 
     report = convert(corpus_rows(), data, captions="each", samples_per_shard=20)
-    say(f"1 convert: {report.num_rows} rows -> {report.num_samples} samples, "
-        f"{report.num_shards} shards in {data}")  # fmt: skip
+    say(
+        f"1 convert: {report.num_rows} rows -> {report.num_samples} samples, "
+        f"{report.num_shards} shards in {data}"
+    )
     dataset = open_dataset(data)
     problems = list(verify(dataset, progress=False))
     if problems:
-        raise MMStreamError(f"verify: {problems[0].reason}")
-    say(f"2 verify: checksums, indexes and all {len(dataset)} samples are good")
+        raise MMStreamError(f"verify: {problems[0].reason}; remove {data} and run the demo again")
+    say(f"2 verify: all checksums, indexes and {len(dataset)} samples are good")
 
     started = time.perf_counter()
     _train(data, root, folder, "undisturbed", world_size=1)
     undisturbed = read_history(folder / "undisturbed")
     seconds = time.perf_counter() - started
-    say(f"3 train, undisturbed: {len(undisturbed.lines)} steps in one process, {seconds:.0f} s")
+    say(f"3 train undisturbed: {len(undisturbed.lines)} steps in one process, {seconds:.0f} s")
 
-    _train(data, root, folder, "disturbed", world_size=2, kill_at=KILL_AT)
+    _train(data, root, folder, "disturbed", world_size=2, kill_step=KILL_STEP)
     killed = read_history(folder / "disturbed").lines
     say(f"4 train with two processes: rank 1 killed (kill -9) at step {len(killed)}")
 
     _train(data, root, folder, "disturbed", world_size=1)
     disturbed = read_history(folder / "disturbed")
-    worlds = [line["world_size"] for _, line in sorted(disturbed.lines.items())]
-    say(f"5 resume on one process: steps {worlds.count(2)} to {len(worlds) - 1}")
+    world_sizes = [line["world_size"] for _, line in sorted(disturbed.lines.items())]
+    say(f"5 resume with one process: steps {world_sizes.count(2)} to {len(world_sizes) - 1}")
 
     order = Order.from_counts(
         dataset.counts,
@@ -102,30 +116,35 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
 
 
 def _train(
-    data: str, root: str, folder: Path, name: str, *, world_size: int, kill_at: int | None = None
+    data: str, root: str, folder: Path, name: str, *, world_size: int, kill_step: int | None = None
 ) -> None:
-    """Run ``mmstream train`` as torchrun would; with `kill_at`, kill -9 rank 1 at that step."""
+    """Run ``mmstream train`` as torchrun would. With `kill_step`, kill -9 rank 1 at that step."""
     logs = folder / name
     logs.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "mmstream", "train", data,
-        "--out", join_url(root, name), "--log-dir", str(logs), "--log-keys",
-        "--epochs", str(EPOCHS), "--global-batch-size", str(GLOBAL_BATCH_SIZE),
-        "--checkpoint-every", str(CHECKPOINT_EVERY), "--lr", str(LR),
-        "--num-workers", "1", "--device", "cpu",
-    ]  # fmt: skip
+        *(sys.executable, "-m", "mmstream", "train", data),
+        *("--out", join_url(root, name)),
+        *("--log-dir", str(logs)),
+        "--log-keys",
+        *("--epochs", str(EPOCHS)),
+        *("--global-batch-size", str(GLOBAL_BATCH_SIZE)),
+        *("--checkpoint-every", str(CHECKPOINT_EVERY)),
+        *("--lr", str(LR)),
+        *("--num-workers", "1"),
+        *("--device", "cpu"),
+    ]
     port = _free_port()
     ranks = [_start(command, logs, rank, world_size, port) for rank in range(world_size)]
     try:
-        if kill_at is not None:
-            _wait_for_step(logs / "metrics-rank1.jsonl", kill_at, ranks)
+        if kill_step is not None:
+            _wait_for_step(logs / "metrics-rank1.jsonl", kill_step, ranks)
             ranks[1].send_signal(signal.SIGKILL)
         codes = [rank.wait(timeout=TIMEOUT_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    if kill_at is None and any(codes):
+    if kill_step is None and any(codes):
         raise MMStreamError(f"training failed with exit codes {codes}; see {logs}/rank*.log")
 
 
@@ -133,10 +152,13 @@ def _start(
     command: list[str], logs: Path, rank: int, world_size: int, port: int
 ) -> subprocess.Popen[bytes]:
     environment = os.environ | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     with (logs / f"rank{rank}.log").open("ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -150,7 +172,7 @@ def _wait_for_step(path: Path, num_steps: int, ranks: list[subprocess.Popen[byte
 
 
 def _clear(checkpoints: str, logs: Path) -> None:
-    """Remove what an earlier demo left."""
+    """Remove the checkpoints and logs of an earlier demo."""
     store = open_store(checkpoints)
     for name in store.list():
         store.remove(name)
@@ -165,7 +187,7 @@ def _free_port() -> int:
 
 
 def _first_batch(dataset: Dataset) -> dict[str, Any]:
-    """Return the run's first global batch, with pictures large enough to look at."""
+    """Return the first global batch of the run, with images large enough for the report."""
     from mmstream.decoding.image.decoder import ImageDecoder
     from mmstream.decoding.sample import Decode
     from mmstream.loader.loader import Loader

@@ -310,4 +310,7 @@ def test_a_real_run_is_checked_from_its_own_folder(tmp_path, monkeypatch, capsys
     assert text.startswith("bad: epoch 0 step 8: not in the logs\n")
     assert "16 lost, 0 repeated, 2 steps unlike the plan" in text
     code, _, err = mmstream(*check, "--epoch", 5)
-    assert (code, err) == (1, "error: these logs have no such step\n")
+    assert (code, err) == (
+        1,
+        "error: these logs have no such step; choose other --epoch or --step\n",
+    )

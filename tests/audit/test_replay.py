@@ -293,7 +293,7 @@ def test_an_epoch_that_has_not_begun_is_told(mmstream, corpus, tmp_path):
         code, out, err = mmstream(*words, *more)
         assert (code, out[:2]) == (0, "1 ")
         assert err == (
-            "epoch 1 is the state's, of which no step was done yet; --epoch 0 is the one before\n"
+            "the state is at the start of epoch 1; for the epoch that was finished, use --epoch 0\n"
         )
     assert mmstream(*words, "--epoch", 1)[2] == ""
 
@@ -334,13 +334,13 @@ def test_as_json(mmstream, corpus, tmp_path):
         ("--step -1", 2, "write S or A:B"),
         ("--step 3:3", 2, "write S or A:B"),
         ("--epoch -1", 2, "--epoch"),
-        ("--rank 1", 2, "--rank and --world-size go together"),
+        ("--rank 1", 2, "--rank and --world-size: use both"),
         ("--rank 2 --world-size 2", 2, "does not exist"),
-        ("--rank 0 --world-size 13", 2, "13 ranks cannot share 12 rows"),
+        ("--rank 0 --world-size 13", 2, "global_batch_size 12 is too small for 13 ranks"),
         ("--rank 0 --world-size 2 --rows-per-rank 6,x", 2, "write N,N,..."),
         ("--rank 0 --world-size 2 --rows-per-rank 6,7", 2, "sum to global_batch_size 12"),
-        ("run/metrics-rank0.jsonl", 2, "logs come after --check"),
-        ("--check run --keys", 2, "--check looks at all ranks"),
+        ("run/metrics-rank0.jsonl", 2, "write --check before them"),
+        ("--check run --keys", 2, "--check compares all ranks"),
         ("--check absent.jsonl", 1, "absent.jsonl"),
     ],
 )

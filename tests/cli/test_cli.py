@@ -173,7 +173,7 @@ def test_a_message_names_options_and_no_arguments(message, told):
         ),
         ("info {rows}", "rows.jsonl: a file that is no tar; `mmstream convert` makes shards of r"),
         ("verify {tmp}/tars/*.tar", "no such tar; write a range in braces, or name the folder"),
-        ("verify {tmp}/tars --source a", "--source says what --quarantine is of"),
+        ("verify {tmp}/tars --source a", "--source names the source of --quarantine"),
         ("index {tmp}/none", "/none: no tars to index: no such folder"),
         ("index {tmp}/tars/a.tar", "/a.tar: no tars to index; name their folder"),
         ("info gs://bucket/x", "usage: gs://: Please install gcsfs"),
@@ -221,12 +221,12 @@ def test_convert_info_verify(mmstream, rows, tmp_path):
     )
     assert code == 0
     assert out.startswith("40 rows -> 38 samples in 5 shards, 2 rejected; ")
-    assert f"rejected rows are listed in {dest}/rejects.jsonl, the first:\n  row 7: " in out
+    assert f"all rejected rows are in {dest}/rejects.jsonl. The first:\n  row 7: " in out
 
     code, out, _ = mmstream("info", dest)
     assert code == 0
     assert "38 samples, 5 shards" in out
-    assert "\n  samples a shard: 7 to 8\n" in out
+    assert "\n  samples per shard: 7 to 8\n" in out
     assert "\n  .jpg: 38\n" in out
     assert "\n  first keys: " in out
 
@@ -453,7 +453,9 @@ def test_a_run_with_nothing_left_to_do_says_what_to_raise(mmstream, tmp_path):
     corpus = write_corpus(tmp_path / "corpus", [8])
     assert "1 steps, last loss " in mmstream("train", corpus, *told)[1]
     out = mmstream("train", corpus, *told)[1]
-    assert out.startswith("1 steps, nothing was left to do: raise --max-steps or --epochs (1); ")
+    assert out.startswith(
+        "1 steps, nothing left to do; to train on, raise --max-steps or --epochs (1); "
+    )
     code, _, err = mmstream("train", corpus, *told, "--max-steps", 2, "--seed", 3)
     assert code == 1
     assert err.splitlines()[-1].startswith(

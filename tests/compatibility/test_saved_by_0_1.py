@@ -405,7 +405,7 @@ def test_a_finished_conversion_is_known_as_finished(saved):
         saved / "texts.jsonl", saved / "texts", samples_per_shard=20, shuffle_seed=7, num_workers=0
     )
     assert report.was_finished
-    with pytest.raises(mm.ConfigError, match="shuffle_seed is 7 there"):
+    with pytest.raises(mm.ConfigError, match="shuffle_seed was 7"):
         mm.convert(saved / "texts.jsonl", saved / "texts", samples_per_shard=20, shuffle_seed=8)
     assert files_in(saved / "texts") == files_in(SAVED / "texts")
 
