@@ -154,7 +154,7 @@ def _images(values: Sequence[Any]) -> Batch:
     images = [image for row in rows for image in row]
     whole: torch.Tensor | list[torch.Tensor] | EncodedImages
     if any(isinstance(image, EncodedImage) for image in images):
-        whole = EncodedImages.of(images)
+        whole = EncodedImages.join(images)
         is_one = len(set(whole.shapes)) == 1
     else:
         whole = _together(images)

@@ -52,7 +52,7 @@ def on_device(
     decoder = mm.ImageDecoder(device="cuda", **settings)
     plan = decoder.plan(data, rng)
     assert plan is not None
-    images = EncodedImages.of([EncodedImage(data, plan, "jpg", decoder)])
+    images = EncodedImages.join([EncodedImage(data, plan, "jpg", decoder)])
     decode = nvjpeg if device == "cuda" else decode
     there = torch.device(device, 0) if device == "cuda" else torch.device(device)
     image: torch.Tensor = DeviceDecoder(there, decode, str)({"image": images})["image"][0]

@@ -101,7 +101,7 @@ def decode_ways(device: torch.device, sizes: Sizes) -> dict[str, Callable[[], fl
     on_gpu = mm.ImageDecoder(size=SIZE, device="cuda")
     encoded = [encode_or_decode(file, "jpg", on_gpu, None) for file in files]
     groups = [encoded[first : first + sizes.batch] for first in range(0, len(files), sizes.batch)]
-    batches = [EncodedImages.of(group) for group in groups]
+    batches = [EncodedImages.join(group) for group in groups]
     decoder = DeviceDecoder(device, jpeg_decoder(device), None)
     cores = len(os.sched_getaffinity(0))
 

@@ -1,15 +1,17 @@
 """Images: bytes in a shard -> uint8 pixels in the batch.
 
-decoder.py       `ImageDecoder`: the settings, and one picture from start to end
-checks.py        its early errors
-formats.py       the first bytes -> which library decodes
-jpeg.py          libjpeg-turbo, strict about damage;  reduced.py: the compiled decoder
-pillow.py        PNG, WebP, BMP, GIF, AVIF
-orientation.py   EXIF rotation
-geometry.py      sizes, crops and boxes;  tiles.py: several squares of one picture
-plan.py          what becomes of one image, before it is decoded
-image_shape.py   the shape of the result, told from the header
-resize.py        pixels -> the result, antialiased
-processors.py    settings of Hugging Face image processors
-encoded.py       pictures that stay files until a GPU decodes them;  gpu_eligible.py: which
+decoder.py       `ImageDecoder`: the settings, their checks, and one picture from start to end
+processors.py    takes settings from Hugging Face image processors
+geometry.py      plans sizes, crops and boxes
+tiles.py         plans several squares of one picture
+plan.py          how a GPU makes the result of one JPEG
+image_shape.py   the shape of the result, known from the header
+formats.py       chooses the library by the first bytes of a file
+jpeg.py          decodes JPEG with libjpeg-turbo, strict about damage
+reduced.py       decodes JPEG at 1/4 and 1/8 with the compiled module
+pillow.py        decodes PNG, WebP, BMP, GIF and AVIF
+orientation.py   reads and applies the EXIF orientation
+resize.py        makes the result of the pixels, antialiased
+encoded.py       pictures that stay files until a GPU decodes them
+gpu_eligible.py  which files the GPU may decode
 """

@@ -1,1 +1,3 @@
+"""The compiled JPEG decoder (mmstream/csrc/); `reduced.py` describes it."""
+
 def decode_reduced(data: bytes, factor: int) -> tuple[bytearray, int, int] | None: ...

@@ -1,14 +1,23 @@
-"""Image bytes to uint8 RGB of the shape a model wants, straight into a row of the batch.
+"""`ImageDecoder`: the bytes of an image become uint8 RGB pixels of the shape that a model wants.
 
-Part of the decode stage: header -> `geometry` (and `tiles`) plan the result -> `formats` decodes, a
-JPEG no larger than the plan needs -> `resize` writes it. Pictures stay uint8 on the CPU;
-normalisation belongs to the device.
+Place in the flow: `decoding.sample` calls it for every image field of a sample. One image takes
+these steps:
 
-What becomes of odd pictures: EXIF orientation (or XMP's, without EXIF) is applied for every format
-that carries one; grey is repeated, CMYK and palettes become RGB, transparency is laid on white,
-16-bit channels keep their high byte, colour profiles are ignored, of an animation the first frame
-is taken. Damaged and truncated pictures are refused: JPEG by the list in `decoding.image.jpeg`,
-PNG also by the checksums of its picture data, the others as their libraries in Pillow notice.
+    header -> `geometry` and `tiles` plan the result
+           -> `formats` decodes the file, a JPEG no larger than the plan needs
+           -> `resize` writes the result, into the row of the batch where there is one
+
+Pixels stay uint8 on the CPU. Normalization belongs to the device.
+
+All formats follow the same rules:
+
+- The EXIF orientation is applied, or XMP's where there is no EXIF.
+- Grey is repeated. CMYK and palettes become RGB. Colour profiles are ignored.
+- Transparent pictures are laid on white.
+- 16-bit channels keep their high byte.
+- The first frame of an animation is taken.
+- Damaged and truncated pictures are refused. `jpeg` lists what that means for JPEG. The picture
+  data of a PNG must match its checksums. For other formats, Pillow's libraries decide.
 """
 
 from __future__ import annotations
@@ -19,88 +28,117 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.image.checks import check_settings
 from mmstream.decoding.image.formats import JPEG_START, decode_bytes, header_shape
 from mmstream.decoding.image.geometry import (
     Shape,
     View,
-    budgeted,
-    covering,
-    fitting,
+    budgeted_shape,
+    covering_shape,
+    fitting_shape,
     random_box,
+    scaled_view,
     shrink_factor,
-    shrunk,
-    whole,
+    whole_view,
 )
 from mmstream.decoding.image.gpu_eligible import plain_jpeg
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.jpeg import jpeg_shape
 from mmstream.decoding.image.pillow import check_pixels
 from mmstream.decoding.image.plan import Plan
+from mmstream.decoding.image.processors import settings_of
 from mmstream.decoding.image.resize import render
 from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError, DecodeError
 
-__all__ = ["ImageDecoder"]
+__all__ = ["Decoded", "ImageDecoder"]
 
 MAX_PIXELS = 128 * 2**20
 MAX_BYTES = 256 * 2**20
 
 Resize = Literal["shortest", "exact", "letterbox", "max_pixels", "native"]
 
+_CHOICES = {
+    "resize": (None, "shortest", "exact", "letterbox", "max_pixels", "native"),
+    "crop": (None, "center", "random"),
+    "crop_rounding": ("even", "down"),
+    "interpolation": ("bilinear", "bicubic"),
+    "scaled_decoding": (False, True),
+    "device": ("cpu", "cuda"),
+}
+
 
 class Decoded(NamedTuple):
-    """Results of one image, uint8 [H, W, 3] or tiles [N, side, side, 3], and its own shape."""
+    """The result of one image, and the size of the picture it was made of."""
 
     pixels: NDArray[np.uint8]
+    """uint8 [H, W, 3], or with tiles [num_tiles, side, side, 3]."""
     picture: Shape
+    """(height, width) of the upright picture in its file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDecoder:
     """Decode one image: a callable from bytes to a uint8 array.
 
-    Holds settings and no state: it can be pickled, and called from many threads at once (JPEG, the
-    common case, decodes and resizes outside the GIL).
-
-        ImageDecoder(size=224, resize_size=256)            evaluation
-        ImageDecoder(size=224, crop="random", flip=0.5)    training a classifier
-        ImageDecoder(resize="max_pixels", multiple_of=28)  Qwen2-VL
-        ImageDecoder(size=336, tiles=LlavaNextTiles())      Llava-NeXT
+    It holds settings and no state: it can be pickled, and called from many threads at once. JPEG,
+    the common case, is decoded and resized without the GIL.
 
     Attributes:
-        size: Side of the square result, or its (height, width). None keeps the native size.
-        resize: "shortest": scale the picture, up or down, until it just covers `size`, and crop;
-            "exact": stretch it to `size`; "letterbox": scale it to fit into `size`, and fill the
-            rest; "max_pixels": keep its size as nearly as `multiple_of` and `pixel_budget` allow
-            (without `size`); "native": leave it. None: "shortest" with a size, else "native".
-        crop: Of "shortest": "center"; "random": a random part of the picture is scaled to `size`,
-            as torchvision's ``RandomResizedCrop``; None: no crop, the shorter side is `size`.
-        crop_rounding: Of a centre crop with an odd margin: "even" as torchvision, "down" as
-            transformers; a pixel apart.
-        resize_size: Scale the shorter side to this before the centre crop: ``size=224,
-            resize_size=256`` is torchvision's usual pair. At least the larger side of `size`.
-        scale: Range of a random crop's share of the area.
+        size: Side of the square result in pixels, or its (height, width). None: the size is the
+            picture's own, or "max_pixels" decides.
+        resize: How the picture is brought to `size`.
+            "shortest": it is scaled, up or down, until it just covers `size`, and is then cropped.
+            "exact": it is stretched to `size`.
+            "letterbox": it is scaled to fit into `size`, and the rest is filled.
+            "max_pixels": it keeps its size as nearly as `multiple_of` and `pixel_budget` allow;
+            goes without `size`.
+            "native": it keeps its size; goes without `size`.
+            None: "shortest" with a size, else "native".
+        crop: How "shortest" crops. "center": the centre. "random": a random part of the picture is
+            scaled to `size`, by the rule of torchvision's ``RandomResizedCrop``. None: no crop, so
+            `size` is the length of the shorter side.
+        crop_rounding: Which pixel is the centre where the margin is odd: "even" as torchvision,
+            "down" as transformers. The two are one pixel apart.
+        resize_size: Length in pixels that the shorter side is scaled to before the centre crop. It
+            is at least the larger side of `size`. ``size=224, resize_size=256`` is torchvision's
+            usual pair. None: the picture just covers `size`.
+        scale: Range of a random crop's share of the picture's area, above 0 and up to 1.
         ratio: Range of a random crop's width / height.
-        flip: Probability that a result is mirrored left to right.
-        multiple_of: Sides of a "max_pixels" result are multiples of it: patch x merge size.
+        flip: Probability, 0 to 1, that a result is mirrored left to right.
+        multiple_of: Both sides of a "max_pixels" result are multiples of it, in pixels: the model's
+            patch size x merge size.
         pixel_budget: (fewest, most) pixels of a "max_pixels" result.
-        tiles: Several square results of side `size` an image: `LlavaNextTiles` or `InternVLTiles`.
+        tiles: Cut each picture into several squares of side `size`: `LlavaNextTiles` or
+            `InternVLTiles`. None: one result per picture.
         interpolation: "bilinear" or "bicubic", both antialiased.
-        fill: RGB around a picture that is smaller than its result.
-        scaled_decoding: A JPEG that becomes at most half as large is decoded at 1/2, 1/4 or 1/8,
-            never smaller than needed. A large photograph takes a fraction of the time, at 36 to
-            49 dB (docs/images.md). False decodes every JPEG at full size: torchvision's pixels.
-        max_pixels: Limit on height x width, checked from the header before any pixel is decoded,
-            and on the picture that resizing makes of a very long one. Default 128 Mi, 384 MiB as
-            RGB.
-        max_bytes: Limit on the encoded image. Default 256 MiB.
-        device: "cuda": in a pipeline, JPEGs of which nothing is odd stay files until
-            `mmstream.to_device` has them decoded by the GPU, at full size; all other pictures, and
-            calls by hand, are decoded by the CPU. Not with `tiles`.
+        fill: RGB, each 0 to 255, around a picture that is smaller than its result.
+        scaled_decoding: Whether a JPEG that becomes at most half as large is decoded at 1/2, 1/4 or
+            1/8 of its size, never smaller than needed. A large photograph takes a fraction of the
+            time. Its pixels differ by 36 to 49 dB PSNR (docs/images.md). False: every JPEG is
+            decoded at full size, which gives torchvision's pixels.
+        max_pixels: Limit on height x width. It is checked from the header, before any pixel is
+            decoded. It also limits what resizing makes of a very long picture. The default is
+            128 Mi pixels, 384 MiB as RGB.
+        max_bytes: Limit on the size of the encoded image. The default is 256 MiB.
+        device: Who decodes. "cpu": this decoder. "cuda": in a pipeline, plain JPEGs stay encoded
+            until `mmstream.to_device`, where the GPU decodes them at full size. The CPU still
+            decodes all other pictures, and all direct calls. "cuda" does not go with `tiles`.
 
     Raises:
-        ConfigError: A setting is of the wrong type or range, or does not go with another.
+        ConfigError: A setting has the wrong type or range, or does not go with another. The message
+            names the setting and says what to give.
+
+    Examples:
+        >>> evaluation = ImageDecoder(size=224, resize_size=256)
+        >>> evaluation.output_shape
+        (224, 224)
+        >>> training = ImageDecoder(size=224, crop="random", flip=0.5)
+        >>> qwen2_vl = ImageDecoder(resize="max_pixels", multiple_of=28)
+        >>> qwen2_vl.shape_of((480, 640))[:2]
+        (476, 644)
+        >>> llava_next = ImageDecoder(size=336, tiles=LlavaNextTiles())
+        >>> llava_next.shape_of((480, 640)).num_tiles
+        5
     """
 
     size: int | Shape | None = None
@@ -122,21 +160,28 @@ class ImageDecoder:
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        _check_values(self)
+        _check_combinations(self)
+        _check_resize_size(self)
 
     @classmethod
     def from_processor(cls, processor: Any, **settings: Any) -> ImageDecoder:
-        """Take over the settings of a Hugging Face processor; see `decoding.image.processors`.
+        """Take over the settings of a Hugging Face processor.
 
         Args:
-            processor: Of images, or one that holds an ``image_processor``.
-            **settings: Of the decoder, instead of the processor's.
+            processor: An image processor, or a processor that holds an ``image_processor``. Known
+                are those of CLIP, DINOv2 (``BitImageProcessor``), SigLIP, ViT, Llava, Llava-NeXT,
+                Qwen2-VL and its successors, and InternVL (``GotOcr2ImageProcessor``).
+            **settings: Settings of the decoder that replace the processor's.
+
+        Returns:
+            A decoder that makes the same pixels, except for `scaled_decoding`. It does not
+            normalize: give ``processor.image_mean`` and ``processor.image_std`` to `Normalize`.
 
         Raises:
-            ConfigError: The processor does something that this decoder cannot do; says what.
+            ConfigError: The processor is not known, or does something that this decoder cannot do;
+                the message says what.
         """
-        from mmstream.decoding.image.processors import settings_of
-
         return cls(**{**settings_of(processor), **settings})
 
     @property
@@ -163,18 +208,18 @@ class ImageDecoder:
 
         Args:
             data: The encoded file: JPEG, PNG, WebP, BMP, GIF or AVIF.
-            out: uint8 [height, width, 3], C-contiguous, to receive the result; only where
+            out: Where to write the result: uint8 [height, width, 3], C-contiguous. Only where
                 `output_shape` is fixed. After a DecodeError its content is undefined.
-            rng: For random crops and flips, which need it: in a pipeline a sample's own,
-                ``mm.sample_rng(sample, "image")``.
+            rng: The generator for random crops and flips, which need one. In a pipeline it is the
+                sample's own, ``mm.sample_rng(sample, "image")``.
 
         Returns:
-            uint8 [H, W, 3], RGB, C-contiguous, writable: ``out`` where it was given. With `tiles`
-            [num_tiles, size, size, 3].
+            uint8 [H, W, 3], RGB, C-contiguous, writable. It is ``out`` where that was given. With
+            `tiles`: uint8 [num_tiles, size, size, 3].
 
         Raises:
-            DecodeError: The bytes are not a whole image, or exceed a limit; the reason in one line.
-            ConfigError: ``out`` is not an array for this decoder's result, or `rng` is missing.
+            DecodeError: The bytes are not a whole image, or exceed a limit. The reason is one line.
+            ConfigError: ``out`` cannot hold the result, or ``rng`` is missing.
         """
         return self.decode(data, out, rng).pixels
 
@@ -185,7 +230,18 @@ class ImageDecoder:
         rng: np.random.Generator | None = None,
         plan: Plan | None = None,
     ) -> Decoded:
-        """Decode one image as a call does, or by a plan; return its own (height, width) too."""
+        """Decode one image as a call does. The outcome also says how large the picture was.
+
+        Args:
+            data: The encoded file.
+            out: As in a call.
+            rng: As in a call. Not used with a plan.
+            plan: What `plan` returned for this file. None: the result is planned now.
+
+        Raises:
+            DecodeError: As in a call.
+            ConfigError: As in a call.
+        """
         shape = self.output_shape
         if out is not None and not (
             shape and out.shape == (*shape, 3) and out.dtype == np.uint8 and out.flags.c_contiguous
@@ -195,28 +251,32 @@ class ImageDecoder:
             self._check_rng(rng)
         if len(data) > self.max_bytes:
             raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        planned = self._planned(data, rng) if plan is None else (plan.picture, [plan.view])
+        planned = self._plan_from_header(data, rng) if plan is None else (plan.picture, [plan.view])
         factor = 1
         if planned is not None and self.scaled_decoding:
             factor = shrink_factor(planned[1], planned[0])
         pixels, factor = decode_bytes(data, self.max_pixels, factor)
         if planned is None:
             picture = (pixels.shape[0], pixels.shape[1])
-            planned = picture, self._plan_views(picture, rng)
+            planned = picture, self._views(picture, rng)
         picture, views = planned
         if factor > 1:
-            views = [shrunk(view, picture, factor) for view in views]
-        results = [render(pixels, v, self.interpolation, self.fill, out) for v in views]
+            views = [scaled_view(view, picture, factor) for view in views]
+        results = [render(pixels, view, self.interpolation, self.fill, out) for view in views]
         if self.tiles is None:
             return Decoded(results[0], picture)
-        stacks = [result if result.ndim == 4 else result[None] for result in results]
-        return Decoded(np.concatenate(stacks), picture)
+        tiles = [result if result.ndim == 4 else result[None] for result in results]
+        return Decoded(np.concatenate(tiles), picture)
 
     def plan(self, data: bytes, rng: np.random.Generator | None = None) -> Plan | None:
-        """Plan the result of an image that is left to the GPU; None: it is for the CPU.
+        """Plan the result of an image that is left to the GPU.
+
+        Returns:
+            The plan, with crop and flip drawn. None: the CPU must decode this image.
 
         Raises:
-            DecodeError: It exceeds a limit.
+            DecodeError: The image exceeds a limit.
+            ConfigError: ``rng`` is missing.
         """
         self._check_rng(rng)
         if self.device == "cpu" or len(data) > self.max_bytes or not data.startswith(JPEG_START):
@@ -224,32 +284,17 @@ class ImageDecoder:
         header = plain_jpeg(data)
         if header is None:
             return None
-        plan = Plan(*header, whole(header[0], header[0]))
+        stored, orientation = header
+        plan = Plan(stored, orientation, whole_view(stored, stored))
         check_pixels(*plan.picture, self.max_pixels)
-        return plan._replace(view=self._plan_views(plan.picture, rng)[0])
-
-    def _check_rng(self, rng: np.random.Generator | None) -> None:
-        if self.is_random and rng is None:
-            raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
-
-    def _planned(
-        self, data: bytes, rng: np.random.Generator | None
-    ) -> tuple[Shape, list[View]] | None:
-        """Plan the results of a JPEG that may be decoded smaller; None: after decoding it."""
-        if not self.scaled_decoding or self.resize == "native" or not data.startswith(JPEG_START):
-            return None
-        picture = jpeg_shape(data)
-        if picture is None:
-            return None
-        check_pixels(*picture, self.max_pixels)
-        return picture, self._plan_views(picture, rng)
+        return plan._replace(view=self._views(plan.picture, rng)[0])
 
     def prepared_shape(self, data: bytes) -> ImageShape | None:
-        """Tell from an image's header alone what decoding it will make of it.
+        """Tell from an image's header alone which shape its result will have.
 
         Returns:
-            What the result's shape will be if decoding succeeds, which this does not say. None
-            where that takes decoding: an odd header, or one that decoding will refuse.
+            The shape of the result, if decoding succeeds. This method does not judge the file. None
+            where only decoding can tell: the header is odd, or decoding will refuse it.
         """
         try:
             picture = header_shape(data) if len(data) <= self.max_bytes else None
@@ -258,42 +303,123 @@ class ImageDecoder:
             return None
 
     def shape_of(self, picture: Shape) -> ImageShape:
-        """Return what becomes of a picture of this (height, width), upright.
+        """Return the shape of the result of an upright picture of this (height, width).
 
         Raises:
-            DecodeError: It exceeds a limit.
+            DecodeError: The picture exceeds a limit.
         """
         if self.output_shape:
             return ImageShape(*self.output_shape, picture)
         check_pixels(*picture, self.max_pixels)
-        return ImageShape.of(picture, self._plan_views(picture, None))
+        return ImageShape.from_views(picture, self._views(picture, None))
 
-    def _plan_views(self, picture: Shape, rng: np.random.Generator | None) -> list[View]:
-        """Plan the results of a picture of this shape, drawing what is random."""
+    def _check_rng(self, rng: np.random.Generator | None) -> None:
+        if self.is_random and rng is None:
+            raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
+
+    def _plan_from_header(
+        self, data: bytes, rng: np.random.Generator | None
+    ) -> tuple[Shape, list[View]] | None:
+        """Plan the results of a JPEG that may be decoded smaller. None: plan after decoding."""
+        if not self.scaled_decoding or self.resize == "native" or not data.startswith(JPEG_START):
+            return None
+        picture = jpeg_shape(data)
+        if picture is None:
+            return None
+        check_pixels(*picture, self.max_pixels)
+        return picture, self._views(picture, rng)
+
+    def _views(self, picture: Shape, rng: np.random.Generator | None) -> list[View]:
+        """Plan the results of a picture of this shape. Random crops and flips are drawn here."""
         if self.tiles is not None:
-            assert isinstance(self.size, int)  # as check_settings saw to
+            assert isinstance(self.size, int)  # _check_combinations has refused everything else
             views = self.tiles.views(picture, self.size)
         elif self.crop == "random" and rng is not None and self.output_shape:
             size = self.output_shape
             views = [View(random_box(picture, self.scale, self.ratio, rng), size, size, (0, 0))]
         else:
-            views = [self._whole(picture)]
+            views = [self._whole_view(picture)]
         if rng is not None and self.flip > 0 and rng.random() < self.flip:
             views = [view._replace(flip=True) for view in views]
         for view in views:
             check_pixels(*view.resized, self.max_pixels)
         return views
 
-    def _whole(self, picture: Shape) -> View:
+    def _whole_view(self, picture: Shape) -> View:
+        """Plan the result of a picture without tiles and without a random crop."""
         size = self.output_shape
         if self.resize == "max_pixels":
-            return whole(picture, budgeted(picture, self.multiple_of, *self.pixel_budget))
+            resized = budgeted_shape(picture, self.multiple_of, *self.pixel_budget)
+            return whole_view(picture, resized)
         if size is None and isinstance(self.size, int):  # the shorter side, without a crop
-            return whole(picture, covering(picture, (self.size, self.size), None))
+            return whole_view(picture, covering_shape(picture, (self.size, self.size), None))
         if size is None:
-            return whole(picture, picture)
+            return whole_view(picture, picture)
         if self.resize == "exact":
-            return whole(picture, size)
+            return whole_view(picture, size)
         if self.resize == "letterbox":
-            return whole(picture, fitting(picture, size), size)
-        return whole(picture, covering(picture, size, self.resize_size), size, self.crop_rounding)
+            return whole_view(picture, fitting_shape(picture, size), size)
+        resized = covering_shape(picture, size, self.resize_size)
+        return whole_view(picture, resized, size, self.crop_rounding)
+
+
+def _check_values(decoder: ImageDecoder) -> None:
+    """Refuse settings of a wrong type or range."""
+    size = decoder.size
+    sides = size if isinstance(size, tuple) else (size, size)
+    if size is not None and not (len(sides) == 2 and all(map(_is_count, sides))):
+        raise ConfigError(f"size={size!r}: give a side in pixels or (height, width)")
+    for name in ("max_pixels", "max_bytes", "multiple_of"):
+        if not _is_count(getattr(decoder, name)):
+            raise ConfigError(f"{name}={getattr(decoder, name)!r}: give a number from 1 up")
+    for name, choices in _CHOICES.items():
+        value = getattr(decoder, name)
+        if not isinstance(value, bool | str | None) or value not in choices:
+            raise ConfigError(f"{name}={value!r}: give one of {', '.join(map(repr, choices))}")
+    fill = decoder.fill
+    if len(fill) != 3 or not all(type(value) is int and 0 <= value <= 255 for value in fill):
+        raise ConfigError(f"fill={fill!r}: give (red, green, blue), 0 to 255")
+    for name, limit in (("scale", 1.0), ("ratio", float("inf")), ("pixel_budget", float("inf"))):
+        low, high = getattr(decoder, name)
+        if not 0 < low <= high <= limit:
+            raise ConfigError(f"{name}={(low, high)!r}: give (low, high), above zero and in order")
+    if not 0 <= decoder.flip <= 1:
+        raise ConfigError(f"flip={decoder.flip!r}: give a probability, such as 0.5")
+
+
+def _check_combinations(decoder: ImageDecoder) -> None:
+    """Refuse settings that do not go with each other."""
+    resize, size, crop = decoder.resize, decoder.size, decoder.crop
+    if size is None and (resize in ("shortest", "exact", "letterbox") or crop == "random"):
+        raise ConfigError(f"resize={resize!r}, crop={crop!r}: give a size too")
+    if size is not None and resize in ("max_pixels", "native"):
+        raise ConfigError(f'resize={resize!r} goes without size; or give resize="shortest"')
+    if crop == "random" and resize not in ("shortest", None):
+        raise ConfigError(f'crop="random" does not go with resize={resize!r}')
+    if crop is None and isinstance(size, tuple) and resize in ("shortest", None):
+        raise ConfigError(f"size={size}: without a crop give one number, the shorter side")
+    if decoder.tiles is None:
+        return
+    if not isinstance(decoder.tiles, LlavaNextTiles | InternVLTiles):
+        raise ConfigError(f"tiles={decoder.tiles!r}: give LlavaNextTiles() or InternVLTiles()")
+    if not isinstance(size, int) or resize is not None or crop == "random" or decoder.flip:
+        raise ConfigError("tiles need one number as size, and go without resize, crop and flip")
+    if decoder.device != "cpu":
+        raise ConfigError('the CPU cuts tiles: give device="cpu"')
+    decoder.tiles.check(size)
+
+
+def _check_resize_size(decoder: ImageDecoder) -> None:
+    resize_size, shape = decoder.resize_size, decoder.output_shape
+    if resize_size is None:
+        return
+    if not _is_count(resize_size) or shape is None:
+        raise ConfigError(f"resize_size={resize_size!r}: give pixels, together with size")
+    if decoder.crop != "center" or decoder.resize not in ("shortest", None):
+        raise ConfigError(f"resize_size={resize_size} goes with a centre crop only")
+    if resize_size < max(shape):
+        raise ConfigError(f"resize_size={resize_size} is below size={decoder.size}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

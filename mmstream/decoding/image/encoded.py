@@ -1,12 +1,12 @@
-"""A picture that a GPU will decode: its bytes, and what is to become of them, in place of pixels.
+"""Pictures that a GPU will decode: their files, and how to make the results, instead of pixels.
 
-Part of the decode stage. With ``ImageDecoder(device="cuda")`` a worker reads a JPEG's header, draws
-the crop and flip that it would draw for itself, and passes on the file and the plan:
+Place in the flow: with ``ImageDecoder(device="cuda")`` a worker reads a JPEG's header and draws the
+crop and flip, exactly as it would for itself. Then it passes on the file and the plan:
 
-    decode -> EncodedImage, of a sample -> batch -> EncodedImages, of a batch -> `device.nvjpeg`
+    decode -> EncodedImage, one per picture -> batch -> EncodedImages, one per batch -> device
 
-`gpu_eligible.py` says which files go this way. All others are decoded here, by the CPU, and travel
-as pixels.
+`gpu_eligible.py` says which files go this way. The CPU decodes all others here, and they travel as
+pixels.
 """
 
 from __future__ import annotations
@@ -27,19 +27,25 @@ __all__ = ["EncodedImage", "EncodedImages", "Jpeg", "encode_or_decode"]
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A sample's picture on its way to the GPU; ``decode()`` shows it here and now."""
+    """A sample's picture on its way to the GPU. ``decode()`` shows it earlier, on the CPU."""
 
     data: bytes
+    """The JPEG file."""
     plan: Plan
+    """How the result is made of it."""
     field: str
-    """Of the sample: for messages."""
+    """Name of the sample's field, for messages."""
     decoder: ImageDecoder
+    """The settings."""
 
     def decode(self) -> torch.Tensor:
-        """Decode it on the CPU, as the reference decoder: uint8 [3, H, W].
+        """Decode the picture on the CPU with the reference decoder.
+
+        Returns:
+            uint8 [3, H, W], a view of H, W, 3 memory.
 
         Raises:
-            DecodeError: The bytes are no whole image.
+            DecodeError: The bytes are not a whole image.
         """
         pixels = self.decoder.decode(self.data, plan=self.plan).pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
@@ -52,10 +58,15 @@ class EncodedImage:
 def encode_or_decode(
     data: bytes, field: str, decoder: ImageDecoder, rng: np.random.Generator | None
 ) -> EncodedImage | torch.Tensor:
-    """Leave a picture to the GPU where that can decode it, else decode it: uint8 [3, H, W].
+    """Leave a picture to the GPU where the GPU can decode it, else decode it now.
+
+    Returns:
+        An `EncodedImage`, or uint8 [3, H, W].
 
     Raises:
-        DecodeError: The bytes are no whole image, or exceed a limit, as far as that was looked at.
+        DecodeError: The bytes are not a whole image, or exceed a limit. For an `EncodedImage` only
+            header and end were checked.
+        ConfigError: `rng` is missing.
     """
     plan = decoder.plan(data, rng)
     if plan is not None and not plan.is_steep:
@@ -64,39 +75,46 @@ def encode_or_decode(
 
 
 class Jpeg(NamedTuple):
-    """A file among those of a batch."""
+    """One file among those of a batch."""
 
     start: int
+    """Offset of its first byte in `EncodedImages.data`."""
     stop: int
+    """Offset after its last byte."""
     plan: Plan
     field: str
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedImages:
-    """All pictures of a batch, some of which a GPU is to decode: `mmstream.to_device` does.
+    """All pictures of a batch, some of which `mmstream.to_device` has the GPU decode.
 
-    A sequence of `EncodedImage` and uint8 [3, H, W] tensors.
+    A sequence of `EncodedImage` and uint8 [3, H, W] tensors. A slice shares the memory.
     """
 
     data: torch.Tensor
     """uint8 [num_bytes], the files end to end."""
     entries: list[Jpeg | torch.Tensor]
+    """One per picture: an encoded file, or the pixels of one that the CPU decoded."""
     decoder: ImageDecoder
+    """The settings, the same for all."""
 
     @classmethod
-    def of(cls, images: list[EncodedImage | torch.Tensor]) -> EncodedImages:
-        """Put pictures together, at least one of them encoded."""
+    def join(cls, images: list[EncodedImage | torch.Tensor]) -> EncodedImages:
+        """Put the pictures of a batch together. At least one of them must be encoded."""
         entries: list[Jpeg | torch.Tensor] = []
-        files, size, decoder = [], 0, None
+        files: list[bytes] = []
+        num_bytes = 0
+        decoder = None
         for image in images:
             if isinstance(image, torch.Tensor):
                 entries.append(image)
                 continue
-            decoder, start = image.decoder, size
+            decoder = image.decoder
+            start = num_bytes
+            num_bytes += len(image.data)
             files.append(image.data)
-            size += len(image.data)
-            entries.append(Jpeg(start, size, image.plan, image.field))
+            entries.append(Jpeg(start, num_bytes, image.plan, image.field))
         assert decoder is not None
         joined = bytearray().join(files)
         return cls(torch.frombuffer(joined, dtype=torch.uint8), entries, decoder)
@@ -105,38 +123,38 @@ class EncodedImages:
     def shapes(self) -> list[Shape]:
         """(height, width) of each result."""
         return [
-            one.plan.view.shape if isinstance(one, Jpeg) else (one.shape[-2], one.shape[-1])
-            for one in self.entries
+            entry.plan.view.shape if isinstance(entry, Jpeg) else (entry.shape[-2], entry.shape[-1])
+            for entry in self.entries
         ]
 
     def file(self, jpeg: Jpeg) -> torch.Tensor:
-        """Return the bytes of a file, uint8, a view."""
+        """Return the bytes of a file: uint8 [num_bytes], a view."""
         return self.data[jpeg.start : jpeg.stop]
 
     def encoded(self, jpeg: Jpeg) -> EncodedImage:
-        """Return a picture by itself, its file copied."""
+        """Return a picture by itself. Its file is copied."""
         return EncodedImage(self.file(jpeg).numpy().tobytes(), jpeg.plan, jpeg.field, self.decoder)
 
     def map(self, function: Callable[[Any], Any]) -> EncodedImages:
-        """Apply a function to what may be a tensor."""
+        """Apply a function to `data` and to each entry, to move the tensors among them."""
         return replace(self, data=function(self.data), entries=list(map(function, self.entries)))
 
     def __len__(self) -> int:
         return len(self.entries)
 
     @overload
-    def __getitem__(self, place: int) -> EncodedImage | torch.Tensor: ...
+    def __getitem__(self, index: int) -> EncodedImage | torch.Tensor: ...
     @overload
-    def __getitem__(self, place: slice) -> EncodedImages: ...
-    def __getitem__(self, place: int | slice) -> EncodedImage | torch.Tensor | EncodedImages:
-        if isinstance(place, slice):
-            return replace(self, entries=self.entries[place])
-        one = self.entries[place]
-        return self.encoded(one) if isinstance(one, Jpeg) else one
+    def __getitem__(self, index: slice) -> EncodedImages: ...
+    def __getitem__(self, index: int | slice) -> EncodedImage | torch.Tensor | EncodedImages:
+        if isinstance(index, slice):
+            return replace(self, entries=self.entries[index])
+        entry = self.entries[index]
+        return self.encoded(entry) if isinstance(entry, Jpeg) else entry
 
     def __iter__(self) -> Iterator[EncodedImage | torch.Tensor]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        num_files = sum(isinstance(one, Jpeg) for one in self.entries)
+        num_files = sum(isinstance(entry, Jpeg) for entry in self.entries)
         return f"<{num_files} JPEGs and {len(self) - num_files} pictures for mmstream.to_device>"

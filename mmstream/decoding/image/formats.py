@@ -1,7 +1,10 @@
-"""Image bytes of any format to upright RGB pixels: the first bytes say what a file is.
+"""Image files of any known format -> upright RGB pixels.
 
-Part of the decode stage, called by `decoding.image`: sniff -> `jpeg` or `pillow` ->
-`orientation`. A PNG called ``.jpg`` decodes.
+Place in the flow: `decoder.py` calls it once it has planned the result:
+
+    first bytes say the format -> `jpeg` or `pillow` decodes -> `orientation` turns the picture
+
+The name of the field does not matter: a PNG called ``.jpg`` is decoded as a PNG.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from mmstream.decoding.image.pillow import (
 from mmstream.errors import DecodeError
 
 JPEG_START = b"\xff\xd8"
+"""The first bytes of every JPEG: its marker "start of image"."""
 
 
 def decode_bytes(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
@@ -39,12 +43,12 @@ def decode_bytes(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray
 
     Args:
         data: The file.
-        max_pixels: Larger pictures are refused from their header.
-        factor: 1, 2, 4 or 8: how many times smaller a JPEG may be decoded.
+        max_pixels: Limit on height x width, checked from the header.
+        factor: How many times smaller a JPEG may be decoded: 1, 2, 4 or 8.
 
     Returns:
-        uint8 [H, W, 3], RGB, upright, C-contiguous; and the factor that was used, 1 where the
-        format or the kind of JPEG has no smaller decoding.
+        The pixels: uint8 [H, W, 3], RGB, upright, C-contiguous. And the factor that was used. It is
+        1 where the format, or the kind of JPEG, cannot be decoded smaller.
 
     Raises:
         DecodeError: The bytes are not a whole image, or exceed the limit.
@@ -59,11 +63,11 @@ def decode_bytes(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray
 
 
 def header_shape(data: bytes) -> Shape | None:
-    """Read the (height, width) of an upright image from its header, without judging the file.
+    """Read the (height, width) of the upright image from its header, without judging the file.
 
     Returns:
-        The shape that `decode_bytes` at factor 1 gives if it succeeds. None where the header does
-        not tell: libjpeg or Pillow dislike it, or a PNG's orientation follows its picture data.
+        The shape that `decode_bytes` gives at factor 1, if it succeeds. None where the header alone
+        does not tell: libjpeg or Pillow refuse it, or the orientation may follow a PNG's pixels.
 
     Raises:
         DecodeError: The format is not known.
@@ -77,6 +81,7 @@ def header_shape(data: bytes) -> Shape | None:
 
 
 def _plugin(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
+    """Return the class of the Pillow plugin that the first bytes ask for."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return PngImagePlugin.PngImageFile
     if data.startswith((b"GIF87a", b"GIF89a")):

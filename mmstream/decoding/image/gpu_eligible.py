@@ -1,9 +1,11 @@
-"""JPEGs of which nothing is odd, as their headers and ends show: those that a GPU may decode.
+"""Which JPEGs a GPU may decode: plain files, as far as header and end show.
 
-Part of the decode stage. nvJPEG says less than libjpeg about what it dislikes, and nothing about
-much that is missing. So whatever libjpeg would have to be told twice, whatever Pillow would decode,
-and the damage that storage does most often, a file cut short or with a hole, stays with the CPU's
-strict decoder. What is left to the GPU can still be damaged inside, and then is not always noticed.
+Place in the flow: `ImageDecoder.plan` asks here, before a picture is left to the GPU.
+
+nvJPEG reports less than libjpeg about a damaged file, and does not report much that is missing. So
+the CPU's strict decoder keeps three kinds of files: those that `jpeg` must judge twice, those that
+Pillow decodes, and those with the commonest damage of storage (cut short, or with a hole of zeros).
+A file that goes to the GPU can still be damaged inside. Then the damage is not always noticed.
 """
 
 from __future__ import annotations
@@ -19,19 +21,21 @@ _SOF0, _SOF2, _SOS, _APP0, _APP14 = 0xC0, 0xC2, 0xDA, 0xE0, 0xEE
 _USUAL = frozenset((_SOF0, _SOF2, _SOS, 0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE))
 """Markers that a header may have: frame, scan, tables, restart interval, metadata, comment."""
 _LUMA = (0x11, 0x21, 0x12, 0x22, 0x41)
-"""Sampling of brightness beside 1x1 of colour: 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1."""
+"""Sampling factors of brightness where those of colour are 1x1: 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1.
+The high four bits are horizontal: 0x21 is 2x1."""
 _EOI = b"\xff\xd9"
 _HOLE = bytes(32)
-"""Zeros in a row that picture data hardly has, and a file that lost a part of its content has."""
+"""Zeros in a row: rare in picture data, common in a file whose content was partly lost."""
 
 
 def plain_jpeg(data: bytes) -> tuple[Shape, int | None] | None:
-    """Read (height, width) as stored and the orientation of a JPEG that a GPU may decode.
+    """Judge whether a GPU may decode a JPEG.
 
     Returns:
-        None for every other file: arithmetic, lossless, 12-bit and CMYK files, unusual sampling or
-        colours, a header that libjpeg would dislike, junk, an end marker anywhere but at the end,
-        and a hole of zeros.
+        (height, width) as stored, and the orientation (1 to 8, or None). None for a file that the
+        CPU must decode: arithmetic, lossless, 12-bit or CMYK; with unusual sampling or colours;
+        with a header that libjpeg would not accept; with junk or a hole of zeros; with an end
+        marker that is missing or not at the end.
     """
     segments, start = read_header(data)
     frames = [segment for segment in segments if segment.marker in (_SOF0, _SOF2)]
@@ -39,7 +43,7 @@ def plain_jpeg(data: bytes) -> tuple[Shape, int | None] | None:
         return None
     frame, scan = frames[0], segments[-1].payload
     if (
-        start != 2 + sum(4 + len(segment.payload) for segment in segments)  # junk in between
+        start != 2 + sum(4 + len(segment.payload) for segment in segments)  # junk between them
         or not _USUAL.issuperset(segment.marker for segment in segments)
         or not _is_usual_frame(frame.payload)
         or not _has_usual_colours(segments, frame.payload)
@@ -49,15 +53,16 @@ def plain_jpeg(data: bytes) -> tuple[Shape, int | None] | None:
         or data.find(_HOLE, start) >= 0
     ):
         return None
-    height, width = (int.from_bytes(frame.payload[at : at + 2], "big") for at in (1, 3))
+    height = int.from_bytes(frame.payload[1:3], "big")
+    width = int.from_bytes(frame.payload[3:5], "big")
     return ((height, width), orientation_of(segments)) if height and width else None
 
 
 def _ends_once(data: bytes, start: int, *, is_baseline: bool) -> bool:
-    """Tell whether picture data goes on to an end marker at the end, as far as markers show.
+    """Tell whether the picture data has its only end marker at the end of the file.
 
-    In the only scan of a baseline file there are none but restarts; of a progressive file's other
-    scans and tables this only says that none ends it early.
+    A baseline file has one scan, so only restart markers are allowed in it. A progressive file has
+    more scans and tables, so only an early end marker is refused.
     """
     body = np.frombuffer(data, np.uint8, offset=start)
     if not data.endswith(_EOI) or len(body) < 4:
@@ -69,7 +74,7 @@ def _ends_once(data: bytes, start: int, *, is_baseline: bool) -> bool:
 
 
 def _is_usual_frame(payload: bytes) -> bool:
-    """Tell whether a frame is of 8 bits, and grey or of three components in a usual sampling."""
+    """Tell whether a frame has 8 bits, and is grey or has three components in a usual sampling."""
     sampling = payload[7::3]
     if len(payload) < 6 or payload[0] != 8 or len(payload) != 6 + 3 * payload[5]:
         return False
@@ -79,7 +84,10 @@ def _is_usual_frame(payload: bytes) -> bool:
 
 
 def _has_usual_colours(segments: list[Segment], frame: bytes) -> bool:
-    """Tell whether three components are YCbCr beyond doubt, by JFIF, Adobe's marker or numbers."""
+    """Tell whether three components certainly are YCbCr: JFIF, Adobe's marker or their ids say so.
+
+    A grey file passes too, if its JFIF and Adobe markers are usual ones.
+    """
     jfif = [s.payload for s in segments if s.marker == _APP0 and s.payload[:5] == b"JFIF\0"]
     adobe = [s.payload for s in segments if s.marker == _APP14 and s.payload[:5] == b"Adobe"]
     if any(payload[5:6] != b"\1" for payload in jfif):  # a revision that libjpeg does not know

@@ -1,30 +1,32 @@
-"""JPEG bytes to pixels by libjpeg-turbo: strict about the picture, lenient about its labels.
+"""JPEG files -> pixels with libjpeg-turbo: strict about picture data, lenient about metadata.
 
-Part of the decode stage, called by `decoding.image.formats`. simplejpeg releases the GIL and can
-treat every libjpeg *warning* as an error, but libjpeg tells only the first warning of a file, so a
-harmless one may hide a serious one. A refused file is therefore judged a second time, with all that
-cannot change its pixels put in order first (`tidy`). What the second judgement refuses is refused.
+Place in the flow: `formats.py` calls `decode_jpeg` for files that start as a JPEG does.
 
-Accepted, because putting the file in order removes the warning:
+simplejpeg releases the GIL and can treat every *warning* of libjpeg as an error. But libjpeg
+reports only the first warning of a file, so a harmless warning may hide a serious one. A refused
+file is therefore decoded a second time, after `tidy` has repaired everything that cannot change its
+pixels. If that fails too, the file is refused.
+
+Accepted, because `tidy` removes the cause of the warning:
     ``N extraneous bytes before marker 0xXX``   junk between the header's segments (also FF 00)
     ``N extraneous bytes before marker 0xd9``   only when the junk is zero padding before the end
     ``bad ICC marker``                          metadata; colour profiles are not applied
     ``unknown JFIF revision number``            the pixel format did not change between revisions
     ``Invalid SOS parameters for sequential``   unused fields, written wrongly by some cameras
     ``Unknown Adobe color transform code``      YCbCr or YCCK is assumed, as libjpeg does
-Bytes after the end marker are not looked at (thumbnails, video of a moving picture).
+Bytes after the end marker are ignored (thumbnails, the video of a "motion photo").
 
 Refused with DecodeError, because pixels are missing or invented:
     ``Premature end of JPEG file``              truncated, or the tail is zeroed
     ``premature end of data segment``           zeroed or damaged inside
-    ``N extraneous bytes before marker``        inside the picture: data that was not decoded
+    ``N extraneous bytes before marker``        inside the picture data: bytes were not decoded
     ``bad Huffman code``, ``bad arithmetic code``, ``found marker 0xXX instead of RST``,
     ``Inconsistent progression sequence``       damaged picture data
     ``Unsupported ...``                         lossless or 12-bit files, damaged markers
 
-A flipped bit that decodes to other, valid codes gives no warning anywhere: JPEG has no checksum
-(about 85 % of single flips in a 500x375 photograph went unnoticed). Sampling factors without a name
-in the TurboJPEG API (such as 4:1:0) are decoded by Pillow, which notices truncation but not damage.
+JPEG has no checksum. A flipped bit that gives other valid codes causes no warning: about 85 % of
+single flips in a 500x375 photograph went unnoticed. Files with sampling factors that the TurboJPEG
+API does not know (such as 4:1:0) are decoded by Pillow, which notices truncation but not damage.
 """
 
 from __future__ import annotations
@@ -50,10 +52,10 @@ _BARE = (0x01, *range(0xD0, 0xD9))  # markers without a length
 
 
 def jpeg_shape(data: bytes) -> tuple[int, int] | None:
-    """Read the (height, width) of an upright JPEG from its header, without judging the file.
+    """Read the (height, width) of the upright JPEG from its header, without judging the file.
 
     Returns:
-        None where libjpeg dislikes the header, which may still decode when it is tidied.
+        None where libjpeg refuses the header. The file may still decode after `tidy`.
     """
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
@@ -65,21 +67,22 @@ def jpeg_shape(data: bytes) -> tuple[int, int] | None:
 
 
 def decode_jpeg(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
-    """Decode a JPEG, strictly (see the module's list), and turn it upright.
+    """Decode a JPEG strictly, by the module's list, and turn it upright.
 
     Args:
         data: The file, starting with FF D8.
-        max_pixels: Larger pictures are refused from their header.
-        factor: 1, 2, 4 or 8: how many times smaller to decode it. All of the picture data is
-            read all the same, so damage is noticed as at full size.
+        max_pixels: Limit on height x width, checked from the header.
+        factor: How many times smaller to decode it: 1, 2, 4 or 8. All picture data is read at every
+            factor, so damage is noticed as at full size.
 
     Returns:
-        uint8 [H, W, 3], RGB, C-contiguous, sides divided by the factor and rounded up; and the
-        factor, which is 1 for CMYK and for what Pillow decodes. Grey is repeated; CMYK and YCCK are
-        read as Adobe's inverted CMYK and converted without a colour profile, as Pillow does.
+        The pixels: uint8 [H, W, 3], RGB, C-contiguous, sides divided by the factor and rounded up.
+        And the factor that was used, which is 1 for CMYK and for what Pillow decodes. Grey is
+        repeated. CMYK and YCCK are read as Adobe's inverted CMYK and converted without a colour
+        profile, as Pillow does.
 
     Raises:
-        DecodeError: The bytes are not a whole, undamaged JPEG, or it is too large.
+        DecodeError: The bytes are not a whole, undamaged JPEG, or the picture is too large.
     """
     try:
         image, factor = _decode_strictly(data, max_pixels, factor)
@@ -98,6 +101,7 @@ def decode_jpeg(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[
 
 
 def _decode_strictly(data: bytes, max_pixels: int, factor: int) -> tuple[NDArray[np.uint8], int]:
+    """Decode a JPEG as it is stored. Raises ValueError at libjpeg's first warning."""
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     check_pixels(height, width, max_pixels)
     if colorspace in ("CMYK", "YCCK"):
@@ -109,19 +113,22 @@ def _decode_strictly(data: bytes, max_pixels: int, factor: int) -> tuple[NDArray
     reduced = decode_reduced(data, factor)
     if reduced is not None:
         return reduced, factor
-    # Of its scales n/8 simplejpeg takes the smallest that is not below these: exactly 1/factor.
+    # simplejpeg has the scales n/8, and takes the smallest one that gives at least these sides.
+    # That is 1/factor: at factor 4, 500x375 pixels become 125x94.
     small = (-(-height // factor), -(-width // factor))
     image = simplejpeg.decode_jpeg(data, "RGB", min_height=small[0], min_width=small[1])
-    if image.shape[:2] != small:  # tiny pictures, where several scales round to one size
+    if image.shape[:2] != small:  # a tiny picture, where several scales round to one size
         return simplejpeg.decode_jpeg(data, "RGB"), 1
     return image, factor
 
 
 class Segment(NamedTuple):
-    """One header segment: its marker's second byte, and its payload without marker and length."""
+    """One segment of a header."""
 
     marker: int
+    """The second byte of its marker; the first is FF."""
     payload: bytes
+    """Its content, without marker and length."""
 
 
 def read_header(data: bytes) -> tuple[list[Segment], int]:
@@ -131,8 +138,8 @@ def read_header(data: bytes) -> tuple[list[Segment], int]:
         data: A JPEG file, possibly damaged.
 
     Returns:
-        The segments up to and including the first start of scan, and the offset at which picture
-        data starts: ``len(data)`` when the header never ends.
+        The segments up to and including the first start of scan. And the offset at which picture
+        data starts, which is ``len(data)`` when the header never ends.
     """
     segments: list[Segment] = []
     position = len(_SOI)
@@ -152,36 +159,37 @@ def read_header(data: bytes) -> tuple[list[Segment], int]:
 
 
 def tidy(data: bytes) -> bytes:
-    """Rewrite a JPEG without what cannot change its pixels: metadata, junk, zero padding.
+    """Rewrite a JPEG without metadata, junk and zero padding, which cannot change its pixels.
 
     Args:
         data: A JPEG file, possibly damaged.
 
     Returns:
-        A file with the same tables, frame, scans and colour conversion; the bytes as they are
-        when there is no picture data.
+        A file with the same tables, frame, scans and colour conversion. The same bytes when there
+        is no picture data.
     """
     segments, start = read_header(data)
     if start == len(data):
         return data
     frame = next((s for s in segments if s.marker in _FRAMES), None)
-    parts = [_SOI]
+    chunks = [_SOI]
     for segment in segments:
         payload = _tidy_segment(segment, frame)
         if payload is not None:
             length = (len(payload) + 2).to_bytes(2, "big")
-            parts += [bytes((0xFF, segment.marker)), length, payload]
-    return b"".join(parts) + _without_padding(data[start:])
+            chunks += [bytes((0xFF, segment.marker)), length, payload]
+    return b"".join(chunks) + _without_padding(data[start:])
 
 
 def _tidy_segment(segment: Segment, frame: Segment | None) -> bytes | None:
+    """Return a segment's payload in its usual form. None: leave the segment out."""
     marker, payload = segment
     if marker == _APP0 and payload.startswith(b"JFIF\0"):
         return b"JFIF\0\1\1\0\0\1\0\1\0\0"
     if marker == _APP14 and payload.startswith(b"Adobe") and len(payload) >= 12:
         num_components = frame.payload[5] if frame and len(frame.payload) > 5 else 3
-        known, assumed = ((0, 2), 2) if num_components == 4 else ((0, 1), 1)
-        transform = payload[11] if payload[11] in known else assumed
+        default_transform = 2 if num_components == 4 else 1  # YCCK, YCbCr
+        transform = payload[11] if payload[11] in (0, default_transform) else default_transform
         return payload[:11] + bytes((transform,))
     if _APP0 <= marker <= _APP15 or marker == _COM:
         return None
@@ -191,7 +199,10 @@ def _tidy_segment(segment: Segment, frame: Segment | None) -> bytes | None:
 
 
 def _without_padding(body: bytes) -> bytes:
-    """Cut the zeros before the end marker: where they were in place of data, it is now missing."""
+    """Cut the zeros before the end marker.
+
+    Zeros that stand in place of lost data are cut too. The decoder then finds the data missing.
+    """
     end = body.rfind(_EOI)
     if end < 0:
         return body
@@ -201,13 +212,13 @@ def _without_padding(body: bytes) -> bytes:
 
 
 def orientation_of(segments: list[Segment]) -> int | None:
-    """Return the orientation that a header asks for: EXIF first, then XMP, as Pillow reads them."""
-    xmp = None
+    """Return the orientation that a header asks for: EXIF's, else XMP's, in Pillow's order."""
+    xmp_value = None
     for marker, payload in segments:
         if marker == _APP1 and payload.startswith(b"Exif\0\0"):
-            found = exif_orientation(payload)
-            if found is not None:
-                return found
-        elif marker == _APP1 and xmp is None:
-            xmp = xmp_orientation(payload)
-    return xmp
+            exif_value = exif_orientation(payload)
+            if exif_value is not None:
+                return exif_value
+        elif marker == _APP1 and xmp_value is None:
+            xmp_value = xmp_orientation(payload)
+    return xmp_value

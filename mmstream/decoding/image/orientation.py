@@ -1,7 +1,10 @@
-"""Which way up: the EXIF (or XMP) orientation of an image, read from its metadata and applied.
+"""The orientation of an image: read from its EXIF or XMP metadata, and applied.
 
-Part of the decode stage. A reader of its own, twenty lines for one tag, because Pillow's parses all
-of the metadata and *warns* about what it dislikes; here damaged metadata means "not rotated".
+Place in the flow: `jpeg.py` and `pillow.py` read it from a file's header, `formats.py` applies it
+to the pixels, and `device.nvjpeg` applies it on the GPU.
+
+This is a reader of its own, for one tag, because Pillow parses all metadata and *warns* about
+damaged metadata. Here an image with damaged metadata counts as upright.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ _TAG_ORIENTATION = 0x0112
 _TYPE_SHORT = 3
 
 SIDEWAYS = (5, 6, 7, 8)
-"""Orientations whose height and width change places."""
+"""Orientations that swap height and width."""
 
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 
@@ -29,7 +32,7 @@ def exif_orientation(exif: bytes) -> int | None:
         exif: A TIFF header and its directories, with or without the ``Exif\0\0`` prefix.
 
     Returns:
-        1 to 8 as the EXIF standard counts them, or None where the tag is absent or unreadable.
+        1 to 8 as the EXIF standard counts them. None where the tag is absent or unreadable.
     """
     tiff = exif[6:] if exif.startswith(b"Exif\0\0") else exif
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
@@ -39,11 +42,12 @@ def exif_orientation(exif: bytes) -> int | None:
         (start,) = struct.unpack_from(order + "I", tiff, 4)
         (num_entries,) = struct.unpack_from(order + "H", tiff, start)
         for i in range(num_entries):
+            # An entry has 12 bytes: tag (2), type (2), count (4), value (4).
             tag, kind, count = struct.unpack_from(order + "HHI", tiff, start + 2 + 12 * i)
             if tag == _TAG_ORIENTATION:
                 (value,) = struct.unpack_from(order + "H", tiff, start + 10 + 12 * i)
-                good = kind == _TYPE_SHORT and count == 1 and 1 <= value <= 8
-                return int(value) if good else None
+                is_valid = kind == _TYPE_SHORT and count == 1 and 1 <= value <= 8
+                return int(value) if is_valid else None
     except struct.error:  # the directory points outside the block
         pass
     return None
@@ -60,21 +64,21 @@ def upright(image: NDArray[np.uint8], orientation: int | None) -> NDArray[np.uin
 
     Args:
         image: uint8 [H, W, 3] as stored.
-        orientation: 1 to 8; None counts as 1.
+        orientation: 1 to 8. None counts as 1.
 
     Returns:
-        uint8 [H, W, 3], or [W, H, 3] for orientations 5 to 8; C-contiguous; the same array for 1.
+        uint8 [H, W, 3], or [W, H, 3] for orientations 5 to 8. C-contiguous. The same array for 1.
     """
     if orientation in (None, 1):
         return image
-    # ATen mirrors a channels_last picture in SIMD, sixty times as fast as numpy moves its bytes.
+    # torch mirrors a channels_last picture with SIMD, sixty times as fast as numpy.
     pixels = upright_tensor(torch.from_numpy(image)[None].permute(0, 3, 1, 2), orientation)
     turned: NDArray[np.uint8] = pixels[0].permute(1, 2, 0).contiguous().numpy()
     return turned
 
 
 def upright_tensor(pixels: torch.Tensor, orientation: int | None) -> torch.Tensor:
-    """Turn pictures [B, 3, H, W] of any device upright; without need they are returned as given."""
+    """Turn pictures [B, 3, H, W] on any device upright. The result may share their memory."""
     rows = [2] if orientation in (3, 4, 6, 7) else []
     columns = [3] if orientation in (2, 3, 7, 8) else []
     if rows or columns:

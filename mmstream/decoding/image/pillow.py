@@ -1,9 +1,10 @@
-"""PNG, WebP, BMP, GIF and AVIF to pixels, by Pillow; and the one rule that makes anything RGB.
+"""PNG, WebP, BMP, GIF and AVIF files -> pixels with Pillow.
 
-Part of the decode stage, called by `decoding.image.formats` with the plugin that the first bytes
-name. The plugin's class is called directly: `Image.open` would try every format Pillow knows (some
-of which start other programs), and would measure pictures by a process-wide limit instead of the
-decoder's.
+Place in the flow: `formats.py` calls it with the plugin that the first bytes of a file ask for.
+`jpeg.py` calls it for the few JPEGs that libjpeg's API does not know.
+
+The plugin's class is called directly. ``Image.open`` would try every format that Pillow knows, and
+some of those start other programs. It would also apply a limit of the process, not the decoder's.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from mmstream.errors import DecodeError
 
 _PNG_SIGNATURE_BYTES = 8
 _PNG_ORIENTING = (b"exif\0", b"xmp\0", b"XML:com.adobe.xmp\0")
-"""Keywords of text chunks in which Pillow finds metadata."""
+"""Keywords of PNG text chunks that Pillow reads an orientation from."""
 _MAX_REASON_CHARS = 160
 
 
 class Picture(NamedTuple):
-    """uint8 [H, W, 3] RGB as stored, and the orientation its metadata asks for (None: upright)."""
+    """A decoded file, not yet turned upright."""
 
     pixels: NDArray[np.uint8]
+    """uint8 [H, W, 3], RGB, as stored."""
     orientation: int | None
+    """1 to 8 as the metadata says. None: upright."""
 
 
 def decode_with_pillow(
@@ -41,14 +44,11 @@ def decode_with_pillow(
     Args:
         plugin: The class of a Pillow plugin, such as ``PngImagePlugin.PngImageFile``.
         data: The file.
-        max_pixels: Larger pictures are refused from their header, before their pixels are decoded.
-
-    Returns:
-        The pixels as RGB, and the orientation.
+        max_pixels: Limit on height x width, checked before any pixel is decoded.
 
     Raises:
-        DecodeError: Whatever Pillow raised, warnings included where the process turns them into
-            errors; or the picture is too large.
+        DecodeError: Pillow raised an error, or the picture is too large. Warnings count where the
+            process turns them into errors.
     """
     try:
         with plugin(io.BytesIO(data)) as image:
@@ -66,7 +66,7 @@ def decode_with_pillow(
 def pillow_shape(
     plugin: Callable[[io.BytesIO], ImageFile.ImageFile], data: bytes
 ) -> tuple[int, int] | None:
-    """Read the (height, width) of an upright image from its header; None where Pillow cannot."""
+    """Read the (height, width) of the upright image from its header. None where Pillow cannot."""
     try:
         with plugin(io.BytesIO(data)) as image:
             height, width = image.height, image.width
@@ -80,8 +80,8 @@ def pillow_shape(
 def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     """Turn a loaded picture of any mode into RGB.
 
-    Grey is repeated, palettes are looked up, transparency (alpha, or a transparent colour) is laid
-    on white, 16-bit channels keep their high byte, CMYK is converted without a profile.
+    Grey is repeated. Palettes are looked up. Transparency (alpha, or a transparent colour) is laid
+    on white. 16-bit channels keep their high byte. CMYK is converted without a profile.
 
     Returns:
         uint8 [H, W, 3], C-contiguous.
@@ -97,7 +97,7 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def check_png(data: bytes) -> None:
-    """Check the picture data's checksums, which Pillow skips.
+    """Check the checksums of a PNG's picture data, which Pillow does not check.
 
     Args:
         data: A PNG file.
@@ -115,12 +115,12 @@ def check_png(data: bytes) -> None:
 
 
 def has_late_metadata(data: bytes) -> bool:
-    """Tell whether a PNG may say behind its picture data which way up it is."""
-    seen = False
+    """Tell whether a PNG may state its orientation after its picture data."""
+    is_after_pixels = False
     for start, _ in _png_chunks(data):
         if data.startswith(b"IDAT", start):
-            seen = True
-        elif seen and (
+            is_after_pixels = True
+        elif is_after_pixels and (
             data.startswith(b"eXIf", start) or data.startswith(_PNG_ORIENTING, start + 4)
         ):
             return True
@@ -128,19 +128,20 @@ def has_late_metadata(data: bytes) -> bool:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where each chunk's name and payload start and stop."""
+    """Yield the range of each chunk's name and payload, for which its checksum is."""
     position = _PNG_SIGNATURE_BYTES
     while position + 8 <= len(data):
+        # A chunk has the length of its payload (4), its name (4), the payload, a checksum (4).
         stop = position + 8 + int.from_bytes(data[position : position + 4], "big")
         yield position + 4, stop
         position = stop + 4
 
 
 def check_pixels(height: int, width: int, max_pixels: int) -> None:
-    """Refuse a picture without pixels or with too many, as its header declares them.
+    """Refuse a picture without pixels, or with more than the limit.
 
     Raises:
-        DecodeError: Says the size and the limit.
+        DecodeError: Names the size and the limit.
     """
     if height < 1 or width < 1:
         raise DecodeError(f"picture of {width}x{height} has no pixels")
@@ -149,15 +150,16 @@ def check_pixels(height: int, width: int, max_pixels: int) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """An error's message as one short line."""
+    """Return an error's message as one short line."""
     return " ".join(str(error).split())[:_MAX_REASON_CHARS]
 
 
 def _orientation(image: Image.Image) -> int | None:
+    """Return the orientation that the metadata asks for: EXIF's, else XMP's."""
     exif = image.info.get("exif")
-    found = exif_orientation(exif) if isinstance(exif, bytes) else None
-    if found is not None:
-        return found
+    exif_value = exif_orientation(exif) if isinstance(exif, bytes) else None
+    if exif_value is not None:
+        return exif_value
     xmp = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp")
     if isinstance(xmp, str):
         xmp = xmp.encode()

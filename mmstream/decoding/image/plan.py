@@ -1,4 +1,8 @@
-"""What will become of an image, planned from its header before it is decoded."""
+"""How a GPU turns one JPEG into its result, planned from the header of the file.
+
+Place in the flow: `ImageDecoder.plan` makes a plan. It travels beside the file (`encoded.py`) to
+the process that holds the GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,27 @@ from mmstream.decoding.image.orientation import SIDEWAYS
 __all__ = ["Plan"]
 
 MAX_SHRINK = 32
-"""Times smaller that CUDA's antialiased resize makes a picture; libjpeg does the rest cheaply."""
+"""How many times smaller CUDA's antialiased resize can make a side. For more, libjpeg is cheap."""
 
 
 class Plan(NamedTuple):
-    """What becomes of a picture."""
+    """How a GPU turns one JPEG into its result."""
 
     stored: Shape
-    """(height, width) as the file has it."""
+    """(height, width) as the file stores the picture."""
     orientation: int | None
+    """1 to 8 as the EXIF standard counts them. None: upright."""
     view: View
-    """Of the upright picture."""
+    """How the result is made of the upright picture."""
 
     @property
     def picture(self) -> Shape:
-        """(height, width) of the picture upright."""
+        """(height, width) of the picture when it is upright."""
         return self.stored[::-1] if self.orientation in SIDEWAYS else self.stored
 
     @property
     def is_steep(self) -> bool:
         """Whether the picture becomes smaller than CUDA's resize can make it."""
-        box, resized = self.view.box[2:], self.view.resized
-        return any(have > MAX_SHRINK * want for have, want in zip(box, resized, strict=True))
+        box_height, box_width = self.view.box[2:]
+        height, width = self.view.resized
+        return box_height > MAX_SHRINK * height or box_width > MAX_SHRINK * width

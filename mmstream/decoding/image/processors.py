@@ -1,9 +1,10 @@
-"""Settings of Hugging Face image processors, taken over where the image decoder does the same.
+"""Settings of Hugging Face image processors -> settings of `ImageDecoder`.
 
-Part of the decode stage, called by ``ImageDecoder.from_processor``. Only settings are read, by
-name, so transformers is not imported. What normalises stays out: pass ``processor.image_mean`` and
-``processor.image_std`` to `mm.Normalize`, which works on the device. A processor that does what the
-decoder cannot do is run as a transform instead; ``docs/images.md`` has the three lines.
+Place in the flow: before a run, `ImageDecoder.from_processor` calls it once. Settings are read by
+name, so transformers is not imported.
+
+Normalization is left out: it belongs to the device (`mm.Normalize`). A processor that does
+something else than the decoder can run as a transform instead; ``docs/images.md`` shows how.
 """
 
 from __future__ import annotations
@@ -14,22 +15,26 @@ from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError
 
 _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers of filters."""
+"""Pillow's numbers of the filters."""
 
 _KNOWN = ("Bit", "CLIP", "GotOcr2", "Llava", "LlavaNext", "Qwen2VL", "Siglip", "ViT")
-"""Classes without ``ImageProcessor`` and suffixes, each compared with the decoder in the tests."""
+"""Names of classes up to ``ImageProcessor``. The tests compare each with the decoder."""
 
 
 def settings_of(processor: Any) -> dict[str, Any]:
     """Return the settings of an `ImageDecoder` that makes the same pixels.
 
-    Known are processors that stretch to a size (SigLIP, ViT), scale the shorter side with or
-    without a centre crop (CLIP, DINOv2's Bit, Llava without padding), keep the size within a pixel
-    budget (Qwen2-VL and its successors), and cut tiles (Llava-NeXT, InternVL's GotOcr2). Another
-    class is refused, since settings of the same names may mean something else there.
+    Four kinds of processors are known:
+
+    - SigLIP and ViT stretch a picture to a size.
+    - CLIP, DINOv2 (``Bit``) and Llava without padding scale the shorter side; some then crop.
+    - Qwen2-VL and its successors keep the size within a pixel budget.
+    - Llava-NeXT and InternVL (``GotOcr2``) cut tiles.
+
+    Other classes are refused, because settings of the same names may mean something else there.
 
     Raises:
-        ConfigError: Names the processor and what it does beyond that.
+        ConfigError: The class is not known, or a setting has no counterpart. The message names it.
     """
     processor = getattr(processor, "image_processor", processor)
     name = type(processor).__name__
@@ -45,14 +50,19 @@ def settings_of(processor: Any) -> dict[str, Any]:
 
 
 def _geometry(processor: Any, name: str) -> dict[str, Any]:
-    size, crop = _plain(processor, "size"), _plain(processor, "crop_size")
+    """Return the settings that say how large results are and what is cut."""
+    size = _plain_size(processor, "size")
+    crop = _plain_size(processor, "crop_size")
     unknown = ConfigError(f"{name}.size={size}, crop_size={crop}: no rule of the image decoder")
     if hasattr(processor, "merge_size"):
         if size.keys() != {"shortest_edge", "longest_edge"}:
             raise unknown
-        factor = processor.patch_size * processor.merge_size
-        budget = (size["shortest_edge"], size["longest_edge"])
-        return {"resize": "max_pixels", "multiple_of": factor, "pixel_budget": budget}
+        return {
+            "resize": "max_pixels",
+            "multiple_of": processor.patch_size * processor.merge_size,
+            # For these processors, the two "edges" are numbers of pixels.
+            "pixel_budget": (size["shortest_edge"], size["longest_edge"]),
+        }
     tiles = _tiles(processor)
     if tiles is not None:
         sides = {*size.values(), *crop.values()}
@@ -63,7 +73,7 @@ def _geometry(processor: Any, name: str) -> dict[str, Any]:
         raise ConfigError(f'{name}.do_pad: pads before it resizes; resize="letterbox" is near')
     is_cropped = getattr(processor, "do_center_crop", None)
     if size.keys() == {"shortest_edge"}:
-        return _cropped(size["shortest_edge"], crop if is_cropped else None, unknown)
+        return _shortest(size["shortest_edge"], crop if is_cropped else None, unknown)
     if size.keys() != {"height", "width"} or (is_cropped and crop != size):
         raise unknown
     return {"size": (size["height"], size["width"]), "resize": "exact"}
@@ -78,15 +88,17 @@ def _tiles(processor: Any) -> LlavaNextTiles | InternVLTiles | None:
     return None
 
 
-def _cropped(shortest: int, crop: dict[str, int] | None, unknown: ConfigError) -> dict[str, Any]:
+def _shortest(side: int, crop: dict[str, int] | None, unknown: ConfigError) -> dict[str, Any]:
+    """Return the settings for a shorter side of this length, with or without a centre crop."""
     if crop is None:
-        return {"size": shortest, "crop": None}
-    if crop.keys() != {"height", "width"} or shortest < max(crop.values()):
+        return {"size": side, "crop": None}
+    if crop.keys() != {"height", "width"} or side < max(crop.values()):
         raise unknown
     shape = (crop["height"], crop["width"])
-    return {"size": shape, "resize_size": shortest, "crop_rounding": "down"}
+    return {"size": shape, "resize_size": side, "crop_rounding": "down"}
 
 
-def _plain(processor: Any, name: str) -> dict[str, int]:
+def _plain_size(processor: Any, name: str) -> dict[str, int]:
+    """Return a size setting as a dict, without the sides that are None."""
     value = getattr(processor, name, None) or {}
     return {key: side for key, side in dict(value).items() if side is not None}

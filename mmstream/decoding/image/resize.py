@@ -1,14 +1,16 @@
-"""Pixels to a result: one antialiased resize, uint8 to uint8, written where it is asked for.
+"""Decoded pixels -> the planned result, with one antialiased resize from uint8 to uint8.
 
-Part of the decode stage: between the pixels of `decoding.image.formats` and a row of the batch.
-The filter is ATen's antialiased one on a channels_last view of the decoded array, which runs in
-SIMD integer arithmetic: no copy before it and no float.
+Place in the flow: `decoder.py` calls `render` with the pixels of `formats.py` and a view of
+`geometry.py`. The result is written into the row of the batch where there is one.
 
-Why a centre crop is cut after the resize, though the cut-off part is wasted: the filter's position
-is ``scale * (i + 0.5)`` counted from the picture's own edge, so a part cut out beforehand gives the
-same values only when it starts at a whole number of filter periods, which the common sizes do not
-allow (500x375 to 298x224 repeats every 149 columns, and the crop starts at 37). A random crop is a
-box of whole pixels, which is cut first.
+The filter is torch's antialiased one, on a channels_last view of the decoded array. It runs in SIMD
+integer arithmetic, without a copy before it and without floats.
+
+A centre crop is cut after the resize, though the pixels outside it are then resized for nothing.
+The position of the filter is ``scale * (i + 0.5)``, counted from the picture's own edge. A crop
+that is cut before gives the same values only if it starts at a whole number of filter periods.
+Common sizes do not: from 500x375 to 298x224 the filter repeats every 149 columns, and the crop
+starts at 37. A random crop is a box of whole pixels, so it is cut before the resize.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ def render(
 ) -> Pixels:
     """Make one result of a picture.
 
-    Bit-equal to torchvision v2's ``resize(antialias=True)`` of the same box as a uint8 tensor, on
-    CPUs where torchvision too resizes in uint8 (AVX2, AVX-512, ARM).
+    The pixels are bit-equal to torchvision v2's ``resize(antialias=True)`` of the same box as a
+    uint8 tensor, on CPUs where torchvision too resizes in uint8 (AVX2, AVX-512, ARM).
 
     Args:
-        image: uint8 [H, W, 3], the picture that the view's box is of.
-        view: What to do.
+        image: uint8 [H, W, 3], the whole picture.
+        view: How to make the result.
         interpolation: "bilinear" or "bicubic".
         fill: RGB of what the picture does not cover.
-        out: uint8 of the view's shape to write to.
+        out: Where to write the result: uint8 of the view's shape. None: a new array.
 
     Returns:
-        ``out``, or an array that may share memory with `image` but is C-contiguous: uint8
-        [H, W, 3], for tiles [num_tiles, side, side, 3], row by row.
+        uint8 [H, W, 3], or for tiles [num_tiles, side, side, 3], row by row. C-contiguous. It is
+        ``out``, or it may share memory with `image`.
     """
     top, left, height, width = view.box
     image = image[top : top + height, left : left + width]
@@ -52,7 +54,7 @@ def render(
         image = _resize(image, view.resized, interpolation)
     image = image[max(0, -view.offset[0]) :, max(0, -view.offset[1]) :]
     image = image[: view.shape[0], : view.shape[1]]
-    if view.flip:  # ATen mirrors pixels in SIMD, numpy byte by byte
+    if view.flip:  # torch mirrors pixels with SIMD, numpy byte by byte
         image = _pixels(torch.flip(_tensor(image), (3,)))
     if out is None and image.shape[:2] == view.shape:
         out = np.ascontiguousarray(image)
@@ -64,6 +66,7 @@ def render(
 def _lay(
     image: Pixels, view: View, fill: tuple[int, int, int], out: Pixels | None = None
 ) -> Pixels:
+    """Copy resized pixels to their offset in the result, and fill the rest."""
     out = np.empty((*view.shape, 3), np.uint8) if out is None else out
     height, width, _ = image.shape
     top, left = max(0, view.offset[0]), max(0, view.offset[1])
@@ -74,6 +77,7 @@ def _lay(
 
 
 def _divide(image: Pixels, side: int) -> Pixels:
+    """Divide a result into square tiles, row by row."""
     rows, columns = image.shape[0] // side, image.shape[1] // side
     grid = image.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
     return np.ascontiguousarray(grid).reshape(rows * columns, side, side, 3)
@@ -87,10 +91,13 @@ def _resize(image: Pixels, shape: tuple[int, int], interpolation: str) -> Pixels
 
 
 def _tensor(image: Pixels) -> torch.Tensor:
-    # [None] before permute: the batch's stride is then H*W*3, and ATen keeps channels_last.
+    """Return [1, 3, H, W], a channels_last view."""
+    # [None] comes before permute: then the stride of the batch is H*W*3, and torch keeps
+    # channels_last.
     return torch.from_numpy(image)[None].permute(0, 3, 1, 2)
 
 
 def _pixels(tensor: torch.Tensor) -> Pixels:
+    """Return the [H, W, 3] array of what `_tensor` made."""
     pixels: Pixels = tensor[0].permute(1, 2, 0).numpy()
     return pixels

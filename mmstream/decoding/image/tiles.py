@@ -1,12 +1,13 @@
-"""One picture as several: the grids of tiles by which vision-language models see detail.
+"""Tiles: one picture as several squares, by which vision-language models see detail.
 
-Part of the decode stage: `decoding.image` asks how to cut a picture of a given size. Two
-rules are in use, and both are a list of allowed grids and a choice among them:
+Place in the flow: `decoder.py` asks here how to cut a picture of a given size. There are two rules.
+Both choose one of the allowed grids:
 
-    LlavaNextTiles   Llava-NeXT   fits into the best of a list of shapes, padded
-    InternVLTiles    InternVL     stretched to the grid with the nearest proportions
+    LlavaNextTiles   Llava-NeXT   the picture is scaled to fit into the grid, and padded
+    InternVLTiles    InternVL     the picture is stretched to the grid
 
-Both add the whole picture as one more tile. The choices are those of transformers (tested).
+Both add the whole picture as one more tile. The choices are those of transformers; the tests
+compare with it.
 """
 
 from __future__ import annotations
@@ -14,66 +15,100 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mmstream.decoding.image.geometry import Shape, View, fitting, whole
+from mmstream.decoding.image.geometry import Shape, View, fitting_shape, whole_view
 from mmstream.errors import ConfigError
 
 __all__ = ["InternVLTiles", "LlavaNextTiles"]
 
-LLAVA_NEXT = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+LLAVA_NEXT_SHAPES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+"""``image_grid_pinpoints`` of the published Llava-NeXT models, for tiles of 336 pixels."""
 
 
 @dataclass(frozen=True)
 class LlavaNextTiles:
-    """Llava-NeXT: the whole picture first, then tiles of the shape that wastes least.
+    """Cut pictures into tiles by the rule of Llava-NeXT.
+
+    The first tile is the whole picture, stretched to a square. The others are the picture scaled to
+    fit into one of `shapes`, padded, and divided row by row. The shape is the one that keeps most
+    of the picture's pixels; among equals, the smallest. This is ``select_best_resolution`` of
+    transformers.
 
     Attributes:
-        shapes: Allowed (height, width) of all tiles together, multiples of the decoder's ``size``;
-            ``image_grid_pinpoints`` in the model's settings.
+        shapes: Allowed (height, width) in pixels of all tiles together. Each is a multiple of the
+            decoder's ``size``. ``image_grid_pinpoints`` in the settings of a model. The default
+            goes with ``size=336``.
+
+    Raises:
+        ConfigError: `shapes` is empty, or an entry is not a pair of positive numbers.
+
+    Examples:
+        A picture of 600 x 800 pixels becomes the whole picture and 2 x 2 tiles of 336 pixels:
+
+        >>> LlavaNextTiles().best((600, 800))
+        (672, 672)
     """
 
-    shapes: tuple[Shape, ...] = LLAVA_NEXT
+    shapes: tuple[Shape, ...] = LLAVA_NEXT_SHAPES
 
     def __post_init__(self) -> None:
         if not self.shapes or any(len(shape) != 2 or min(shape) < 1 for shape in self.shapes):
             raise ConfigError(f"shapes={self.shapes!r}: give (height, width) pairs in pixels")
 
     def check(self, side: int) -> None:
-        """Refuse shapes that are no whole number of tiles.
+        """Refuse shapes that are not a whole number of tiles.
+
+        Args:
+            side: Side of a tile in pixels.
 
         Raises:
-            ConfigError: Says which.
+            ConfigError: A shape is not a multiple of `side`; the message names it.
         """
         for shape in self.shapes:
             if shape[0] % side or shape[1] % side:
-                raise ConfigError(f"shapes: {shape} is no multiple of size={side}")
+                raise ConfigError(f"shapes: {shape} is not a multiple of size={side}")
 
     def best(self, picture: Shape) -> Shape:
-        """Return the shape that keeps most of the picture's pixels; of equals, the smallest."""
+        """Return the shape that keeps most of the picture's pixels; among equals, the smallest."""
         height, width = picture
-        best, most, least = self.shapes[0], 0, 0
+        best_shape = self.shapes[0]
+        most_kept = least_wasted = 0
         for shape in self.shapes:
             scale = min(shape[1] / width, shape[0] / height)
             kept = min(int(width * scale) * int(height * scale), height * width)
             wasted = shape[0] * shape[1] - kept
-            if kept > most or (kept == most and wasted < least):
-                best, most, least = shape, kept, wasted
-        return best
+            if kept > most_kept or (kept == most_kept and wasted < least_wasted):
+                best_shape, most_kept, least_wasted = shape, kept, wasted
+        return best_shape
 
     def views(self, picture: Shape, side: int) -> list[View]:
-        """Return the whole picture as one tile, and the tiles as one view."""
-        best = self.best(picture)
-        tiles = whole(picture, fitting(picture, best), best)
-        return [whole(picture, (side, side)), tiles._replace(tile=side)]
+        """Return one view of the whole picture as one tile, and one of all other tiles."""
+        shape = self.best(picture)
+        tiles = whole_view(picture, fitting_shape(picture, shape), shape)
+        return [whole_view(picture, (side, side)), tiles._replace(tile=side)]
 
 
 @dataclass(frozen=True)
 class InternVLTiles:
-    """InternVL: tiles of the grid with the nearest proportions, then the whole picture.
+    """Cut pictures into tiles by the rule of InternVL.
+
+    The picture is stretched to the grid whose proportions are nearest to its own, and divided row
+    by row. The last tile is the whole picture, stretched to a square. Where two grids are equally
+    near, the larger one is taken if the picture has more than half of its pixels. This is
+    ``get_optimal_tiled_canvas`` of transformers.
 
     Attributes:
-        min_tiles: Of a grid.
-        max_tiles: Of a grid; the whole picture is not counted.
-        thumbnail: Add the whole picture as the last tile, unless there is only one.
+        min_tiles: Fewest tiles of a grid, from 1 up.
+        max_tiles: Most tiles of a grid. The whole picture is not counted.
+        thumbnail: Whether the whole picture is added. It never is when the grid has one tile.
+
+    Raises:
+        ConfigError: Not ``1 <= min_tiles <= max_tiles``.
+
+    Examples:
+        A picture of 400 x 800 pixels becomes 1 x 2 tiles of 448 pixels, and the whole picture:
+
+        >>> InternVLTiles().best((400, 800), 448)
+        (1, 2)
     """
 
     min_tiles: int = 1
@@ -88,36 +123,38 @@ class InternVLTiles:
         """Accept any side: the grids are counted in tiles."""
 
     def best(self, picture: Shape, side: int) -> Shape:
-        """Return (rows, columns).
-
-        Of equally near grids the later, larger one is taken while the picture has more than half
-        its pixels.
-        """
+        """Return the (rows, columns) of the grid for a picture."""
         height, width = picture
-        best, least = (1, 1), float("inf")
+        best_grid = (1, 1)
+        least_difference = float("inf")
         for rows, columns in _grids(self.min_tiles, self.max_tiles):
-            away = abs(width / height - columns / rows)
-            enough = height * width > 0.5 * side * side * rows * columns
-            if away < least or (away == least and enough):
-                best, least = (rows, columns), away
-        return best
+            difference = abs(width / height - columns / rows)
+            has_enough_pixels = height * width > 0.5 * side * side * rows * columns
+            if difference < least_difference or (
+                difference == least_difference and has_enough_pixels
+            ):
+                best_grid, least_difference = (rows, columns), difference
+        return best_grid
 
     def views(self, picture: Shape, side: int) -> list[View]:
-        """Return the tiles as one view, and the whole picture as one tile."""
+        """Return one view of all tiles of the grid, and one of the whole picture as one tile."""
         rows, columns = self.best(picture, side)
-        tiles = whole(picture, (rows * side, columns * side))._replace(tile=side)
+        tiles = whole_view(picture, (rows * side, columns * side))._replace(tile=side)
         if not self.thumbnail or rows * columns == 1:
             return [tiles]
-        return [tiles, whole(picture, (side, side))]
+        return [tiles, whole_view(picture, (side, side))]
 
 
 @lru_cache(maxsize=16)
-def _grids(fewest: int, most: int) -> list[Shape]:
-    """List (rows, columns) with the number of tiles, narrow ones first: ties depend on it."""
+def _grids(min_tiles: int, max_tiles: int) -> list[Shape]:
+    """List (rows, columns) by number of tiles, narrow ones first: the choice depends on the order.
+
+    Example: ``_grids(1, 2)`` is ``[(1, 1), (2, 1), (1, 2)]``.
+    """
     grids = [
         (rows, columns)
-        for columns in range(1, most + 1)
-        for rows in range(1, most + 1)
-        if fewest <= rows * columns <= most
+        for columns in range(1, max_tiles + 1)
+        for rows in range(1, max_tiles + 1)
+        if min_tiles <= rows * columns <= max_tiles
     ]
     return sorted(grids, key=lambda grid: grid[0] * grid[1])

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.geometry import (
     View,
-    budgeted,
-    covering,
-    fitting,
+    budgeted_shape,
+    covering_shape,
+    fitting_shape,
     random_box,
+    scaled_view,
     shrink_factor,
-    shrunk,
-    whole,
+    whole_view,
 )
 from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError, DecodeError
@@ -36,7 +36,7 @@ PICTURES += [(n, n) for n in range(1, 400, 7)] + [(336, 672), (448, 896), (1344,
 def test_the_resized_picture_covers_the_crop_and_touches_it(
     height: int, width: int, crop_height: int, crop_width: int
 ) -> None:
-    new = covering((height, width), (crop_height, crop_width), None)
+    new = covering_shape((height, width), (crop_height, crop_width), None)
     assert new[0] >= crop_height
     assert new[1] >= crop_width
     assert new[0] == crop_height or new[1] == crop_width
@@ -56,9 +56,9 @@ def test_budgeted_shapes_are_those_of_qwen_vl(multiple_of: int, fewest: int, mos
         except ValueError:
             num_refused += 1
             with pytest.raises(DecodeError, match="over 200 times"):
-                budgeted(picture, multiple_of, fewest, most)
+                budgeted_shape(picture, multiple_of, fewest, most)
             continue
-        assert budgeted(picture, multiple_of, fewest, most) == expected, picture
+        assert budgeted_shape(picture, multiple_of, fewest, most) == expected, picture
     assert 0 < num_refused < len(PICTURES) / 2
 
 
@@ -74,7 +74,9 @@ def test_any_resolution_chooses_and_fits_as_llava_next() -> None:
                 continue
             assert rule.best(picture) == tuple(best), picture
             pixels = np.empty((3, *picture), np.bool_)
-            assert fitting(picture, best) == get_patch_output_size(pixels, best, "channels_first")
+            assert fitting_shape(picture, best) == get_patch_output_size(
+                pixels, best, "channels_first"
+            )
             chosen.add(tuple(best))
         assert chosen == set(rule.shapes)
 
@@ -162,9 +164,9 @@ def test_a_picture_is_never_decoded_smaller_than_it_is_needed(
 ) -> None:
     top, left = data.draw(st.integers(0, picture[0] - 1)), data.draw(st.integers(0, picture[1] - 1))
     box = (top, left, picture[0] - top, picture[1] - left)
-    for view in (whole(picture, size), View(box, size, size, (0, 0))):
+    for view in (whole_view(picture, size), View(box, size, size, (0, 0))):
         factor = shrink_factor([view], picture)
-        smaller = shrunk(view, picture, factor)
+        smaller = scaled_view(view, picture, factor)
         assert factor in (1, 2, 4, 8)
         if factor > 1:
             assert smaller.box[2] >= size[0]
@@ -176,7 +178,7 @@ def test_a_picture_is_never_decoded_smaller_than_it_is_needed(
 def test_the_smallest_decoding_that_is_enough_is_taken() -> None:
     sizes = {(448, 448): 2, (447, 447): 2, (446, 446): 1, (1792, 1792): 8, (1500, 2000): 4}
     for picture, factor in sizes.items():
-        assert shrink_factor([whole(picture, (224, 224))], picture) == factor, picture
+        assert shrink_factor([whole_view(picture, (224, 224))], picture) == factor, picture
 
 
 @pytest.mark.parametrize(
