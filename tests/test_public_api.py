@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 
 import mmstream as mm
-from tests.helpers.paths import ROOT
-
-FIXED = [
-    "Decode",
-    "ImageDecoder",
-    "Loader",
-    "Mixture",
-    "Normalize",
-    "Order",
-    "Pipeline",
-    "BadSamplePolicy",
-    "SkipSample",
-    "TextDecoder",
-    "World",
-    "collate",
-    "convert",
-    "open_dataset",
-    "open_mixture",
-    "to_device",
-]
+from tests.helpers.paths import DATA, ROOT
 
 ERRORS = [
     "ConfigError",
@@ -46,9 +30,66 @@ ERRORS = [
 ]
 
 
-def test_the_fixed_names_are_public():
-    assert set(FIXED) <= set(mm.__all__)
-    assert set(ERRORS) <= set(mm.__all__)
+def signature_text(function: Callable[..., object]) -> str:
+    """Return the parameters of a function and their defaults.
+
+    Types are left out: `tests/typing_api.py` holds them.
+    """
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(
+            annotation=parameter.empty,
+            default=Words(parameter.default.__qualname__)
+            if inspect.isfunction(parameter.default)
+            else parameter.default,
+        )
+        for parameter in signature.parameters.values()
+        if parameter.name not in ("self", "cls")
+    ]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+
+
+class Words(str):
+    """A string whose repr is itself."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def class_lines(name: str, kind: type) -> Iterator[str]:
+    """Return a line for the class, and one for each of its own public methods and properties."""
+    if issubclass(kind, Exception):
+        yield f"{name} is a {', '.join(base.__name__ for base in kind.__bases__)}"
+        return
+    yield name + signature_text(kind)
+    for member, value in sorted(vars(kind).items()):
+        if member.startswith("_"):
+            continue
+        if isinstance(value, classmethod | staticmethod):
+            value = value.__func__
+        if isinstance(value, property | cached_property):
+            yield f"{name}.{member}"
+        elif inspect.isfunction(value) and value.__qualname__.startswith(kind.__name__):
+            yield f"{name}.{member}{signature_text(value)}"
+
+
+def public_api() -> list[str]:
+    """Return a line for each public name, with its parameters and defaults."""
+    lines: list[str] = []
+    for name in sorted(mm.__all__):
+        value = getattr(mm, name)
+        if isinstance(value, type):
+            lines += class_lines(name, value)
+        else:
+            lines.append(name + signature_text(value))
+    return lines
+
+
+def test_names_parameters_and_defaults_are_those_written_down():
+    """A change that is meant: ``python -m tests.test_public_api > tests/data/public_api.txt``."""
+    assert public_api() == (DATA / "public_api.txt").read_text().splitlines()
 
 
 def test_all_is_sorted_and_every_name_of_it_can_be_used():
@@ -176,3 +217,7 @@ def test_a_wrong_use_of_the_public_surface_does_not_type_check(tmp_path):
     found = "\n".join(type_errors(wrong))
     for line in (2, 3, 4):
         assert f"wrong.py:{line}: error" in found
+
+
+if __name__ == "__main__":
+    print("\n".join(public_api()))  # noqa: T201
