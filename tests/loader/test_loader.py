@@ -211,15 +211,23 @@ def noisy(sample):
 @pytest.mark.slow
 def test_augmentation_draws_are_the_same_on_every_topology_and_differ_by_epoch(corpus):
     made = pipeline(corpus, transforms=(noisy,))
-    one = mm.Loader(made)
-    first, second = ({k: v for b in one for k, v in zip(b["__key__"], b["noise"].tolist())}
-                     for _ in range(2))  # fmt: skip
+    in_one_process = mm.Loader(made)
+    first, second = (
+        {
+            key: noise
+            for batch in in_one_process
+            for key, noise in zip(batch["__key__"], batch["noise"].tolist())
+        }
+        for _ in range(2)
+    )
     loader = mm.Loader(made, num_workers=2, world=mm.World(1, 2))
     for batch in loader:
         for key, noise in zip(batch["__key__"], batch["noise"].tolist(), strict=True):
             assert noise == first[key]
     loader.close()
-    assert all(first[key] != second[key] for key in first.keys() & second.keys())
+    in_both_epochs = first.keys() & second.keys()
+    assert len(in_both_epochs) > 80  # of 97: an epoch leaves out the 1 that fills no batch
+    assert all(first[key] != second[key] for key in in_both_epochs)
 
 
 def test_a_lambda_for_workers_is_refused_with_the_way_out(corpus):
