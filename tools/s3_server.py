@@ -1,17 +1,17 @@
-"""Runs a command beside a real S3 server (SeaweedFS) on this machine, for tests and trials.
+"""Runs a command with its own S3 server (SeaweedFS) on this machine, for tests and experiments.
 
     python tools/s3_server.py -- COMMAND ARGUMENTS...
 
-COMMAND sees a server of its own: ``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``,
-``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, ``AWS_DEFAULT_REGION`` and the name of an empty bucket in
-``MMSTREAM_S3_BUCKET``; all other ``AWS_*`` variables are hidden from it. When it ends the server is
-gone and so is its data, and the exit code is the command's. In Python::
+COMMAND gets the server in its environment: ``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``,
+``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``, ``AWS_DEFAULT_REGION``, and ``MMSTREAM_S3_BUCKET`` with
+the name of an empty bucket. Other ``AWS_*`` variables are removed. When the command ends, the
+server and its data are removed, and the exit code is that of the command. In Python::
 
     with s3_server() as server:
         os.environ.update(server.env)
 
-The server is watched by a second process of this file that holds one end of a pipe: when the
-process that started it dies, by kill -9 too, the pipe breaks, and server and data go.
+A second process of this file watches the server and holds one end of a pipe. If the process that
+started it dies, also by kill -9, the pipe breaks, and the watcher removes the server and its data.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ BUCKET = "mmstream"
 REGION = "us-east-1"
 START_TIMEOUT_S = 40.0
 NUM_STARTS = 3
-"""Another program may take a port between our look and the server's: then others are tried."""
+"""Another program may take a port before the server does. Then other ports are tried."""
 
 PORTS = range(12_000, 22_000)
-"""The server takes each port + 10,000 as well; both stay below Linux's range of client ports."""
+"""The server also uses each port + 10,000. Both are below Linux's range of client ports."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: where it is and what it accepts.
+    """The address and the credentials of a running server.
 
     Attributes:
-        endpoint: its URL, on loopback.
-        access_key: the one user's name.
-        secret_key: its password, made for this server.
-        bucket: an empty bucket.
+        endpoint: URL on loopback.
+        access_key: name of the only user.
+        secret_key: password of this user, new for each server.
+        bucket: name of an empty bucket.
     """
 
     endpoint: str
@@ -61,7 +61,7 @@ class Server:
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that S3 clients, and COMMAND, find the server by."""
+        """The environment variables for S3 clients."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -76,20 +76,20 @@ class Server:
 
 
 def find_weed() -> str | None:
-    """Return the path of SeaweedFS' program, beside this Python or on the PATH; None: absent."""
+    """Return the path of SeaweedFS' program, beside this Python or on the PATH, or None."""
     return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
 
 
 @contextmanager
 def s3_server() -> Iterator[Server]:
-    """Start a server and stop it at the end of the block.
+    """Start a server, and stop it at the end of the block.
 
     Yields:
-        A server whose bucket answers.
+        A server whose bucket is ready.
 
     Raises:
         FileNotFoundError: SeaweedFS is not installed.
-        RuntimeError: it did not start; with the end of its log.
+        RuntimeError: the server did not start. The message has the end of its log.
     """
     weed = find_weed()
     if weed is None:
@@ -107,7 +107,7 @@ def s3_server() -> Iterator[Server]:
 
 
 def without_aws(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without ``AWS_*``: a session token or profile would spoil ours."""
+    """Return the variables without ``AWS_*``: a user's token or profile would disturb ours."""
     return {name: value for name, value in environ.items() if not name.startswith("AWS_")}
 
 
@@ -115,7 +115,7 @@ def without_aws(environ: Mapping[str, str]) -> dict[str, str]:
 def _running(
     weed: str, ports: Sequence[int], server: Server, log: BinaryIO
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the watcher and, below it, the server, in a session that no Ctrl-C reaches."""
+    """Run the watcher and its server, in a new session so that Ctrl-C does not reach them."""
     folder = tempfile.mkdtemp(prefix="mmstream-s3-")
     watcher = subprocess.Popen(
         [sys.executable, __file__, "--watch", weed, folder, *map(str, ports)],
@@ -129,21 +129,31 @@ def _running(
     try:
         yield watcher
     finally:
-        with suppress(BrokenPipeError):  # a byte, not just the end: forked processes hold the pipe
+        with suppress(BrokenPipeError):  # closing is not enough: forked processes hold the pipe
             watcher.communicate(b"x")
         watcher.wait()
 
 
 def _watch(weed: str, folder: str, *ports: str) -> int:
-    """Run the server until it ends or our standard input says something or breaks."""
+    """Run the server until it ends, or until standard input has data or breaks."""
     s3, master, volume, filer, admin = ports
     arguments = [
-        f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}",
-        f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}",
-        f"-filer.port={filer}", f"-admin.port={admin}", "-s3.port.iceberg=0", "-s3.port.lance=0",
-        "-s3.autoCreateBucket=false", "-webdav=false", "-admin.ui=false",
-        "-master.telemetry=false",  # by default it calls home
-    ]  # fmt: skip
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-bucket={BUCKET}",
+        f"-s3.port={s3}",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        f"-filer.port={filer}",
+        f"-admin.port={admin}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-s3.autoCreateBucket=false",
+        "-webdav=false",
+        "-admin.ui=false",
+        "-master.telemetry=false",  # on by default
+    ]
     server = subprocess.Popen([weed, "-logtostderr", "mini", *arguments], stdin=subprocess.DEVNULL)
     try:
         while server.poll() is None:
@@ -151,23 +161,24 @@ def _watch(weed: str, folder: str, *ports: str) -> int:
                 return 0
         return 1
     finally:
-        server.kill()  # asked politely, it takes up to 10 s
+        server.kill()  # SIGTERM takes up to 10 s
         server.wait()
         shutil.rmtree(folder, ignore_errors=True)
         for port in (number for text in ports for number in (int(text), int(text) + 10_000)):
-            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # no option moves these
-                left.unlink(missing_ok=True)
+            # SeaweedFS always puts its sockets there.
+            for socket_file in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                socket_file.unlink(missing_ok=True)
 
 
 def _wait_until_ready(server: Server, watcher: subprocess.Popen[bytes]) -> str | None:
-    """Ask for the bucket until it is there; return what went wrong, or None."""
+    """Wait until the bucket is ready; return what went wrong, or None."""
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.session import Session
 
-    # No profile and no ~/.aws of the user: one that names what is not there would stop us.
-    nothing = (None, None, os.devnull, None)
-    session = Session(session_vars={"profile": (None, None, None, None), "config_file": nothing})
+    # The user's profile and ~/.aws are ignored: errors in them must not disturb the server.
+    no_file = (None, None, os.devnull, None)
+    session = Session(session_vars={"profile": (None, None, None, None), "config_file": no_file})
     client = session.create_client(
         "s3",
         region_name=REGION,
@@ -175,10 +186,13 @@ def _wait_until_ready(server: Server, watcher: subprocess.Popen[bytes]) -> str |
         aws_access_key_id=server.access_key,
         aws_secret_access_key=server.secret_key,
         config=Config(
-            connect_timeout=2, read_timeout=2, retries={"max_attempts": 0}, proxies={},
+            connect_timeout=2,
+            read_timeout=2,
+            retries={"max_attempts": 0},
+            proxies={},
             s3={"addressing_style": "path"},
         ),
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
@@ -199,11 +213,13 @@ def _tail(log: BinaryIO, num_lines: int = 20) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that are free now, each with the one 10,000 above it."""
+    """Return ports that are free now, together with port + 10,000."""
     candidates = random.sample(PORTS, 50 * count)
     free = [port for port in candidates if _is_free(port) and _is_free(port + 10_000)]
     if len(free) < count:
-        raise RuntimeError(f"{len(free)} free ports of {len(candidates)} tried, {count} are needed")
+        raise RuntimeError(
+            f"only {len(free)} of {len(candidates)} tried ports are free, {count} are needed"
+        )
     return free[:count]
 
 
@@ -218,21 +234,21 @@ def _is_free(port: int) -> bool:
 
 
 def _run(command: Sequence[str]) -> int:
-    """Run a command to its end, passing on the signals that we get; return its exit code."""
+    """Run a command to its end and return its exit code. Signals are passed on to it."""
     process = subprocess.Popen(command)
 
-    def pass_on(number: int, _frame: object) -> None:
+    def forward(number: int, _frame: object) -> None:
         process.send_signal(number)
 
-    signal.signal(signal.SIGTERM, pass_on)
-    signal.signal(signal.SIGHUP, pass_on)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGHUP, forward)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command too
     code = process.wait()
     return code if code >= 0 else 128 - code
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command beside a server; return the exit code."""
+    """Run a command with a server and return the exit code."""
     if arguments[:1] == ["--watch"]:
         return _watch(*arguments[1:])
     if arguments[:1] != ["--"] or len(arguments) < 2:
