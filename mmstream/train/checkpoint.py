@@ -1,7 +1,10 @@
-"""Checkpoints: whole or not at all, checked when read, in a local folder or an object store.
+"""Save a run and resume it: checkpoints in a local folder or an object store.
 
-A checkpoint is one object, ``step-00000012.pt``: torch's zip of tensors and plain values, so that
-``torch.load(path, weights_only=True)`` opens it anywhere and no code in it can run.
+    loop.fit -> `resume_training` before the first step, `save_training` after some steps
+
+A checkpoint is one file, such as ``step-00000012.pt``. It is written completely or not at all, and
+verified when it is loaded. ``torch.load(path, weights_only=True)`` opens it anywhere. That runs no
+code from the file.
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ _NAME = re.compile(r"step-(\d{8,})\.pt")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is saved after an optimizer step.
+    """The content of a checkpoint file.
 
     Attributes:
-        num_steps: optimizer steps done.
-        content: tensors and plain values in dicts and lists.
+        num_steps: optimizer steps done since the first start.
+        content: tensors and plain values, in dicts and lists.
     """
 
     num_steps: int
@@ -57,23 +60,30 @@ class Checkpoint:
 
 
 def checkpoint_name(num_steps: int) -> str:
-    """Return the name of the checkpoint after this many steps; names sort as steps do."""
+    """Return the file name of a checkpoint. Names sort in the order of steps, up to 99,999,999."""
     return f"step-{num_steps:08d}.pt"
 
 
 def list_checkpoints(store: Store) -> list[int]:
-    """Return the steps of all checkpoints in a store, good or damaged, in rising order."""
-    return sorted(int(found[1]) for name in store.list() if (found := _NAME.fullmatch(name)))
+    """Return the steps of all checkpoints in a store, damaged ones included, in rising order."""
+    matches = map(_NAME.fullmatch, store.list())
+    return sorted(int(match[1]) for match in matches if match is not None)
 
 
 def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     """Write a checkpoint, then remove all but the newest `keep` (1 or more).
 
-    Those of later steps are removed too: a run that goes past them has found them damaged. So is
-    what is half written in a local folder: a run has one writer, so that one was killed.
+    Checkpoints of later steps are removed too: they are damaged, or this run would have resumed
+    from them. Half-written files in a local folder are removed as well: a run has only one writer,
+    so they belong to a killed one.
+
+    Args:
+        store: the folder or prefix of the checkpoints.
+        checkpoint: what to write. It is held in memory a second time while it is written.
+        keep: number of checkpoints to keep, this one included.
 
     Raises:
-        StorageError: the storage failed after retries; no checkpoint was removed then.
+        StorageError: the storage failed after retries. Then no checkpoint was removed.
     """
     folder = store.local_path("")
     if folder is not None:
@@ -82,29 +92,30 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     buffer = io.BytesIO()
     torch.save(checkpoint.content, buffer)
     store.write(checkpoint_name(checkpoint.num_steps), buffer.getvalue())
-    older = [step for step in list_checkpoints(store) if step < checkpoint.num_steps]
-    later = [step for step in list_checkpoints(store) if step > checkpoint.num_steps]
+    steps = list_checkpoints(store)
+    older = [step for step in steps if step < checkpoint.num_steps]
+    later = [step for step in steps if step > checkpoint.num_steps]
     for step in [*older[: max(0, len(older) - keep + 1)], *later]:
         store.remove(checkpoint_name(step))
 
 
 def load_checkpoint(store: Store, num_steps: int) -> Checkpoint:
-    """Return one checkpoint, its tensors on the CPU.
+    """Load one checkpoint, with its tensors on the CPU.
 
     Raises:
-        FileNotFoundError: there is none of this step.
-        StateError: it is damaged.
+        FileNotFoundError: there is no checkpoint of this step.
+        StateError: the checkpoint is damaged.
         StorageError: the storage failed after retries.
     """
     name = checkpoint_name(num_steps)
     data = store.read(name)
     try:
-        # torch does not look at the zip's checksums, so one flipped bit would go into the weights.
+        # torch does not verify the checksums of the zip: a flipped bit would change a weight.
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             damaged = archive.testzip()
-            # torch's reader leaves the memory of a "folder" as it was: one flipped attribute bit.
-            odd = [item.filename for item in archive.infolist() if item.external_attr & 0x10]
-            damaged = damaged or next(iter(odd), None)
+            # One flipped bit marks a record as a folder. torch would leave its memory unset.
+            folders = [item.filename for item in archive.infolist() if item.external_attr & 0x10]
+            damaged = damaged or next(iter(folders), None)
         if damaged is not None:
             raise zipfile.BadZipFile(f"wrong checksum of {damaged}")  # noqa: TRY301
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -121,12 +132,12 @@ def load_checkpoint(store: Store, num_steps: int) -> Checkpoint:
 
 
 def load_newest(store: Store) -> Checkpoint | None:
-    """Return the newest good checkpoint, or None in a store without any.
+    """Load the newest good checkpoint; None when the store has no checkpoints.
 
-    Damaged ones are passed over with a warning.
+    Each damaged checkpoint is skipped with a warning.
 
     Raises:
-        StateError: there are checkpoints and all are damaged: starting anew would remove them.
+        StateError: all checkpoints are damaged. A run that started anew would remove them.
         StorageError: the storage failed after retries.
     """
     steps = list_checkpoints(store)
@@ -134,9 +145,11 @@ def load_newest(store: Store) -> Checkpoint | None:
         try:
             return load_checkpoint(store, step)
         except StateError as error:
-            logger.warning("%s; trying the one before", error)
+            logger.warning("%s; trying the previous checkpoint", error)
     if steps:
-        raise StateError(f"{store.url}: all {len(steps)} checkpoints are damaged; move them away")
+        raise StateError(
+            f"{store.url}: all {len(steps)} checkpoints are damaged; move them away to start anew"
+        )
     return None
 
 
@@ -148,7 +161,7 @@ def save_training(
     config: TrainConfig,
     process: TrainProcess,
 ) -> None:
-    """Save a run after an optimizer step, on rank 0."""
+    """Save a run after an optimizer step. Only rank 0 writes."""
     if process.rank == 0:
         content = {**trained.state_dict(), "loader": json.dumps(loader_state)}
         save_checkpoint(store, Checkpoint(num_steps, content), keep=config.keep_checkpoints)
@@ -157,50 +170,63 @@ def save_training(
 def resume_training(
     store: Store, trained: Trained, batches: DeviceLoader, process: TrainProcess
 ) -> int:
-    """Load the newest good checkpoint into model and loader; return its steps, 0 without one.
+    """Load the newest good checkpoint into model and loader.
 
-    Rank 0 chooses and the others follow, so that no two ranks go on from different steps.
+    Rank 0 chooses the checkpoint for all ranks, so that all resume from the same step.
+
+    Returns:
+        The optimizer steps of that checkpoint; 0 when there is none.
 
     Raises:
-        StateError: all checkpoints are damaged, or the newest good one is of another run.
+        StateError: all checkpoints are damaged, or the newest good one belongs to another model or
+            other data.
     """
-    found = load_newest(store) if process.rank == 0 else None
+    checkpoint = load_newest(store) if process.rank == 0 else None
     if process.world_size > 1:
-        choice = torch.tensor(-1 if found is None else found.num_steps, device=process.device)
+        choice = torch.tensor(
+            -1 if checkpoint is None else checkpoint.num_steps, device=process.device
+        )
         dist.broadcast(choice, src=0)
         if process.rank != 0 and choice.item() >= 0:
-            found = load_checkpoint(store, int(choice.item()))
-    if found is None:
+            checkpoint = load_checkpoint(store, int(choice.item()))
+    if checkpoint is None:
         return 0
     try:
-        trained.load_state_dict(found.content)
+        trained.load_state_dict(checkpoint.content)
     except (KeyError, RuntimeError, ValueError) as error:
         raise StateError(
-            f"{store.url}: step {found.num_steps} is of another model: "
-            f"{_difference(trained, found.content) or str(error).partition(chr(10))[0]}; give the "
-            "settings that it was trained with (model=, image_size=, max_length=, tokenizer=, "
+            f"{store.url}: step {checkpoint.num_steps} is of another model: "
+            f"{_difference(trained, checkpoint.content) or str(error).partition(chr(10))[0]}; give "
+            "the settings that it was trained with (model=, image_size=, max_length=, tokenizer=, "
             "freeze=), or another folder (out=)"
         ) from error
     try:
-        batches.load_state_dict(json.loads(found.content["loader"]))
+        batches.load_state_dict(json.loads(checkpoint.content["loader"]))
     except StateError as error:
-        raise StateError(f"{store.url}: step {found.num_steps}: {error}") from error
+        raise StateError(f"{store.url}: step {checkpoint.num_steps}: {error}") from error
     if process.rank == 0:
-        logger.info("going on from %s, step %d", store.url, found.num_steps)
-    return found.num_steps
+        logger.info("resuming from %s, step %d", store.url, checkpoint.num_steps)
+    return checkpoint.num_steps
 
 
 def _difference(trained: Trained, content: dict[str, Any]) -> str:
-    """Say in a line in which weights a checkpoint differs from the model; nothing if in none."""
-    ours, saved = trained.model.state_dict(), content.get("model", {})
-    shapes = [name for name in ours if name in saved and ours[name].shape != saved[name].shape]
-    parts = {
-        "are missing in it": [name for name in ours if name not in saved],
-        "are unknown here": [name for name in saved if name not in ours],
-        "have another shape": shapes,
-    }
-    told = [f"{len(names):,} weights {what} ({names[0]}" for what, names in parts.items() if names]
-    if shapes:
-        was, now = (tuple(weights[shapes[0]].shape) for weights in (saved, ours))
-        told[-1] += f": {was} there, {now} here"
-    return "".join(f"{part}), " for part in told).removesuffix(", ")
+    """Describe in one line which weights of a checkpoint do not fit the model; "" when all fit."""
+    model = trained.model.state_dict()
+    saved = content.get("model", {})
+    missing = [name for name in model if name not in saved]
+    unknown = [name for name in saved if name not in model]
+    reshaped = [name for name in model if name in saved and model[name].shape != saved[name].shape]
+    differences = []
+    if missing:
+        differences.append(f"{len(missing):,} weights are missing in it ({missing[0]})")
+    if unknown:
+        differences.append(f"{len(unknown):,} weights are unknown here ({unknown[0]})")
+    if reshaped:
+        name = reshaped[0]
+        saved_shape = tuple(saved[name].shape)
+        model_shape = tuple(model[name].shape)
+        differences.append(
+            f"{len(reshaped):,} weights have another shape "
+            f"({name}: {saved_shape} there, {model_shape} here)"
+        )
+    return ", ".join(differences)

@@ -1,4 +1,7 @@
-"""What a training run is told, and what it gives back: two plain descriptions, without torch."""
+"""The settings of a training run, and its result. Importing this module does not import torch.
+
+`TrainConfig` -> train -> `TrainResult`
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["Precision", "TrainConfig", "TrainResult"]
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 
-_FROM_ONE = (
+_AT_LEAST_ONE = (
     "epochs",
     "max_steps",
     "global_batch_size",
@@ -26,80 +29,103 @@ _FROM_ONE = (
     "validate_every",
     "log_every",
 )
-_FROM_ZERO = ("num_workers", "warmup_steps", "profile", "lr", "weight_decay", "final_lr_fraction")
+_AT_LEAST_ZERO = (
+    "num_workers",
+    "warmup_steps",
+    "profile",
+    "lr",
+    "weight_decay",
+    "final_lr_fraction",
+)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of `mmstream.train.train`. The defaults learn 100 captions in 60 steps on a CPU.
 
+    A resumed run may change them, except those that fix the shapes of the weights (`model`,
+    `image_size`, `max_length`, `tokenizer`) and `freeze`. Changes to the order of the data in the
+    middle of an epoch are governed by `on_change`.
+
     Attributes:
-        url: the dataset: whatever `mmstream.open_dataset` opens, or a mixture's file, which ends in
-            ``.json`` (see `mmstream.open_mixture`).
-        out: folder or ``s3://`` prefix that gets ``checkpoints/``; every rank must see it.
-        log_dir: local folder for ``metrics-rank{r}.jsonl`` and what else a run writes for people.
-            None: `out` where that is local; with a remote `out` nothing of it is then written.
-        model: "clip" or "vlm", small and with random weights, or a local folder that
-            `transformers` has saved a CLIP or a Llava-style model to.
-        tokenizer: folder of a `transformers` tokenizer; None: the model folder's own, and one token
-            a byte for the small models.
-        image_size: side of the square images in pixels; None: what the model's folder says. For the
-            small models a multiple of 16; None: 64.
-        max_length: longest text in tokens, those of images included; None: 64 for CLIP, 512 for a
-            VLM.
-        freeze: patterns as of a shell (``clip.vision_model.*``); parameters whose names match one
+        url: the dataset: anything that `mmstream.open_dataset` opens. Or the file of a mixture,
+            which ends in ``.json`` (see `mmstream.open_mixture`).
+        out: folder or ``s3://`` prefix that gets ``checkpoints/``. Every rank must be able to read
+            it.
+        log_dir: local folder of ``metrics-rank{r}.jsonl``, TensorBoard files, traces and records of
+            bad samples. None: `out` when that is local; with a remote `out`, no such files.
+        model: "clip" or "vlm": a small model with random weights. Or a local folder to which
+            `transformers` saved a CLIP or a Llava-style model.
+        tokenizer: folder of a `transformers` tokenizer. None: that of the model's folder, or one
+            token per byte for the small models.
+        image_size: side of the square images in pixels; a multiple of 16 for the small models.
+            None: as the model's folder says, or 64 for the small models.
+        max_length: longest text in tokens, image tokens included. None: 64 for CLIP, 512 for a VLM.
+        freeze: shell patterns such as ``clip.vision_model.*``. Parameters whose name matches one
             are not trained.
 
-        epochs: passes over the data, counted from the very first start; of a mixture what it calls
-            an epoch.
-        max_steps: stop after this many optimizer steps, counted likewise. None: after `epochs`.
-        global_batch_size: samples of a loader step, over all ranks.
-        accumulate: loader steps that make one optimizer step; an epoch's last group may be smaller.
-            The batches of a group are held in memory together.
-        micro_batches: parts that each rank cuts its batches into, for a device that cannot take
-            them at once. Changes memory and time, nothing else.
-        rows_per_rank: rows of a loader step for each rank, for devices of different size. None:
-            equal ones, give or take a row.
-        num_workers: loader processes of each rank.
+        epochs: passes over the data since the first start. For a mixture: epochs as the mixture
+            defines them.
+        max_steps: optimizer steps since the first start, after which the run ends. None: after
+            `epochs`.
+        global_batch_size: samples per loader step, over all ranks.
+        accumulate: loader steps per optimizer step. The last optimizer step of an epoch may have
+            fewer. The batches of one optimizer step are in memory together.
+        micro_batches: number of pieces into which each rank cuts its batches, to save memory on the
+            device. It changes the result by rounding errors only.
+        rows_per_rank: rows of each rank in a loader step, for devices of different size. None:
+            equal shares, which may differ by one row.
+        num_workers: loader processes per rank; 0: none.
         bad_samples: what happens to the row of a bad sample: "substitute", "mask" or "raise" (see
-            `mmstream.BadSamplePolicy`). Validation masks where training
-            substitutes, so that no sample counts twice.
-        max_bad_fraction: bad samples over all samples of a rank, from the 1,000th on, that end a
-            run when there are more.
-        substitute_bad_shards: whether the samples of an unreadable shard count as bad samples.
-            False: such a shard ends the run.
-        on_change: what to do when the data's settings or the corpus are others than those of the
-            checkpoint, in mid-epoch: "refuse", or "finish_epoch" as it was planned and change then
-            (see `mmstream.Loader`). The cosine's end counts epochs of the length at the start.
-        seed: of the data's order, of the first weights and of what a model draws in a step.
+            `mmstream.BadSamplePolicy`). Validation uses "mask" in place of "substitute", so that no
+            sample counts twice.
+        max_bad_fraction: share of bad samples among all samples of a rank, 0 to 1. A larger share
+            ends the run, from the 1,000th sample on.
+        substitute_bad_shards: True: each sample of an unreadable shard is a bad sample. False: an
+            unreadable shard ends the run.
+        on_change: what happens when a run resumes in the middle of an epoch with other data or
+            other settings of the order. "refuse": StateError. "finish_epoch": that epoch ends as it
+            was planned, and the changes apply from the next one (see `mmstream.Loader`). The end
+            of the cosine stays where the length of the epochs at the start puts it.
+        seed: fixes the order of the data, the first weights, and the random numbers of each step.
 
-        lr: AdamW's highest learning rate; a resumed run takes the settings given then.
+        lr: highest learning rate of AdamW.
         lr_schedule: "constant" or "cosine", after the warm-up.
         warmup_steps: optimizer steps of linear warm-up.
-        decay_steps: optimizer steps until the cosine has reached its end, the warm-up's among them.
-            None: those of all `epochs`, whatever `max_steps` is.
-        final_lr_fraction: learning rate at the cosine's end, as a share of `lr`.
-        weight_decay: AdamW's; biases, norms and other vectors have none.
-        max_grad_norm: longer gradients are scaled down to this norm; None: never.
+        decay_steps: optimizer steps after which the cosine ends, warm-up included. None: the steps
+            of all `epochs`, whatever `max_steps` is.
+        final_lr_fraction: learning rate after the cosine, as a share of `lr`.
+        weight_decay: weight decay of matrices and kernels; biases, norms and other vectors have
+            none.
+        max_grad_norm: a longer gradient is scaled down to this norm. None: never.
         precision: "bf16" or "fp16" (with loss scaling) under autocast, or "fp32". None: bf16 on
             CUDA, fp32 on a CPU.
-        activation_checkpointing: compute activations anew in the backward pass: less memory, a
-            third more time.
-        compile: run the model through ``torch.compile``.
-        deterministic: only deterministic algorithms; one that has none is an error of torch.
+        activation_checkpointing: compute activations again in the backward pass. It needs less
+            memory and about a third more time.
+        compile: compile the model with ``torch.compile``.
+        deterministic: use deterministic algorithms only. torch raises RuntimeError for an operation
+            that has none.
 
-        checkpoint_every: optimizer steps between two checkpoints; the last step makes one too.
-        keep_checkpoints: newest ones that are kept. Two survive damage to the newest.
-        validation: a second dataset, gone through in its own order every `validate_every` steps and
-            at the end; None: none.
+        checkpoint_every: optimizer steps between two checkpoints. The last step is always saved.
+        keep_checkpoints: number of newest checkpoints to keep. With two, a run survives damage to
+            the newest.
+        validation: a second dataset. Its mean loss is computed every `validate_every` steps and at
+            the end. None: no validation.
         validate_every: optimizer steps between two validation passes.
-        log_every: optimizer steps between two lines of metrics. Each makes the host wait for the
-            device, and only then is a signal to stop looked at.
-        log_keys: write keys and lineage (planned, shown) of each step's samples into the metrics.
-        progress: a bar on rank 0, where it runs in a terminal.
-        profile: optimizer steps to trace with torch.profiler, after two others; 0: none.
-        device: "cpu", "cuda" or "cuda:N"; None: CUDA where there is one. Under torchrun "cuda"
-            is the process's own.
+        log_every: optimizer steps between two lines of metrics. At each line the host waits for the
+            device. Only then does the run look at signals to stop.
+        log_keys: write keys and lineage of each step's samples into the metrics, for
+            ``mmstream replay --check``.
+        progress: show a progress bar on rank 0 when it runs in a terminal.
+        profile: optimizer steps to trace with torch.profiler, after the first two; 0: none.
+        device: "cpu", "cuda" or "cuda:N". None: CUDA if there is a device. Under torchrun "cuda" is
+            the device of the process's LOCAL_RANK.
+
+    Raises:
+        ConfigError: a setting is out of its range, or settings do not fit together.
+
+    Example:
+        >>> TrainConfig(url="shards/", out="run/", model="vlm", epochs=3, lr_schedule="cosine")
     """
 
     url: str
@@ -147,7 +173,7 @@ class TrainConfig:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        for least, names in ((1, _FROM_ONE), (0, _FROM_ZERO)):
+        for least, names in ((1, _AT_LEAST_ONE), (0, _AT_LEAST_ZERO)):
             for name in names:
                 value = getattr(self, name)
                 if value is not None and value < least:
@@ -157,17 +183,19 @@ class TrainConfig:
             raise ConfigError(f"train: log_dir is {self.log_dir}; it must be a local folder")
         for name in ("log_keys", "profile"):
             if getattr(self, name) and self.log_folder is None:
-                raise ConfigError(f"train: {name} with a remote out also needs a local log_dir")
+                raise ConfigError(f"train: {name} needs a local log_dir when out is remote")
 
     def _check_model_and_step(self) -> None:
         if self.model in ("clip", "vlm") and self.image_size and self.image_size % 16:
-            raise ConfigError(f"train: image_size is {self.image_size}, no multiple of 16")
+            raise ConfigError(
+                f"train: image_size is {self.image_size}; it must be a multiple of 16"
+            )
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(f"train: max_grad_norm is {self.max_grad_norm}; it must be above 0")
         if self.precision not in (None, "fp32", "bf16", "fp16"):
-            raise ConfigError(f"train: precision is {self.precision}; fp32, bf16 or fp16")
+            raise ConfigError(f"train: precision is {self.precision}; give fp32, bf16 or fp16")
         if self.lr_schedule not in ("constant", "cosine"):
-            raise ConfigError(f"train: lr_schedule is {self.lr_schedule}; constant or cosine")
+            raise ConfigError(f"train: lr_schedule is {self.lr_schedule}; give constant or cosine")
         rows = self.rows_per_rank
         if rows is not None and (min(rows) < 1 or sum(rows) != self.global_batch_size):
             raise ConfigError(
@@ -177,28 +205,29 @@ class TrainConfig:
 
     @property
     def log_folder(self) -> str | None:
-        """The local folder of the metrics, or None when there is none."""
+        """Local folder of metrics and logs; None when `out` is remote and `log_dir` is not set."""
         if self.log_dir is None and is_remote(self.out):
             return None
         return self.log_dir or self.out.removeprefix("file://")
 
     def most_rows(self, world_size: int) -> int:
-        """Return the rows of the rank that has most."""
+        """Return the number of rows of the rank that has the most."""
         return max(self.rows_per_rank or [-(-self.global_batch_size // world_size)])
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run gives back.
+    """The result of a run, the same on every rank.
 
     Attributes:
-        num_steps: optimizer steps since the very first start.
-        resumed_from: of these, the steps that were already in the checkpoint.
-        final_loss: loss of the last step; None when nothing was left to do.
-        state: the loader's state after the last optimizer step.
-        validation_loss: of the last validation pass of this run; None without one.
-        stopped_by: "SIGTERM" or "SIGINT" when a signal ended the run before its end.
-        summary: where the time went and what to change, in words; None when nothing was done.
+        num_steps: optimizer steps since the first start.
+        resumed_from: optimizer steps of the checkpoint from which this run resumed; 0 without one.
+        final_loss: loss of the last line of metrics; None when no step was left to do.
+        state: state of the loader after the last optimizer step.
+        validation_loss: loss of the last validation pass of this run; None without one.
+        stopped_by: "SIGTERM" or "SIGINT" when a signal ended the run early, else None.
+        summary: where the time went and what would make it faster, as text; None when no step was
+            done.
     """
 
     num_steps: int

@@ -1,4 +1,8 @@
-"""Who trains: this process's rank, device, process group and threads, and its way out."""
+"""This process among the ranks that train together: device, process group, threads, signals.
+
+loop.run -> `process_group` gives a `TrainProcess`, which the whole run passes on
+loop.fit -> `note_signals` gives a `StopRequest`, which each step looks at
+"""
 
 from __future__ import annotations
 
@@ -30,21 +34,33 @@ __all__ = [
 ]
 
 ECHO_S = 1.0
-"""torchrun passes on what the terminal has sent to all: a signal again so soon is the same one."""
+"""Seconds within which a repeated signal counts as the same one.
+
+After Ctrl-C the terminal signals all processes, and torchrun passes the signal on once more.
+"""
 
 
 @dataclass(frozen=True)
 class TrainProcess:
-    """This process among those that train together."""
+    """One rank of a training run.
+
+    Attributes:
+        device: the device of this rank.
+        rank: number of this rank, from 0.
+        world_size: number of ranks.
+    """
 
     device: torch.device
     rank: int = 0
     world_size: int = 1
 
     def sum_over_ranks(self, *values: Tensor | float) -> Tensor:
-        """Return the sums of scalars over the ranks, float64 [len(values)], the same on all."""
+        """Return the sum of each value over the ranks: float64 [len(values)], on the device.
+
+        All ranks must call it together, and all get the same sums.
+        """
         sums = torch.stack(
-            [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values]
+            [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
         )
         if self.world_size > 1:
             dist.all_reduce(sums)
@@ -53,68 +69,76 @@ class TrainProcess:
 
 @contextmanager
 def process_group(device: str | None) -> Iterator[TrainProcess]:
-    """Join the group that RANK and WORLD_SIZE announce (torchrun sets them), or stand alone.
+    """Join the other ranks and yield this one; leave the process group at the end.
 
-    nccl between CUDA devices, gloo between CPUs. A group that the caller has initialised is used
-    and left as it is.
+    RANK and WORLD_SIZE announce the ranks; torchrun sets both. Without them there is one rank and
+    no process group. CUDA devices use nccl, CPUs use gloo. A process group that the caller has
+    initialised is used, and stays open.
 
     Args:
         device: as in `TrainConfig`.
+
+    Raises:
+        ConfigError: torch does not have this device.
     """
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        here = torch.device(name)
+        torch_device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device {name!r}: cpu, cuda or cuda:N") from None
-    if here.type == "cuda":
+        raise ConfigError(f"device {name!r}: give cpu, cuda or cuda:N") from None
+    if torch_device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device {name!r}: this torch finds no CUDA device; use cpu")
-        torch.cuda.set_device(here)
+        torch.cuda.set_device(torch_device)
     if dist.is_initialized():
-        yield TrainProcess(here, dist.get_rank(), dist.get_world_size())
+        yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        if here.type == "cuda":
-            dist.init_process_group("nccl", device_id=here)
+        if torch_device.type == "cuda":
+            dist.init_process_group("nccl", device_id=torch_device)
         else:
             dist.init_process_group("gloo")
         try:
-            yield TrainProcess(here, dist.get_rank(), dist.get_world_size())
+            yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())
         finally:
             leave_group()
     else:
-        yield TrainProcess(here)
+        yield TrainProcess(torch_device)
 
 
 def leave_group() -> None:
-    """End the process group, and its threads with it.
+    """End the process group and its threads.
 
-    DDP lies in reference cycles and holds the group: left to the interpreter's end, a thread of
-    gloo now and then meets an interpreter that is gone, and the process aborts (torch 2.13).
+    DDP objects are in reference cycles and hold the process group, so they are collected first.
+    Otherwise a thread of gloo sometimes outlives the interpreter, and the process aborts (seen with
+    torch 2.13).
     """
     gc.collect()
     dist.destroy_process_group()
 
 
 def share_threads(num_workers: int) -> None:
-    """Share this machine's cores among its ranks and their loader workers.
+    """Share the cores of this machine among its ranks and their loader workers.
 
-    torch alone gives every process as many threads as there are cores; its threads wait for each
-    other by spinning, so with one core too few a step takes ten times as long. OMP_NUM_THREADS,
-    where it is set (torchrun sets 1 for several ranks), has the last word.
+    By default torch starts one thread per core in each process. Its threads wait by spinning: with
+    one core too few, a step takes ten times as long. When OMP_NUM_THREADS is set, nothing changes;
+    torchrun sets it to 1 for several ranks.
+
+    For example, 16 cores, 2 ranks and 3 workers per rank give each rank 16 / 2 - 3 = 5 threads.
 
     Args:
         num_workers: loader workers of each rank.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
-    num_cores = len(os.sched_getaffinity(0))  # those that this container may use
+    num_cores = len(os.sched_getaffinity(0))  # may be fewer than the machine has
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, num_cores // num_ranks - num_workers))
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """Handle a signal by ending the process, as Python and the shell expect."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
@@ -122,13 +146,13 @@ def _leave(number: int, _frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def leave_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit(143), so that workers and process group are ended in order.
+    """Turn SIGTERM into SystemExit(143), so that the workers and the process group end properly.
 
-    Left alone outside the main thread, where Python allows no handlers, and where the caller has
-    a handler of their own.
+    It does nothing when the caller has a handler of their own, or outside the main thread, where
+    Python does not allow signal handlers.
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, _leave)
@@ -140,17 +164,17 @@ def leave_on_sigterm() -> Iterator[None]:
 
 @dataclass
 class StopRequest:
-    """The signals that have asked this process to stop."""
+    """The signals that this process has received."""
 
     times: dict[int, float] = field(default_factory=dict)
-    """Signal -> when it came first, by the monotonic clock."""
+    """Signal number -> seconds of the monotonic clock when it first came."""
 
     def flags(self) -> tuple[float, float]:
-        """Return 1.0 or 0.0 for SIGTERM and for SIGINT, to be summed over the ranks."""
+        """Return 1.0 or 0.0 for SIGTERM and for SIGINT, to sum over the ranks."""
         return float(signal.SIGTERM in self.times), float(signal.SIGINT in self.times)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Note the first signal; a second one, Ctrl-C again, leaves at once."""
+        """Handle a signal: note the first one, and leave at once at the second one."""
         now = time.monotonic()
         if now - self.times.setdefault(number, now) > ECHO_S:
             _leave(number, frame)
@@ -158,20 +182,20 @@ class StopRequest:
 
 @contextmanager
 def note_signals() -> Iterator[StopRequest]:
-    """Note SIGTERM and Ctrl-C instead of leaving, so that a step can end and be saved.
+    """Note SIGTERM and Ctrl-C instead of ending the process, so that the step can be saved first.
 
-    Handlers that the caller has set are left alone, as are those outside the main thread.
+    Handlers that the caller has set stay as they are. Outside the main thread nothing is noted.
     """
     request = StopRequest()
-    replaced = {}
+    replaced_handlers = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            before = signal.getsignal(number)
-            if before in (signal.SIG_DFL, signal.default_int_handler, _leave):
-                replaced[number] = before
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_DFL, signal.default_int_handler, _leave):
+                replaced_handlers[number] = handler
                 signal.signal(number, request.note)
     try:
         yield request
     finally:
-        for number, before in replaced.items():
-            signal.signal(number, before)
+        for number, handler in replaced_handlers.items():
+            signal.signal(number, handler)

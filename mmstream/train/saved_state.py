@@ -1,4 +1,7 @@
-"""The loader's state of a run, from wherever it was saved: a JSON file, a checkpoint, a folder."""
+"""Read the state of a loader from where it was saved: a JSON file, a checkpoint or a folder.
+
+``mmstream replay --state`` -> `read_state`
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ __all__ = ["parse_state", "read_state"]
 
 
 def parse_state(text: str | bytes, source: str) -> dict[str, Any]:
-    """Return a state from its JSON. Raises StateError, with the name of its source."""
+    """Return the state that is saved as JSON in `text`.
+
+    Raises:
+        StateError: it is not a state. The message begins with `source`.
+    """
     try:
         state = json.loads(text)
     except ValueError as error:
@@ -24,15 +31,16 @@ def parse_state(text: str | bytes, source: str) -> dict[str, Any]:
 
 
 def read_state(source: str) -> dict[str, Any]:
-    """Return the state of a Loader from where it was saved, local or ``s3://``.
+    """Return a loader's state from where it was saved, locally or at ``s3://``.
 
     Args:
-        source: a JSON file, a checkpoint of ``mmstream train``, or the folder that it trained to.
-            From a folder the newest good checkpoint is taken.
+        source: a JSON file, a checkpoint of ``mmstream train``, or the ``out`` folder of a run. A
+            folder gives the state of its newest good checkpoint.
 
     Raises:
-        StateError: no state there.
-        FileNotFoundError, StorageError: nothing there, or storage failed.
+        StateError: there is no loader's state at `source`.
+        FileNotFoundError: there is no such checkpoint.
+        StorageError: the storage failed after retries.
     """
     folder, name = split_url(open_store(source).url)
     store = open_store(folder)
@@ -48,7 +56,9 @@ def _read_checkpoint(folder: str, name: str) -> dict[str, Any]:
 
     digits = "".join(filter(str.isdigit, name)) or "0"
     if checkpoint_name(int(digits)) != name:
-        raise StateError(f"{name}: no checkpoint of `mmstream train`; they are step-NNNNNNNN.pt")
+        raise StateError(
+            f"{name}: not a checkpoint of `mmstream train`, which are named step-NNNNNNNN.pt"
+        )
     return _loader_state(load_checkpoint(open_store(folder), int(digits)).content, name)
 
 

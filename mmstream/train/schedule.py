@@ -1,7 +1,10 @@
-"""What the optimizer is told: which parameters it moves, and how far at each step.
+"""The optimizer, the frozen parameters, and the learning rate of each step.
 
-The learning rate is a pure function of the number of steps done, so the place in the schedule is in
-no state: a run that resumes, on however many ranks, is where the undisturbed one would be.
+    loop.fit -> step.prepare -> `freeze_parameters`, `make_optimizer`
+    loop.fit -> `learning_rate_of` -> step.train_step
+
+The learning rate depends only on the settings and the number of steps done. So no state holds it: a
+resumed run uses the same learning rates as an undisturbed one, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -28,22 +31,26 @@ def learning_rate(
     final_fraction: float,
     schedule: Literal["constant", "cosine"],
 ) -> float:
-    """Return the learning rate of the step after `num_steps` others.
+    """Return the learning rate of the step that follows `num_steps` others.
 
-    Rises in a line over `warmup_steps` steps, the first of which has ``lr / warmup_steps`` and the
-    last `lr`. With "cosine" it then falls along half a cosine (Loshchilov and Hutter, 2017, without
-    restarts) to ``final_fraction * lr``, where it stays from `decay_steps` on.
+    It rises linearly over `warmup_steps` steps: the first has ``lr / warmup_steps``, the last `lr`.
+    With "constant" it stays there. With "cosine" it then falls along half a cosine (Loshchilov and
+    Hutter, 2017, without restarts). It reaches ``final_fraction * lr`` at step `decay_steps` and
+    stays there.
+
+    For example, ``lr=1.0, warmup_steps=2, decay_steps=6, final_fraction=0.0`` and "cosine" give
+    0.5, 1.0, 1.0, 0.85, 0.5, 0.15 and then 0.0.
     """
     if num_steps < warmup_steps:
         return lr * (num_steps + 1) / warmup_steps
     if schedule == "constant":
         return lr
-    way = min(1.0, (num_steps - warmup_steps) / max(1, decay_steps - warmup_steps))
-    return lr * (final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * way)) / 2)
+    progress = min(1.0, (num_steps - warmup_steps) / max(1, decay_steps - warmup_steps))
+    return lr * (final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * progress)) / 2)
 
 
 def learning_rate_of(config: TrainConfig, num_steps: int, planned_steps: int) -> float:
-    """Return a run's learning rate; `planned_steps` are those of all its epochs."""
+    """Return the learning rate of a run's next step; all its epochs have `planned_steps` steps."""
     return learning_rate(
         num_steps,
         lr=config.lr,
@@ -55,7 +62,7 @@ def learning_rate_of(config: TrainConfig, num_steps: int, planned_steps: int) ->
 
 
 def freeze_parameters(model: nn.Module, patterns: tuple[str, ...]) -> None:
-    """Exclude the parameters whose names match a pattern (``*`` and ``?``) from training.
+    """Freeze the parameters whose names match a shell pattern such as ``clip.vision_model.*``.
 
     Raises:
         ConfigError: a pattern matches no parameter, or nothing is left to train.
@@ -63,7 +70,9 @@ def freeze_parameters(model: nn.Module, patterns: tuple[str, ...]) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"freeze: no parameter matches {pattern!r}; there is {names[0]!r}")
+            raise ConfigError(
+                f"freeze: no parameter matches {pattern!r}; one of the names is {names[0]!r}"
+            )
     for name, parameter in model.named_parameters():
         if any(fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)
@@ -72,13 +81,17 @@ def freeze_parameters(model: nn.Module, patterns: tuple[str, ...]) -> None:
 
 
 def make_optimizer(model: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW over the trained parameters; its learning rate is set before each step.
+    """Return AdamW over the parameters that are not frozen. `train_step` sets its learning rate.
 
-    Matrices and kernels decay; biases, norms and other vectors and scalars do not.
+    Weight decay applies to matrices and kernels, not to biases, norms and other vectors.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in trained if parameter.ndim >= 2],
+            "weight_decay": weight_decay,
+        },
+        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=(0.9, 0.98))
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))

@@ -1,15 +1,20 @@
-"""One optimizer step: from a group of batches to moved weights. The heart of the loop.
+"""One optimizer step: a group of batches goes in, the weights change.
 
-The gradient is that of the mean over the whole group on all ranks, whoever has how much of it:
+    loop.fit -> train_step
 
-- each rank counts the weight (rows, tokens) of its batches; summed over the ranks it is known
-  before the first backward pass,
-- each part's loss_sum is multiplied by W / weight, so that DDP's mean over the W ranks gives the
-  sum of all loss_sum / weight,
-- only the last part's backward communicates (`no_sync` before).
+The loss of a step is the mean over all rows (or tokens) of the group on all W ranks:
 
-So neither the number of ranks, nor uneven shares, nor accumulation, nor micro-batches change the
-step by more than rounding.
+- Each rank counts the weight (rows or tokens) of its batches. `total_weight` is the sum over the
+  ranks. It is known before the first backward pass.
+- The loss_sum of each micro-batch is multiplied by W / total_weight. DDP then takes the mean of the
+  gradients over the W ranks, which cancels the W.
+- Only the backward pass of the last micro-batch communicates. DDP's `no_sync` stops the others.
+
+For example, rank 0 has 3 rows and rank 1 has 1 row, so W = 2 and total_weight = 4. Each loss_sum is
+multiplied by 2 / 4. DDP's mean over 2 ranks gives (loss_sum of rank 0 + loss_sum of rank 1) / 4.
+
+So the number of ranks, uneven ranks, accumulation and micro-batches change a step by rounding
+errors only.
 """
 
 from __future__ import annotations
@@ -35,41 +40,46 @@ __all__ = ["Trained", "autocast", "prepare", "seed_step", "tensors_of", "train_s
 
 @dataclass(frozen=True)
 class Trained:
-    """What a step changes and a checkpoint holds."""
+    """The training state besides the data: what a step changes and a checkpoint holds."""
 
     model: Any
-    """The module itself: `nn.Module` and `mmstream.train.models.Trainable`."""
+    """The bare module: an `nn.Module` with the methods of `mmstream.train.models.Trainable`."""
     parallel: nn.Module
-    """What is called: the module, in DDP where there are several ranks."""
+    """The module to call in training: `model`, wrapped in DDP when there are several ranks."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     precision: Precision
 
     def state_dict(self) -> dict[str, Any]:
-        """Return model, optimizer and scaler for a checkpoint."""
-        names = ("model", "optimizer", "scaler")
-        return {name: getattr(self, name).state_dict() for name in names}
+        """Return the states of model, optimizer and scaler, for a checkpoint."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a checkpoint; the weight decay stays that of now."""
-        decays = [group["weight_decay"] for group in self.optimizer.param_groups]
+        """Load a checkpoint. The weight decay stays as the present settings say."""
+        weight_decays = [group["weight_decay"] for group in self.optimizer.param_groups]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if state.get("scaler") and self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-        for group, decay in zip(self.optimizer.param_groups, decays, strict=True):
-            group["weight_decay"] = decay
+        for group, weight_decay in zip(self.optimizer.param_groups, weight_decays, strict=True):
+            group["weight_decay"] = weight_decay
 
 
 def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Trained:
-    """Move a model to its device and put around it what `config` asks for.
+    """Move a model to the device, wrap it in DDP, and make its optimizer and loss scaler.
+
+    It also freezes parameters, checkpoints activations and compiles, as `config` says.
 
     Raises:
         ConfigError: the model cannot be trained with these settings.
     """
     if not getattr(model, "separable", True) and max(config.accumulate, config.micro_batches) > 1:
         raise ConfigError(
-            "train: this model's loss is over the whole global batch: set accumulate=1 and "
+            "train: this model computes its loss over the whole global batch: set accumulate=1 and "
             "micro_batches=1; activation_checkpointing=True saves memory"
         )
     freeze_parameters(model, config.freeze)
@@ -78,11 +88,13 @@ def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Tra
         _checkpoint_activations(model)
     parallel = model
     if process.world_size > 1:
-        # Inputs are on the device already, so DDP is told of no device to move them to.
-        # The models' buffers are constants, so they are not sent around at each forward either.
-        known = inspect.signature(DistributedDataParallel).parameters
-        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        settings: dict[str, Any] = {name: False}
+        # Inputs are on the device already, so DDP gets no device to move them to. The buffers of
+        # the models are constants, so DDP need not send them at each forward pass. The name of that
+        # setting depends on the version of torch.
+        parameters = inspect.signature(DistributedDataParallel).parameters
+        is_renamed = "forward_sync_buffers" in parameters
+        sync_buffers = "forward_sync_buffers" if is_renamed else "broadcast_buffers"
+        settings: dict[str, Any] = {sync_buffers: False}
         parallel = DistributedDataParallel(model, **settings)
     if config.compile:
         parallel.compile()
@@ -99,7 +111,7 @@ def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Tra
 def train_step(
     trained: Trained,
     group: list[Batch],
-    total: Tensor,
+    total_weight: Tensor,
     lr: float,
     config: TrainConfig,
     process: TrainProcess,
@@ -107,52 +119,59 @@ def train_step(
     """Do one optimizer step.
 
     Args:
-        trained: changed in process.
-        group: this rank's batches of the step.
-        total: weight of the step over all ranks, a scalar above 0.
+        trained: model and optimizer, changed in place.
+        group: this rank's batches of the step, on its device.
+        total_weight: weight of the step over all ranks, a scalar above 0.
         lr: learning rate.
         config: settings.
-        process: this process among the ranks.
+        process: this rank.
 
     Returns:
-        This rank's part of the step's loss, which is the sum over the ranks, and the norm of the
-        gradient before clipping; both on the device, so that nobody waits for it here. With fp16
-        the weights do not move when that norm is not finite.
+        This rank's share of the loss, whose sum over the ranks is the loss of the step, and the
+        norm of the gradient before clipping. Both are scalars on the device, so the host does not
+        wait here. With fp16 the weights do not change when the norm is not finite.
     """
-    parts = [
-        part for batch in group for part in split_rows(tensors_of(batch), config.micro_batches)
+    micro_batches = [
+        micro_batch
+        for batch in group
+        for micro_batch in split_rows(tensors_of(batch), config.micro_batches)
     ]
-    factor = (process.world_size / total.clamp(min=1)).float()
-    loss = torch.zeros((), device=process.device)
+    factor = (process.world_size / total_weight.clamp(min=1)).float()
+    rank_loss = torch.zeros((), device=process.device)
     trained.optimizer.zero_grad(set_to_none=True)
-    for number, part in enumerate(parts, start=1):
-        with _alone(trained.parallel) if number < len(parts) else nullcontext():
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        is_last = number == len(micro_batches)
+        with nullcontext() if is_last else _no_sync(trained.parallel):
             with autocast(trained.precision, process.device):
-                loss_sum, _ = trained.parallel(part)
+                loss_sum, _ = trained.parallel(micro_batch)
             trained.scaler.scale(loss_sum * factor).backward()
-        loss += loss_sum.detach() * factor / process.world_size
-    trained.scaler.unscale_(trained.optimizer)  # the norm is of the true gradient
-    moved = [p for group in trained.optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.get_total_norm([p.grad for p in moved if p.grad is not None])
+        rank_loss += loss_sum.detach() * factor / process.world_size
+
+    trained.scaler.unscale_(trained.optimizer)  # else the norm would include the loss scale
+    param_groups = trained.optimizer.param_groups
+    parameters = [parameter for param_group in param_groups for parameter in param_group["params"]]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    grad_norm = nn.utils.get_total_norm(gradients)
     if config.max_grad_norm is not None:
-        nn.utils.clip_grads_with_norm_(moved, config.max_grad_norm, norm)
-    for parameters in trained.optimizer.param_groups:
-        parameters["lr"] = lr
+        nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, grad_norm)
+
+    for param_group in param_groups:
+        param_group["lr"] = lr
     trained.scaler.step(trained.optimizer)
     trained.scaler.update()
-    return loss, norm
+    return rank_loss, grad_norm
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """Return the context in which a forward pass runs."""
+    """Return the autocast context of a forward pass; it does nothing for fp32."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
 def tensors_of(batch: Batch) -> Batch:
-    """Return what a model reads: tensors and lists of tensors.
+    """Return the fields of a batch that are tensors or lists of tensors: those that a model reads.
 
-    Keys and texts stay out, on which `torch.compile` would build each batch a program of its own.
+    Keys and texts are left out: `torch.compile` would compile the model anew for each new value.
     """
     return {
         name: value
@@ -163,17 +182,18 @@ def tensors_of(batch: Batch) -> Batch:
 
 
 def seed_step(seed: int, num_steps: int, rank: int) -> None:
-    """Seed torch for a step, so that what a model draws (dropout) needs no state to resume."""
+    """Seed torch for one step, so that random numbers (dropout) need no saved state to resume."""
     torch.manual_seed(((seed * 1_000_003 + num_steps) * 65_537 + rank) % 2**63)
 
 
-def _alone(parallel: nn.Module) -> Any:
-    """Return the context in which a backward pass keeps its gradients to this rank."""
+def _no_sync(parallel: nn.Module) -> Any:
+    """Return the context in which a backward pass does not average gradients over the ranks."""
     return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else nullcontext()
 
 
 def _checkpoint_activations(model: nn.Module) -> None:
-    # transformers 5 renamed it; both take the same options.
+    """Switch activation checkpointing on in the `transformers` models inside `model`."""
+    # transformers 5 renamed the method; both names take the same options.
     names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
     switches: list[Any] = [
         getattr(module, next(name for name in names if hasattr(module, name)))
@@ -181,6 +201,6 @@ def _checkpoint_activations(model: nn.Module) -> None:
         if any(hasattr(module, name) for name in names)
     ]
     if not switches:
-        raise ConfigError("activation_checkpointing: this model has no transformers model in it")
+        raise ConfigError("activation_checkpointing: there is no transformers model in this model")
     for switch in switches:
         switch({"use_reentrant": False})
