@@ -153,9 +153,7 @@ def _repack(
         The names of the plain tars, and how many were unpacked by this call. A plain tar that
         existed already stays, unless `overwrite` is set.
     """
-    plain_names: list[str] = []
-    num_unpacked = 0
-    target_names = target.list()
+    plain_names: dict[str, str] = {}
     for name, size in sizes.items():
         if not name.endswith((".tar", *GZIPPED)) or size < 2:
             continue
@@ -166,20 +164,23 @@ def _repack(
             plain_name += ".tar"
         if plain_name == name and target == store:
             raise ConfigError(f"{name}: is gzipped under a plain name; give --output FOLDER")
-        plain_names.append(plain_name)
+        plain_names[name] = plain_name
+    num_unpacked = 0
+    target_names = target.list()
+    for name, plain_name in plain_names.items():
         if plain_name in target_names and not overwrite:
             continue
         target.remove(index_name(plain_name))  # if there is one, it belongs to an older tar
         try:
             with (
-                gzip.open(_ObjectReader(store, name, size)) as source,  # type: ignore[call-overload]
+                gzip.open(_ObjectReader(store, name, sizes[name])) as source,  # type: ignore[call-overload]
                 target.create(plain_name) as file,
             ):
                 shutil.copyfileobj(source, file, 1 << 20)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ShardError(f"{name}: cannot be unpacked: {error}") from error
         num_unpacked += 1
-    return plain_names, num_unpacked
+    return list(plain_names.values()), num_unpacked
 
 
 def _copy_plain_tars(store: Store, target: Store, sizes: dict[str, int]) -> None:

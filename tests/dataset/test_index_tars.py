@@ -169,8 +169,11 @@ def test_a_gzipped_tar_under_a_plain_name_is_refused_with_the_hint(tars):
     (tars / "c.tar").write_bytes(gzip.compress(A))
     with pytest.raises(ShardError, match=r"c\.tar: gzipped.*--repack"):
         index(tars)
+    (tars / "a.tgz").write_bytes(gzip.compress(B))
+    before = tree(tars)
     with pytest.raises(ConfigError, match="--output"):
-        index(tars, repack=True)
+        index(tars, repack=True, overwrite=True)
+    assert tree(tars) == before  # also not the other gzipped tar, which comes first
 
 
 def test_repacking_beside_the_tars(packed):
