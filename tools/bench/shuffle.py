@@ -7,7 +7,7 @@ workers. The columns:
 
     held            samples that fit in all windows or buffers together
     classes         different classes per global batch, mean
-    of a rank       the same, in the rows of rank 0
+    rank 0          the same, in the rows of rank 0
     64 steps        the same, in 64 consecutive global batches
     shards          different shards per global batch, mean
     run, longest    consecutive samples of one class on rank 0: mean and longest
@@ -58,7 +58,7 @@ SWEEP: list[dict[str, Any]] = [
 COLUMNS = (
     "held",
     "classes",
-    "of a rank",
+    "rank 0",
     "64 steps",
     "shards",
     "run",
@@ -84,7 +84,7 @@ def main() -> None:
         )
         print(
             f"\n{corpus.num_shards:,} shards of {corpus.samples_per_shard:,}, "
-            f"{corpus.sample_bytes // 1000:,} kB a sample, "
+            f"{corpus.sample_bytes // 1000:,} kB per sample, "
             f"global batch {corpus.global_batch_size}, "
             f"{corpus.world_size} ranks of {corpus.num_workers} workers; {settings_of(order)}; "
             f"classes expected in a batch: {expected_classes(corpus):.1f}\n"
@@ -105,7 +105,7 @@ def systems(corpus: Corpus) -> Iterator[tuple[str, int, Callable[[int], IntArray
     yield "mmstream", held, partial(mmstream, corpus, order)
     buffer = held // num_workers
     yield "webdataset, same memory", buffer * num_workers, partial(webdataset, corpus, buffer)
-    yield "webdataset, 1000 a worker", 1000 * num_workers, partial(webdataset, corpus, 1000)
+    yield "webdataset, 1000 per worker", 1000 * num_workers, partial(webdataset, corpus, 1000)
     yield "py1e, block of the same size", held, partial(py1e, corpus, held)
     block = min(1 << 22, corpus.num_samples)  # its default, for one node
     yield "py1e, default block, on disk", block, partial(py1e, corpus, 1 << 22)
@@ -149,7 +149,7 @@ def compare(corpus: Corpus, first: IntArray, second: IntArray) -> dict[str, floa
     ids = first.ravel()
     return {
         "classes": distinct(classes),
-        "of a rank": distinct(classes[:, : corpus.rows]),
+        "rank 0": distinct(classes[:, : corpus.rows]),
         "64 steps": distinct(classes[: len(classes) // 64 * 64].reshape(-1, 64 * len(first[0]))),
         "shards": distinct(first // corpus.samples_per_shard),
         "run": float(runs.mean()),
@@ -190,7 +190,7 @@ def table(rows: Any) -> None:
     """Print rows of (name, held samples, figures) as a table in Markdown."""
     print("| | " + " | ".join(COLUMNS) + " |")
     print("|---|" + "---:|" * len(COLUMNS))
-    digits = {"longest": 0, "classes": 1, "of a rank": 1, "64 steps": 1, "shards": 1}
+    digits = {"longest": 0, "classes": 1, "rank 0": 1, "64 steps": 1, "shards": 1}
     for name, held, figures in rows:
         cells = [f"{held:,}"]
         for column in COLUMNS[1:]:

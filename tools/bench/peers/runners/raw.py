@@ -47,8 +47,13 @@ def mmstream(folder: str, _workers: int, zero_copy: bool = False, copy: bool = F
         for step in map(reader.step, jobs):
             samples: list[Any] = step.outcomes
             if copy:
-                samples = [{k: v if k[:2] == "__" else bytes(v) for k, v in sample.items()}
-                           for sample in samples]  # fmt: skip
+                samples = [
+                    {
+                        name: value if name.startswith("__") else bytes(value)
+                        for name, value in sample.items()
+                    }
+                    for sample in samples
+                ]
             yield samples
 
     return batches()
