@@ -1,8 +1,10 @@
-"""Part of the device stage: uint8 pictures become the floating numbers that a model takes.
+"""Normalise images on the device: uint8 pixels become the floating numbers that a model takes.
 
-On the CPU memory is what this costs: four passes over numbers of four bytes, in memory that the
-system must make first, take several times as long as one pass that stays in the cache, in memory
-that is used again. On CUDA the same expression runs as it is written.
+    to_device -> `Normalizer`
+
+On CUDA the formula runs as it is written. On the CPU that would be slow, because it would go over
+large new memory four times. So the CPU works in chunks that fit its cache, and writes the results
+to memory that is used again.
 """
 
 from __future__ import annotations
@@ -17,13 +19,27 @@ from mmstream.errors import ConfigError
 __all__ = ["Normalize", "Normalizer"]
 
 CHUNK_NUMBERS = 2**15
-"""Of a picture batch at a time: 128 KiB as float32, and as many as torch leaves to one thread. More
-at a time would meet the threads that decode, and wait for them at each operation."""
+"""Numbers per chunk on the CPU: 128 KiB as float32.
+
+torch computes that many in one thread. With larger chunks it would use several threads, which would
+wait for the cores of the decoding threads at each operation.
+"""
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """Normalisation of uint8 images: (x / 255 - mean) / std, one mean and std (> 0) a channel."""
+    """Normalisation of images: ``(x / 255 - mean) / std`` per channel, for uint8 pixels x.
+
+    Args:
+        mean: one number per channel, on the scale 0..1. A single number applies to all channels.
+        std: as many numbers, each above 0.
+
+    Raises:
+        ConfigError: `mean` is empty, the lengths differ, or a `std` is not above 0.
+
+    Example:
+        >>> mm.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # pixels to -1..1
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -32,22 +48,22 @@ class Normalize:
         object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
         object.__setattr__(self, "std", tuple(float(value) for value in self.std))
         if not self.mean or len(self.mean) != len(self.std):
-            raise ConfigError("Normalize: give one mean and one std a channel")
+            raise ConfigError("Normalize: give one mean and one std per channel")
         if min(self.std) <= 0:
             raise ConfigError(f"Normalize: std must be above 0, not {min(self.std)}")
 
 
 class Normalizer:
-    """Makes pictures floating: (x / 255 - mean) / std in float32, then rounded to `dtype` once.
+    """Computes ``(x / 255 - mean) / std`` in float32, then rounds once to `dtype`.
 
-    The bits are the same on every device and on either way: each step is the formula's own,
-    correctly rounded.
+    The result has the same bits on every device, with or without chunks: each operation of the
+    formula is correctly rounded.
 
     Args:
-        normalize: None only scales to 0..1.
-        dtype: of the result.
-        device: where the pictures lie.
-        memory: for results on the CPU.
+        normalize: None: ``x / 255``, which scales to 0..1.
+        dtype: floating type of the result.
+        device: the device of the images.
+        memory: memory for results on the CPU. None: memory of its own.
     """
 
     def __init__(
@@ -59,8 +75,8 @@ class Normalizer:
     ) -> None:
         self._dtype = dtype
         self._memory = memory or BatchMemory()
-        # Dividing by a tensor, not by a Python number, keeps CUDA from multiplying by the rounded
-        # 1/255: the pixels are the same bits as on the CPU.
+        # Division by a Python number would make CUDA multiply by the rounded 1/255, which gives
+        # other bits than the CPU. Division by a tensor does not.
         self._scale = torch.tensor(255.0, dtype=torch.float32, device=device)
         self._mean = self._std = None
         if normalize is not None:
@@ -68,10 +84,14 @@ class Normalizer:
             self._std = torch.tensor(normalize.std, dtype=torch.float32, device=device)
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        """Normalise uint8 pictures, [B, C, H, W] or one [C, H, W], in the layout they come in.
+        """Normalise uint8 images, [B, C, H, W] or [C, H, W].
 
         Returns:
-            A new tensor; on the CPU in memory that comes back when the last view of it is gone.
+            A new tensor of the same shape and memory format. On the CPU its memory is used again
+            when the last view of it is gone.
+
+        Raises:
+            ConfigError: the number of means does not fit the channels.
         """
         if self._mean is not None and len(self._mean) not in (1, image.shape[-3]):
             raise ConfigError(
@@ -86,25 +106,27 @@ class Normalizer:
         return result.to(self._dtype)
 
     def _in_chunks(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalise [..., W, C] pictures without gaps, each part while the cache holds it."""
+        """Normalise contiguous [..., W, C] images on the CPU, a few lines of pixels at a time."""
         memory = self._memory.take(pixels.numel() * self._dtype.itemsize)
-        made = memory.view(self._dtype).view(pixels.shape)
+        normalized = memory.view(self._dtype).view(pixels.shape)
         width, channels = pixels.shape[-2:]
-        lines, results = pixels.view(-1, width * channels), made.view(-1, width * channels)
-        mean, std = (
-            None if one is None else one.expand(channels).repeat(width)
-            for one in (self._mean, self._std)
-        )
+        lines = pixels.view(-1, width * channels)
+        results = normalized.view(-1, width * channels)
+        mean = std = None
+        if self._mean is not None and self._std is not None:  # repeated for each pixel of a line
+            mean = self._mean.expand(channels).repeat(width)
+            std = self._std.expand(channels).repeat(width)
         num_lines = max(1, CHUNK_NUMBERS // (width * channels))
         scratch = torch.empty(
             (min(num_lines, len(lines)), width * channels), dtype=torch.float32, device="cpu"
         )
         for start in range(0, len(lines), num_lines):
-            chunk, result = lines[start : start + num_lines], results[start : start + num_lines]
+            chunk = lines[start : start + num_lines]
+            result = results[start : start + num_lines]
             floats = result if self._dtype == torch.float32 else scratch[: len(chunk)]
             floats.copy_(chunk).div_(self._scale)
             if mean is not None and std is not None:
                 floats.sub_(mean).div_(std)
             if floats is not result:
                 result.copy_(floats)
-        return made
+        return normalized

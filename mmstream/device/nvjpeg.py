@@ -1,11 +1,12 @@
-"""Part of the device stage: pictures that came as files become the batch's pixels on the device.
+"""Decode JPEGs on the GPU: the encoded images of a batch become pixels on the device.
 
-    EncodedImages -> nvJPEG -> each turned upright, cut, resized, mirrored and laid on its place
-                  -> uint8, the tensor that the CPU's decoder would give
+    to_device -> `DeviceDecoder` -> `nvjpeg`
 
-What nvJPEG refuses, the reference decoder on the CPU judges again. What that refuses too has no
-substitute any more, as its place in the batch is given: the row is invalid, its picture black, and
-the sample counts as bad.
+    EncodedImages -> decode -> rotate upright, crop, resize, flip -> uint8, as the CPU's decoder
+
+A JPEG that nvJPEG refuses is decoded on the CPU. If the CPU refuses it too, the sample is bad. It
+cannot be substituted any more, because the batch is made: its row becomes invalid and its image
+black.
 """
 
 from __future__ import annotations
@@ -33,20 +34,24 @@ __all__ = ["DecodeJpegs", "DeviceDecoder", "nvjpeg"]
 logger = logging.getLogger(__name__)
 
 DecodeJpegs: TypeAlias = Callable[[list[torch.Tensor], torch.device], list[torch.Tensor]]
-"""From files, uint8 [num_bytes] on the host, to uint8 [3, H, W] on the device, as stored: EXIF is
-not looked at. RuntimeError where one of them cannot be decoded."""
+"""Decodes files, each uint8 [num_bytes] on the host, to RGB images on the device.
+
+An image is uint8 [3, H, W] as stored: the EXIF orientation is not applied. Raises RuntimeError if a
+file cannot be decoded.
+"""
 
 GROUP_PIXELS = 2**27
-"""Decoded at a time: 384 MiB of full-size pictures."""
+"""Pixels that are decoded at a time: 384 MiB of images at their full size."""
 
 
 class DeviceDecoder:
-    """Decodes the pictures of batches.
+    """Decodes the encoded images of batches on a device.
 
     Args:
-        device: where.
-        decode_jpegs: `nvjpeg`, or what does the same.
-        source: names the shards in the records of bad samples.
+        device: the device of the pixels.
+        decode_jpegs: `nvjpeg`, or a function that does the same.
+        source: the dataset, which names the shards in the records of bad samples. None: they are
+            named by their number.
     """
 
     def __init__(
@@ -55,52 +60,59 @@ class DeviceDecoder:
         self._device, self._decode_jpegs, self._source = device, decode_jpegs, source
         self._num_refused = 0
 
-    def __call__(self, host: Batch) -> Batch:
-        """Return the batch with pixels, uint8 on the device, in the place of files.
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with ``image`` decoded, on the device.
+
+        ``image`` is uint8 [num_images, 3, H, W], channels_last, or a list of [3, H, W] if the
+        images differ in size. The rows of images that cannot be decoded are invalid.
 
         Raises:
-            ConfigError: torchvision cannot decode here.
+            ConfigError: this torchvision has no nvJPEG.
         """
-        pixels, bad = self._pixels(host["image"])
-        made = {**host, "image": pixels}
-        if bad:
-            self._without(made, bad)
-        return made
+        images, reasons = self._decode(batch["image"])
+        decoded = {**batch, "image": images}
+        if reasons:
+            self._mark_bad(decoded, reasons)
+        return decoded
 
-    def _pixels(
+    def _decode(
         self, images: EncodedImages
     ) -> tuple[torch.Tensor | list[torch.Tensor], dict[int, str]]:
-        """Return uint8 [B, 3, H, W], channels_last, or a list; and why some of it is black."""
-        shapes, bad = images.shapes, dict[int, str]()
-        whole = self._empty(len(shapes), 3, *shapes[0]) if len(set(shapes)) == 1 else None
-        places = [self._empty(3, *shape) for shape in shapes] if whole is None else list(whole)
+        """Return the decoded images, and the reason for each image that cannot be decoded.
+
+        The reasons are by index of the image. Such an image is black.
+        """
+        shapes = images.shapes
+        reasons: dict[int, str] = {}
+        stacked = self._empty(len(shapes), 3, *shapes[0]) if len(set(shapes)) == 1 else None
+        outputs = [self._empty(3, *shape) for shape in shapes] if stacked is None else list(stacked)
         fill = torch.tensor(images.decoder.fill, dtype=torch.float32, device=self._device)
-        for number, one in enumerate(images.entries):
-            if isinstance(one, torch.Tensor):
-                places[number].copy_(one.to(self._device))
+        for index, entry in enumerate(images.entries):
+            if isinstance(entry, torch.Tensor):  # it was decoded on the CPU
+                outputs[index].copy_(entry.to(self._device))
         for group in _groups(images.entries):
             decoded = self._try([images.file(jpeg) for _, jpeg in group])
-            for (number, jpeg), pixels in zip(group, decoded, strict=True):
+            for (index, jpeg), pixels in zip(group, decoded, strict=True):
                 if pixels is not None and pixels.shape == (3, *jpeg.plan.stored):
-                    _lay(places[number], pixels, jpeg.plan, images.decoder.interpolation, fill)
+                    _render(outputs[index], pixels, jpeg.plan, images.decoder.interpolation, fill)
                     continue
                 try:
-                    by_cpu = images.encoded(jpeg).decode()
-                    places[number].copy_(by_cpu.to(self._device))
+                    pixels_of_cpu = images.encoded(jpeg).decode()
+                    outputs[index].copy_(pixels_of_cpu.to(self._device))
                 except DecodeError as error:
-                    places[number].zero_()
-                    bad[number] = f"{jpeg.field}: {error}"
-        for part in places if whole is None else [whole]:
-            part.round_().clamp_(0, 255)
-        if whole is None:
-            return [place.to(torch.uint8) for place in places], bad
-        return whole.to(torch.uint8, memory_format=torch.channels_last), bad
+                    outputs[index].zero_()
+                    reasons[index] = f"{jpeg.field}: {error}"
+        for floats in outputs if stacked is None else [stacked]:
+            floats.round_().clamp_(0, 255)
+        if stacked is None:
+            return [output.to(torch.uint8) for output in outputs], reasons
+        return stacked.to(torch.uint8, memory_format=torch.channels_last), reasons
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self._device)
 
     def _try(self, files: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Decode files, each alone where not all can be; None is what is refused then, too."""
+        """Decode files, each alone if they cannot be decoded together; None for a refused file."""
         try:
             return list(self._decode_jpegs(files, self._device))
         except RuntimeError as error:
@@ -110,24 +122,30 @@ class DeviceDecoder:
                 return [self._try([file])[0] for file in files]
             self._num_refused += 1
             level = logging.WARNING if self._num_refused == 1 else logging.DEBUG
-            logger.log(level, "the GPU refused a JPEG, which the CPU decodes now: %s", error)
+            logger.log(level, "the GPU refused a JPEG; the CPU decodes it instead: %s", error)
             return [None]
 
-    def _without(self, made: Batch, bad: dict[int, str]) -> None:
-        """Mark the rows of bad pictures invalid, and put down why."""
-        lineage: BatchLineage = made["__lineage__"]
-        valid, rows = made["__valid__"].clone(), made.get("image_row")
+    def _mark_bad(self, batch: Batch, reasons: dict[int, str]) -> None:
+        """Make the rows of images that cannot be decoded invalid, and record the bad samples.
+
+        Rows are counted twice. For example, this rank has rows 8 to 15 of the global batch: then
+        `start` is 8, and `batch_row` 2 is row 10 of the global batch.
+        """
+        lineage: BatchLineage = batch["__lineage__"]
+        valid = batch["__valid__"].clone()
+        image_rows = batch.get("image_row")
         records = {record.row: record for record in lineage.bad}
-        for number, reason in bad.items():
-            place = number if rows is None else int(rows[number])
-            row = lineage.start + place
-            if not valid[place]:
-                continue  # padding, or another of its pictures is bad
-            valid[place] = False
-            if row in records:  # it was a substitute, and counts no more
+        for image_index, reason in reasons.items():
+            batch_row = image_index if image_rows is None else int(image_rows[image_index])
+            row = lineage.start + batch_row
+            if not valid[batch_row]:
+                continue  # padding, or another image of the row is bad
+            valid[batch_row] = False
+            if row in records:  # the bad image was a substitute: its row has none now
                 records[row] = replace(records[row], substitute=None)
                 continue
-            (shard, index), key = lineage.planned[place], made["__key__"][place]
+            shard, index = lineage.planned[batch_row]
+            key = batch["__key__"][batch_row]
             name, stamp = self._describe(shard)
             records[row] = BadSample(
                 lineage.epoch,
@@ -140,14 +158,14 @@ class DeviceDecoder:
                 None,
                 stamp,
             )
-        made["__valid__"] = valid
-        made["__lineage__"] = replace(
+        batch["__valid__"] = valid
+        batch["__lineage__"] = replace(
             lineage, valid=valid.tolist(), bad=tuple(records[row] for row in sorted(records))
         )
-        mask_labels(made)
+        mask_labels(batch)
 
     def _describe(self, shard: int) -> tuple[str, str | None]:
-        """Return the name and the stamp of a shard; a loader of another kind has neither."""
+        """Return the name and the stamp of a shard. Without a source, the stamp is not known."""
         if self._source is None:
             return f"shard {shard}", None
         location = self._source.locate(shard)
@@ -156,19 +174,19 @@ class DeviceDecoder:
 
 
 def nvjpeg(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Decode JPEGs by torchvision's nvJPEG.
+    """Decode JPEGs with torchvision's nvJPEG (see `DecodeJpegs`).
 
     Raises:
-        RuntimeError: One of them cannot be decoded.
-        ConfigError: This torchvision has no nvJPEG.
+        RuntimeError: one of the files cannot be decoded.
+        ConfigError: this torchvision has no nvJPEG.
     """
     from mmstream._torchvision import import_torchvision
 
     import_torchvision()
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    # It writes on a stream of its own into memory that was last read on this one, and does not wait
-    # for that. Nor does it look at which device is this thread's.
+    # nvJPEG writes on its own stream, into memory that this stream may still read: so wait first.
+    # It also ignores the current device of this thread.
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()
         try:
@@ -176,33 +194,45 @@ def nvjpeg(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor
         except RuntimeError as error:
             if "not compiled" in str(error) or "image extension" in str(error):
                 raise ConfigError(
-                    f'no nvJPEG here ({error}): ImageDecoder(device="cpu")'
+                    f'this torchvision has no nvJPEG ({error}); use ImageDecoder(device="cpu")'
                 ) from error
             raise
     return decoded
 
 
 def _groups(entries: list[Any]) -> Iterator[list[tuple[int, Jpeg]]]:
-    """Yield the files, with their places, as many at a time as memory is meant for."""
+    """Yield the JPEGs with their indices, in groups of at most `GROUP_PIXELS` pixels.
+
+    A JPEG that is larger than that is a group of its own.
+    """
     group: list[tuple[int, Jpeg]] = []
     num_pixels = 0
-    for number, one in enumerate(entries):
-        if not isinstance(one, Jpeg):
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, Jpeg):
             continue
-        height, width = one.plan.stored
+        height, width = entry.plan.stored
         if group and num_pixels + height * width > GROUP_PIXELS:
             yield group
-            group, num_pixels = [], 0
-        group.append((number, one))
+            group = []
+            num_pixels = 0
+        group.append((index, entry))
         num_pixels += height * width
     if group:
         yield group
 
 
-def _lay(
-    place: torch.Tensor, pixels: torch.Tensor, plan: Plan, interpolation: str, fill: torch.Tensor
+def _render(
+    output: torch.Tensor, pixels: torch.Tensor, plan: Plan, interpolation: str, fill: torch.Tensor
 ) -> None:
-    """Do what `decoding.image.resize.render` does, in float32, into float32 [3, H, W]."""
+    """Write an image into `output`, float32 [3, H, W], as `decoding.image.resize.render` does.
+
+    Args:
+        output: where the image goes.
+        pixels: uint8 [3, H, W], as stored in the file.
+        plan: orientation, crop, size and flip.
+        interpolation: "bilinear" or "bicubic".
+        fill: colour of padding, float32 [3], 0 to 255.
+    """
     view = plan.view
     top, left, height, width = view.box
     image = upright_tensor(pixels[None], plan.orientation)
@@ -211,11 +241,12 @@ def _lay(
         image = F.interpolate(
             image, view.resized, mode=interpolation, align_corners=False, antialias=True
         )
-    (top, left), (height, width) = view.offset, view.shape
+    top, left = view.offset
+    height, width = view.shape
     image = image[0, :, max(0, -top) :, max(0, -left) :][:, :height, :width]
     if view.flip:
         image = image.flip(2)
-    if image.shape != place.shape:
-        place.copy_(fill[:, None, None].expand_as(place))
-        place = place[:, max(0, top) :, max(0, left) :][:, : image.shape[1], : image.shape[2]]
-    place.copy_(image)
+    if image.shape != output.shape:
+        output.copy_(fill[:, None, None].expand_as(output))
+        output = output[:, max(0, top) :, max(0, left) :][:, : image.shape[1], : image.shape[2]]
+    output.copy_(image)

@@ -1,11 +1,13 @@
-"""Stage 6 of 7: batches from the host to the device, one ahead of the user's code.
+"""The device stage: moves batches to the device, one batch ahead of the user's code.
 
     loader -> device -> train
 
-`to_device` wraps a loader. While the user's code works on one batch, the next one is already copied
-from pinned memory and normalised on a CUDA stream of its own. Looking ahead must not count: the
-batches come from `loader.iter_undelivered()`, and `loader.mark_delivered(batch)` is called when a
-batch is handed over. A state then says at any moment what the user's code has really received.
+`to_device` wraps a loader. While the user's code works on a batch, the next batch is copied from
+pinned memory and normalised, on a separate CUDA stream.
+
+A batch that was only fetched ahead is not delivered. So the batches come from
+`loader.iter_undelivered()`, and `loader.mark_delivered(batch)` is called when a batch is handed
+over. The state therefore always says what the user's code has received.
 """
 
 from __future__ import annotations
@@ -23,29 +25,45 @@ from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
 from mmstream.types import Batch
 
-if TYPE_CHECKING:  # decoders are slow to import, and few batches need one here
+if TYPE_CHECKING:  # decoders are slow to import, and few batches need one
     from mmstream.device.nvjpeg import DecodeJpegs, DeviceDecoder
 
 __all__ = ["DeviceLoader", "Normalize", "UndeliveredLoader", "to_device"]
 
-Moved = tuple[Batch, Batch, torch.cuda.Event | None]
+MovedBatch = tuple[Batch, Batch, torch.cuda.Event | None]
+"""The batch on the host, the same batch on the device, and the CUDA event after its copy."""
+
 T = TypeVar("T")
 
 
 class UndeliveredLoader(Protocol):
-    """What `to_device` asks of a loader: torch's Stateful protocol, with the counting apart.
+    """A loader whose batches do not count as delivered until they are marked.
 
-    `iter_undelivered` yields the rest of the epoch and leaves the state where it is.
-    `mark_delivered` moves the state past one batch, and may raise BadSampleLimitError.
+    `mmstream.Loader` is one. `state_dict` and `load_state_dict` are torch's Stateful protocol.
     """
 
     @property
-    def stats(self) -> Any: ...  # noqa: D102
-    def __len__(self) -> int: ...
-    def iter_undelivered(self) -> Iterator[Batch]: ...  # noqa: D102
-    def mark_delivered(self, batch: Batch) -> None: ...  # noqa: D102
-    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...  # noqa: D102
+    def stats(self) -> Any:
+        """Counts of what was delivered so far."""
+
+    def __len__(self) -> int:
+        """Return the number of steps of this epoch."""
+
+    def iter_undelivered(self) -> Iterator[Batch]:
+        """Yield the batches that the epoch has left. The state does not move."""
+
+    def mark_delivered(self, batch: Batch) -> None:
+        """Move the state past a batch. Each yielded batch is marked once, in order.
+
+        Raises:
+            BadSampleLimitError: there were too many bad samples.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch that was marked as delivered."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a state was saved."""
 
 
 def to_device(
@@ -56,38 +74,59 @@ def to_device(
     dtype: torch.dtype | None = None,
     decode_jpegs: DecodeJpegs | None = None,
 ) -> DeviceLoader:
-    """Return the loader's batches on a device, one batch ahead.
+    """Return a loader's batches on a device. The next batch is moved while you use this one.
 
-    A batch stays a dict. Its tensors are moved, also those in lists, tuples and dicts, and so is
-    ``__valid__``, which a loss needs; the other ``__names__`` stay on the host, as do strings.
-    4-dimensional images are channels_last. Nothing is moved or started before the first batch is
-    asked for. One more batch than without this stage is held in memory, on both sides.
+    Each batch is a dict with the same fields, in the same order of batches and rows:
+
+    - Tensors are on the device, also those inside lists, tuples and dicts. So is ``__valid__``,
+      bool [B], which a loss needs.
+    - Other fields whose names begin with ``__`` stay on the host, and so do strings and bytes.
+    - ``image`` is uint8 [B, C, H, W] without `normalize` and `dtype`, else floating. Its memory
+      format is channels_last. Images of different sizes are a list of [C, H, W].
+
+    On CUDA, the copy and the normalisation run on a separate stream. The tensors may be used on the
+    stream that is current when the batch is handed over. Memory: one batch more than without this
+    stage, on the host and on the device. Nothing starts before the first batch is asked for.
 
     Args:
         loader: an `mmstream.Loader`, or anything with the methods of `UndeliveredLoader`.
-        device: "cuda", "cuda:1", "cpu"; "cuda" is the current CUDA device at the first batch.
-        normalize: applied to ``batch["image"]`` on the device, in float32, before `dtype`. None
-            with a `dtype` only scales to 0..1.
-        dtype: floating type of the images; None means float32 with `normalize`, and uint8 as they
-            come without it.
-        decode_jpegs: what decodes the files that ``ImageDecoder(device="cuda")`` leaves to the
-            device; None: nvJPEG, on CUDA only.
+        device: "cpu", "cuda" or "cuda:N". "cuda" is the CUDA device that is current at the first
+            batch.
+        normalize: applied to ``batch["image"]`` on the device, computed in float32. None: no
+            normalisation.
+        dtype: floating type of the images. With `normalize`, None means float32. Without
+            `normalize`, a `dtype` scales the images to 0..1, and None leaves them uint8.
+        decode_jpegs: function that decodes the JPEGs of ``ImageDecoder(device="cuda")``. None:
+            nvJPEG, on CUDA only.
+
+    Returns:
+        An iterable of this epoch's remaining batches, with the length, state and stats of `loader`.
+        Save its ``state_dict()``: it counts what you have received, not what was fetched ahead.
 
     Raises:
-        ConfigError: `dtype` is not floating.
+        ConfigError: `dtype` is not floating. While iterating: there is no CUDA device, or the
+            images do not fit the settings.
+
+    Example:
+        >>> loader = mm.Loader(pipeline, num_workers=8)
+        >>> normalize = mm.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        >>> batches = mm.to_device(loader, "cuda", normalize=normalize, dtype=torch.bfloat16)
+        >>> for batch in batches:
+        ...     loss = model(batch["image"], batch["input_ids"])
+        ...     state = batches.state_dict()
     """
     if dtype is not None and not dtype.is_floating_point:
-        raise ConfigError(f"to_device: images become floating numbers, not {dtype}")
+        raise ConfigError(f"to_device: dtype must be floating, not {dtype}")
     return DeviceLoader(loader, torch.device(device), normalize, dtype, decode_jpegs)
 
 
 @dataclass(frozen=True)
 class DeviceLoader:
-    """Iterates like the loader it wraps, with the same length, state and stats (see `to_device`).
+    """A loader's batches on a device, with the loader's length, state and stats (see `to_device`).
 
-    Each ``for`` is one epoch from where the state stands. Leaving it early loses nothing: what was
-    fetched ahead was never counted and comes again. An error met while looking ahead is raised in
-    its turn, after the batch before it has been handed over.
+    Each ``for`` yields the rest of an epoch, from where the state stands. You may leave it early: a
+    batch that was only fetched ahead comes again. An error in the next batch is raised after the
+    present batch was handed over.
     """
 
     loader: UndeliveredLoader
@@ -105,15 +144,15 @@ class DeviceLoader:
 
     @property
     def stats(self) -> Any:
-        """The loader's counts."""
+        """Counts of what was delivered so far: the loader's."""
         return self.loader.stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state: what was handed over here, not what was fetched ahead."""
+        """Return the loader's state: after the last batch handed over, not the last one fetched."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the loader where a saved state says; the next ``for`` starts there."""
+        """Continue where a state was saved; the next ``for`` starts there."""
         self.loader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -121,34 +160,39 @@ class DeviceLoader:
         mover = _Mover(self)
         try:
             for result in _one_ahead(map(mover.start, batches)):
-                host, moved, copied = result()
+                host_batch, batch, copied = result()
                 if copied is not None:
-                    _hand_over(moved, copied, torch.cuda.current_stream(self.device))
-                self.loader.mark_delivered(host)
-                yield moved
+                    _hand_over(batch, copied, torch.cuda.current_stream(self.device))
+                self.loader.mark_delivered(host_batch)
+                yield batch
         finally:
             mover.close()
             if hasattr(batches, "close"):
-                batches.close()  # a break here ends the loader's iterator too, not some time later
+                batches.close()  # after a `break`, end the loader's iterator at once
 
 
 class _Mover:
-    """Starts a batch's way to the device: copy, channels_last, normalise, on a side stream."""
+    """Moves batches to the device: decode if needed, copy, channels_last, normalise.
+
+    On CUDA it works on a side stream, so that it does not wait for the user's kernels.
+    """
 
     def __init__(self, stage: DeviceLoader) -> None:
         self._stage, self._device = stage, stage.device
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             if not torch.cuda.is_available():
-                raise ConfigError('to_device: no CUDA device is to be seen here; "cpu" works')
-            if not stage._streams:  # one for good: each has its own pool of memory
+                raise ConfigError('to_device: no CUDA device is visible; use device "cpu"')
+            if not stage._streams:  # reused in each epoch: every stream has its own pool of memory
                 stage._streams.append(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
             self._stream = stage._streams[0]
-            self._device = self._stream.device  # with its number, which threads do not share
+            self._device = (
+                self._stream.device
+            )  # with its number: threads differ in their current device
         self._decoder: DeviceDecoder | None = None
         self._pool: ThreadPoolExecutor | None = None
         dtype = stage.dtype if stage.normalize is None else stage.dtype or torch.float32
-        with self._side():
+        with self._side_stream():
             self._normalizer = (
                 None
                 if dtype is None
@@ -156,62 +200,65 @@ class _Mover:
             )
         self._dtype = dtype
 
-    def start(self, host: Batch) -> Callable[[], Moved]:
-        """Begin with a batch; what is returned waits for the end.
+    def start(self, batch: Batch) -> Callable[[], MovedBatch]:
+        """Start to move a batch, and return a function that waits for it and returns it.
 
-        The host waits for nvJPEG, so that is done in a thread, while the user's code goes on.
+        nvJPEG blocks the host. So batches with encoded images are decoded in a thread, while the
+        user's code continues.
         """
-        if not _is_encoded(host.get("image")):
-            moved = self._move(host)
+        if not _is_encoded(batch.get("image")):
+            moved = self._move(batch)
             return lambda: moved
         if self._decoder is None or self._pool is None:
-            self._decoder = _decoder_of(self._stage, self._device)
+            self._decoder = _make_decoder(self._stage, self._device)
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="mmstream-device")
-        return self._pool.submit(self._decode, host, self._decoder).result
+        return self._pool.submit(self._decode, batch, self._decoder).result
 
     def close(self) -> None:
-        """End the thread."""
+        """End the decoding thread."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _decode(self, host: Batch, decoder: DeviceDecoder) -> Moved:
-        with self._side():
-            host = decoder(host)
-        return self._move(host)
+    def _decode(self, batch: Batch, decoder: DeviceDecoder) -> MovedBatch:
+        with self._side_stream():
+            batch = decoder(batch)
+        return self._move(batch)
 
-    def _move(self, host: Batch) -> Moved:
-        """Return (the host's batch, the device's, the event after its copy)."""
-        with self._side():
-            moved = {
-                name: _map(value, self._image if name == "image" else self._copy)
-                if name == "__valid__" or not name.startswith("__")
-                else value
-                for name, value in host.items()
-            }
-            return host, moved, self._stream.record_event() if self._stream else None
+    def _move(self, host_batch: Batch) -> MovedBatch:
+        with self._side_stream():
+            batch = {}
+            for name, value in host_batch.items():
+                if name == "image":
+                    batch[name] = _map_tensors(value, self._move_image)
+                elif name == "__valid__" or not name.startswith("__"):
+                    batch[name] = _map_tensors(value, self._copy)
+                else:
+                    batch[name] = value
+            return host_batch, batch, self._stream.record_event() if self._stream else None
 
-    def _side(self) -> AbstractContextManager[Any]:
+    def _side_stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._stream is not None and not tensor.is_cuda:
-            # A no-op where the loader has pinned the batch. The allocator keeps the pinned block
-            # until the copy on this stream is done, also when the tensor is dropped before.
+            # A no-op if the loader has pinned the batch. The allocator keeps the pinned memory
+            # until the copy on this stream is done, even if the tensor is dropped before.
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
 
-    def _image(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _move_image(self, tensor: torch.Tensor) -> torch.Tensor:
         image = self._copy(tensor)
         if image.ndim == 4:
             image = image.contiguous(memory_format=torch.channels_last)
         if self._stage.normalize is not None and image.dtype != torch.uint8:
-            raise ConfigError(f"to_device: normalises uint8 images, these are {image.dtype}")
+            raise ConfigError(f"to_device: normalize takes uint8 images, these are {image.dtype}")
         if self._normalizer is None or image.is_floating_point():
             return image if self._dtype is None else image.to(self._dtype)
         return self._normalizer(image)
 
 
 def _is_encoded(images: Any) -> bool:
+    """Return whether images are JPEGs that the device is to decode."""
     if images is None or isinstance(images, torch.Tensor | list):
         return False
     from mmstream.decoding.image.encoded import EncodedImages
@@ -219,8 +266,12 @@ def _is_encoded(images: Any) -> bool:
     return isinstance(images, EncodedImages)
 
 
-def _decoder_of(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
-    """Return what decodes the files that a stage meets."""
+def _make_decoder(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
+    """Return the decoder of encoded images.
+
+    Raises:
+        ConfigError: the device is no GPU, and there is no `decode_jpegs`.
+    """
     from mmstream.device.nvjpeg import DeviceDecoder, nvjpeg
 
     if stage.decode_jpegs is None and device.type != "cuda":
@@ -233,13 +284,17 @@ def _decoder_of(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, each when the next is already there; an error waits for its turn."""
+    """Yield each item after its successor was fetched.
+
+    An error in fetching the successor is raised after the present item was yielded.
+    """
     error: Exception | None = None
-    ahead = next(items, None)
-    while ahead is not None:
-        item, ahead = ahead, None
+    following = next(items, None)
+    while following is not None:
+        item = following
+        following = None
         try:
-            ahead = next(items, None)
+            following = next(items, None)
         except Exception as raised:
             error = raised
         yield item
@@ -247,26 +302,29 @@ def _one_ahead(items: Iterator[T]) -> Iterator[T]:
         raise error
 
 
-def _hand_over(moved: Batch, copied: torch.cuda.Event, consumer: torch.cuda.Stream) -> None:
-    """Let the user's stream wait for this batch (the next may still be on its way) and own it."""
-    consumer.wait_event(copied)
+def _hand_over(batch: Batch, copied: torch.cuda.Event, user_stream: torch.cuda.Stream) -> None:
+    """Let the user's stream wait for this batch, and keep its memory until that stream is done.
 
-    def own(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_cuda:  # else the side stream would reuse the memory while it is still read
-            tensor.record_stream(consumer)
+    It waits for the event of this batch only: the next batch may still be on its way.
+    """
+    user_stream.wait_event(copied)
+
+    def record_use(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_cuda:  # else the side stream could reuse the memory while it is still read
+            tensor.record_stream(user_stream)
         return tensor
 
-    _map(moved, own)
+    _map_tensors(batch, record_use)
 
 
-def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Apply a function to every tensor in nested lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {name: _map(item, function) for name, item in value.items()}
+        return {name: _map_tensors(item, function) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(item, function) for item in value))
+        return type(value)(*(_map_tensors(item, function) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(_map(item, function) for item in value)
+        return type(value)(_map_tensors(item, function) for item in value)
     return value

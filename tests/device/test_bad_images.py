@@ -55,7 +55,7 @@ def test_what_the_device_refuses_the_cpu_decodes(
     with caplog.at_level(logging.WARNING, "mmstream"):
         found = batches(pipeline(photographs), decode_jpegs=picky)
     assert [record.message for record in caplog.records] == [
-        "the GPU refused a JPEG, which the CPU decodes now: Error while decoding JPEG images: 6"
+        "the GPU refused a JPEG; the CPU decodes it instead: Error while decoding JPEG images: 6"
     ]
     for one, other in zip(found, expected):
         assert rows_of(one) == rows_of(other)
