@@ -23,6 +23,7 @@ from mmstream.train.saved_state import read_state
 from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import offsets, patch, pipeline, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard
+from tests.helpers.stores import watched
 from tests.helpers.topology import Step, described, joined
 
 BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
@@ -211,14 +212,13 @@ def test_on_s3_too_where_the_state_may_lie_as_well(mmstream, s3, corpus, tmp_pat
     assert_only_headers_are_read(mmstream, url, f"{prefix}/state.json", RemoteStore, monkeypatch)
 
 
-def test_keys_behind_long_names_take_a_second_look_and_no_payload(tmp_path, monkeypatch):
+def test_keys_behind_long_names_take_a_second_look_and_no_payload(tmp_path):
     keys = ["é" * 60 + f"{n}" if n % 2 else f"{'d' * 150}/{'x' * 120}{n}" for n in range(6)]
     shard = write_shard(tmp_path, "a.tar", [(k, captioned(n)) for n, k in enumerate(keys)])
     open_store(tmp_path).write(MANIFEST_NAME, Manifest((shard,)).to_bytes())
-    dataset = mm.open_dataset(tmp_path)
-    spy = Spy(monkeypatch, LocalStore)
+    dataset = watched(mm.open_dataset(tmp_path))
     assert read_keys(dataset, [(0, n) for n in (3, 0, 3, 5)]) == [keys[n] for n in (3, 0, 3, 5)]
-    assert spy.num_bytes <= 3 * (512 + 1024 + 1536)
+    assert dataset.store.num_range_bytes <= 3 * (512 + 1024 + 1536)
 
 
 def test_a_key_that_cannot_be_read_is_a_warning(tmp_path, caplog):
@@ -234,13 +234,12 @@ def test_a_key_that_cannot_be_read_is_a_warning(tmp_path, caplog):
     assert any(text.startswith("shard-000000.tar[1]: no key: not a tar header") for text in told)
 
 
-def test_storage_that_fails_is_an_error_and_no_missing_key(corpus, monkeypatch):
-    dataset = mm.open_dataset(corpus)
-    monkeypatch.setattr(
-        LocalStore, "read_ranges", lambda store, ranges: [StorageError("a.tar: failed 5 times")]
-    )
+def test_storage_that_fails_is_an_error_and_no_missing_key(corpus):
+    def failing(_name, bounds, answer):
+        return answer if bounds is None else StorageError("a.tar: failed 5 times")
+
     with pytest.raises(StorageError, match="failed 5 times"):
-        read_keys(dataset, [(0, 0)])
+        read_keys(watched(mm.open_dataset(corpus), failing), [(0, 0)])
 
 
 # -- the command line ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,6 @@ from mmstream.errors import (
     SkipSample,
     StorageError,
 )
-from mmstream.reading.lookup import SampleLookup
-from mmstream.storage import LocalStore
 from tests.helpers.bad_corpus import (
     FAULTS,
     bad_json,
@@ -40,6 +39,7 @@ from tests.helpers.bad_corpus import (
 from tests.helpers.chats import tokenizer
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.pictures import ODD
+from tests.helpers.stores import watched_pipeline
 from tests.helpers.topology import Step, assert_resumes_exactly, run
 
 BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
@@ -185,54 +185,58 @@ def test_real_workers_make_the_same_substitutes_as_one_process(tmp_path, decoder
     ) == assert_resumes_exactly(lambda: mm.Loader(made), images=True)
 
 
-def test_a_passing_error_of_the_first_read_changes_nothing(tmp_path, monkeypatch):
-    corpus = write_faulty(tmp_path, [30, 30], ())
-    made = pipeline(corpus)
-    calm = run(made).steps
-    read_ranges, num_damaged = LocalStore.read_ranges, 0
+class FlakyDataset(Dataset):
+    """Refuses each sample the first time that it is parsed."""
 
-    def damaged(self, ranges):
-        nonlocal num_damaged
-        found = read_ranges(self, ranges)
-        if len(ranges) == 1:  # a second look
-            return found
-        num_damaged += 1
-        return [b"\1" * len(data) for data in found]
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.refused = set()
 
-    parse, seen = Dataset.parse, set()
-
-    def bad_at_first(self, data, shard, index, **options):
-        if (shard, index) not in seen:
-            seen.add((shard, index))
+    def parse(self, data, shard, index, **options):
+        if (shard, index) not in self.refused:
+            self.refused.add((shard, index))
             raise SampleError("a flipped bit on the way")
-        return parse(self, data, shard, index, **options)
-
-    monkeypatch.setattr(Dataset, "parse", bad_at_first)
-    assert run(made).steps == calm
-    assert len(seen) == 60
-    monkeypatch.setattr(Dataset, "parse", parse)
-    monkeypatch.setattr(LocalStore, "read_ranges", damaged)
-    assert run(made).steps == calm
-    assert num_damaged > 1
+        return super().parse(data, shard, index, **options)
 
 
-def test_a_storage_error_is_never_substituted(tmp_path, monkeypatch):
+def test_samples_that_are_refused_once_change_nothing(tmp_path):
+    made = pipeline(write_faulty(tmp_path, [30, 30], ()))
+    calm = run(made).steps
+    flaky = FlakyDataset(made.dataset.manifest, made.dataset.store)
+    assert run(replace(made, dataset=flaky)).steps == calm
+    assert len(flaky.refused) == 60
+
+
+def test_ranges_that_come_wrong_once_change_nothing(tmp_path):
+    made = pipeline(write_faulty(tmp_path, [30, 30], ()))
+    calm = run(made).steps
+    seen = set()
+
+    def wrong_once(name, bounds, answer):
+        if bounds is None or (name, bounds) in seen:
+            return answer
+        seen.add((name, bounds))
+        return b"\1" * len(answer)
+
+    assert run(watched_pipeline(made, wrong_once)[0]).steps == calm
+    assert len(seen) > 1
+
+
+def test_a_storage_error_is_never_substituted(tmp_path):
     corpus = write_faulty(tmp_path, [30, 30], {3, 40})
-    made = pipeline(corpus, bad_samples=policy(shards=True))
-    read_ranges, calls = LocalStore.read_ranges, []
+    num_ranges = 0
 
-    def failing(self, ranges):
-        calls.append(ranges)
-        if len(calls) > 3:
-            return [StorageError("the bucket is on fire") for _ in ranges]
-        return read_ranges(self, ranges)
+    def on_fire(_name, bounds, answer):
+        nonlocal num_ranges
+        num_ranges += bounds is not None
+        return answer if num_ranges <= 3 else StorageError("the bucket is on fire")
 
-    monkeypatch.setattr(LocalStore, "read_ranges", failing)
+    made, store = watched_pipeline(pipeline(corpus, bad_samples=policy(shards=True)), on_fire)
     loader = mm.Loader(made)
     with pytest.raises(StorageError, match="on fire"):
         list(loader)
     state = loader.state_dict()
-    monkeypatch.setattr(LocalStore, "read_ranges", read_ranges)
+    store.change = None
     assert len(list(loader)) == len(loader) - state["step"]
 
 
@@ -303,22 +307,25 @@ def with_own_skip(sample):
     return sample
 
 
+def samples_read_alone(dataset, store):
+    """The samples that were the only range of a request."""
+    refs = {
+        (dataset.name_of(shard), int(start), int(stop)): (shard, index)
+        for shard in range(dataset.num_shards)
+        for index, (start, stop) in enumerate(pairwise(dataset.offsets(shard)))
+    }
+    alone = [request[0] for request in store.range_reads if len(request) == 1]
+    return {refs[one] for one in alone if one in refs}
+
+
 @pytest.mark.parametrize("keep", [only_even, with_own_skip])
-def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(
-    tmp_path, keep, monkeypatch
-):
+def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(tmp_path, keep):
     corpus = write_faulty(tmp_path, [30, 31], {8})
     strict = policy(max_fraction=0.1, min_samples=1, max_consecutive=1)
-    made = pipeline(corpus, transforms=(keep,), bad_samples=strict)
-    read, again = SampleLookup.read, []
-
-    def counted(self, ref):
-        again.append(ref)
-        return read(self, ref)
-
-    monkeypatch.setattr(SampleLookup, "read", counted)
+    made, store = watched_pipeline(pipeline(corpus, transforms=(keep,), bad_samples=strict))
     loader = mm.Loader(made, num_threads=1)
     batches = list(loader)
+    read_alone = samples_read_alone(made.dataset, store)
     assert_epoch_is_whole(
         made, run(made).steps, refs_of([30, 31], {8} | {n for n in range(61) if n % 2})
     )
@@ -336,7 +343,7 @@ def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(
         for n in range(16)
         if (ref := made.order.substitute(0, r.step, r.row, n))
     ]
-    assert set(again) - {(0, 8)} <= set(attempts)
+    assert read_alone - {(0, 8)} <= set(attempts)
 
 
 def planned_bad(sample):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,8 @@ import mmstream as mm
 from mmstream.dataset.index import encode_index
 from mmstream.decoding.substitute import MAX_SAMPLE_READS
 from mmstream.errors import ShardError, StorageError
-from mmstream.storage import LocalStore
 from tests.helpers.bad_corpus import offsets, pipeline, policy, truncated_jpeg, write_faulty
+from tests.helpers.stores import watched_pipeline
 from tests.helpers.topology import described, run
 
 COUNTS = [30, 1, 0, 40, 26]
@@ -29,60 +28,54 @@ def made(tmp_path) -> mm.Pipeline:
     return pipeline(corpus, decode=mm.Decode(image=mm.ImageDecoder(size=16)))
 
 
-class Storage:
-    """Between a reader and its disk: what is read is spoilt at a rate, at random.
+class RandomFaults:
+    """Spoils a part of all answers of a store, at random.
 
-    The chance is that of the place and of how often it was read, not of the order of threads.
-    `once`: the same bytes come right the second time.
+    The chance depends on the bytes that are read and on how often they were read before. The order
+    of threads plays no part.
+
+    Args:
+        rate: the part of answers that is spoilt, 0 to 1.
+        fails: True: storage errors. False: wrong bytes.
+        once: the same bytes come right the second time.
     """
 
-    def __init__(self, monkeypatch, rate: float, *, fails: bool, once: bool) -> None:
+    def __init__(self, rate: float, *, fails: bool, once: bool) -> None:
         self.rate, self.fails, self.once = rate, fails, once
-        self.times, self.num_spoilt = Counter(), 0
-        read, read_ranges = LocalStore.read, LocalStore.read_ranges
+        self.num_reads, self.num_spoilt = Counter(), 0
 
-        def spoilt_read(store, name):
-            data = self.spoil(read(store, name), (name,)) if name.endswith(".idx") else None
-            if isinstance(data, OSError):
-                raise data
-            return read(store, name) if data is None else data
-
-        def spoilt_ranges(store, ranges):
-            found = zip(ranges, read_ranges(store, ranges), strict=True)
-            return [self.spoil(data, item) for item, data in found]
-
-        monkeypatch.setattr(LocalStore, "read", spoilt_read)
-        monkeypatch.setattr(LocalStore, "read_ranges", spoilt_ranges)
-
-    def spoil(self, data, item):
-        self.times[item] += 1
-        chance = random.Random(f"{item} {self.times[item]}")
-        if (self.once and self.times[item] > 1) or chance.random() >= self.rate:
-            return data
+    def __call__(self, name, bounds, answer):
+        if bounds is None and not name.endswith(".idx"):
+            return answer
+        key = (name, *(bounds or ()))
+        self.num_reads[key] += 1
+        chance = random.Random(f"{key} {self.num_reads[key]}")
+        if (self.once and self.num_reads[key] > 1) or chance.random() >= self.rate:
+            return answer
         self.num_spoilt += 1
         if self.fails:
-            return StorageError(f"{item[0]}: the line went dead")
-        return chance.choice([chance.randbytes, lambda n: b"\xff" * n])(len(data))
+            return StorageError(f"{name}: the line went dead")
+        return chance.choice([chance.randbytes, lambda n: b"\xff" * n])(len(answer))
 
 
-def opened_anew(made):
+def opened_anew(made, change=None):
     """The same pipeline, of a dataset that has read no index yet."""
-    return replace(made, dataset=mm.open_dataset(made.dataset.store.url))
+    return watched_pipeline(made, change)[0]
 
 
-def delivered(made, resume_every: int, num_threads: int = 1):
+def delivered(made, resume_every: int, num_threads: int = 1, change=None):
     """All steps and pixels of an epoch, by loaders that each go on from where one was left."""
-    made = opened_anew(made)
-    loader, found = mm.Loader(made, num_threads=num_threads), []
+    loader = mm.Loader(opened_anew(made, change), num_threads=num_threads)
+    steps = []
     while loader.state_dict()["epoch"] == 0:
         for count, batch in enumerate(loader, start=1):
-            found.append((described(batch), batch["image"]))
+            steps.append((described(batch), batch["image"]))
             if count == resume_every:
                 break
         state = loader.state_dict()
-        loader = mm.Loader(opened_anew(made), num_threads=num_threads)
+        loader = mm.Loader(opened_anew(made, change), num_threads=num_threads)
         loader.load_state_dict(state)
-    return found
+    return steps
 
 
 def assert_equal(one, other) -> None:
@@ -92,114 +85,92 @@ def assert_equal(one, other) -> None:
 
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
-def test_bytes_that_come_wrong_at_random_change_no_batch(made, monkeypatch, rate, once):
+def test_bytes_that_come_wrong_at_random_change_no_batch(made, rate, once):
     calm = delivered(made, resume_every=100)
     assert sum(len(step.bad) for step, _ in calm) == len(BAD)
-    storage = Storage(monkeypatch, rate, fails=False, once=once)
+    faults = RandomFaults(rate, fails=False, once=once)
     for resume_every in (100, 1, 3):
-        storage.times.clear()
-        assert_equal(delivered(made, resume_every, num_threads=2), calm)
-    assert storage.num_spoilt > 0
+        faults.num_reads.clear()
+        assert_equal(delivered(made, resume_every, num_threads=2, change=faults), calm)
+    assert faults.num_spoilt > 0
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_a_run_that_storage_stops_at_random_goes_on_with_the_same_batches(made, monkeypatch, rate):
+def test_a_run_that_storage_stops_at_random_goes_on_with_the_same_batches(made, rate):
     calm = run(made).steps
-    storage = Storage(monkeypatch, rate, fails=True, once=True)
-    loader, found, num_stops = mm.Loader(opened_anew(made), num_threads=1), [], 0
+    faults = RandomFaults(rate, fails=True, once=True)
+    loader = mm.Loader(opened_anew(made, faults), num_threads=1)
+    steps, num_stops = [], 0
     while loader.state_dict()["epoch"] == 0:
         try:
             for batch in loader:
-                found.append(described(batch))
+                steps.append(described(batch))
         except StorageError:
             num_stops += 1
         state = loader.state_dict()
-        loader = mm.Loader(opened_anew(made), num_threads=1)
+        loader = mm.Loader(opened_anew(made, faults), num_threads=1)
         loader.load_state_dict(state)
-    assert found == calm
-    assert 0 < num_stops <= storage.num_spoilt
+    assert steps == calm
+    assert 0 < num_stops <= faults.num_spoilt
 
 
-def test_every_first_read_wrong_is_no_bad_sample(made, monkeypatch):
+def test_every_first_read_wrong_is_no_bad_sample(made):
     calm = run(made).steps
-    storage = Storage(monkeypatch, 1.0, fails=False, once=True)
-    assert run(opened_anew(made), 2, 2).steps == calm
-    assert storage.num_spoilt > 10
+    faults = RandomFaults(1.0, fails=False, once=True)
+    assert run(opened_anew(made, faults), 2, 2).steps == calm
+    assert faults.num_spoilt > 10
 
 
-def test_an_index_that_came_wrong_but_looks_right_is_read_again(made, monkeypatch):
+def test_an_index_that_came_wrong_but_looks_right_is_read_again(made):
     calm = run(made).steps
     right = offsets(made.dataset.store.url, 3)
     wrong = right.copy()
     wrong[7] += 512
-    read, answers = LocalStore.read, [encode_index(wrong)]
+    answers = [encode_index(wrong)]
 
-    def read_once_wrong(store, name):
-        if name == "shard-000003.tar.idx" and answers:
-            return answers.pop()
-        return read(store, name)
+    def wrong_once(name, _bounds, answer):
+        return answers.pop() if name == "shard-000003.tar.idx" and answers else answer
 
-    monkeypatch.setattr(LocalStore, "read", read_once_wrong)
-    made = opened_anew(made)
+    made = opened_anew(made, wrong_once)
     assert run(made).steps == calm
     assert not answers
     assert np.array_equal(made.dataset.offsets(3), right)
 
 
-def test_a_shard_that_is_away_for_a_moment_stops_no_run(made, monkeypatch):
-    calm, gone = run(made).steps, {"shard-000003.tar"}
-    read_ranges = LocalStore.read_ranges
+def test_a_shard_that_is_away_for_a_moment_stops_no_run(made):
+    calm, away = run(made).steps, {"shard-000003.tar"}
 
-    def away(store, ranges):
-        found = read_ranges(store, ranges)
-        if any(name in gone for name, _, _ in ranges):
-            gone.clear()
-            return [FileNotFoundError(name) for name, _, _ in ranges]
-        return found
+    def away_once(name, bounds, answer):
+        if bounds is not None and name in away:
+            away.clear()
+            return FileNotFoundError(name)
+        return answer
 
-    monkeypatch.setattr(LocalStore, "read_ranges", away)
-    assert run(made).steps == calm
-    assert not gone
+    assert run(opened_anew(made, away_once)).steps == calm
+    assert not away
 
 
-def test_a_shard_that_stays_away_stops_the_run_after_a_second_look(made, monkeypatch):
+def test_a_shard_that_stays_away_stops_the_run_after_a_second_look(made):
     Path(made.dataset.store.url, "shard-000003.tar").unlink()
-    read_ranges, asked = LocalStore.read_ranges, []
-
-    def counted(store, ranges):
-        asked.extend(ranges)
-        return read_ranges(store, ranges)
-
-    monkeypatch.setattr(LocalStore, "read_ranges", counted)
+    made, store = watched_pipeline(made)
     with pytest.raises(ShardError, match="no such shard"):
         list(mm.Loader(made, num_threads=1))
-    assert any(name == "shard-000003.tar" for name, _, _ in asked)
+    assert len([name for name, _, _ in store.ranges if name == "shard-000003.tar"]) > 1
 
 
-def test_a_bad_sample_is_read_twice_and_one_in_other_bytes_each_time_no_more_than_some(
-    tmp_path, monkeypatch
-):
+def test_a_bad_sample_is_read_twice_and_one_in_other_bytes_each_time_no_more_than_some(tmp_path):
     corpus = write_faulty(tmp_path, [12], {5})
-    read_ranges, asked = LocalStore.read_ranges, []
     start = int(offsets(corpus, 0)[5])
-
-    def counted(store, ranges):
-        asked.extend(item for item in ranges if item[1] == start)
-        return read_ranges(store, ranges)
-
-    def noisy(store, ranges):
-        asked.extend(item for item in ranges if item[1] == start)
-        return [
-            random.randbytes(len(data)) if item[1] == start else data
-            for item, data in zip(ranges, read_ranges(store, ranges), strict=True)
-        ]
-
     made = pipeline(corpus, shuffle=False, bad_samples=policy())
-    monkeypatch.setattr(LocalStore, "read_ranges", counted)
-    (calm,) = run(made).steps
-    assert len(asked) == 1  # alone; the first time it came with the others in one range
-    asked.clear()
-    monkeypatch.setattr(LocalStore, "read_ranges", noisy)
-    (step,) = run(made).steps
+    watched, store = watched_pipeline(made)
+    (calm,) = run(watched).steps
+    # Alone: the first time it came with the others in one range.
+    assert len([one for one in store.ranges if one[1] == start]) == 1
+
+    def noisy(_name, bounds, answer):
+        return random.randbytes(len(answer)) if bounds and bounds[0] == start else answer
+
+    watched, store = watched_pipeline(made, noisy)
+    (step,) = run(watched).steps
     assert step.shown == calm.shown
-    assert 1 < len(asked) <= MAX_SAMPLE_READS
+    assert 1 < len([one for one in store.ranges if one[1] == start]) <= MAX_SAMPLE_READS

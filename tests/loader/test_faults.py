@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 from contextlib import closing
-from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from mmstream.loader.batch_transport import SentBatch
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.reader import STEPS_AHEAD, Reader
 from mmstream.reading.step import Job
-from mmstream.storage import LocalStore
 from tests.helpers.bad_corpus import (
     bad_json,
     pipeline,
@@ -38,6 +36,7 @@ from tests.helpers.bad_corpus import (
     write_tiny,
 )
 from tests.helpers.corpora import write_corpus
+from tests.helpers.stores import watched_pipeline
 from tests.helpers.topology import assert_resumes_exactly, described, run
 
 BAD = {0, 5, 30, 31, 70}
@@ -203,27 +202,23 @@ def payload(made: mm.Pipeline) -> int:
     return sum(int(made.dataset.offsets(shard)[-1]) for shard in range(made.dataset.num_shards))
 
 
+def reads_no_gaps(made: mm.Pipeline) -> mm.Pipeline:
+    """The pipeline on a store whose ranges hold no bytes between samples: bytes can be counted."""
+    return watched_pipeline(made, max_gap_bytes=0)[0]
+
+
 @pytest.mark.parametrize("window", [8, 50, 1000])
 @pytest.mark.parametrize("topology", [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 4), (3, 3)])
-def test_every_byte_is_read_once(lanes, monkeypatch, topology, window):
-    monkeypatch.setattr(
-        LocalStore, "access", replace(LocalStore.access, max_gap_bytes=0)
-    )  # else small gaps are read along
-    made = pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window)
+def test_every_byte_is_read_once(lanes, topology, window):
+    made = reads_no_gaps(pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window))
     assert run(made, *topology).num_bytes == payload(made)
 
 
 @pytest.mark.parametrize("start", [1, 17, 40])
-def test_a_resume_reads_only_what_is_left(lanes, monkeypatch, start):
-    merge_no_gaps(monkeypatch)
-    made = pipeline(lanes, global_batch_size=8, grid=(4, 4), window=50)
+def test_a_resume_reads_only_what_is_left(lanes, start):
+    made = reads_no_gaps(pipeline(lanes, global_batch_size=8, grid=(4, 4), window=50))
     rest = run(made, 2, 2, range(start, 64))
     assert rest.num_bytes == payload(made) * (64 - start) // 64
-
-
-def merge_no_gaps(monkeypatch) -> None:
-    """Read no bytes between samples, so that the bytes read can be counted."""
-    monkeypatch.setattr(LocalStore, "access", replace(LocalStore.access, max_gap_bytes=0))
 
 
 def held(reader: Reader) -> int:
@@ -253,8 +248,7 @@ def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_pat
 
 
 def test_a_jump_drops_what_was_held_and_then_reads_ahead_again(lanes, monkeypatch):
-    merge_no_gaps(monkeypatch)
-    made = pipeline(lanes, global_batch_size=8, grid=(1, 1), window=1000)
+    made = reads_no_gaps(pipeline(lanes, global_batch_size=8, grid=(1, 1), window=1000))
     with closing(Reader(made.dataset, made.order)) as reader:
         alone = []
         monkeypatch.setattr(SampleLookup, "read", lambda self, ref: alone.append(ref))

@@ -24,6 +24,7 @@ from mmstream.storage import LocalStore
 from mmstream.tar.header import BLOCK, plain_file, read_member
 from tests.helpers.corpora import write_corpus
 from tests.helpers.foreign_tars import make_tar
+from tests.helpers.stores import watched
 
 
 def steps_of(dataset, views, num_steps=None, order=None):
@@ -67,7 +68,7 @@ def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
     dataset = mm.open_dataset(corpus)
     expected = list(steps_of(dataset, False))
     if instead == "far away":
-        monkeypatch.setattr(LocalStore, "local_path", lambda store, name: None)
+        dataset = watched(dataset, maps_files=False)
     elif instead == "too many shards":
         monkeypatch.setattr(fetching, "MAX_MAPS", 1)
     else:

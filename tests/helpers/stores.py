@@ -1,0 +1,101 @@
+"""A store that notes what is asked of it, and that can fail or answer wrongly on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import mmstream as mm
+from mmstream.storage.store import Access, Store
+
+Range: TypeAlias = tuple[str, int, int]
+Answer: TypeAlias = bytes | OSError
+Change: TypeAlias = Callable[[str, tuple[int, int] | None, Answer], Answer]
+"""Takes an object's name, the range (None: the whole object) and the answer; returns another."""
+
+
+class WatchedStore:
+    """Asks a real store and notes each request. What is not here is asked of the real store.
+
+    Args:
+        store: the real one.
+        change: alters answers; an OSError is raised, or stands in the place of a range.
+        maps_files: False: as if no object were a file of this machine.
+        access: settings of `Access` that differ from the real store's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        change: Change | None = None,
+        *,
+        maps_files: bool = True,
+        **access: Any,
+    ) -> None:
+        self.store = store
+        self.access: Access = replace(store.access, **access)
+        self.whole_reads: list[str] = []
+        self.range_reads: list[list[Range]] = []
+        """Of each request, its ranges."""
+        self.change = change
+        self._maps_files = maps_files
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["store"], name)
+
+    @property
+    def ranges(self) -> list[Range]:
+        """The ranges of all requests."""
+        return [one for request in self.range_reads for one in request]
+
+    @property
+    def num_range_bytes(self) -> int:
+        """Bytes of all ranges."""
+        return sum(stop - start for _, start, stop in self.ranges)
+
+    def forget(self) -> None:
+        """Start the notes anew."""
+        self.whole_reads.clear()
+        self.range_reads.clear()
+
+    def local_path(self, name: str) -> str | None:
+        return self.store.local_path(name) if self._maps_files else None
+
+    def read(self, name: str) -> bytes:
+        self.whole_reads.append(name)
+        return self._raised(self._changed(name, None, self.store.read(name)))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        return self._raised(self.read_ranges([(name, start, stop)])[0])
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[Answer]:
+        self.range_reads.append(list(ranges))
+        answers = self.store.read_ranges(ranges)
+        return [
+            self._changed(name, (start, stop), answer)
+            for (name, start, stop), answer in zip(ranges, answers, strict=True)
+        ]
+
+    def _changed(self, name: str, bounds: tuple[int, int] | None, answer: Answer) -> Answer:
+        return answer if self.change is None else self.change(name, bounds, answer)
+
+    @staticmethod
+    def _raised(answer: Answer) -> bytes:
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+def watched(dataset: mm.Dataset, change: Change | None = None, **options: Any) -> mm.Dataset:
+    """Return the dataset on a `WatchedStore`. It has read no index yet."""
+    store = WatchedStore(dataset.store, change, **options)
+    return mm.Dataset(dataset.manifest, store, store, bad=dataset.bad)
+
+
+def watched_pipeline(
+    pipeline: mm.Pipeline, change: Change | None = None, **options: Any
+) -> tuple[mm.Pipeline, WatchedStore]:
+    """Return the pipeline on a `WatchedStore`, and the store."""
+    dataset = watched(pipeline.dataset, change, **options)
+    return replace(pipeline, dataset=dataset), dataset.store
