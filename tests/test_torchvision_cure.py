@@ -1,4 +1,4 @@
-"""torchvision loads: by itself where it can, and with the missing operators declared elsewhere."""
+"""torchvision loads by itself where it can, and elsewhere with its operators declared."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ def python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def stub(folder: Path, source: str) -> Path:

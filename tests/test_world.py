@@ -1,4 +1,4 @@
-"""Rows of ranks: every row has one rank, and impossible cuts say what to do."""
+"""Rows of ranks: each row belongs to one rank, and impossible settings are refused."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def test_a_list_gives_each_rank_its_rows():
 
 
 @pytest.mark.parametrize("rows", [None, [4, 3], [4, 3, 2], [8, 0, 0], "fair"])
-def test_an_impossible_cut_is_refused(rows):
+def test_rows_that_do_not_fit_the_ranks_are_refused(rows):
     with pytest.raises(ConfigError):
         rows_of_rank(8, World(0, 3), rows)
 
@@ -34,7 +34,7 @@ def test_a_rank_outside_its_world_is_refused():
         World(2, 2)
 
 
-def test_the_environment_counts_only_whole(monkeypatch):
+def test_rank_and_world_size_of_the_environment_must_both_be_set(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert resolve_world(None) == World(0, 1)

@@ -65,7 +65,7 @@ def run(config: TrainConfig) -> TrainResult:
     `mmstream.train.train` is this function, and documents its result and its errors.
     """
     if config.log_folder is not None and Path(config.log_folder).is_file():
-        raise ConfigError(f"train: {config.log_folder} is a file; out must name a folder")
+        raise ConfigError(f"train: {config.log_folder} is a file; name a folder with out=")
     with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as open_loaders:
         share_threads(config.num_workers)
         tokenizer = open_model_tokenizer(config)

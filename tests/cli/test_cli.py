@@ -1,4 +1,4 @@
-"""The command line: what each command prints, its exit code, and no traceback for a mistake."""
+"""The command line: output, exit codes, and one-line messages for mistakes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ OPTIONS = {
 
 
 def test_the_names_of_options_are_fixed():
-    # Scripts depend on them: an option may be added here, none may go or change its name.
+    # Scripts depend on them. Options may be added, but not removed or renamed.
     for name, expected in OPTIONS.items():
         params = cli.commands[name].params
         assert " ".join(param.opts[0] for param in params) == expected
@@ -127,7 +127,7 @@ def test_help_of_convert_names_every_format(mmstream):
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected"),
     [
         ("replace it with overwrite=True", "replace it with --overwrite"),
         ("media_root=media: no such folder", "--media-root media: no such folder"),
@@ -145,14 +145,14 @@ def test_help_of_convert_names_every_format(mmstream):
         ("drop_last=False", "drop_last=False"),
     ],
 )
-def test_a_message_names_options_and_no_arguments(message, told):
+def test_a_message_names_options_and_no_arguments(message, expected):
     names = ("overwrite", "media_root", "on_change", "format", "model", "out", "epochs")
     options = {name: f"--{name.replace('_', '-')}" for name in names}
-    assert in_options(message, options | {"max_fraction": "--max-bad-fraction"}) == told
+    assert in_options(message, options | {"max_fraction": "--max-bad-fraction"}) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (
             "convert {rows} {tmp}/out --media-root {tmp}/none",
@@ -182,7 +182,10 @@ def test_a_message_names_options_and_no_arguments(message, told):
             "is UTF-16; save it as UTF-8",
         ),
         ("demo --out {rows}", "error: {rows}: File exists\n"),
-        ("train {tmp}/tars --out {rows}", "usage: train: {rows} is a file, and --out a folder\n"),
+        (
+            "train {tmp}/tars --out {rows}",
+            "usage: train: {rows} is a file; name a folder with --out\n",
+        ),
         ("train {tmp}/tars --out {tmp}/run --tokenizer no", "usage: --tokenizer: no is no folder"),
         ("train {tmp}/tars --out {tmp}/run --tokenizer {tmp}", "usage: --tokenizer: {tmp} holds n"),
         (
@@ -191,7 +194,7 @@ def test_a_message_names_options_and_no_arguments(message, told):
         ),
     ],
 )
-def test_a_mistake_is_told_in_options(mmstream, rows, tmp_path, words, told):
+def test_a_mistake_is_reported_in_options(mmstream, rows, tmp_path, words, expected):
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars" / "a.tar").write_bytes(make_tar([("a.txt", b"")]))
     (tmp_path / "mix.json").write_text("{}")
@@ -200,7 +203,7 @@ def test_a_mistake_is_told_in_options(mmstream, rows, tmp_path, words, told):
     code, out, err = mmstream(*words.format(**names).split())
     assert (code in (1, 2), out) == (True, "")
     assert err.count("\n") == 1 or err.startswith("Usage: ")
-    assert told.format(**names) in err
+    assert expected.format(**names) in err
 
 
 # -- happy paths --------------------------------------------------------------------------------
@@ -317,14 +320,14 @@ def test_names_that_are_no_text_can_be_shown(mmstream, tmp_path):
 def test_a_users_mistake_has_exit_code_2(mmstream, rows, tmp_path, line):
     (tmp_path / "empty").mkdir()
     write_rows(tmp_path / "empty.jsonl", [])
-    places = {
+    names = {
         "rows": rows,
         "out": tmp_path / "out",
         "tars": FOREIGN,
         "absent": tmp_path / "absent",
         "empty": tmp_path / ("empty.jsonl" if line.startswith("convert") else "empty"),
     }
-    code, out, err = mmstream(*line.format(**places).split())
+    code, out, err = mmstream(*line.format(**names).split())
     assert (code, out) == (2, "")
     assert err.startswith(("Usage: ", "usage: "))
     assert not (tmp_path / "out").exists()
@@ -441,22 +444,22 @@ def test_a_conversion_without_a_sample_fails_and_says_why(mmstream, tmp_path):
 
 
 def test_keys_that_are_no_plain_text_stay_on_their_line(mmstream, tmp_path):
-    made = [(key, {"txt": b"x"}) for key in ("å b", "日本", "x\ny", "\x1b[31m")]
-    write_shard(tmp_path, "ü 1.tar", made)
+    samples = [(key, {"txt": b"x"}) for key in ("å b", "日本", "x\ny", "\x1b[31m")]
+    write_shard(tmp_path, "ü 1.tar", samples)
     out = mmstream("info", tmp_path)[1]
     assert out.splitlines()[-1] == r"  first keys: å b, 日本, 'x\ny', '\x1b[31m'"
 
 
 def test_a_run_with_nothing_left_to_do_says_what_to_raise(mmstream, tmp_path):
-    told = ["--max-steps", 1, "--global-batch-size", 4, "--image-size", 16, "--num-workers", 0]
-    told += ["--device", "cpu", "--no-progress", "--out", tmp_path / "run"]
+    options = ["--max-steps", 1, "--global-batch-size", 4, "--image-size", 16, "--num-workers", 0]
+    options += ["--device", "cpu", "--no-progress", "--out", tmp_path / "run"]
     corpus = write_corpus(tmp_path / "corpus", [8])
-    assert "1 steps, last loss " in mmstream("train", corpus, *told)[1]
-    out = mmstream("train", corpus, *told)[1]
+    assert "1 steps, last loss " in mmstream("train", corpus, *options)[1]
+    out = mmstream("train", corpus, *options)[1]
     assert out.startswith(
         "1 steps, nothing left to do; to train on, raise --max-steps or --epochs (1); "
     )
-    code, _, err = mmstream("train", corpus, *told, "--max-steps", 2, "--seed", 3)
+    code, _, err = mmstream("train", corpus, *options, "--max-steps", 2, "--seed", 3)
     assert code == 1
     assert err.splitlines()[-1].startswith(
         f"error: {tmp_path}/run/checkpoints: step 1: the state of epoch 0 step 1 does not fit"

@@ -1,4 +1,4 @@
-"""A whole conversion: counts, bytes, order, splits, and who reads the result."""
+"""A whole conversion: counts, bytes, order, splits, and readers of the result."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_bytes_are_the_same_on_every_run_and_for_every_number_of_workers(cor
 
 
 def test_the_bytes_of_a_shard_are_golden(tmp_path):
-    """A change here is a change of the format: raise CONVERTER_VERSION with it."""
+    """If this fails, the format has changed: raise CONVERTER_VERSION too."""
     (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff" + bytes(range(200)))
     rows = [
         {"id": 1, "image": "a.jpg", "captions": ["one", "zwei \u00e4"], "score": 0.5},
@@ -94,7 +94,7 @@ def test_the_bytes_of_a_shard_are_golden(tmp_path):
 GOLDEN = "fe10cf579810725b82d7bc8b2d3077b5bf323f2540c1abaa63f2c91bfcf8e286"
 
 
-def test_no_output_names_a_place_or_a_machine(corpus, tmp_path):
+def test_no_output_names_a_folder_of_this_machine(corpus, tmp_path):
     run(corpus, tmp_path / "out", num_workers=0)
     for name, data in tree(tmp_path / "out").items():
         assert str(tmp_path).encode() not in data, name
@@ -125,7 +125,7 @@ def test_splits_are_datasets_that_share_the_rows_out_and_stay_when_rows_are_adde
     first = write_rows(tmp_path / "a.jsonl", rows[:200])
     report = run(first, tmp_path / "a", splits=splits, samples_per_shard=50)
     assert report.num_samples == 200
-    assert {name: part.num_samples for name, part in report.splits.items()} == {
+    assert {name: split.num_samples for name, split in report.splits.items()} == {
         "train": len(keys(tmp_path / "a" / "train")),
         "val": len(keys(tmp_path / "a" / "val")),
     }
@@ -140,9 +140,9 @@ def test_splits_are_datasets_that_share_the_rows_out_and_stay_when_rows_are_adde
 def test_rows_of_one_id_share_a_split_and_rows_without_id_go_by_content(tmp_path):
     rows = [{"id": 7, "text": f"a{i}"} for i in range(20)] + [{"text": f"{i}"} for i in range(40)]
     run(write_rows(tmp_path / "r.jsonl", rows), tmp_path / "o", splits={"train": 0.5, "val": 0.5})
-    found = split_of(tmp_path / "o")
-    assert len({found[f"{i:09d}"] for i in range(1, 21)}) == 1
-    assert {found[f"{i:09d}"] for i in range(21, 61)} == {"train", "val"}
+    splits = split_of(tmp_path / "o")
+    assert len({splits[f"{i:09d}"] for i in range(1, 21)}) == 1
+    assert {splits[f"{i:09d}"] for i in range(21, 61)} == {"train", "val"}
 
 
 def test_a_split_with_a_bad_row_rejects_it_once(corpus, tmp_path):

@@ -1,4 +1,4 @@
-"""One row of every format, by value: a change here changes every converted corpus."""
+"""One row of every format, by value. Other values here mean other bytes in every corpus."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def text(value):
     return {"type": "text", "text": value}
 
 
-def medium(kind, place):
-    return {"type": kind, "field": place}
+def medium(kind, index):
+    return {"type": kind, "field": index}
 
 
 def messages_of(row, format=None):

@@ -1,4 +1,7 @@
-"""Kill -9 at every moment of a conversion: never a dataset that opens half, never other bytes."""
+"""Kill -9 at every moment of a conversion.
+
+Afterwards no half dataset opens, and the next run completes it to the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def make_corpus(folder, num_rows):
 
 
 def convert_and_die(rows, dest, moment, **options):
-    """Convert in a forked process that kills itself at the n-th moment; False when none is left."""
+    """Convert in a forked process that kills itself at a moment. Return whether it came to that."""
     child = os.fork()
     if child == 0:
         try:
@@ -48,7 +51,7 @@ def convert_and_die(rows, dest, moment, **options):
 
 
 def die_at(moment):
-    """Kill this process at a moment; each object has two, half written and just written."""
+    """Kill this process at a moment. Each object has two: half written, and just written."""
     left = [moment]
     create, remove = LocalStore.create, LocalStore.remove
 
@@ -86,8 +89,8 @@ def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path
         convert(rows, out, progress=False, **options)
         assert tree(out) == tree(tmp_path / "whole")
         moment += 1
-    # The marker, two shards of three objects, rejects, manifest: two moments each. Removals: two of
-    # lists of bad samples that may be there, before the marker comes; one of the marker.
+    # Two moments each: the marker, two shards of three objects, the rejects, the manifest. One
+    # moment each: two bad lists, removed before the marker is written, and the marker at the end.
     assert moment == 2 * (1 + 2 * 3 + 1 + 1) + 3
 
 
@@ -107,8 +110,8 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
                 open_dataset(out)
             convert(rows, out, samples_per_shard=3, progress=False)  # as the marker's command
         else:
-            found = {name: data for name, data in tree(out).items() if not name.startswith(".")}
-            assert found in (old, new)
+            objects = {name: data for name, data in tree(out).items() if not name.startswith(".")}
+            assert objects in (old, new)
             convert(rows, out, samples_per_shard=3, overwrite=True, progress=False)
         assert tree(out) == new
         moment += 1
@@ -126,7 +129,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def running(tmp_path):
-    """Start a conversion of 400 shards by two workers; hand it over with 5 shards written."""
+    """Start a conversion of 400 shards with two workers. Yield it when 5 shards are written."""
     rows = make_corpus(tmp_path, 800)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -165,7 +168,7 @@ def workers_of(process):
 
 
 def assert_resumable(rows, out):
-    """What a dead run left is refused, and completed to the bytes of an undisturbed run."""
+    """Check that what a killed run left is refused, and that another run completes it."""
     num_done = len(list(out.glob("reports/*.json")))
     assert 5 <= num_done < 400
     with pytest.raises(ManifestError, match="mmstream convert"):
@@ -206,7 +209,7 @@ def test_ctrl_c_ends_all_processes_and_can_be_resumed(running):
     process, rows, out = running
     relatives = family(process)
     for member in [psutil.Process(process.pid), *relatives]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # gone since: the main one told it
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: the main process stopped it
             member.send_signal(signal.SIGINT)  # as a terminal does, to the whole group
     _, errors = process.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors

@@ -1,4 +1,4 @@
-"""Media files are known by their bytes, lie inside the root, and are never trusted by name."""
+"""Media files are recognised by their bytes, not their names, and must lie inside the root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands at a destination already: nothing, a part, the same, or something else."""
+"""A conversion whose destination holds nothing, a part of it, all of it, or something else."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_finished_conversion_is_left_alone(corpus, tmp_path):
         ({"captions": "each"}, "captions was 'all' and is now 'each'"),
     ],
 )
-def test_another_plan_is_refused_in_a_finished_and_an_unfinished_place(
+def test_another_plan_is_refused_in_a_finished_and_an_unfinished_destination(
     corpus, tmp_path, monkeypatch, options, reason
 ):
     run(corpus, tmp_path / "done")
@@ -102,9 +102,9 @@ def test_overwrite_replaces_everything_but_foreign_files(corpus, tmp_path, monke
     for name in ("part", "done"):
         (tmp_path / name / "README").write_text("mine")
         run(corpus, tmp_path / name, samples_per_shard=20, overwrite=True)
-        found = tree(tmp_path / name)
-        assert found.pop("README") == b"mine"
-        assert found == tree(tmp_path / "fresh")
+        files = tree(tmp_path / name)
+        assert files.pop("README") == b"mine"
+        assert files == tree(tmp_path / "fresh")
 
 
 def test_an_overwrite_that_was_killed_while_it_cleared_goes_on_clearing(corpus, tmp_path):
@@ -148,8 +148,8 @@ def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, m
     with pytest.raises(ManifestError, match="mmstream convert"):
         open_dataset("memory://bucket/out")
     assert run(corpus, "memory://bucket/out").num_new_bytes > 0
-    found = {path.removeprefix("/bucket/out/") for path in memory.find("/bucket/out")}
-    assert found == set(expected)
+    names = {path.removeprefix("/bucket/out/") for path in memory.find("/bucket/out")}
+    assert names == set(expected)
     for name, data in expected.items():
         assert memory.cat_file(f"/bucket/out/{name}") == data
     report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)

@@ -1,4 +1,4 @@
-"""Where rows come from, and what becomes of every row that is not what it should be."""
+"""Files of rows in every form, and what happens to rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     for block in (1, 7, 16, 1000):
         monkeypatch.setattr(rows_module, "_BLOCK", block)
-        with rows_module.open_rows(str(tmp_path / "rows.jsonl")) as found:
-            everything = found.select(np.arange(found.num_rows))
-            assert [line for _, line in rows_module.read_rows(everything)] == lines
+        with rows_module.open_rows(str(tmp_path / "rows.jsonl")) as row_file:
+            all_rows = row_file.select(np.arange(row_file.num_rows))
+            assert [line for _, line in rows_module.read_rows(all_rows)] == lines
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The main job: the README's first command, and a proof that can fail."""
+"""The demo: the README's first command, and a proof that can fail."""
 
 import copy
 import os
@@ -45,12 +45,12 @@ def test_a_faultless_history_is_proven(run):
 def test_a_faulty_history_is_not_proven(run, fault):
     order, history = run
     faulty = copy.deepcopy(history)
-    one, other = (faulty.rows[1, step].planned for step in (3, 4))
+    rows, other_rows = (faulty.rows[1, step].planned for step in (3, 4))
     if fault == "lost":
-        one[0] = other[0]
+        rows[0] = other_rows[0]
     elif fault == "repeated":
-        more = np.concatenate([one, one[:1]])
-        faulty.rows[1, 3] = LoggedRows(0, more, more)
+        more_rows = np.concatenate([rows, rows[:1]])
+        faulty.rows[1, 3] = LoggedRows(0, more_rows, more_rows)
     elif fault == "moved":
         faulty.rows[1, 3], faulty.rows[1, 4] = faulty.rows[1, 4], faulty.rows[1, 3]
     elif fault == "loss":
@@ -58,7 +58,7 @@ def test_a_faulty_history_is_not_proven(run, fault):
     elif fault == "missing":
         del faulty.rows[0, 7]
     else:
-        faulty.rows[1, 3] = LoggedRows(0, one, np.roll(one, 1, axis=0))
+        faulty.rows[1, 3] = LoggedRows(0, rows, np.roll(rows, 1, axis=0))
     assert not prove(order, faulty, history, EPOCHS).holds
 
 

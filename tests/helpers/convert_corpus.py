@@ -1,4 +1,4 @@
-"""A small corpus to convert, and what the tests of the converter look at."""
+"""A small corpus to convert, and views of the output for the tests of the converter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.corpora import jpeg
 
 
 def make_corpus(folder):
-    """Forty rows over ten images; rows 7 and 23 are rejects."""
+    """Write forty rows and ten images. Rows 7 and 23 will be rejected."""
     (folder / "images").mkdir()
     for i in range(10):
         (folder / "images" / f"{i}.jpg").write_bytes(jpeg(i))
@@ -35,7 +35,7 @@ def run(rows, dest, **options):
 
 
 def tree(folder):
-    """{relative path: bytes} of all files of a destination, hidden ones too."""
+    """Return {relative path: bytes} of all files of a destination, hidden ones too."""
     files = (p for p in sorted(Path(folder).rglob("*")) if p.is_file())
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
