@@ -212,6 +212,7 @@ if __name__ == "__main__":
         ("bash", "mmstream conwert a b", "no command mmstream conwert"),
         ("bash", "mmstream convert a b --wokers 3", "--wokers"),
         ("bash", "torchrun --nproc-per-node 2 -m mmstream train x --out y --epoch two", "--epoch"),
+        ("bash", "cd x && mmstream tools", "no command mmstream tools"),
         ("bash", "python tools/nothing.py", "no tools/nothing.py"),
         ("bash", "python -m tools.nothing", "no module tools.nothing"),
         ("bash", "python -m nothing.at_all", "no module nothing.at_all"),
@@ -223,6 +224,11 @@ def test_what_is_wrong_in_a_block_that_is_not_run_is_found(language, code, probl
     (block,) = blocks_of(page)
     assert block.not_run == "planted"
     assert problem in " ".join(problems_of(block))
+
+
+def test_a_folder_of_the_commands_name_is_no_command():
+    (block,) = blocks_of("<!-- not run: planted -->\n```bash\nruff check mmstream tools\n```\n")
+    assert problems_of(block) == []
 
 
 def test_a_block_without_a_reason_is_run():

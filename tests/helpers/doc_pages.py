@@ -185,8 +185,9 @@ def _bash_problems(code: str) -> Iterator[str]:
         return
     for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        if "mmstream" in words:
-            yield from _command_problems(words[words.index("mmstream") + 1 :])
+        for number, (before, word) in enumerate(itertools.pairwise(["&&", *words])):
+            if word == "mmstream" and before in ("&&", "|", "-m"):
+                yield from _command_problems(words[number + 1 :])
         for program, file in itertools.pairwise(words):
             if program in ("bash", "python") and not file.startswith("-"):
                 if not (ROOT / file).is_file():
