@@ -1,11 +1,15 @@
-"""Conversations to text, and which characters of it the assistant wrote.
+"""Conversations -> text, and the characters of it that the assistant wrote.
 
-Part of the decode stage, called by `decoding.text`. A chat template is any program
-from list of messages to string, and few mark what the model should learn. So the assistant's spans
-are found from outside: the rendering of the messages before a turn (with the prompt to generate it)
-ends where the turn starts, and the rendering up to and with the turn ends where it ends. Where a
-template is not that regular (Qwen3 drops the reasoning of earlier turns and adds an empty one to
-the last), the turn's own text and the template's end-of-turn mark are looked for instead.
+Place in the flow: `TextDecoder` renders the messages of a sample here, and tokenizes the text.
+
+A chat template can be any program from messages to a string. Few templates mark what the model
+should learn, so the assistant's turns are located from outside:
+
+- A turn starts where the rendering of the messages before it ends (with the generation prompt).
+- It ends where the rendering of the messages up to it ends.
+
+Some templates are not that regular: Qwen3 drops the reasoning of earlier turns, and adds an empty
+one to the last. Then the turn's own text and the end-of-turn mark are searched for.
 """
 
 from __future__ import annotations
@@ -21,29 +25,32 @@ import jinja2
 from mmstream.errors import DecodeError
 
 Message = dict[str, Any]
-Span = tuple[int, int]
+"""One turn: ``role`` and ``content``."""
 
-_MARKED = threading.Lock()
-"""transformers marks turns in one tracker a template, which all threads share."""
+Span = tuple[int, int]
+"""(start, stop) of characters in a text."""
+
+_MARKED_LOCK = threading.Lock()
+"""transformers keeps one tracker of marked turns per template, which all threads share."""
 
 _PROBE = "mmstream-probe"
-_SPACE = r"\s{0,64}?"  # bounded: a long run of white space must not cost its square
+_SPACE = r"\s{0,64}?"  # bounded, because a search over white space without a limit takes n^2 steps
 _LEADING_SPACE = re.compile(r"\s*")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# What a template raises on messages it was not written for; anything else is a bug and passes.
+# What a template raises for messages that it was not written for. Other errors are bugs, and pass.
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError)
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer's chat template and what probing it showed.
+    """A tokenizer's chat template, and what it can do.
 
     Attributes:
-        tokenizer: Of `transformers`, with a chat template.
-        image_token: Stands for an image where the template cannot take one.
-        takes_parts: Whether content may be a list of parts, images included.
+        tokenizer: A tokenizer of `transformers` with a chat template.
+        image_token: The text for an image where the template takes only strings.
+        takes_parts: Whether content may be a list of parts (texts and images).
         end_of_turn: The text that follows the assistant's content, such as ``<|im_end|>``.
-        marks_turns: Whether the template has ``{% generation %}`` blocks, which then decide.
+        marks_turns: Whether the template marks turns itself, with ``{% generation %}`` blocks.
     """
 
     tokenizer: Any
@@ -59,8 +66,8 @@ class Chat:
             messages: As `check_messages` returns them.
 
         Returns:
-            The text, and the (start, stop) character ranges of the assistant's turns in order:
-            content and end-of-turn mark, without the header before and white space after.
+            The text, and the spans of the assistant's turns in order. A span holds the content and
+            the end-of-turn mark, without the header before and the white space after.
 
         Raises:
             DecodeError: The template refuses the messages, or a turn cannot be found in the text.
@@ -68,7 +75,7 @@ class Chat:
         messages = [self._adapt(message) for message in messages]
         try:
             if self.marks_turns:
-                with _MARKED:
+                with _MARKED_LOCK:
                     return _render_marked(self.tokenizer, messages)
             text = _render(self.tokenizer, messages)
         except _TEMPLATE_ERRORS as error:
@@ -87,41 +94,47 @@ class Chat:
         return text, spans
 
     def _find(self, messages: list[Message], i: int, text: str, position: int) -> Span | None:
-        """Find message i, an assistant's, in the text from position on."""
+        """Find message i, an assistant's, in the text. Earlier turns end before `position`."""
         content = flatten(messages[i]["content"], self.image_token).strip()
         turn = re.compile(re.escape(content) + _SPACE + re.escape(self.end_of_turn))
         before = _try_render(self.tokenizer, messages[:i], add_generation_prompt=True)
         if before is None or not text.startswith(before):
-            found = turn.search(text, self._after(messages[:i], text, position))
-            return found.span() if found else None
+            match = turn.search(text, self._after(messages[:i], text, position))
+            return match.span() if match else None
         start = len(before)
         spaces = _LEADING_SPACE.match(text, start)
         body = spaces.end() if spaces else start
-        if self.end_of_turn and (found := turn.match(text, body)):
-            return start, found.end()
-        upto = _try_render(self.tokenizer, messages[: i + 1])
-        if upto is not None and len(upto) >= start and text.startswith(upto):
-            return start, self._trim(text, start, len(upto))
+        if self.end_of_turn and (match := turn.match(text, body)):
+            return start, match.end()
+        with_turn = _try_render(self.tokenizer, messages[: i + 1])
+        if with_turn is not None and len(with_turn) >= start and text.startswith(with_turn):
+            return start, self._trim(text, start, len(with_turn))
         if text.startswith(content, body):
             return start, body + len(content)
         stop = text.find(self.end_of_turn, start) if self.end_of_turn else -1
         return None if stop < 0 else (start, stop + len(self.end_of_turn))
 
     def _after(self, earlier: list[Message], text: str, position: int) -> int:
-        """Move past what was said since the assistant's last turn: it may say the same."""
-        said = list(takewhile(lambda message: message["role"] != "assistant", reversed(earlier)))
-        for message in reversed(said):
+        """Return the position after the messages since the assistant's last turn.
+
+        These messages may contain the same text as the turn that is searched for.
+        """
+        newest_first = list(
+            takewhile(lambda message: message["role"] != "assistant", reversed(earlier))
+        )
+        for message in reversed(newest_first):
             content = flatten(message["content"], self.image_token).strip()
-            found = text.find(content, position)
-            position = found + len(content) if found >= 0 else position
+            start = text.find(content, position)
+            position = start + len(content) if start >= 0 else position
         return position
 
     def _trim(self, text: str, start: int, stop: int) -> int:
-        """Leave out white space after the end-of-turn mark: no model has to learn it."""
+        """Move the end of a span before the white space after the end-of-turn mark."""
         trimmed = start + len(text[start:stop].rstrip())
         return trimmed if text.endswith(self.end_of_turn, start, trimmed) else stop
 
     def _adapt(self, message: Message) -> Message:
+        """Return a message with content of the kind that the template takes."""
         content = message["content"]
         if not self.takes_parts:
             return {**message, "content": flatten(content, self.image_token)}
@@ -131,26 +144,26 @@ class Chat:
 
 
 def probe_chat(tokenizer: Any, image_token: str) -> Chat:
-    """Find out, by rendering a few tiny conversations, what a chat template can do.
+    """Find out what a chat template can do, by rendering a few short conversations.
 
     Args:
-        tokenizer: Of `transformers`, with a chat template.
-        image_token: Stands for an image where the template cannot take one.
+        tokenizer: A tokenizer of `transformers` with a chat template.
+        image_token: The text for an image where the template takes only strings.
 
     Returns:
-        The template's description. A template that treats content parts as a string, drops images
-        or fails on them is given strings.
+        The template's description. A template gets strings as content if it prints a list as it is,
+        drops images or fails on them.
     """
-    part = {"type": "text", "text": _PROBE}
-    as_string = _try_render(tokenizer, _conversation(_PROBE))
-    as_parts = _try_render(tokenizer, _conversation([part]))
-    with_image = _try_render(tokenizer, _conversation([{"type": "image"}, part], [part]))
+    item = {"type": "text", "text": _PROBE}
+    from_string = _try_render(tokenizer, _conversation(_PROBE))
+    from_parts = _try_render(tokenizer, _conversation([item]))
+    with_image = _try_render(tokenizer, _conversation([{"type": "image"}, item], [item]))
     takes_parts = (
-        _is_whole(as_parts)
-        and (as_string == as_parts or not _is_whole(as_string))
-        and with_image not in (None, as_parts)
+        _has_both_probes(from_parts)
+        and (from_string == from_parts or not _has_both_probes(from_string))
+        and with_image not in (None, from_parts)
     )
-    rendered = (as_parts if takes_parts else as_string) or ""
+    rendered = (from_parts if takes_parts else from_string) or ""
     tail = rendered.rpartition(_PROBE)[2]
     return Chat(
         tokenizer=tokenizer,
@@ -162,17 +175,18 @@ def probe_chat(tokenizer: Any, image_token: str) -> Chat:
 
 
 def check_messages(messages: Any) -> list[Message]:
-    """Check what a dataset calls messages before a template sees it.
+    """Check the messages of a dataset before a template sees them.
 
     Args:
         messages: Parsed JSON.
 
     Returns:
-        The same list: not empty, each a dict with a string ``role`` and as ``content`` a string
-        or a list of parts, each a dict with a ``type``, and with a string ``text`` if it is text.
+        The same list, which is not empty. Each message is a dict with a string ``role``. Its
+        ``content`` is a string or a list of parts. A part is a dict with a ``type``, and with a
+        string ``text`` if its type is "text".
 
     Raises:
-        DecodeError: Says which message is not so.
+        DecodeError: A message has another form; the error says which.
     """
     if not isinstance(messages, list) or not messages:
         raise DecodeError("messages: not a list of turns")
@@ -180,32 +194,33 @@ def check_messages(messages: Any) -> list[Message]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DecodeError(f"messages[{i}]: no role")
         content = message.get("content")
-        good = isinstance(content, str) or (
-            isinstance(content, list) and all(map(_is_part, content))
+        is_valid = isinstance(content, str) or (
+            isinstance(content, list) and all(map(_is_content_part, content))
         )
-        if not good:
+        if not is_valid:
             raise DecodeError(f"messages[{i}]: content is neither text nor a list of parts")
     return messages
 
 
 def flatten(content: str | list[dict[str, Any]], image_token: str) -> str:
-    """Join content parts to a string: texts as they are, an image as its token, others empty."""
+    """Join a message's content to one string: its texts, and a token per image."""
     if isinstance(content, str):
         return content
     strings = {"image": image_token}
     return "".join(
-        part["text"] if part["type"] == "text" else strings.get(part["type"], "")
-        for part in content
+        item["text"] if item["type"] == "text" else strings.get(item["type"], "")
+        for item in content
     )
 
 
-def _is_part(part: object) -> bool:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+def _is_content_part(item: object) -> bool:
+    if not isinstance(item, dict) or not isinstance(item.get("type"), str):
         return False
-    return part["type"] != "text" or isinstance(part.get("text"), str)
+    return item["type"] != "text" or isinstance(item.get("text"), str)
 
 
-def _is_whole(rendered: str | None) -> bool:
+def _has_both_probes(rendered: str | None) -> bool:
+    """Tell whether a rendering holds the texts of both turns of the probe conversation."""
     return rendered is not None and rendered.count(_PROBE) == 2
 
 

@@ -1,7 +1,14 @@
-"""Text to token ids: messages through the tokenizer's chat template, captions as they are.
+"""`TextDecoder`: the text of a sample becomes token ids, mask and labels.
 
-Part of the decode stage, after `json` is parsed. Ids stay unpadded, int64 [T]; padding is the
-collate's, which alone knows the batch's longest and asks `TextDecoder` for what to pad with.
+Place in the flow: `decoding.sample` calls it after ``json`` is parsed, for all samples of a step at
+once:
+
+    messages -> `chat` renders them with the chat template -> tokenizer -> labels of the turns
+    caption  -> tokenizer
+             -> `placeholders` repeats the tokens of images, where there are any
+
+Ids stay unpadded here, int64 [T]. `batching.collate` pads them, because only it knows the longest
+text of the batch. It asks `TextDecoder` for what to pad with.
 """
 
 from __future__ import annotations
@@ -25,44 +32,54 @@ from mmstream.types import IGNORED_LABEL
 
 __all__ = ["TextDecoder", "Tokens", "decode_text"]
 
-
 Tokens: TypeAlias = dict[str, NDArray[np.int64]]
-"""``input_ids``, ``attention_mask`` and ``labels`` of a sample."""
+"""``input_ids``, ``attention_mask`` and ``labels`` of a sample, each int64 [T]."""
 
 
 class _Prompt(NamedTuple):
-    """What is tokenized."""
+    """A text to tokenize."""
 
     text: str
     spans: list[Span] | None
-    """Of a conversation, the assistant's turns; None: plain text."""
+    """The assistant's turns in a conversation. None: this is plain text."""
 
 
 @dataclass(frozen=True, eq=False)
 class TextDecoder:
     """Tokenize text: a callable from a sample to ids, mask and labels.
 
-    Takes the messages of the ``json`` field when there are turns and the tokenizer has a chat
-    template, else ``txt``. Can be pickled, and called from many threads at once: it encodes with
-    its own copy of the tokenizer's core, since `transformers` writes truncation settings into the
-    shared one.
+    The text of a sample is the messages in its ``json`` field, if there are any and the tokenizer
+    has a chat template. Else it is the ``txt`` field.
+
+    A decoder can be pickled, and called from many threads at once. It encodes with its own copy of
+    the tokenizer's core, because `transformers` writes truncation settings into the shared one.
 
     Attributes:
         tokenizer: A fast tokenizer of `transformers`.
-        max_length: Tokens to keep, from the left; special tokens at the end of plain text survive.
-        padding: What the collate pads to: the batch's longest, or always ``max_length``.
-        field: The field to take instead: "json" insists on messages, any other name on text.
-        image_token: Stands for an image in the text where the chat template cannot take images.
-        image_length: For vision-language models: tokens that an image takes, such as the patches of
-            the vision tower; or, where that depends on the picture, a function from `ImageShape` to
-            it, such as ``mm.qwen_vl_length()``. Each ``image_token`` in the text becomes so many;
-            the text must hold one for each image of the sample. Before plain text without any, such
-            as a caption, all images are put. None: images are no concern of the text.
+        max_length: The most tokens of a text, from 1 up. Longer texts lose their end, but special
+            tokens at the end of plain text are kept.
+        padding: What batches are padded to: "longest", their longest text, or "max_length".
+        field: The field to take the text from. "json": only messages. Any other name: only plain
+            text. None: messages, else ``txt``.
+        image_token: The text for an image where the chat template cannot take images.
+        image_length: For vision-language models, how many tokens an image takes: a number from 1
+            up, such as the number of patches of the vision tower. Or, where the picture's size
+            matters, a function from `ImageShape` to that number, such as ``mm.qwen_vl_length()``.
+            Each ``image_token`` in the text becomes that many tokens. The text must hold one for
+            each image of the sample. Plain text without any, such as a caption, gets all images at
+            its start. None: images do not concern the text.
 
     Raises:
-        ConfigError: A slow tokenizer (it cannot say which characters a token came from, so turns
-            cannot be told apart), a bad number or padding, ``field="json"`` without a chat
-            template, or ``image_length`` with an ``image_token`` that the tokenizer would split.
+        ConfigError: The tokenizer is slow: it does not say which characters a token comes from. Or
+            a number or `padding` is wrong. Or ``field="json"`` is given without a chat template. Or
+            `image_length` is given, and the tokenizer would split `image_token`.
+
+    Examples:
+        >>> from transformers import AutoTokenizer  # doctest: +SKIP
+        >>> tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen2-VL-2B")  # doctest: +SKIP
+        >>> decoder = TextDecoder(tokenizer, max_length=2048)  # doctest: +SKIP
+        >>> list(decoder({"txt": b"a cat on a mat"}))  # doctest: +SKIP
+        ['input_ids', 'attention_mask', 'labels']
     """
 
     tokenizer: Any
@@ -102,7 +119,7 @@ class TextDecoder:
 
     @property
     def pad_token_id(self) -> int:
-        """Id to pad ``input_ids`` with: the pad token's, else the end-of-text token's, else 0."""
+        """The id that pads ``input_ids``: of the pad token, else of the end of text, else 0."""
         for token_id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
             if token_id is not None:
                 return int(token_id)
@@ -110,12 +127,12 @@ class TextDecoder:
 
     @property
     def pad_to(self) -> int | None:
-        """The fixed length to pad to, or None for the batch's longest."""
+        """The length in tokens that batches are padded to. None: their longest text."""
         return self.max_length if self.padding == "max_length" else None
 
     @property
     def padding_side(self) -> str:
-        """The tokenizer's, "right" or "left"."""
+        """The side that the tokenizer pads: "right" or "left"."""
         return str(self.tokenizer.padding_side)
 
     @property
@@ -124,7 +141,7 @@ class TextDecoder:
         return callable(self.image_length)
 
     def source(self, sample: dict[str, Any]) -> str:
-        """Name the field that this sample's text comes from."""
+        """Return the name of the field that a sample's text comes from."""
         if self.field is not None:
             return self.field
         row = sample.get("json")
@@ -137,28 +154,28 @@ class TextDecoder:
         """Tokenize one sample.
 
         Args:
-            sample: With ``json`` parsed. Text fields are bytes in UTF-8, or strings.
-            shapes: Where ``image_length`` is a function: `ImageDecoder.prepared_shape` of each of
-                the sample's images, in the order of `image_fields`.
+            sample: A sample with ``json`` parsed. Text fields are bytes in UTF-8, or strings.
+            shapes: What `ImageDecoder.prepared_shape` returns for each of the sample's images, in
+                the order of `image_fields`. Needed where ``image_length`` is a function.
 
         Returns:
             ``input_ids``, ``attention_mask`` (ones) and ``labels``, each int64 [T] with
-            1 <= T <= max_length. Labels of plain text are the ids. Labels of messages are -100
-            outside the assistant's turns; a turn is its content and its end-of-turn mark. All may
-            be -100, when the turns are cut off or there is none. With ``image_length`` labels of
-            image tokens are -100, and only what follows the last image is ever cut off.
+            1 <= T <= max_length. Labels of plain text are the ids. Labels of messages are the ids
+            in the assistant's turns (content and end-of-turn mark), and -100 elsewhere. All are
+            -100 when every turn is cut off, or there is none. Labels of image tokens are -100 with
+            ``image_length``, and then only text after the last image is cut off.
 
         Raises:
             DecodeError: There is no text, it is not UTF-8, or the template or the tokenizer refuses
                 it. With ``image_length`` also: the text does not show the sample's images, each
                 once and in order, or ``max_length`` ends before an image does.
-            ConfigError: ``image_length`` is a function and returned no whole number from 1 up, or
-                has not been given a shape for each image.
+            ConfigError: ``image_length`` is a function, and it returned no whole number from 1 up,
+                or the shape of an image is missing.
         """
-        found = self.decode_all([sample], [shapes])[0]
-        if isinstance(found, DecodeError):
-            raise found
-        return found
+        tokens = self.decode_all([sample], [shapes])[0]
+        if isinstance(tokens, DecodeError):
+            raise tokens
+        return tokens
 
     def decode_all(
         self,
@@ -168,11 +185,14 @@ class TextDecoder:
         """Tokenize the texts of many samples in one call of the tokenizer.
 
         Args:
-            samples: As a call takes them.
-            shapes: Of the images of each, where calls need them.
+            samples: Samples as a call takes them.
+            shapes: One entry per sample, as a call takes it.
 
         Returns:
-            Of each sample what calling this returns, or the error that it raises.
+            One entry per sample: what a call returns, or the DecodeError that it raises.
+
+        Raises:
+            ConfigError: As in a call.
         """
         prompts = [self._try(self._prompt, sample) for sample in samples]
         encodings: list[Any] = [None] * len(samples)
@@ -188,28 +208,30 @@ class TextDecoder:
         return [
             prompt
             if isinstance(prompt, DecodeError)
-            else self._try(self._finish, sample, prompt, encoding, of_sample)
-            for sample, prompt, encoding, of_sample in zip(
+            else self._try(self._finish, sample, prompt, encoding, sample_shapes)
+            for sample, prompt, encoding, sample_shapes in zip(
                 samples, prompts, encodings, shapes or [None] * len(samples), strict=True
             )
         ]
 
     def _encode(self, texts: list[str], is_chat: bool) -> list[Any]:
-        """Return the encoding of each text, or the error of those that have none.
+        """Return the encoding of each text, or its error.
 
-        Plain text needs no offsets, which cost as much as the ids.
+        Plain text is encoded without offsets, which would take as much time as the ids.
         """
         encode = self._core.encode_batch if is_chat else self._core.encode_batch_fast
         try:
             return list(encode(texts, add_special_tokens=not is_chat)) if texts else []
         except MemoryError:
             raise
-        except Exception as error:  # the library's have no type of their own
+        except Exception as error:  # the library's errors have no type of their own
             if len(texts) == 1:
                 return [DecodeError(f"tokenizer: {' '.join(str(error).split())}")]
+        # One bad text fails the whole call. Encode each text by itself to know which.
         return [self._encode([text], is_chat)[0] for text in texts]
 
     def _prompt(self, sample: dict[str, Any]) -> _Prompt:
+        """Return the text of a sample."""
         if self.source(sample) == "json":
             return self._render(sample)
         text = self._plain_text(sample)
@@ -222,17 +244,20 @@ class TextDecoder:
         encoding: Any,
         shapes: Sequence[ImageShape] | None,
     ) -> Tokens:
+        """Make tokens of an encoding."""
         if isinstance(encoding, DecodeError):
             raise encoding
         ids = labels = np.asarray(encoding.ids, dtype=np.int64)
         if prompt.spans is not None:
             labels = _labels(ids, encoding, prompt.spans)
         if self._images is not None:
-            num_last = 0  # special tokens at the end, of plain text alone
+            # Special tokens that the tokenizer put at the end. A chat template writes its own.
+            num_special = 0
             if prompt.spans is None:
-                num_last = sum(1 for _ in takewhile(bool, reversed(encoding.special_tokens_mask)))
+                is_special = reversed(encoding.special_tokens_mask)
+                num_special = sum(1 for _ in takewhile(bool, is_special))
             ids, labels = self._images.expand(
-                sample, prompt.text, ids, labels, shapes=shapes, keep=num_last
+                sample, prompt.text, ids, labels, shapes=shapes, keep=num_special
             )
         if not len(ids):
             raise DecodeError("empty text: no tokens")
@@ -240,6 +265,7 @@ class TextDecoder:
 
     @staticmethod
     def _try(function: Callable[..., Any], *args: Any) -> Any:
+        """Return a function's result, or its DecodeError."""
         try:
             return function(*args)
         except DecodeError as error:
@@ -263,7 +289,7 @@ class TextDecoder:
 
 
 def _labels(ids: Ids, encoding: Any, spans: list[Span]) -> Ids:
-    """Return the ids where a token touches one of the assistant's spans, -100 elsewhere."""
+    """Return the ids of the tokens that touch one of the assistant's spans, and -100 elsewhere."""
     labels = np.full_like(ids, IGNORED_LABEL)
     if len(labels):
         starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
@@ -277,12 +303,12 @@ def decode_text(value: object) -> str:
     """Return a text field as a string.
 
     Raises:
-        DecodeError: It is neither a string nor bytes in UTF-8.
+        DecodeError: The value is neither a string nor bytes in UTF-8.
     """
     if isinstance(value, str):
         return value
     if not isinstance(value, bytes):
-        raise DecodeError(f"text expected, found {type(value).__name__}")
+        raise DecodeError(f"expected text, not {type(value).__name__}")
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,9 +1,11 @@
-"""How many tokens a picture takes in the text, by the rules of the common vision-language models.
+"""How many tokens an image takes in the text, by the rules of common vision-language models.
 
-Part of the decode stage: `decoding.image` says from a picture's header what it will become
-(`ImageShape`), a function says how many vectors the model makes of that, and
-`decoding.text.placeholders` puts as many tokens into the text. Each function here returns such
-a function, which travels to worker processes; one of your own is a function of a module, too.
+Place in the flow: `ImageDecoder.prepared_shape` reads from an image's header which shape it will
+have. A function of this module says how many vectors a model makes of that shape. `placeholders.py`
+then puts as many tokens into the text.
+
+Each public function here returns such a function, for ``TextDecoder(image_length=)``. It can be
+pickled, so that it travels to worker processes. A function of your own must be defined in a module.
 """
 
 from __future__ import annotations
@@ -19,41 +21,80 @@ __all__ = ["ImageLength", "internvl_length", "llava_next_length", "qwen_vl_lengt
 
 
 ImageLength: TypeAlias = Callable[[ImageShape], int]
-"""Says how many tokens a picture takes, from 1 up."""
+"""Says how many tokens an image of a shape takes, from 1 up."""
 
 
 def qwen_vl_length(patch_size: int = 14, merge_size: int = 2) -> ImageLength:
-    """Count a token for each square of merged patches: Qwen2-VL, Qwen2.5-VL.
+    """Count the tokens of an image for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
-    Qwen3-VL: ``patch_size=16``. Goes with ``ImageDecoder(resize="max_pixels", multiple_of=)``, a
-    multiple of patch_size * merge_size. As transformers' ``Qwen2VLProcessor.replace_image_token``
-    counts: the product of ``image_grid_thw``, by the square of ``merge_size``.
+    An image takes one token per square of merged patches. The rule is that of transformers'
+    ``Qwen2VLProcessor.replace_image_token``: the product of ``image_grid_thw`` divided by
+    ``merge_size`` squared.
+
+    Args:
+        patch_size: Side of a patch in pixels. 14 for Qwen2-VL and Qwen2.5-VL, 16 for Qwen3-VL.
+        merge_size: How many patches on each side are merged into one token.
+
+    Returns:
+        A function for ``TextDecoder(image_length=)``. Use it with ``ImageDecoder(resize=
+        "max_pixels", multiple_of=patch_size * merge_size)``. It raises ConfigError for an image
+        whose sides are not multiples.
+
+    Examples:
+        >>> length = qwen_vl_length()
+        >>> length(ImageShape(476, 644, picture=(480, 640)))  # 17 x 23 squares of 28 pixels
+        391
     """
-    return partial(_merged, side=patch_size * merge_size)
+    return partial(_merged_patches, side=patch_size * merge_size)
 
 
 def llava_next_length(patch_size: int = 14) -> ImageLength:
-    """Count a token for each patch that shows some of the picture: Llava-NeXT.
+    """Count the tokens of an image for Llava-NeXT.
 
-    Counts the patches of the whole picture as one tile, then those of all tiles without their
-    padding, and one mark at the end of each row. Use with ``ImageDecoder(size=336,
-    tiles=LlavaNextTiles())``. The rule is ``LlavaNextProcessor._get_number_of_features`` of
-    transformers with the "default" features, which have no class token.
+    An image takes one token per patch of the whole picture as one tile. It takes one more per patch
+    of its other tiles that is not padding, and one at the end of each row of these. The rule is
+    ``LlavaNextProcessor._get_number_of_features`` of transformers, with the "default" features,
+    which have no class token.
+
+    Args:
+        patch_size: Side of a patch in pixels.
+
+    Returns:
+        A function for ``TextDecoder(image_length=)``. Use it with
+        ``ImageDecoder(size=336, tiles=LlavaNextTiles())``.
+
+    Examples:
+        >>> length = llava_next_length()
+        >>> shape = ImageShape(336, 336, picture=(480, 640), num_tiles=5, grid=(2, 2))
+        >>> length(shape)  # 24 x 24 patches, and 36 rows of 48 patches and a mark
+        2340
     """
-    return partial(_unpadded, patch_size=patch_size)
+    return partial(_unpadded_patches, patch_size=patch_size)
 
 
 def internvl_length(tile_length: int = 256) -> ImageLength:
-    """Count as many tokens for each tile: InternVL.
+    """Count the tokens of an image for InternVL.
 
-    Goes with ``ImageDecoder(size=448, tiles=InternVLTiles())``. As transformers'
-    ``InternVLProcessor.replace_image_token`` counts, without its two marks around an image: those
-    belong into the chat template.
+    Every tile takes the same number. The rule is that of transformers'
+    ``InternVLProcessor.replace_image_token``, without its two marks around an image: put those into
+    the chat template.
+
+    Args:
+        tile_length: Tokens per tile.
+
+    Returns:
+        A function for ``TextDecoder(image_length=)``. Use it with
+        ``ImageDecoder(size=448, tiles=InternVLTiles())``.
+
+    Examples:
+        >>> length = internvl_length()
+        >>> length(ImageShape(448, 448, picture=(400, 800), num_tiles=3, grid=(1, 2)))
+        768
     """
     return partial(_by_tile, tile_length=tile_length)
 
 
-def _merged(shape: ImageShape, side: int) -> int:
+def _merged_patches(shape: ImageShape, side: int) -> int:
     if shape.height % side or shape.width % side:
         raise ConfigError(
             f"image_length: a picture of {shape.width}x{shape.height} is not made of squares of "
@@ -62,12 +103,18 @@ def _merged(shape: ImageShape, side: int) -> int:
     return shape.height // side * (shape.width // side)
 
 
-def _unpadded(shape: ImageShape, patch_size: int) -> int:
+def _unpadded_patches(shape: ImageShape, patch_size: int) -> int:
+    """Count patches and marks at the ends of rows.
+
+    Example: a picture of 480x640 pixels in a grid of 2x2 tiles of 336 pixels, with patches of 14. A
+    tile has 24x24 patches, the grid 48x48. The picture is as wide as the grid, and fills 36 of its
+    48 rows: 480 * 48 / 640. So it takes 24 * 24 + 36 * (48 + 1) = 2340 tokens.
+    """
     side = shape.height // patch_size
     rows, columns = (count * side for count in shape.grid)
     height, width = shape.picture
-    # What is left after padding of the same number of patches, rounded down, on both sides. The
-    # order of operations and the seven digits decide at halves: they are those of the model.
+    # Both sides lose the same number of padding patches, rounded down: hence // 2 * 2. The order of
+    # operations and the seven digits are those of the model: they decide where a half is rounded.
     if width / height > columns / rows:
         rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
     else:

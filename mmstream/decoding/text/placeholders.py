@@ -1,10 +1,11 @@
-"""Images in text: each placeholder becomes as many tokens as a vision tower makes of an image.
+"""Images in text: each placeholder becomes as many tokens as the model makes vectors of the image.
 
-Part of the decode stage, called by `decoding.text` when it is told an ``image_length``. A
-chat template writes one token for an image (Llava ``<image>``, Qwen-VL ``<|image_pad|>`` between
-two marks); the model wants one for each vector that it puts in their place. So tokens and pictures
-of a sample must agree to the last one, and what does not agree is refused here, where it is one bad
-sample, and not in the model, where it is a run that stops or, worse, learns from the wrong picture.
+Place in the flow: `TextDecoder` calls it when it has an ``image_length``.
+
+A chat template writes one token per image (Llava ``<image>``, Qwen-VL ``<|image_pad|>`` between two
+marks). The model needs one token per vector, because it replaces these tokens by the vectors. So
+the tokens and the images of a sample must agree exactly. A sample that does not agree is refused
+here, as one bad sample. In the model, it would stop the run or learn from the wrong picture.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from mmstream.decoding.fields import image_fields
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.text.image_lengths import ImageLength
 from mmstream.errors import ConfigError, DecodeError
+from mmstream.types import IGNORED_LABEL
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Placeholders:
-    """What a text decoder does about images.
+    """How a text decoder treats images.
 
     Attributes:
-        token: Stands for an image, as the chat template writes it.
+        token: The token that stands for an image, as the chat template writes it.
         token_id: Its id.
-        length: Tokens that an image takes, or the function of its shape that says so.
-        max_length: Tokens of a text, at most.
+        length: How many tokens an image takes, or a function from the image's shape to it.
+        max_length: The most tokens of a text.
     """
 
     token: str
@@ -43,7 +45,7 @@ class Placeholders:
     max_length: int
 
     def put_before(self, text: str, sample: dict[str, Any]) -> str:
-        """Return plain text with all the sample's images before it, unless it shows some."""
+        """Put a placeholder per image before plain text, unless the text has placeholders."""
         return text if self.token in text else self.token * len(image_fields(sample)) + text
 
     def expand(
@@ -56,44 +58,53 @@ class Placeholders:
         shapes: Sequence[ImageShape] | None,
         keep: int,
     ) -> tuple[Ids, Ids]:
-        """Repeat each image's token, and cut the text behind the last image.
+        """Repeat each image's token, and cut the text to `max_length`.
 
-        An image is never cut: a sample whose images do not all fit is refused, since its pictures
-        are in the batch anyway, and dropping some with the text about them would change what it
-        says.
+        Only text after the last image is cut. An image never is: a sample whose images do not all
+        fit is refused. Its pictures are in the batch anyway, and without the text about them the
+        sample would say something else.
 
         Args:
-            sample: Its fields say which images there are.
-            text: Of which the ids are.
-            ids: int64 [T]. May already be cut to `max_length`.
+            sample: The sample. Its fields say how many images there are.
+            text: The text that was tokenized.
+            ids: int64 [T], the ids of `text`. They may already be cut to `max_length`.
             labels: int64 [T].
-            shapes: Of the sample's images, in order, where the length depends on them.
-            keep: Tokens at the end, such as that of the end of text, that survive a cut.
+            shapes: The shapes of the sample's images, in order. Needed where `length` is a
+                function.
+            keep: How many tokens at the end survive a cut, such as that for the end of text.
 
         Returns:
             Ids and labels, int64 [at most max_length]. Labels of image tokens are -100.
 
         Raises:
-            DecodeError: The text shows more or fewer images than there are, or one does not fit.
-            ConfigError: The function has no shapes to work on, or returned no number of tokens.
+            DecodeError: The text has more or fewer placeholders than the sample has images, or an
+                image does not fit.
+            ConfigError: A shape is missing, or the function returned no number of tokens.
         """
-        num_images, num_placeholders = len(image_fields(sample)), text.count(self.token)
+        num_images = len(image_fields(sample))
+        num_placeholders = text.count(self.token)
         if num_placeholders != num_images:
             raise DecodeError(f"{num_placeholders} {self.token} in the text, {num_images} images")
         lengths = self._lengths(num_images, shapes)
         is_image = ids == self.token_id
         repeats = np.ones_like(ids)
-        repeats[is_image] = lengths[: np.count_nonzero(is_image)]  # the others are cut off already
-        room, end = self.max_length - keep, len(ids) - keep
+        # `ids` may lack the last images, because it was cut to max_length.
+        repeats[is_image] = lengths[: np.count_nonzero(is_image)]
+        room = self.max_length - keep
+        end = len(ids) - keep
         num_whole = int(np.count_nonzero(np.cumsum(repeats)[is_image] <= room))
         if num_whole < num_images:
             raise DecodeError(
                 f"max_length={self.max_length} ends before image {num_whole + 1} of {num_images} "
                 f"does, which takes {lengths[num_whole]} tokens"
             )
-        places = np.arange(len(ids)).repeat(repeats)
-        places = np.append(places[places < end][:room], np.arange(end, len(ids)))
-        return ids[places], np.where(is_image, -100, labels)[places]
+        # For each token of the result, its index in `ids`. Example: the ids are [7, IMAGE, 8, EOS],
+        # the image takes 3 tokens, max_length is 6 and keep is 1. Repeated, the indices are
+        # [0, 1, 1, 1, 2, 3]. Those before `end`, 3, are [0, 1, 1, 1, 2]. All of them fit into
+        # `room`, 5. The kept index 3 follows.
+        indices = np.arange(len(ids)).repeat(repeats)
+        indices = np.append(indices[indices < end][:room], np.arange(end, len(ids)))
+        return ids[indices], np.where(is_image, IGNORED_LABEL, labels)[indices]
 
     def _lengths(self, num_images: int, shapes: Sequence[ImageShape] | None) -> list[int]:
         if isinstance(self.length, int):
@@ -104,23 +115,26 @@ class Placeholders:
                 f"image_length is a function: the text of {num_images} images needs the "
                 f"prepared_shape of each, not {len(shapes)}"
             )
-        return [_checked(self.length(shape), self.length, shape) for shape in shapes]
+        return [_checked_length(self.length(shape), self.length, shape) for shape in shapes]
 
 
 def make_placeholders(
     core: Any, token: str, length: int | ImageLength | None, max_length: int
 ) -> Placeholders | None:
-    """Return what a text decoder of these settings does about images; without a length, nothing.
+    """Return how a text decoder of these settings treats images.
 
     Args:
-        core: A tokenizer of `tokenizers`.
-        token: Stands for an image, as the chat template writes it.
-        length: Tokens that an image takes, or a function.
-        max_length: Tokens of a text.
+        core: A tokenizer of the library `tokenizers`.
+        token: The token that stands for an image, as the chat template writes it.
+        length: How many tokens an image takes, or a function. None: images do not concern the text.
+        max_length: The most tokens of a text.
+
+    Returns:
+        The placeholders. None where `length` is None.
 
     Raises:
-        ConfigError: The length is neither a number from 1 up nor a function, or the token none of
-            those that are never split.
+        ConfigError: The length is neither a number from 1 up nor a function. Or the tokenizer would
+            split the token.
     """
     if length is None:
         return None
@@ -137,29 +151,29 @@ def check_fields(messages: list[dict[str, Any]], fields: list[str]) -> None:
     """Check that the messages show the sample's images in the order in which they are decoded.
 
     Args:
-        messages: As `check_messages` returns them. Image parts without a ``field`` take the next.
-        fields: The sample's image fields, in order.
+        messages: As `check_messages` returns them. An image without a ``field`` is the next one.
+        fields: The names of the sample's image fields, in order.
 
     Raises:
-        DecodeError: Parts name other fields, or in another order.
+        DecodeError: The messages name other fields, or the same ones in another order.
     """
     contents = [message["content"] for message in messages]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    images = [part for part in parts if part["type"] == "image"]
-    for i, (part, field) in enumerate(zip(images, fields, strict=False)):
-        if isinstance(part.get("field"), str) and part["field"] != field:
-            raise DecodeError(f"image {i + 1} of the messages is {part['field']}, not {field}")
+    items = [item for content in contents if isinstance(content, list) for item in content]
+    images = [item for item in items if item["type"] == "image"]
+    for i, (image, field) in enumerate(zip(images, fields, strict=False)):
+        if isinstance(image.get("field"), str) and image["field"] != field:
+            raise DecodeError(f"image {i + 1} of the messages is {image['field']}, not {field}")
 
 
-def _checked(length: Any, function: ImageLength, shape: ImageShape) -> int:
-    """Return what a function said, if it is a number of tokens."""
+def _checked_length(length: Any, function: ImageLength, shape: ImageShape) -> int:
+    """Return what a function of image length returned, if it is a number of tokens."""
     try:
         number = 0 if isinstance(length, bool) else operator.index(length)
     except TypeError:
         number = 0
     if number < 1:
-        named = function.func if isinstance(function, partial) else function
-        name = getattr(named, "__name__", type(named).__name__)
+        inner = function.func if isinstance(function, partial) else function
+        name = getattr(inner, "__name__", type(inner).__name__)
         raise ConfigError(
             f"image_length: {name} returned {length!r} for {shape}: give a whole number from 1 up"
         )

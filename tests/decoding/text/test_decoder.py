@@ -80,7 +80,7 @@ def test_messages_come_first_then_txt_and_a_field_overrides() -> None:
         ({"json": [1, 2]}, "no text"),
         ({"txt": b""}, "empty text"),
         ({"txt": b"caf\xe9"}, "not UTF-8"),
-        ({"txt": 3}, "text expected, found int"),
+        ({"txt": 3}, "expected text, not int"),
         ({"json": {"messages": "hello"}}, "not a list"),
         ({"json": {"messages": ["hello"]}}, r"messages\[0\]: no role"),
         ({"json": {"messages": [{"content": "x"}]}}, r"messages\[0\]: no role"),
