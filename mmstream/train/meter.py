@@ -1,8 +1,12 @@
-"""What each step is measured by: the numbers of a line of metrics, over all ranks."""
+"""Measures the steps: the numbers of a line of metrics, over all ranks.
+
+loop.fit -> `Meter` -> metrics.StepLog writes the line, summary judges the run
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,118 +20,143 @@ from mmstream.types import Batch
 __all__ = ["Meter"]
 
 
+@dataclass
+class _Totals:
+    """Times of this rank over some steps, and the samples of all ranks."""
+
+    times: Times = field(default_factory=Times)
+    num_steps: int = 0
+    num_samples: float = 0.0
+
+
 class Meter:
     """Clock and counters of one rank.
 
+    Each step calls `arrived`, then `read` or `stepped`, then `start`.
+
     Args:
-        stats: the loader's, for its waiting time and its bad samples.
-        process: this process among the ranks.
-        sources: names of a mixture's sources, whose rows are counted.
+        stats: counts of the loader, for its waiting time and its bad samples.
+        process: this rank.
+        sources: names of a mixture's sources, whose rows are counted; empty for one dataset.
     """
 
     def __init__(self, stats: Any, process: TrainProcess, sources: Iterable[str] = ()) -> None:
         self._stats = stats
         self._process = process
         self._clock = Clock(process.device, stats)
-        self._seen = self._nothing = torch.zeros(3, dtype=torch.float64, device=process.device)
-        self._rows_of = dict.fromkeys(sources, 0)
-        self._last: dict[str, Any] = {}
+        self._zeros = torch.zeros(3, dtype=torch.float64, device=process.device)
+        self._batch_counts = self._zeros
+        self._rows_of_source = dict.fromkeys(sources, 0)
+        self._position: dict[str, Any] = {}
         self._num_unread = 0
-        self._first = self._rest = (Times(), 0, 0.0)
+        self._first = _Totals()  # up to the first line of metrics
+        self._later = _Totals()  # after it
 
     def start(self, *, paused: bool) -> None:
-        """Begin to wait for a step's data; `paused` after saving or validating."""
+        """Start to wait for the data of a step. Set `paused` after saving or validating."""
         self._clock.start(paused=paused)
 
     def arrived(self, group: list[Batch]) -> None:
-        """Count the batches of a step, which are here."""
+        """Stop waiting: the batches of a step are here. Count their rows and tokens."""
         self._clock.arrived()
         for batch in group:
-            self._seen = self._seen + _count(batch)
-            if self._rows_of:
+            self._batch_counts = self._batch_counts + _count(batch)
+            if self._rows_of_source:
                 self._count_sources(batch)
         lineage = group[-1]["__lineage__"]
-        self._last = {"epoch": lineage.epoch, "step": lineage.step}
+        self._position = {"epoch": lineage.epoch, "step": lineage.step}
 
     def _count_sources(self, batch: Batch) -> None:
         lineage = batch["__lineage__"]
         empty = {bad.row for bad in lineage.bad if bad.substitute is None}
         for row, source in enumerate(batch["__source__"], start=lineage.start):
-            self._rows_of[source] += row not in empty
+            self._rows_of_source[source] += row not in empty
 
     def stepped(self) -> None:
-        """The step is given to the device, and has no line of its own."""
+        """End a step that gets no line of metrics."""
         self._clock.done()
         self._num_unread += 1
 
-    def read(self, loss: Tensor, norm: Tensor, *, num_steps: int, lr: float) -> dict[str, Any]:
-        """Return the line of this step, rates being since the line before; see `StepLog.write`.
+    def read(
+        self, rank_loss: Tensor, grad_norm: Tensor, *, num_steps: int, lr: float
+    ) -> dict[str, Any]:
+        """End a step and return its line of metrics, whose fields `StepLog.write` describes.
 
-        All ranks together; makes the host wait for the device.
+        Rates are over the time since the line before. All ranks must call it together. The host
+        waits for the device.
 
         Args:
-            loss: this rank's part of the step's.
-            norm: of the gradient, the same on every rank.
-            num_steps: optimizer steps, with this one.
+            rank_loss: this rank's share of the loss, whose sum over the ranks is the loss.
+            grad_norm: norm of the gradient, the same on every rank.
+            num_steps: optimizer steps since the first start, this one included.
             lr: learning rate of the step.
         """
-        kinds = getattr(self._stats, "bad", {})
-        counts = [*(kinds.get(kind, 0) for kind in KINDS), *self._rows_of.values()]
-        whole, tokens, cells, rows, *counts = self._process.sum_over_ranks(
-            loss, *self._seen, *counts
+        bad_counts = getattr(self._stats, "bad", {})
+        loss, tokens, positions, rows, *counts = self._process.sum_over_ranks(
+            rank_loss,
+            *self._batch_counts,
+            *(bad_counts.get(kind, 0) for kind in KINDS),
+            *self._rows_of_source.values(),
         ).tolist()
         bad = {kind: int(count) for kind, count in zip(KINDS, counts, strict=False) if count}
-        drawn = zip(self._rows_of, counts[len(KINDS) :], strict=True)
         num_skipped = bad.get(FILTERED, 0)
-        self._seen = self._nothing
+        rows_of_source = zip(self._rows_of_source, counts[len(KINDS) :], strict=True)
+        self._batch_counts = self._zeros
         self.stepped()
         lap = self._clock.lap()
         self._sum_up(lap, rows)
         seconds = max(lap.total_s, 1e-9)
         line = {
-            **self._last,
+            **self._position,
             "num_steps": num_steps,
-            "loss": whole,
+            "loss": loss,
             "lr": lr,
-            "grad_norm": norm.item(),
+            "grad_norm": grad_norm.item(),
             "samples_per_s": round(rows / seconds, 1),
-            "tokens_per_s": round(tokens / seconds, 1) if cells else None,
-            "padding_fraction": round(1 - tokens / cells, 4) if cells else None,
+            "tokens_per_s": round(tokens / seconds, 1) if positions else None,
+            "padding_fraction": round(1 - tokens / positions, 4) if positions else None,
             "wait_fraction": round(lap.wait_s / seconds, 3),
             "num_bad": sum(bad.values()) - num_skipped,
             "num_skipped": num_skipped,
             "bad": bad,
         }
-        if self._rows_of:
-            line["sources"] = {name: int(count) for name, count in drawn if count}
-            self._rows_of = dict.fromkeys(self._rows_of, 0)
+        if self._rows_of_source:
+            line["sources"] = {name: int(count) for name, count in rows_of_source if count}
+            self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
         if self._process.device.type == "cuda":
             line["idle_fraction"] = round(lap.idle_s / seconds, 3)
             line["memory_bytes"] = torch.cuda.max_memory_allocated(self._process.device)
         return line
 
     def summary(self) -> str:
-        """Return the run in words, after the last step's line; all ranks together.
+        """Return the summary of the run as text, after its last line of metrics.
 
-        The steps to the first line are left out, when there are others: they start workers and
-        compile kernels.
+        All ranks must call it together. The steps up to the first line are left out if there are
+        others, because they include starting workers and compiling kernels.
         """
-        first, rest = self._first, self._rest
-        times, num_steps, num_samples = rest if rest[1] else first
-        cuda = self._process.device.type == "cuda"
-        return summarize(slowest(times, self._process), num_steps, num_samples, cuda=cuda)
+        totals = self._later if self._later.num_steps else self._first
+        return summarize(
+            slowest(totals.times, self._process),
+            totals.num_steps,
+            totals.num_samples,
+            cuda=self._process.device.type == "cuda",
+        )
 
     def _sum_up(self, lap: Times, num_samples: float) -> None:
-        if not self._first[1]:
-            self._first = lap, self._num_unread, num_samples
-        else:
-            times, steps, samples = self._rest
-            self._rest = times + lap, steps + self._num_unread, samples + num_samples
+        """Add the steps since the line before to the totals of the run."""
+        totals = self._later if self._first.num_steps else self._first
+        totals.times += lap
+        totals.num_steps += self._num_unread
+        totals.num_samples += num_samples
         self._num_unread = 0
 
 
 def _count(batch: Batch) -> Tensor:
-    """Return tokens, places for tokens (0 without text) and valid rows, float64 [3]."""
+    """Return float64 [3]: tokens of valid rows, positions for tokens of all rows, valid rows.
+
+    Without text the first two are 0. For example, valid rows of 5 and 3 tokens and one invalid row,
+    padded to length 5, give 8, 15 and 2.
+    """
     valid = batch["__valid__"]
     mask = batch.get("attention_mask")
     if not isinstance(mask, Tensor):

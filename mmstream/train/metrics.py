@@ -1,9 +1,11 @@
-"""What a run says: one line a step in the log, and the same as JSON lines, one file a rank.
+"""Writes the metrics of each step: JSON lines per rank, the log, a progress bar and TensorBoard.
 
-The files tell the history of the weights. Each line is with the system before the next step
-begins, so a kill -9 keeps it; what a crash undid (steps after the checkpoint that is gone on from)
-is cut off when the run resumes. Rank 0 also moves a progress bar, where it runs in a terminal, and
-writes for TensorBoard, where that is installed.
+    loop.fit -> Meter.read -> `StepLog.write`
+
+The JSON lines are the history of the weights. Each line is handed to the system before the next
+step begins, so it survives a ``kill -9``. When a run resumes, the lines of undone steps are
+removed: those after the checkpoint from which it resumes. Rank 0 also shows a progress bar in a
+terminal, and writes TensorBoard files if that is installed.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ _NAME = re.compile(r"(?:metrics|validation)-rank(\d+)\.jsonl")
 
 
 class StepLog:
-    """Writes one rank's steps; a context manager.
+    """Writes the metrics of one rank; a context manager.
 
     Args:
-        folder: local folder of ``metrics-rank{r}.jsonl``, of rank 0's ``validation-rank0.jsonl``
-            and of ``tensorboard/``; None: only the log.
-        rank: this process's; rank 0 alone writes to the log.
+        folder: local folder of ``metrics-rank{r}.jsonl``, ``validation-rank0.jsonl`` and
+            ``tensorboard/``. None: the metrics go only to the log.
+        rank: number of this rank. Only rank 0 writes to the log.
         world_size: number of ranks.
-        num_steps: steps in the checkpoint that the run goes on from; later lines are cut off.
-        last_step: where the progress bar ends; None: no bar.
+        num_steps: optimizer steps of the checkpoint from which the run resumes. Later lines are
+            removed.
+        last_step: optimizer step at which the progress bar ends; None: no bar.
     """
 
     def __init__(
@@ -55,9 +58,9 @@ class StepLog:
             self._folder.mkdir(parents=True, exist_ok=True)
             num_cut = cut_history(self._folder, rank, world_size, num_steps)
             if num_cut:
-                logger.info("rank %d: %d lines of undone steps cut off", rank, num_cut)
+                logger.info("rank %d: removed %d lines of undone steps", rank, num_cut)
             path = self._folder / f"metrics-rank{rank}.jsonl"
-            self._file = self._open.enter_context(_lines(path))
+            self._file = self._open.enter_context(_open_lines(path))
         if rank == 0:
             self._board = _open_board(self._folder, num_steps)
             self._bar = _open_bar(num_steps, last_step)
@@ -72,23 +75,31 @@ class StepLog:
         traceback: TracebackType | None,
     ) -> None:
         self._open.close()
-        for shown in (self._board, self._bar):
-            if shown is not None:
-                shown.close()
+        for output in (self._board, self._bar):
+            if output is not None:
+                output.close()
 
     def write(self, line: dict[str, Any]) -> None:
-        """Write one step.
+        """Write the metrics of one step.
 
         Args:
-            line: epoch, step (in the epoch, from 0, of the last batch), num_steps (ever, with this
-                one), loss, lr, grad_norm (before clipping; None where it overflowed fp16),
-                samples_per_s and tokens_per_s (all ranks, since the line before), padding_fraction
-                (of all tokens; None without text), wait_fraction (of the time, waiting for data),
-                idle_fraction (CUDA: the device between steps), memory_bytes (CUDA: the most that
-                was allocated), num_bad and num_skipped (bad samples and what a filter left out, of
-                all ranks since the run started), bad (both by kind), of a mixture sources (valid
-                rows of each, all ranks, since the line before), and when they are wanted keys and
-                lineage of this rank's samples since the line before, see `audit.training_log`.
+            line: a dict with these fields:
+
+                - epoch, step: position of the last loader step; `step` counts from 0 per epoch
+                - num_steps: optimizer steps since the first start, this one included
+                - loss, lr, grad_norm: of this step; the norm is before clipping, and null in the
+                  file where it overflowed fp16
+                - samples_per_s, tokens_per_s: over all ranks, since the line before
+                - padding_fraction: share of padding among token positions; None without text
+                - wait_fraction: share of the time spent waiting for data
+                - idle_fraction: on CUDA, share of the time in which the device was idle
+                - memory_bytes: on CUDA, peak of the allocated memory
+                - num_bad, num_skipped: bad samples, and samples that a filter left out, of all
+                  ranks since the run started; bad has both by kind
+                - sources: in a mixture, valid rows per source, over all ranks, since the line
+                  before
+                - keys, lineage: with `log_keys`, this rank's samples since the line before (see
+                  `mmstream.audit.training_log`)
         """
         if self._bar is not None:
             self._bar.set_postfix_str(
@@ -107,21 +118,22 @@ class StepLog:
                 100 * line["wait_fraction"],
             )
         if self._file is not None:
-            where = {"rank": self._rank, "world_size": self._world_size}
-            self._file.write(_json({**line, **where}))
+            ranks = {"rank": self._rank, "world_size": self._world_size}
+            self._file.write(_json({**line, **ranks}))
         self._chart("train", line)
 
     def write_validation(self, line: dict[str, Any]) -> None:
-        """Write one validation pass, on rank 0: num_steps, loss, weight (rows, tokens), seconds."""
+        """Write a validation pass, on rank 0: num_steps, loss, weight (rows or tokens), seconds."""
         if self._rank != 0:
             return
         logger.info("validation after %d steps: loss %.4f", line["num_steps"], line["loss"])
         if self._folder is not None:
-            with _lines(self._folder / "validation-rank0.jsonl") as file:
+            with _open_lines(self._folder / "validation-rank0.jsonl") as file:
                 file.write(_json(line))
         self._chart("validation", line)
 
     def _chart(self, group: str, line: dict[str, Any]) -> None:
+        """Write the numbers of a line to TensorBoard."""
         if self._board is None:
             return
         for name, value in line.items():
@@ -129,21 +141,22 @@ class StepLog:
                 self._board.add_scalar(f"{group}/{name}", value, line["num_steps"])
 
 
-def _lines(path: Path) -> TextIO:
-    return path.open("a", encoding="utf-8", buffering=1)  # 1: a line at a time
+def _open_lines(path: Path) -> TextIO:
+    """Open a file to append lines. Each line goes to the system at once."""
+    return path.open("a", encoding="utf-8", buffering=1)
 
 
 def _json(line: dict[str, Any]) -> str:
-    """Return a line of JSON, which has no word for infinity."""
-    sane = {
+    """Return a line of JSON. Infinity and NaN, which JSON lacks, become null."""
+    finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in line.items()
     }
-    return json.dumps(sane, ensure_ascii=False) + "\n"
+    return json.dumps(finite, ensure_ascii=False) + "\n"
 
 
 def _open_board(folder: Path | None, num_steps: int) -> Any:
-    """Return TensorBoard's writer, or None where it is not installed."""
+    """Return TensorBoard's writer; None if it is not installed or there is no folder."""
     if folder is None:
         return None
     try:
@@ -154,7 +167,7 @@ def _open_board(folder: Path | None, num_steps: int) -> Any:
 
 
 def _open_bar(num_steps: int, last_step: int | None) -> Any:
-    """Return a progress bar, or None off a terminal."""
+    """Return a progress bar; None outside a terminal."""
     if last_step is None or not sys.stderr.isatty():
         return None
     from tqdm import tqdm
@@ -163,17 +176,22 @@ def _open_bar(num_steps: int, last_step: int | None) -> Any:
 
 
 def cut_history(folder: Path, rank: int, world_size: int, num_steps: int) -> int:
-    """Remove the lines after `num_steps`, and a torn last one; return how many.
+    """Remove the lines of steps after `num_steps`, and an incomplete last line.
 
-    Each rank cuts its own file. Rank 0 also cuts those of ranks that no longer exist, which an
-    earlier run on more ranks has left.
+    Each rank cuts its own files. Rank 0 also cuts the files of ranks that this run does not have,
+    which an earlier run on more ranks wrote.
+
+    Returns:
+        The number of removed lines.
     """
     num_cut = 0
     for path in sorted(folder.glob("*-rank*.jsonl")):
-        found = _NAME.fullmatch(path.name)
-        if found is None or not (
-            int(found[1]) == rank or (rank == 0 and int(found[1]) >= world_size)
-        ):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        rank_of_file = int(match[1])
+        is_orphan = rank_of_file >= world_size
+        if rank_of_file != rank and not (rank == 0 and is_orphan):
             continue
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         kept = [line for line in lines if _steps_of(line) <= num_steps]
@@ -186,7 +204,7 @@ def cut_history(folder: Path, rank: int, world_size: int, num_steps: int) -> int
 
 
 def _steps_of(line: str) -> float:
-    """Return a line's num_steps; infinity for one that a crash has torn."""
+    """Return num_steps of a line; infinity for a line that a crash left incomplete."""
     try:
         return int(json.loads(line)["num_steps"]) if line.endswith("\n") else float("inf")
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,7 @@
-"""Looking closer at a run, on request: a profiler's trace, and deterministic algorithms."""
+"""Optional tools of a run: profiler traces and deterministic algorithms.
+
+loop.fit -> `traced`, `deterministic`
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ __all__ = ["deterministic", "traced"]
 
 logger = logging.getLogger(__name__)
 
-NUM_SKIPPED = 2
-"""Steps before the traced ones: the first ones are not like the others."""
+NUM_WARMUP_STEPS = 2
+"""Steps before the traced ones. The first steps of a run are slower than the others."""
 
 
 @contextmanager
 def traced(num_steps: int, folder: str | None, rank: int) -> Iterator[Callable[[], None]]:
-    """Trace steps with torch.profiler; gives the function to call after each step.
+    """Trace some steps with torch.profiler, and yield a function to call after each step.
 
-    The trace, ``trace-rank{r}.json`` in `folder`, opens in https://ui.perfetto.dev. A run of fewer
-    steps than the two that are passed over writes none.
+    The trace is ``trace-rank{r}.json`` in `folder`. https://ui.perfetto.dev opens it. The first two
+    steps of the run are not traced.
 
     Args:
         num_steps: steps to trace; 0: none.
-        folder: where the trace goes.
-        rank: this process's.
+        folder: folder of the trace; None: no trace.
+        rank: number of this rank.
     """
     if num_steps == 0 or folder is None:
         yield lambda: None
@@ -46,7 +49,7 @@ def traced(num_steps: int, folder: str | None, rank: int) -> Iterator[Callable[[
     with torch.profiler.profile(
         activities=activities,
         schedule=torch.profiler.schedule(
-            wait=NUM_SKIPPED - 1, warmup=1, active=num_steps, repeat=1
+            wait=NUM_WARMUP_STEPS - 1, warmup=1, active=num_steps, repeat=1
         ),
         on_trace_ready=write,
     ) as profiler:
@@ -54,24 +57,26 @@ def traced(num_steps: int, folder: str | None, rank: int) -> Iterator[Callable[[
 
 
 @contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """Let torch use only algorithms that give the same bits each time, or raise RuntimeError.
+def deterministic(enabled: bool) -> Iterator[None]:
+    """Let torch use only deterministic algorithms, which give the same bits at each call.
 
-    cuBLAS needs CUBLAS_WORKSPACE_CONFIG, set here if it is not, before its first call in a process.
+    torch raises RuntimeError for an operation that has none. cuBLAS reads CUBLAS_WORKSPACE_CONFIG
+    at its first call in a process, so it is set before, unless the environment has it.
+
+    Args:
+        enabled: False: do nothing.
     """
-    if not wanted:
+    if not enabled:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.backends.cudnn.benchmark,
-    )
+    was_enabled = torch.are_deterministic_algorithms_enabled()
+    was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    was_benchmark = torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = before[2]
+        torch.use_deterministic_algorithms(was_enabled, warn_only=was_warn_only)
+        torch.backends.cudnn.benchmark = was_benchmark

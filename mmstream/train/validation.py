@@ -1,7 +1,9 @@
-"""The validation pass: the mean loss of a second dataset, exactly, and the training none the wiser.
+"""Validation: the exact mean loss of a second dataset. It does not affect the training data.
 
-The second loader has its own workers and its own state, which is set back before each pass, so each
-pass sees the same batches, and the training stream stands where it stood.
+    loop.fit -> `Validation.run`
+
+The second loader has its own workers and its own state. The state is reset before each pass, so
+each pass has the same batches.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ __all__ = ["Validation"]
 
 @dataclass
 class Validation:
-    """Passes over the batches of a loader, the last of them filled up with invalid rows.
+    """Validation passes over the batches of a loader.
 
     Args:
-        batches: on this rank's device, without shuffling and without dropping the last step.
-        start: the loader's state from which each pass starts.
+        batches: validation data on this rank's device, not shuffled, with ``drop_last=False``. So
+            each sample comes once, and the last batch is filled with invalid rows.
+
+    Attributes:
+        start: state of the loader from which each pass starts.
     """
 
     batches: DeviceLoader
@@ -38,14 +43,25 @@ class Validation:
     def run(
         self, trained: Trained, process: TrainProcess, stop: StopRequest, micro_batches: int = 1
     ) -> dict[str, float] | None:
-        """Return what to log of one pass, the same on every rank; None when a signal ended it.
+        """Run one pass over the validation data.
 
-        ``loss`` is the sum of loss_sum over the sum of weight, over all valid rows of all ranks:
-        for a contrastive loss, which is one of whole batches, the mean of the batches' losses
-        weighted by their rows. ``weight`` are those rows or tokens, ``seconds`` what it took.
+        Args:
+            trained: the model.
+            process: this rank.
+            stop: the signals received so far; a signal on any rank ends the pass.
+            micro_batches: number of pieces into which a batch is cut.
+
+        Returns:
+            A dict, the same on every rank; None if a signal ended the pass.
+
+            - loss: sum of loss_sum over sum of weight, over all valid rows of all ranks. A
+              contrastive loss belongs to a whole batch: then it is the mean of the losses of the
+              batches, weighted by their rows.
+            - weight: those rows or tokens.
+            - seconds: time that the pass took.
         """
-        began = time.perf_counter()
-        loss = weight = torch.zeros((), dtype=torch.float64, device=process.device)
+        started = time.perf_counter()
+        loss_sum = weight = torch.zeros((), dtype=torch.float64, device=process.device)
         self.batches.load_state_dict(self.start)
         trained.model.eval()
         try:
@@ -53,11 +69,15 @@ class Validation:
                 if process.sum_over_ranks(sum(stop.flags())).item():
                     return None
                 with torch.no_grad(), autocast(trained.precision, process.device):
-                    for part in split_rows(tensors_of(batch), micro_batches):
-                        loss_sum, counted = trained.model(part)
-                        loss, weight = loss + loss_sum, weight + counted
+                    for micro_batch in split_rows(tensors_of(batch), micro_batches):
+                        batch_loss, batch_weight = trained.model(micro_batch)
+                        loss_sum = loss_sum + batch_loss
+                        weight = weight + batch_weight
         finally:
             trained.model.train()
-        sums = process.sum_over_ranks(loss, weight).tolist()
-        seconds = time.perf_counter() - began
-        return {"loss": sums[0] / max(sums[1], 1.0), "weight": sums[1], "seconds": seconds}
+        total_loss, total_weight = process.sum_over_ranks(loss_sum, weight).tolist()
+        return {
+            "loss": total_loss / max(total_weight, 1.0),
+            "weight": total_weight,
+            "seconds": time.perf_counter() - started,
+        }

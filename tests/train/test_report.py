@@ -62,7 +62,7 @@ def test_the_summary_names_the_bottleneck(times: Times, expected: str) -> None:
 def test_what_is_no_bottleneck_but_worth_a_tenth_is_told_too() -> None:
     text = summarize(Times(wait_s=1.2, transfer_s=0.2, compute_s=8.6), 10, 160.0, cuda=False)
     assert "Bottleneck: compute: " in text
-    assert text.index("Bottleneck: ") < text.index("Worth 12% of the time: data: the step waits")
+    assert text.index("Bottleneck: ") < text.index("Worth 12% of the time: data: training waits")
     text = summarize(Times(wait_s=0.9, transfer_s=0.2, compute_s=8.9), 10, 160.0, cuda=False)
     assert "Worth" not in text
     text = summarize(Times(wait_s=4.0, transfer_s=0.2, compute_s=5.8), 10, 160.0, cuda=False)
