@@ -1,5 +1,5 @@
 """The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
 
-collate.py  the samples of a step -> a dict of tensors and lists
-split.py    a delivered batch -> micro-batches
+collate.py  makes a batch of the samples of a step: a dict of tensors and lists
+split.py    cuts a delivered batch into micro-batches
 """

@@ -1,7 +1,9 @@
 """The samples of a step become a batch: a dict of tensors and lists.
 
-A field that differs in shape from row to row becomes a list, so one odd sample never breaks a
-batch.
+Place in the flow: after decoding, before the loader. `make_batch` calls `collate`, or the user's
+own function, and adds where each row comes from.
+
+A field whose shape differs from row to row becomes a list. So one odd sample never breaks a batch.
 """
 
 from __future__ import annotations
@@ -21,22 +23,28 @@ from mmstream.types import IGNORED_LABEL, Batch, Sample
 __all__ = ["Collate", "collate", "make_batch", "mask_labels"]
 
 Collate = Callable[[list[Sample]], Batch]
+"""A function from the samples of a batch to the batch."""
 
-
-AS_THEY_ARE = frozenset({bytes, memoryview, str})
-"""Values of these types alone make a list of rows, whatever their field is called."""
+UNCHANGED_TYPES = frozenset({bytes, memoryview, str})
+"""A field whose values all have one of these types becomes a list, whatever its name is."""
 
 
 def make_batch(step: DecodedStep, collate: Collate) -> Batch:
-    """Return the batch of a step: what `collate` returns, and where its rows come from.
+    """Return the batch of a step: the fields of `collate`, and where the rows come from.
 
-    Adds ``__key__`` and ``__url__`` (lists of B; of a mixture also ``__source__``), ``__valid__``
-    (bool [B]) and ``__lineage__`` (`BatchLineage`). ``__valid__`` is False for padding, for masked
-    rows and for rows that nothing could fill. Where ``labels`` go with ``input_ids`` token by
-    token, the labels of such rows are -100, so that a loss leaves them out.
+    Args:
+        step: The decoded samples, one per row.
+        collate: The function that makes the fields.
+
+    Returns:
+        The dict of `collate` with more fields. ``__key__`` and ``__url__`` are lists of B, and
+        so is ``__source__`` in a mixture. ``__valid__`` is bool [B]: False for padding, for masked
+        rows and for rows that no sample could fill. ``__lineage__`` is a `BatchLineage`. Where
+        ``labels`` has one label per token, the labels of invalid rows are -100, so that a loss
+        leaves them out.
 
     Raises:
-        ConfigError: `collate` returned no dict.
+        ConfigError: `collate` returned something else than a dict.
     """
     lineage, samples = step
     collated = collate(samples)
@@ -68,24 +76,38 @@ def collate(
     pad_to: int | None = None,
     padding_side: str = "right",
 ) -> Batch:
-    """Make a batch of samples.
+    """Make a batch of decoded samples.
+
+    A `Pipeline` calls it with the settings of its text decoder. Call it in a collate function of
+    your own to add fields.
 
     Args:
-        samples: decoded; rows of the batch.
-        pad_token_id: fills ``input_ids`` (a `Pipeline` passes its tokenizer's).
-        pad_to: length of token fields; None: the longest of the batch.
-        padding_side: "right" or "left".
+        samples: The decoded samples, one per row. B is their number.
+        pad_token_id: The id that pads ``input_ids``.
+        pad_to: Length of token fields, in tokens; longer ones are cut. None: the longest row.
+        padding_side: The side that is padded, "right" or "left".
 
     Returns:
-        ``image``: uint8 [B, 3, H, W] (channels_last) when each sample has exactly one and all have
-        one shape; else all images of the batch, [num_images, 3, H, W] or a list where shapes
-        differ, with ``image_row`` int64 [num_images], the row of each. Where some are left to the
-        GPU, `EncodedImages` in the place of either.
-        ``input_ids``, ``attention_mask``, ``labels``: int64 [B, T], padded with `pad_token_id`, 0
-        and -100.
-        Other fields: numbers, and arrays of one shape and type, are stacked; everything else, and
-        any field that some sample lacks, is a list of B (None where it lacks). So are fields of the
-        names above that hold something else, such as a class number in ``labels``.
+        A dict of fields. Fields whose names start with ``__`` are left out.
+
+        ``image`` is uint8 [B, 3, H, W], channels_last, if every sample has exactly one image and
+        all have one shape. Else it holds all images of the batch in the order of rows, as uint8
+        [num_images, 3, H, W], or as a list where shapes differ. Then ``image_row``, int64
+        [num_images], is the row of each image. Where the GPU will decode some images, ``image`` is
+        `EncodedImages`.
+
+        ``input_ids``, ``attention_mask`` and ``labels`` are int64 [B, T], padded with
+        `pad_token_id`, 0 and -100.
+
+        Other fields are stacked to a tensor of B rows if all values are numbers, or are arrays of
+        one shape and type. Otherwise, or if a sample lacks the field, a field is a list of B, with
+        None where it is missing. The same holds for fields of the names above with other content,
+        such as class numbers in ``labels``.
+
+    Examples:
+        >>> batch = collate([{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8])}])
+        >>> batch["input_ids"].tolist()
+        [[5, 6, 7], [8, 0, 0]]
     """
     batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
@@ -94,7 +116,7 @@ def collate(
         if name.startswith("__"):
             continue
         values = [sample.get(name) for sample in samples]
-        if AS_THEY_ARE.issuperset(map(type, values)):
+        if UNCHANGED_TYPES.issuperset(map(type, values)):
             batch[name] = values
             continue
         if name in fills and all(map(_is_ids, values)):
@@ -119,19 +141,19 @@ def _has_token_labels(batch: Batch) -> bool:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Return an array as a tensor where torch knows its type, and numpy's scalars as Python's."""
+    """Return an array as a tensor where torch has its type, and a numpy scalar as a Python one."""
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, np.ndarray):
         return value
-    try:  # a plain copy: torch refuses views that run backwards and warns of read-only ones
+    try:  # a plain copy, because torch refuses reversed views and warns about read-only arrays
         return torch.from_numpy(np.array(value, order="C"))
     except (TypeError, ValueError):
         return value
 
 
 def _is_ids(value: Any) -> bool:
-    """Tell whether a value is what `TextDecoder` makes: the common case, and no tensor needed."""
+    """Tell whether a value is an array as `TextDecoder` makes it. Then no tensor is needed."""
     return type(value) is np.ndarray and value.ndim == 1 and value.dtype == np.int64
 
 
@@ -141,6 +163,7 @@ def _is_images(value: Any) -> bool:
 
 
 def _is_tokens(value: Any) -> bool:
+    """Tell whether a value of a user is one row of whole numbers."""
     if isinstance(value, torch.Tensor):
         return value.ndim == 1 and not (value.is_floating_point() or value.is_complex())
     return isinstance(value, list) and all(
@@ -149,58 +172,74 @@ def _is_tokens(value: Any) -> bool:
 
 
 def _images(values: Sequence[Any]) -> Batch:
-    rows = [list(value or ()) if isinstance(value, list | tuple | None) else [value]
-            for value in values]  # fmt: skip
-    images = [image for row in rows for image in row]
-    whole: torch.Tensor | list[torch.Tensor] | EncodedImages
+    """Return ``image``, and ``image_row`` where not every row has one image of one shape."""
+    images_of_rows = [
+        list(value or ()) if isinstance(value, list | tuple | None) else [value] for value in values
+    ]
+    images = [image for row in images_of_rows for image in row]
+    joined: torch.Tensor | list[torch.Tensor] | EncodedImages
     if any(isinstance(image, EncodedImage) for image in images):
-        whole = EncodedImages.join(images)
-        is_one = len(set(whole.shapes)) == 1
+        joined = EncodedImages.join(images)
+        have_one_shape = len(set(joined.shapes)) == 1
     else:
-        whole = _together(images)
-        is_one = isinstance(whole, torch.Tensor)
-    if is_one and all(len(row) == 1 for row in rows):
-        return {"image": whole}
-    counts = torch.tensor([len(row) for row in rows])
-    return {"image": whole, "image_row": torch.repeat_interleave(counts)}
+        joined = _join_images(images)
+        have_one_shape = isinstance(joined, torch.Tensor)
+    if have_one_shape and all(len(row) == 1 for row in images_of_rows):
+        return {"image": joined}
+    counts = torch.tensor([len(row) for row in images_of_rows])
+    # Example: rows with 2, 0 and 1 images give [0, 0, 2].
+    return {"image": joined, "image_row": torch.repeat_interleave(counts)}
 
 
-def _together(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    """Return images as one tensor, without a copy where they are rows of one buffer."""
+def _join_images(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    """Return images of one shape as one tensor, without a copy where they are rows of one buffer.
+
+    Images of several shapes stay a list.
+    """
     if not images or any(not _is_alike(image, images[0]) for image in images):
         return images
     first = images[0]
-    size = first.numel() * first.element_size()
-    begin, memory = first.data_ptr(), first.untyped_storage()
-    if begin + size * len(images) <= memory.data_ptr() + memory.nbytes() and all(
-        image.data_ptr() == begin + size * row and image.stride() == first.stride()
-        for row, image in enumerate(images)
+    num_bytes = first.numel() * first.element_size()
+    start = first.data_ptr()
+    memory = first.untyped_storage()
+    # Decoders write into the rows of one buffer. Then image i starts i * num_bytes after the first.
+    if start + num_bytes * len(images) <= memory.data_ptr() + memory.nbytes() and all(
+        image.data_ptr() == start + num_bytes * i and image.stride() == first.stride()
+        for i, image in enumerate(images)
     ):
-        shape, strides = (len(images), *first.shape), (first.numel(), *first.stride())
-        whole = first.as_strided(shape, strides, first.storage_offset())
+        shape = (len(images), *first.shape)
+        strides = (first.numel(), *first.stride())
+        joined = first.as_strided(shape, strides, first.storage_offset())
     else:
-        whole = torch.stack(images)
-    return whole.contiguous(memory_format=torch.channels_last) if whole.ndim == 4 else whole
+        joined = torch.stack(images)
+    return joined.contiguous(memory_format=torch.channels_last) if joined.ndim == 4 else joined
 
 
-def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return (
+        first.shape == second.shape
+        and first.dtype == second.dtype
+        and first.device == second.device
+    )
 
 
 def _pad(values: Sequence[Any], fill: int, pad_to: int | None, side: str) -> torch.Tensor:
+    """Return int64 [B, T]: the first T tokens of each row, padded on one side."""
     rows = [
         np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value, dtype=np.int64)
         for value in values
     ]
     width = pad_to or max(map(len, rows))
     padded = np.full((len(rows), width), fill, dtype=np.int64)
-    for row, line in zip(rows, padded, strict=True):
+    for row, padded_row in zip(rows, padded, strict=True):
         kept = row[:width]
-        line[width - len(kept) if side == "left" else 0 :][: len(kept)] = kept
+        start = width - len(kept) if side == "left" else 0
+        padded_row[start : start + len(kept)] = kept
     return torch.from_numpy(padded)
 
 
 def _stack(values: list[Any]) -> Any:
+    """Return the values as one tensor, or as they are where they do not make one."""
     if all(type(value) in (int, float, bool) for value in values):
         try:
             return torch.tensor(values)

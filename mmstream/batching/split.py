@@ -1,7 +1,8 @@
-"""Cutting a delivered batch into micro-batches, for a device that cannot take it at once.
+"""Cuts a delivered batch into micro-batches, for a device that cannot take all rows at once.
 
-Between device and train: `split_rows` makes views of a batch, on whatever device it lies. So fewer
-ranks can take the same global batch: they go through their rows in more, smaller parts.
+Place in the flow: between device and training. `split_rows` makes views of a batch on any device.
+So fewer ranks can train on the same global batch: each accumulates gradients over more
+micro-batches.
 """
 
 from __future__ import annotations
@@ -22,50 +23,66 @@ __all__ = ["split_rows"]
 
 
 def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
-    """Cut a batch by rows into parts of equal size, give or take a row.
+    """Cut a batch by rows into micro-batches of equal size, plus or minus one row.
 
     Args:
-        batch: from a loader or from `mmstream.to_device`.
-        num_parts: how many parts; fewer come where there are fewer rows.
+        batch: A batch from a loader or from `mmstream.to_device`.
+        num_parts: Number of micro-batches, from 1 up. A batch with fewer rows gives one per row.
 
     Returns:
-        The parts in the order of rows; joined they are the batch. Tensors are views, nothing is
-        copied. What has one entry a row is cut by rows. A ragged field X, which has a companion
-        ``X_row`` (such as ``image`` and ``image_row``), is cut where its rows end, and the
-        companion counts from 0 in each part; on CUDA reading it makes the host wait. Dicts are cut
-        field by field. Single numbers, strings and None go to each part. The lineage of a part is
-        that of its rows, and its bytes and requests are counted in the first part.
+        The micro-batches in the order of rows. Together they are the batch. Tensors are views:
+        nothing is copied.
+
+        - A field with one entry per row is cut by rows.
+        - A ragged field has a companion that names the row of each entry, as ``image`` has
+          ``image_row``. It is cut where its rows end. In each micro-batch the companion counts rows
+          from 0. On CUDA, reading the companion makes the host wait for the device.
+        - A dict is cut field by field.
+        - Single numbers, strings and None are repeated in each micro-batch.
+        - ``__lineage__`` describes the rows of the micro-batch. Bytes and requests of the whole
+          batch are counted in the first one.
 
     Raises:
-        ConfigError: `num_parts` is below 1, or a field has neither an entry a row nor a companion.
+        ConfigError: `num_parts` is below 1. Or a field has neither one entry per row nor a
+            companion. Or a companion does not list its rows in order.
+
+    Examples:
+        >>> batch = {"__valid__": torch.tensor([True] * 5), "input_ids": torch.arange(5)}
+        >>> [micro_batch["input_ids"].tolist() for micro_batch in split_rows(batch, 2)]
+        [[0, 1], [2, 3, 4]]
     """
     if num_parts < 1:
         raise ConfigError(f"split_rows: num_parts is {num_parts}; it must be 1 or more")
     num_rows = len(batch["__valid__"])
     num_parts = max(1, min(num_parts, num_rows))
-    cuts = [number * num_rows // num_parts for number in range(num_parts + 1)]
+    # Example: 5 rows in 2 micro-batches have the cuts [0, 2, 5].
+    cuts = [i * num_rows // num_parts for i in range(num_parts + 1)]
     return _split(batch, cuts)
 
 
 def _split(fields: dict[str, Any], cuts: list[int]) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = [{} for _ in cuts[1:]]
+    """Cut all fields of a dict. Rows cuts[i] to cuts[i + 1] go to micro-batch i."""
+    micro_batches: list[dict[str, Any]] = [{} for _ in cuts[1:]]
     for name, value in fields.items():
         companion = f"{name}_row"
         if name.endswith("_row") and name.removesuffix("_row") in fields:
-            pieces = _slices(value, _ragged_cuts(name, value, cuts))
-            pieces = [piece - start for piece, start in zip(pieces, cuts, strict=False)]
+            rows = _slices(value, _ragged_cuts(name, value, cuts))
+            slices = [
+                rows_of_entries - start for rows_of_entries, start in zip(rows, cuts, strict=False)
+            ]
         elif companion in fields:
-            pieces = _slices(value, _ragged_cuts(companion, fields[companion], cuts))
+            slices = _slices(value, _ragged_cuts(companion, fields[companion], cuts))
         else:
-            pieces = _by_rows(name, value, cuts)
-        for part, piece in zip(parts, pieces, strict=True):
-            part[name] = piece
-    return parts
+            slices = _slices_by_row(name, value, cuts)
+        for micro_batch, micro_value in zip(micro_batches, slices, strict=True):
+            micro_batch[name] = micro_value
+    return micro_batches
 
 
-def _by_rows(name: str, value: Any, cuts: list[int]) -> list[Any]:
+def _slices_by_row(name: str, value: Any, cuts: list[int]) -> list[Any]:
+    """Cut a field that has one entry per row, or repeat a single value."""
     if isinstance(value, BatchLineage):
-        return [_lineage_of(value, start, stop) for start, stop in pairwise(cuts)]
+        return [_lineage_of_rows(value, start, stop) for start, stop in pairwise(cuts)]
     if isinstance(value, dict):
         return _split(value, cuts)
     has_rows = isinstance(value, list | EncodedImages) or (
@@ -86,13 +103,17 @@ def _slices(value: Any, cuts: list[int]) -> list[Any]:
 
 
 def _ragged_cuts(companion: str, rows_of_entries: torch.Tensor, cuts: list[int]) -> list[int]:
+    """Return where a ragged field is cut, so that row cuts[i] starts a slice.
+
+    Example: entries of the rows [0, 0, 1, 3], cut at the rows [0, 2, 4], are cut at [0, 3, 4].
+    """
     rows = rows_of_entries.tolist()
     if rows != sorted(rows):
         raise ConfigError(f"split_rows: {companion} does not rise from row to row")
     return [bisect_left(rows, cut) for cut in cuts]
 
 
-def _lineage_of(lineage: BatchLineage, start: int, stop: int) -> BatchLineage:
+def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLineage:
     rows = range(lineage.start + start, lineage.start + stop)
     return dataclasses.replace(
         lineage,
