@@ -1,7 +1,9 @@
 """``mmstream demo``: from rows to a trained model on an embedded corpus, with a kill and a proof.
 
-demo.py  convert, verify, train with two processes, kill one, resume with one, compare
-corpus/  96 photographs with five captions each
+demo.py    convert, verify, train with two processes, kill one, resume with one, compare
+report.py  what happened and what was proven, as HTML and Markdown
+charts.py  line charts of the report, as SVG
+corpus/    96 photographs with five captions each
 """
 
 from mmstream.demo.demo import corpus_rows

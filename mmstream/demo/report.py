@@ -1,7 +1,7 @@
-"""The report of the main job: `mmstream demo` writes it as one HTML page and as Markdown.
+"""The report of ``mmstream demo``: an HTML page, and a table in Markdown.
 
-The page is self-contained: pictures are data, charts are SVG, there is no script, and a policy in
-its head forbids the browser to load anything. It opens from a mail as well as from a disk.
+The page is one file that needs nothing else: images are data URLs, charts are SVG, there is no
+script. Its content security policy forbids the browser to load anything.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MetricsLines = Mapping[tuple[int, int], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the main job has to show."""
+    """The results of the demo, from which the report is made."""
 
     report: ConvertReport
     proof: Proof
     undisturbed: MetricsLines
-    """(epoch, step) -> the line of the metrics."""
+    """(epoch, step) -> line of the metrics, of the undisturbed run."""
     killed: MetricsLines
-    """The disturbed run as it stood at the kill."""
+    """The same of the disturbed run, up to the kill."""
     disturbed: MetricsLines
-    """The same run after its resume, from first to last step."""
+    """The same of the disturbed run after its resume, from the first step to the last."""
     batch: Mapping[str, Any]
-    """Any batch of the corpus, with pictures."""
+    """A batch of the corpus, with images."""
 
 
 class Fact(NamedTuple):
@@ -46,16 +46,18 @@ class Fact(NamedTuple):
     name: str
     value: str
     good: bool | None = None
-    """Whether it is what was promised; None where nothing was."""
+    """Whether it is as promised. None: nothing was promised."""
 
 
 def facts(evidence: Evidence) -> list[Fact]:
-    """Return what happened and what was proven, line by line."""
-    report, proof = evidence.report, evidence.proof
-    worlds = [line["world_size"] for _, line in sorted(evidence.disturbed.items())]
+    """Return the lines of the table: what happened, and what was proven."""
+    report = evidence.report
+    proof = evidence.proof
+    world_sizes = [line["world_size"] for _, line in sorted(evidence.disturbed.items())]
     epochs = sorted({epoch for epoch, _ in evidence.disturbed})
     batch_size = len(next(iter(evidence.undisturbed.values()))["keys"])
-    first, last = (_mean_loss(evidence.disturbed, epoch) for epoch in (epochs[0], epochs[-1]))
+    first_loss = _mean_loss(evidence.disturbed, epochs[0])
+    last_loss = _mean_loss(evidence.disturbed, epochs[-1])
     speed = median(line["samples_per_s"] for line in evidence.undisturbed.values())
     wait = median(line["wait_fraction"] for line in evidence.undisturbed.values())
     return [
@@ -69,7 +71,7 @@ def facts(evidence: Evidence) -> list[Fact]:
         Fact(
             "disturbed run",
             f"two processes, one of them killed at step {len(evidence.killed)}; "
-            f"resumed on one process from the checkpoint of step {worlds.count(2)}",
+            f"resumed with one process from the checkpoint of step {world_sizes.count(2)}",
         ),
         Fact(
             "samples lost / repeated per epoch",
@@ -86,7 +88,7 @@ def facts(evidence: Evidence) -> list[Fact]:
             f"largest relative difference of a step {proof.loss_difference:.1e}",
             proof.loss_difference < proof.max_loss_difference,
         ),
-        Fact("mean loss of the first and the last epoch", f"{first:.3f}, {last:.3f}"),
+        Fact("mean loss of the first and the last epoch", f"{first_loss:.3f}, {last_loss:.3f}"),
         Fact(
             "speed of the undisturbed run",
             f"{speed:.0f} samples/s, {100 * wait:.0f} % of a step waiting for data (medians)",
@@ -95,38 +97,39 @@ def facts(evidence: Evidence) -> list[Fact]:
 
 
 def markdown_report(evidence: Evidence) -> str:
-    """Return the table, for a terminal."""
+    """Return the table as Markdown, for a terminal."""
     verdict = "holds" if evidence.proof.holds else "DOES NOT HOLD"
-    lines = [f"# mmstream: the main job, proven: {verdict}", "", "| | |", "|---|---|"]
+    lines = [f"# mmstream demo: the proof {verdict}", "", "| | |", "|---|---|"]
     lines += [f"| {fact.name} | {fact.value} |" for fact in facts(evidence)]
     return "\n".join(lines) + "\n"
 
 
 def html_report(evidence: Evidence) -> str:
-    """Return the whole page."""
+    """Return the HTML page."""
     holds = evidence.proof.holds
     verdict = "The proof holds" if holds else "The proof does not hold"
     body = [
         f'<p class="verdict {"good" if holds else "bad"}">{verdict}</p>',
-        "<p>A small CLIP was trained twice on the same corpus: once undisturbed in one process, "
-        "once in two processes of which one was killed with <code>kill -9</code>, and then resumed "
-        "on one. The training logs of both runs were compared with each other and with the order "
-        "that was computed before any data was read.</p>",
+        "<p>A small CLIP was trained twice on the same corpus. The first run was undisturbed, in "
+        "one process. The second run had two processes. One of them was killed with "
+        "<code>kill -9</code>, and the run was resumed with one process. The training logs of both "
+        "runs were compared with each other, and with the order that was computed before any data "
+        "was read.</p>",
         _table(facts(evidence)),
         "<h2>Loss of both runs</h2>",
         _loss_chart(evidence),
-        "<p>The resumed run starts at the newest checkpoint: it repeats the steps that died with "
-        "the process, on the same samples, and goes on as the undisturbed run did.</p>",
+        "<p>The resumed run starts at the newest checkpoint. It repeats the steps that were lost "
+        "with the process, on the same samples. Then it continues as the undisturbed run did.</p>",
         "<h2>Waiting for data</h2>",
         _wait_chart(evidence.undisturbed),
-        "<p>The share of each step's time that training spent waiting for its next batch, in the "
-        "undisturbed run. Each epoch begins with a wait for its first reads.</p>",
-        "<h2>A batch, as training sees it</h2>",
+        "<p>How much of each step's time training waited for the next batch, in the undisturbed "
+        "run. Each epoch begins with a wait for its first reads.</p>",
+        "<h2>A batch as training gets it</h2>",
         batch_sheet(evidence.batch),
         "<p class='quiet'>Photographs and captions: COCO 2017, scaled down. Authors and licences "
         "are listed in mmstream's <code>corpus/ATTRIBUTION.md</code>.</p>",
     ]
-    return _PAGE.format(title="mmstream: the main job", body="\n".join(body))
+    return _PAGE.format(title="mmstream demo", body="\n".join(body))
 
 
 def _table(rows: Iterable[Fact]) -> str:
@@ -140,33 +143,35 @@ def _table(rows: Iterable[Fact]) -> str:
 
 
 def _loss_chart(evidence: Evidence) -> str:
-    worlds = [line["world_size"] for _, line in sorted(evidence.disturbed.items())]
-    resumed = worlds.count(2)
+    world_sizes = [line["world_size"] for _, line in sorted(evidence.disturbed.items())]
+    resume_step = world_sizes.count(2)
     killed = _series(evidence.killed, "loss")
     lines = [
         Line("undisturbed, one process", _series(evidence.undisturbed, "loss"), "wide"),
-        Line("resumed on one process", _series(evidence.disturbed, "loss")[resumed:], "second"),
-        Line("disturbed, on two processes until the kill", killed, "first"),
+        Line(
+            "resumed with one process", _series(evidence.disturbed, "loss")[resume_step:], "second"
+        ),
+        Line("disturbed, with two processes until the kill", killed, "first"),
     ]
-    marks: dict[float, str] = {len(killed): "kill -9", resumed: "checkpoint"}
+    marks: dict[float, str] = {len(killed): "kill -9", resume_step: "checkpoint"}
     return line_chart(lines, title="loss of each step", x_name="step", marks=marks)
 
 
 def _wait_chart(undisturbed: MetricsLines) -> str:
-    share = [(x, 100 * y) for x, y in _series(undisturbed, "wait_fraction")]
+    percent = [(x, 100 * y) for x, y in _series(undisturbed, "wait_fraction")]
     title = "% of a step's time spent waiting for data"
-    return line_chart([Line("", share, "thin")], title=title, x_name="step", top=100, height=150)
+    return line_chart([Line("", percent, "thin")], title=title, x_name="step", top=100, height=150)
 
 
 def _series(steps: MetricsLines, name: str) -> list[tuple[float, float]]:
-    """Return (step since the start, value) of each step."""
+    """Return (step since the start of the run, value) for each step."""
     return [
         (number, float(line[name])) for number, (_, line) in enumerate(sorted(steps.items()), 1)
     ]
 
 
 def _mean_loss(steps: MetricsLines, epoch: int) -> float:
-    losses = [line["loss"] for at, line in steps.items() if at[0] == epoch]
+    losses = [line["loss"] for step, line in steps.items() if step[0] == epoch]
     return float(sum(losses) / max(1, len(losses)))
 
 

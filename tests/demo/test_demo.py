@@ -78,7 +78,7 @@ def test_the_readmes_first_command_does_the_main_job(tmp_path, arguments):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "proven: holds" in report
+    assert "the proof holds" in report
     assert "| samples lost / repeated per epoch | 0 / 0 |" in report
     page = (tmp_path / "out" / "report.html").read_text()
     assert "The proof holds" in page

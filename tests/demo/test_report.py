@@ -1,4 +1,4 @@
-"""The report of the main job: true to its evidence, self-contained, and fine in a real browser."""
+"""The report of the demo: true to its evidence, self-contained, and readable in a browser."""
 
 import json
 import math
@@ -138,7 +138,7 @@ def test_captions_are_text_not_markup(page):
 
 def test_both_forms_say_the_same_facts(evidence, page):
     markdown = markdown_report(evidence)
-    assert "proven: holds" in markdown
+    assert "the proof holds" in markdown
     assert "| samples lost / repeated per epoch | 0 / 0 |" in markdown
     for fact in facts(evidence):
         assert fact.value in markdown
