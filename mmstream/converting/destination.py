@@ -36,10 +36,12 @@ __all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect"]
 REJECTS_NAME = "rejects.jsonl"
 
 State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
-"""State of a destination.
+"""What a destination holds.
 
-fresh: empty. unfinished: the same plan was interrupted. finished: the same plan is complete. clear:
-it holds something that the caller agreed to replace.
+- "fresh": nothing.
+- "unfinished": a conversion of the same plan that was interrupted.
+- "finished": a complete conversion of the same plan.
+- "clear": something that the caller agreed to replace.
 """
 
 _SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx)?")
