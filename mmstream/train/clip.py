@@ -1,17 +1,21 @@
-"""The model of the first loop: a small CLIP with random weights, and its loss over all ranks.
+"""CLIP for the training loop: a small one with random weights, or one from a folder.
 
-Nothing here depends on how the global batch is cut into ranks: no dropout, no batch statistics,
-weights from a seed, and a loss over the embeddings of the whole global batch. So 1 and 2 ranks
-compute the same losses and the same gradients, up to the rounding of sums in another order.
+    models.build_model -> `ContrastiveClip`
 
-Why the gradients are exact. Rank r of W embeds its rows, e_r = f(x_r; w); all ranks gather
-e = (e_1 ... e_W) and compute the same loss L(e, s), s being the temperature.
-- The backward of the gather sums what the W copies of L give for e_r. The copies are equal, so it
-  is W * dL/de_r, known without asking the other ranks. Rank r has then W * dL/de_r * de_r/dw.
-- DDP averages over the ranks: 1/W * sum_r W * dL/de_r * de_r/dw = dL/dw.
+The loss is over the embeddings of the whole global batch. There is no dropout and there are no
+batch statistics, and the weights come from a seed. So the number of ranks changes losses and
+gradients by rounding errors only.
+
+Why the gradients are exact: rank r of W embeds its rows, e_r = f(x_r; w). All ranks gather
+e = (e_1 ... e_W) and compute the same loss L(e, s), where s is the temperature.
+
+- The backward pass of the gather adds the gradients of the W copies of L. The copies are equal, so
+  the sum is W * dL/de_r, and no communication is needed. Rank r gets W * dL/de_r * de_r/dw.
+- DDP takes the mean over the ranks: 1/W * sum_r W * dL/de_r * de_r/dw = dL/dw.
 - s enters L directly: each rank has dL/ds, and so has their mean.
-No factor is left over for the learning rate or the loss. (The loop multiplies each rank's loss_sum
-by W / weight of all ranks: with loss_sum = L * V / W over V valid rows that is L again.)
+
+The loop multiplies the loss_sum of each rank by W / total_weight. Here loss_sum is L * V / W and
+total_weight is V, the number of valid rows. The product is L again.
 """
 
 from __future__ import annotations
@@ -26,23 +30,23 @@ from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
-from mmstream.types import Batch
+from mmstream.types import IGNORED_LABEL, Batch
 
 __all__ = ["ContrastiveClip", "contrastive_loss", "gather_rows", "load_clip", "small_clip"]
 
 
 class ContrastiveClip(nn.Module):
-    """CLIP whose forward is the contrastive loss of the global batch.
+    """CLIP whose forward pass returns the contrastive loss of the global batch.
 
     Args:
         clip: a `transformers` CLIPModel without dropout.
-        num_rows: rows of the largest rank, ceil(global_batch_size / world_size): a rank with
-            fewer is filled up with rows that do not count, since a gather wants equal parts.
+        num_rows: rows of the rank that has the most. A gather needs equal shares, so the other
+            ranks add rows that do not count.
 
     Attributes:
-        image_size: side of the images in pixels.
-        separable: False: each row's loss depends on all other rows, so the loss of a batch is not
-            the mean over its parts and the loop neither accumulates nor cuts it.
+        image_size: side of the square images in pixels.
+        separable: False. The loss of each row depends on all other rows, so a batch cannot be cut
+            into micro-batches or accumulated.
     """
 
     separable = False
@@ -59,41 +63,45 @@ class ContrastiveClip(nn.Module):
         return valid.sum()
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (loss_sum, weight): the loss times this rank's share of all valid rows, the share.
+        """Return (loss_sum, weight), two scalars that are the same on every rank.
 
-        The same on every rank, float32 scalars. Summed over the ranks loss_sum / weight is the
-        loss, and weight the number of valid rows of the global batch.
+        With W ranks and V valid rows in the global batch, weight is V / W and loss_sum is
+        loss * V / W. So their sums over the ranks are loss * V and V.
 
         Args:
-            batch: ``image``, normalised, floating [B, 3, S, S]; ``input_ids`` int64 [B, T];
-                ``attention_mask`` int64 [B, T], 1 for text and 0 for padding, on either side;
-                ``__valid__`` bool [B], where False leaves a row out of the loss on all ranks.
+            batch: a dict with these fields:
+
+                - image: normalised, floating [B, 3, S, S]
+                - input_ids: int64 [B, T]
+                - attention_mask: int64 [B, T], 1 for text and 0 for padding, on either side
+                - __valid__: bool [B]; False leaves a row out of the loss on all ranks
 
         Raises:
-            ConfigError: samples with several images or none, or without text.
+            ConfigError: the samples have several images or none, or no text.
         """
         if not isinstance(batch.get("image"), Tensor) or "image_row" in batch:
             raise ConfigError(
-                "train: CLIP takes exactly one image a sample; these have more or none"
+                "train: CLIP takes exactly one image per sample; these have several or none"
             )
         if "input_ids" not in batch:
-            raise ConfigError("train: CLIP takes a text for each image; there is none")
-        image, mask = batch["image"], batch["attention_mask"]
+            raise ConfigError("train: CLIP takes one text per image; these samples have no text")
+        image = batch["image"]
+        mask = batch["attention_mask"]
         pooled = self.clip.vision_model(pixel_values=image).pooler_output
         hidden = self.clip.text_model(
             input_ids=batch["input_ids"], attention_mask=mask
         ).last_hidden_state
-        # The last token that is text has seen all the others, whatever the tokenizer ends with.
+        # The embedding of a text is that of its last token, which has attended to all others.
         positions = torch.arange(hidden.shape[1], device=hidden.device)
         last = (mask * positions).argmax(dim=1)
         text = hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
-        images = self.clip.visual_projection(pooled)
-        texts = self.clip.text_projection(text)
+        image_embeddings = self.clip.visual_projection(pooled)
+        text_embeddings = self.clip.text_projection(text)
         with torch.autocast(image.device.type, enabled=False):
             valid = gather_rows(batch["__valid__"], self.num_rows)
             loss = contrastive_loss(
-                gather_rows(F.normalize(images.float(), dim=1), self.num_rows),
-                gather_rows(F.normalize(texts.float(), dim=1), self.num_rows),
+                gather_rows(F.normalize(image_embeddings.float(), dim=1), self.num_rows),
+                gather_rows(F.normalize(text_embeddings.float(), dim=1), self.num_rows),
                 valid,
                 self.clip.logit_scale.clamp(max=math.log(100.0)).exp(),
             )
@@ -105,25 +113,27 @@ def contrastive_loss(images: Tensor, texts: Tensor, valid: Tensor, scale: Tensor
     """Return CLIP's symmetric cross entropy over the valid rows (Radford et al., 2021), a scalar.
 
     Args:
-        images: embeddings of unit length, float32 [G, D].
-        texts: the same rows' texts, float32 [G, D].
-        valid: bool [G]; at least one True. Invalid rows are neither asked nor offered as answers.
+        images: image embeddings of unit length, float32 [G, D].
+        texts: text embeddings of the same rows, float32 [G, D].
+        valid: bool [G], with at least one True. Invalid rows have no loss, and no other row can
+            match them.
         scale: the inverse temperature, a scalar.
     """
-    # Masks instead of images[valid]: a shape that depends on data would make the CPU wait for CUDA.
+    # Masks, not images[valid]: a shape that depends on the data would make the CPU wait for CUDA.
     logits = scale * images @ texts.T
-    asked = torch.where(valid, torch.arange(len(valid), device=valid.device), -100)
-    offered = ~valid[None, :]
-    of_images = F.cross_entropy(logits.masked_fill(offered, -math.inf), asked)
-    of_texts = F.cross_entropy(logits.T.masked_fill(offered, -math.inf), asked)
-    return (of_images + of_texts) / 2
+    targets = torch.where(valid, torch.arange(len(valid), device=valid.device), IGNORED_LABEL)
+    invalid = ~valid[None, :]
+    image_loss = F.cross_entropy(logits.masked_fill(invalid, -math.inf), targets)
+    text_loss = F.cross_entropy(logits.T.masked_fill(invalid, -math.inf), targets)
+    return (image_loss + text_loss) / 2
 
 
 def gather_rows(rows: Tensor, num_rows: int) -> Tensor:
     """Return the rows of all ranks in rank order, [W * num_rows, ...], with gradients.
 
-    Ranks with fewer than `num_rows` rows are filled up with zeros (False). On one rank, or without
-    torch.distributed, these are the rows themselves.
+    Ranks with fewer than `num_rows` rows add rows of zeros (False). For example, ranks with 2 and 1
+    rows and ``num_rows=2`` give 4 rows, the last of them zeros. On one rank, or without
+    torch.distributed, the result is `rows` itself.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return rows
@@ -135,13 +145,13 @@ def gather_rows(rows: Tensor, num_rows: int) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """All ranks' rows; the backward needs no communication (see the module's docstring)."""
+    """Gathers the rows of all ranks. The backward pass needs no communication (see the module)."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:  # noqa: ARG004
-        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, rows.contiguous())
-        return torch.cat(parts)
+        gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, rows.contiguous())
+        return torch.cat(gathered)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
@@ -150,11 +160,12 @@ class _Gather(torch.autograd.Function):
 
 
 def small_clip(*, image_size: int, vocab_size: int, max_length: int, seed: int) -> Any:
-    """Return a CLIPModel of 1.1 million weights (and the vocabulary's), random from `seed`.
+    """Return a CLIPModel with random weights: 1.1 million, and those of the token embeddings.
 
-    The same on every rank; torch's global random state is left as it was.
+    `seed` fixes the weights, so they are the same on every rank. The global random state of torch
+    does not change.
     """
-    import_torchvision()  # which transformers imports in its turn
+    import_torchvision()  # transformers imports it too
     from transformers import CLIPConfig, CLIPModel
 
     tower = {
@@ -169,7 +180,7 @@ def small_clip(*, image_size: int, vocab_size: int, max_length: int, seed: int) 
             **tower,
             "vocab_size": vocab_size,
             "max_position_embeddings": max_length,
-            "eos_token_id": 0,  # its own pooling's, which is not used: see ContrastiveClip
+            "eos_token_id": 0,  # for the pooling of CLIPModel; ContrastiveClip has its own
             "bos_token_id": 0,
             "pad_token_id": 0,
         },
@@ -182,7 +193,7 @@ def small_clip(*, image_size: int, vocab_size: int, max_length: int, seed: int) 
 
 
 def load_clip(folder: str) -> Any:
-    """Return the CLIPModel saved in a local folder, in float32; no code in it is run."""
+    """Return the CLIPModel that is saved in a local folder, in float32. No code in it is run."""
     import_torchvision()
     from transformers import CLIPModel
 

@@ -1,7 +1,9 @@
-"""Which model is trained, and what it wants to be fed: the small ones, or a folder's.
+"""Which model is trained, and the decoders that feed it: a small model, or one from a folder.
 
-For the loop a model is a module with the two methods of `Trainable`. To train one of your own,
-write those and hand it to `mmstream.train.loop.fit`.
+    loop.run -> `open_model_tokenizer`, `build_model`, `decode_for`, `normalize_for`
+
+The loop can train every `nn.Module` with the two methods of `Trainable`. To train your own model,
+write these two methods and pass the model to `mmstream.train.loop.fit`.
 """
 
 from __future__ import annotations
@@ -39,30 +41,35 @@ __all__ = [
 CLIP_NORMALIZE = Normalize(
     mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)
 )
-"""OpenAI CLIP's pixel statistics, which Llava's vision tower has too."""
+"""Pixel statistics of OpenAI's CLIP, also used by Llava's vision tower."""
 
-SMALL_SIZE = 64
+SMALL_IMAGE_SIZE = 64
+"""Default side of the images of the small models, in pixels."""
 
 
 class Trainable(Protocol):
-    """What the loop asks of an `nn.Module`.
+    """The methods that the loop needs of an `nn.Module`.
 
-    The loss of a global step is the sum of loss_sum over ranks, batches and micro-batches, divided
-    by the sum of weight: rows for a mean over rows, label tokens for a mean over tokens. Rows with
-    ``__valid__`` False add to neither. Every trained parameter takes part in each forward, if only
-    times zero: DDP waits for its gradient. ``separable = False`` says that the loss of a batch is
-    not the mean over its parts.
+    The loss of a step is the sum of loss_sum divided by the sum of weight, over all ranks, batches
+    and micro-batches. For a mean over rows, weight is the number of rows. For a mean over tokens,
+    it is the number of label tokens. Rows with ``__valid__`` False must not add to either.
+
+    Every trained parameter must take part in each forward pass, because DDP waits for its gradient;
+    multiply by zero if need be.
+
+    Set ``separable = False`` on a model whose loss depends on the batch as a whole: the loop then
+    refuses to cut or accumulate batches.
     """
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (loss_sum, weight), two scalars, of a batch on the device or a part of one."""
+        """Return (loss_sum, weight), two scalars, of a batch or micro-batch on the device."""
 
     def weight_of(self, batch: Batch) -> Tensor:
-        """Return the weight that forward will give this batch, from the batch alone."""
+        """Return the weight that `forward` returns for this batch, without computing the loss."""
 
 
 def open_model_tokenizer(config: TrainConfig) -> Any:
-    """Return the tokenizer: as told, else the model folder's, else bytes (with turns for a VLM)."""
+    """Return the tokenizer of ``config.tokenizer``, else of the model's folder, else of bytes."""
     return open_tokenizer(config.tokenizer or _folder(config), chat=_kind(config) == "vlm")
 
 
@@ -71,16 +78,16 @@ def build_model(config: TrainConfig, tokenizer: Any, world_size: int = 1) -> nn.
 
     Args:
         config: settings.
-        tokenizer: of `transformers`; a small model's vocabulary is its length.
+        tokenizer: a `transformers` tokenizer. The vocabulary of a small model has its length.
         world_size: number of ranks that share the global batch.
 
     Raises:
-        ConfigError: no such model, its folder has none of the two kinds, or it takes images of
-            another size than `config` says.
+        ConfigError: there is no such model, it is neither a CLIP nor a Llava-style model, or it
+            takes images of another size than `config` says.
     """
     folder = _folder(config)
     small = {
-        "image_size": config.image_size or SMALL_SIZE,
+        "image_size": config.image_size or SMALL_IMAGE_SIZE,
         "max_length": _max_length(config),
         "seed": config.seed,
     }
@@ -94,10 +101,10 @@ def build_model(config: TrainConfig, tokenizer: Any, world_size: int = 1) -> nn.
             model = vlm.load_vlm(folder, tokenizer=tokenizer, image_size=config.image_size)
     else:
         if folder is None:
-            inner = clip.small_clip(vocab_size=len(tokenizer), **small)
+            clip_model = clip.small_clip(vocab_size=len(tokenizer), **small)
         else:
-            inner = clip.load_clip(folder)
-        model = clip.ContrastiveClip(inner, config.most_rows(world_size))
+            clip_model = clip.load_clip(folder)
+        model = clip.ContrastiveClip(clip_model, config.most_rows(world_size))
     if config.image_size not in (None, model.image_size):
         raise ConfigError(
             f"train: {folder} takes images of {model.image_size} pixels, not {config.image_size}"
@@ -106,7 +113,7 @@ def build_model(config: TrainConfig, tokenizer: Any, world_size: int = 1) -> nn.
 
 
 def decode_for(config: TrainConfig, tokenizer: Any, model: Any) -> Decode:
-    """Return the decoders that make what a model of `build_model` reads."""
+    """Return the decoders that make the fields that a model of `build_model` reads."""
     if _kind(config) == "vlm":
         from mmstream.train import vlm
 
@@ -118,21 +125,21 @@ def decode_for(config: TrainConfig, tokenizer: Any, model: Any) -> Decode:
 
 
 def normalize_for(config: TrainConfig) -> Normalize:
-    """Return the pixel statistics that the model was trained with; CLIP's where nothing says so."""
+    """Return the pixel statistics of the model's folder; those of CLIP if it has none."""
     folder = _folder(config)
     path = None if folder is None else Path(folder, "preprocessor_config.json")
     if path is None or not path.exists():
         return CLIP_NORMALIZE
-    about = json.loads(path.read_text(encoding="utf-8"))
-    if "image_mean" not in about or "image_std" not in about:
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    if "image_mean" not in settings or "image_std" not in settings:
         return CLIP_NORMALIZE
-    return Normalize(tuple(about["image_mean"]), tuple(about["image_std"]))
+    return Normalize(tuple(settings["image_mean"]), tuple(settings["image_std"]))
 
 
 def hint_at_model(config: TrainConfig, data: Dataset | Mixture) -> str:
-    """Return what to add to an error of CLIP's where a VLM could take the data; else nothing.
+    """Return a hint for an error of CLIP if a VLM could read the data; else "".
 
-    A VLM needs no such hint: captions with an image are short chats to it.
+    A VLM needs no hint: it reads an image with a caption as a short chat.
     """
     if _kind(config) == "vlm":
         return ""
@@ -140,39 +147,42 @@ def hint_at_model(config: TrainConfig, data: Dataset | Mixture) -> str:
         try:
             if not all(map(_is_captioned, islice(dataset, 16))):
                 return '; model="vlm" takes chats, with any number of images'
-        except (MMStreamError, OSError, ValueError):  # the error itself says what is wrong
+        except (MMStreamError, OSError, ValueError):  # the error in hand says what is wrong
             continue
     return ""
 
 
 def _is_captioned(sample: dict[str, Any]) -> bool:
-    """Tell whether CLIP can take a raw sample: one image, one text."""
+    """Return whether CLIP can read a raw sample: it has one image and one text."""
     return len(image_fields(sample)) == 1 and "txt" in sample
 
 
 def _folder(config: TrainConfig) -> str | None:
+    """Return the folder of the model; None for the small models."""
     return None if config.model in ("clip", "vlm") else config.model
 
 
-def _about(folder: str) -> dict[str, Any]:
+def _model_config(folder: str) -> dict[str, Any]:
+    """Return ``config.json`` of a model's folder."""
     try:
-        about = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+        model_config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"model: {folder} is not clip, vlm or a model's folder: {error}"
         ) from None
-    if not isinstance(about, dict) or "vision_config" not in about:
+    if not isinstance(model_config, dict) or "vision_config" not in model_config:
         raise ConfigError(
-            f"model: {folder} is no CLIP or Llava-style model: it has no vision tower"
+            f"model: {folder} is not a CLIP or Llava-style model: it has no vision tower"
         )
-    return about
+    return model_config
 
 
 def _kind(config: TrainConfig) -> str:
+    """Return "clip" or "vlm"."""
     folder = _folder(config)
     if folder is None:
         return config.model
-    return "clip" if _about(folder).get("model_type") == "clip" else "vlm"
+    return "clip" if _model_config(folder).get("model_type") == "clip" else "vlm"
 
 
 def _max_length(config: TrainConfig) -> int:

@@ -1,6 +1,9 @@
-"""A tokenizer that needs no download: one token a byte, the same everywhere.
+"""The tokenizer of a run: from a folder, or one token per byte, which needs no download.
 
-It makes the demonstration run on any machine and any language; a real run names a tokenizer folder.
+    models.open_model_tokenizer -> `open_tokenizer`
+
+The byte tokenizer lets the small models run on any machine and with any language. A real run names
+the folder of a tokenizer.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from mmstream.errors import ConfigError
 __all__ = ["byte_tokenizer", "image_token_of", "open_tokenizer"]
 
 IMAGE_TOKENS = ("<image>", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>")
-"""What an image is written as: Llava and most others, Qwen-VL, Gemma 3, InternVL."""
+"""Image tokens of Llava and most other models, Qwen-VL, Gemma 3 and InternVL, in this order."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -26,28 +29,28 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""ChatML, an image where it stands."""
+"""ChatML, with an image token at the position of each image."""
 
 
 def byte_tokenizer(*, chat: bool = False) -> Any:
-    """Return a `transformers` fast tokenizer of 256 bytes and <pad>, <bos>, <eos>.
+    """Return a `transformers` fast tokenizer with one token per byte of UTF-8.
 
-    Ids 0-255 are the bytes, in the order of GPT-2's printable stand-ins for them, 256 <pad>, 257
-    <bos>, 258 <eos>. A text becomes <bos> bytes <eos>, also when it is truncated.
+    Ids 0 to 255 are the bytes, in the order of the printable characters by which GPT-2 writes them.
+    256 is <pad>, 257 <bos> and 258 <eos>. A text becomes <bos>, its bytes and <eos>, also when it
+    is truncated.
 
     Args:
-        chat: Add <image>, <|im_start|> and <|im_end|>, ids 259-261, and a chat template; without
-            it there is none.
+        chat: add <image>, <|im_start|> and <|im_end|>, ids 259 to 261, and a chat template.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    # Sorted, because the library hands the alphabet over in a hash's order.
-    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<pad>", "<bos>", "<eos>"]
-    turns = ["<|im_start|>", "<|im_end|>"]
+    # Sorted, because the library returns the alphabet in the order of a hash table.
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<pad>", "<bos>", "<eos>"]
+    turn_tokens = ["<|im_start|>", "<|im_end|>"]
     if chat:
-        names += ["<image>", *turns]
-    vocab = {name: number for number, name in enumerate(names)}
+        tokens += ["<image>", *turn_tokens]
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,27 +66,28 @@ def byte_tokenizer(*, chat: bool = False) -> Any:
         chat_template=CHAT_TEMPLATE if chat else None,
     )
     if chat:
-        fast.add_special_tokens({"additional_special_tokens": ["<image>", *turns]})
+        fast.add_special_tokens({"additional_special_tokens": ["<image>", *turn_tokens]})
     return fast
 
 
 def open_tokenizer(folder: str | None, *, chat: bool = False) -> Any:
-    """Return the tokenizer saved in a local folder, or the byte tokenizer for None.
+    """Return the tokenizer that is saved in a local folder, or the byte tokenizer.
 
-    Code in the folder is never run, and nothing is downloaded.
+    Nothing is downloaded, and no code in the folder is run.
 
     Args:
-        folder: As `save_pretrained` writes it, also a whole model's.
-        chat: Whether conversations are to be read: the byte tokenizer with its chat template; a
-            folder's template also from ``chat_template.json``, where older processors keep it.
+        folder: the folder of a tokenizer or a whole model, as `save_pretrained` writes it. None:
+            the byte tokenizer.
+        chat: the tokenizer needs a chat template. It is also read from ``chat_template.json``,
+            where older processors keep it.
 
     Raises:
-        ConfigError: it is no such folder; or `chat`, and it has no chat template.
+        ConfigError: the folder has no tokenizer; or, with `chat`, no chat template.
     """
     if folder is None:
         return byte_tokenizer(chat=chat)
     if not Path(folder).is_dir():
-        raise ConfigError(f"tokenizer: {folder} is no folder; save one with save_pretrained")
+        raise ConfigError(f"tokenizer: {folder} is not a folder; save one with save_pretrained")
     from transformers import AutoTokenizer
 
     try:
@@ -92,7 +96,7 @@ def open_tokenizer(folder: str | None, *, chat: bool = False) -> Any:
         )
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"tokenizer: {folder} holds none: {reason}") from error
+        raise ConfigError(f"tokenizer: {folder} has no tokenizer: {reason}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if chat and not tokenizer.chat_template:
@@ -101,25 +105,27 @@ def open_tokenizer(folder: str | None, *, chat: bool = False) -> Any:
 
 
 def image_token_of(tokenizer: Any) -> str:
-    """Return the token that stands for an image in this tokenizer's chats.
+    """Return the token that stands for an image in the chats of a tokenizer.
 
     Raises:
-        ConfigError: It names none, and has none of the usual ones.
+        ConfigError: the tokenizer names no image token, and has none of `IMAGE_TOKENS`.
     """
-    named = getattr(tokenizer, "image_token", None)
-    if named:
-        return str(named)
-    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    image_token = getattr(tokenizer, "image_token", None)
+    if image_token:
+        return str(image_token)
+    added_tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
     for token in IMAGE_TOKENS:
-        if token in added:
+        if token in added_tokens:
             return token
     raise ConfigError(f"the tokenizer has no image token: none of {', '.join(IMAGE_TOKENS)}")
 
 
 def _template_of_processor(folder: Path) -> str:
-    jinja, json = folder / "chat_template.jinja", folder / "chat_template.json"
-    if jinja.is_file():
-        return jinja.read_text("utf-8")
-    if json.is_file():
-        return str(msgspec.json.decode(json.read_bytes())["chat_template"])
+    """Return the chat template that a processor saved beside the tokenizer."""
+    jinja_file = folder / "chat_template.jinja"
+    json_file = folder / "chat_template.json"
+    if jinja_file.is_file():
+        return jinja_file.read_text("utf-8")
+    if json_file.is_file():
+        return str(msgspec.json.decode(json_file.read_bytes())["chat_template"])
     raise ConfigError(f"{folder}: the tokenizer has no chat template")

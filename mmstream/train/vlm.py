@@ -1,15 +1,16 @@
-"""The second model of the loop: a small Llava with random weights, or a pretrained model.
+"""Vision-language models for the training loop: a small Llava with random weights, or a folder's.
 
-Vision tower, projector, causal language model; the loss is over the tokens that the assistant says.
-It is a sum over tokens, so it may be cut into micro-batches and ranks at will: the loss of a global
-batch is the sum of all parts' losses by the sum of all parts' weights, whatever the cut.
+    models.build_model -> `small_vlm` or `load_vlm` -> `ConversationVlm`
 
-Two things would hang or stop DDP, which waits for the gradient of every parameter on every rank:
+The model is a vision tower, a projector and a causal language model. Its loss is a sum over the
+tokens of the assistant, so it can be cut into micro-batches and ranks.
 
-- A batch without a single image leaves tower and projector out. Then they look at one blank image,
-  and what they see enters the loss times zero.
-- Llava takes the vision of a layer before the last (CLIP's last but one), so what lies behind that
-  layer never has a gradient. It is found by looking at the graph once, and frozen.
+DDP waits for the gradient of every parameter on every rank. Two cases would make it hang:
+
+- A batch without images does not use the vision tower and the projector. Then they get one blank
+  image, and their output enters the loss multiplied by zero.
+- Llava reads the output of an inner layer of the vision tower, so the layers behind it never have a
+  gradient. Those parameters are found once, from the graph of a blank image, and frozen.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.train.tokenizer import image_token_of
-from mmstream.train.vision import choose_image_size, image_inputs, look
+from mmstream.train.vision import choose_image_size, embed_images, image_inputs
 from mmstream.types import IGNORED_LABEL
 
 if TYPE_CHECKING:
@@ -32,25 +33,26 @@ if TYPE_CHECKING:
 __all__ = ["ConversationVlm", "load_vlm", "small_vlm", "vlm_decode"]
 
 PATCH_SIZE = 16
-"""Of the small model, in pixels."""
+"""Side of the patches of the small model, in pixels."""
 
 
 class ConversationVlm(nn.Module):
-    """A vision-language model whose forward is the summed loss of the labelled tokens.
+    """A vision-language model whose forward pass returns the summed loss of the label tokens.
 
     Args:
-        vlm: a `transformers` model for image-text-to-text that puts a fixed number of vectors in
-            place of each image of one size, such as Llava or Qwen-VL (see `mmstream.train.vision`).
-        image_size: side of the images in pixels; None: the model's own.
+        vlm: a `transformers` model for image-text-to-text, such as Llava or Qwen-VL. It replaces
+            each image of one size by a fixed number of vectors (see `mmstream.train.vision`).
+        image_size: side of the square images in pixels. None: the size of the model.
 
     Attributes:
-        image_size: side of the images in pixels.
-        image_length: tokens that an image takes: `TextDecoder`'s ``image_length``.
-        image_token_id: the token that an image's vectors replace.
-        separable: the loss of a batch is the sum of the losses of its rows.
+        image_size: side of the square images in pixels.
+        image_length: tokens per image, which `TextDecoder` takes as ``image_length``.
+        image_token_id: id of the token that the vectors of an image replace.
+        separable: True. The loss of a batch is the sum of the losses of its rows, so a batch may be
+            cut into micro-batches.
 
     Raises:
-        ConfigError: the model wants its images in another form.
+        ConfigError: the model takes images in another form, or of another size.
     """
 
     separable = True
@@ -61,50 +63,52 @@ class ConversationVlm(nn.Module):
         self.image_token_id = int(vlm.config.image_token_id)
         self.image_size = choose_image_size(vlm, image_size)
         try:
-            vectors, seen = look(vlm, self._blank_image())
+            vectors, total = embed_images(vlm, self._blank_image())
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             name = type(vlm).__name__
-            raise ConfigError(f"{name}: cannot be given plain images: {error}") from error
+            raise ConfigError(f"{name}: does not take images in a known form: {error}") from error
         self.image_length = len(vectors)
-        _freeze_unseen(vlm, seen)
+        _freeze_unused_vision(vlm, total)
 
     def forward(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return the summed loss in float32 and the number of tokens it is over, both scalars.
+        """Return (loss_sum, weight): the summed loss and its number of tokens, float32 scalars.
 
         Args:
-            batch: ``input_ids``, ``attention_mask`` and ``labels``, int64 [B, T], padded on either
-                side; ``__valid__``, bool [B], rows with False add nothing; ``image``, normalised,
-                floating [num_images, 3, S, S], in the order of rows. None, or an empty list of
-                images is a batch of text.
+            batch: a dict with these fields:
+
+                - input_ids, attention_mask, labels: int64 [B, T], padded on either side
+                - __valid__: bool [B]; rows with False do not count
+                - image: normalised, floating [num_images, 3, S, S], in the order of rows; missing,
+                  None or empty in a batch without images
 
         Raises:
-            ConfigError: images that differ in size, or were not normalised.
+            ConfigError: the images differ in size, or are not normalised.
             ValueError: image tokens and images do not match.
         """
         images = _images_of(batch)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         if images is not None:
             inputs |= image_inputs(self.vlm, images)
-        if "image_grid_thw" in inputs:  # by which Qwen-VL tells images from text
+        if "image_grid_thw" in inputs:  # Qwen-VL then needs to know which tokens are images
             inputs["mm_token_type_ids"] = (batch["input_ids"] == self.image_token_id).int()
         logits = self.vlm(**inputs, use_cache=False).logits[:, :-1]
-        asked = _asked(batch)
+        targets = _targets(batch)
         loss = F.cross_entropy(
             logits.flatten(0, 1).float(),
-            asked.flatten(),
+            targets.flatten(),
             ignore_index=IGNORED_LABEL,
             reduction="sum",
         )
         if images is None:
-            loss = loss + 0.0 * look(self.vlm, self._blank_image())[1]
+            loss = loss + 0.0 * embed_images(self.vlm, self._blank_image())[1]
         return loss, self.weight_of(batch)
 
     def weight_of(self, batch: dict[str, Any]) -> Tensor:
-        """Return the number of tokens that the loss of a batch is over: a float32 scalar.
+        """Return the number of tokens in the loss of a batch, a float32 scalar.
 
-        The first token of a row is never counted: nothing stands before it to predict it from.
+        The first token of a row never counts: no token before it could predict it.
         """
-        return (_asked(batch) != IGNORED_LABEL).sum().float()
+        return (_targets(batch) != IGNORED_LABEL).sum().float()
 
     def _blank_image(self) -> Tensor:
         side = self.image_size
@@ -112,19 +116,21 @@ class ConversationVlm(nn.Module):
 
 
 def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) -> ConversationVlm:
-    """Return a Llava of 0.8 million weights (and the vocabulary's), random from `seed`.
+    """Return a Llava with random weights: 0.8 million, and those of the token embeddings.
 
-    The same on every rank; torch's global random state is left as it was. No dropout. 60 steps of
-    16 conversations about the embedded corpus (AdamW, 3e-3) bring the loss of a token from 5.6,
-    that of chance, to 2.4 in about 6 s of one core; 300 steps to 0.9.
+    The weights are the same on every rank, and the global random state of torch does not change.
+    There is no dropout. On the embedded corpus, with 16 conversations per step and AdamW at 3e-3,
+    the loss per token falls from 5.6 (chance) to 2.4 in 60 steps, and to 0.9 in 300. 60 steps take
+    about 6 s on one core.
 
     Args:
-        image_size: side of the images in pixels, a multiple of 16; each patch of 16 is a token.
-        tokenizer: with an image token.
-        max_length: longest text in tokens, those of images included.
-        seed: of the weights.
+        image_size: side of the square images in pixels, a multiple of 16. Each patch of 16 x 16
+            pixels is a token.
+        tokenizer: a `transformers` tokenizer with an image token.
+        max_length: longest text in tokens, image tokens included.
+        seed: fixes the weights.
     """
-    import_torchvision()  # which transformers imports in its turn
+    import_torchvision()  # transformers imports it too
     from transformers import (
         CLIPVisionConfig,
         LlamaConfig,
@@ -151,7 +157,7 @@ def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) ->
         ),
         image_token_id=tokenizer.convert_tokens_to_ids(image_token_of(tokenizer)),
         image_seq_length=(image_size // PATCH_SIZE) ** 2,
-        vision_feature_layer=-1,  # of two layers none is left out
+        vision_feature_layer=-1,  # the last layer, so that both layers are used
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -161,17 +167,19 @@ def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) ->
 def load_vlm(
     folder: str, *, tokenizer: Any = None, image_size: int | None = None
 ) -> ConversationVlm:
-    """Return a pretrained model from a local folder, in float32.
+    """Return the pretrained model that is saved in a local folder, in float32.
 
-    Nothing is downloaded, and code in the folder is never run.
+    Nothing is downloaded, and no code in the folder is run.
 
     Args:
-        folder: as `save_pretrained` writes it.
-        tokenizer: checked to write images as the model reads them.
-        image_size: side of the images in pixels, where the model leaves it free; None: its own.
+        folder: the folder of a model, as `save_pretrained` writes it.
+        tokenizer: if given, its image token must be that of the model.
+        image_size: side of the square images in pixels, for models that take several sizes. None:
+            the size of the model.
 
     Raises:
-        ConfigError: no model that `ConversationVlm` can take, or another tokenizer's.
+        ConfigError: there is no model that `ConversationVlm` takes, or `tokenizer` belongs to
+            another model.
     """
     import_torchvision()
     from transformers import AutoModelForImageTextToText
@@ -189,19 +197,19 @@ def load_vlm(
         if token_id != model.image_token_id:
             raise ConfigError(
                 f"{folder}: images are token {model.image_token_id}, the tokenizer's {token} is "
-                f"{token_id}"
+                f"{token_id}; give the tokenizer of this model"
             )
     return model
 
 
 def vlm_decode(tokenizer: Any, image_size: int, image_length: int, max_length: int) -> Decode:
-    """Return the decoders whose samples a `ConversationVlm` takes.
+    """Return the decoders that make the fields that a `ConversationVlm` reads.
 
     Args:
-        tokenizer: with a chat template and an image token.
-        image_size: side of the images in pixels, the model's.
-        image_length: tokens of an image, the model's.
-        max_length: longest text in tokens, those of images included.
+        tokenizer: a `transformers` tokenizer with a chat template and an image token.
+        image_size: side of the square images of the model, in pixels.
+        image_length: tokens per image of the model.
+        max_length: longest text in tokens, image tokens included.
     """
     from mmstream.decoding.image.decoder import ImageDecoder
     from mmstream.decoding.sample import Decode
@@ -216,29 +224,37 @@ def vlm_decode(tokenizer: Any, image_size: int, image_length: int, max_length: i
     return Decode(image=ImageDecoder(size=image_size), text=text)
 
 
-def _asked(batch: dict[str, Any]) -> Tensor:
-    """Return the token to be predicted at each place but the last, int64 [B, T - 1], or -100."""
-    asked: Tensor = batch["labels"][:, 1:]
-    return asked.masked_fill(~batch["__valid__"][:, None], IGNORED_LABEL)
+def _targets(batch: dict[str, Any]) -> Tensor:
+    """Return the next token of each position but the last, int64 [B, T - 1]; -100: not in the loss.
+
+    For example, the labels [-100, 7, 8] give the targets [7, 8] for positions 0 and 1.
+    """
+    targets: Tensor = batch["labels"][:, 1:]
+    return targets.masked_fill(~batch["__valid__"][:, None], IGNORED_LABEL)
 
 
 def _images_of(batch: dict[str, Any]) -> Tensor | None:
+    """Return the images of a batch; None if it has none."""
     images = batch.get("image")
     if images is None or len(images) == 0:
         return None
     if not isinstance(images, Tensor):
-        raise ConfigError("images of several sizes: give ImageDecoder a size")
+        raise ConfigError("train: the images differ in size; give ImageDecoder a size")
     if not images.is_floating_point():
-        raise ConfigError("images of whole numbers: give to_device normalize=")
+        raise ConfigError("train: the images are not normalised; give to_device normalize=")
     return images
 
 
-def _freeze_unseen(vlm: Any, seen: Tensor) -> None:
-    """Freeze what lies between images and text but never reaches the text."""
+def _freeze_unused_vision(vlm: Any, total: Tensor) -> None:
+    """Freeze the vision parameters that do not affect `total`, the sum of all image vectors."""
     language = [*vlm.get_decoder().parameters(), *vlm.get_output_embeddings().parameters()]
-    known = {id(parameter) for parameter in language}
-    vision = [p for p in vlm.parameters() if id(p) not in known and p.requires_grad]
-    gradients = torch.autograd.grad(seen, vision, allow_unused=True)
+    language_ids = {id(parameter) for parameter in language}
+    vision = [
+        parameter
+        for parameter in vlm.parameters()
+        if id(parameter) not in language_ids and parameter.requires_grad
+    ]
+    gradients = torch.autograd.grad(total, vision, allow_unused=True)
     for parameter, gradient in zip(vision, gradients, strict=True):
         if gradient is None:
             parameter.requires_grad_(False)

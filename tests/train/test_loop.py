@@ -128,7 +128,7 @@ def test_rows_without_exactly_one_image_are_refused_in_words(tmp_path: Path) -> 
             return {**super().batch(epoch, step), "image_row": torch.zeros(4, dtype=torch.int64)}
 
     clip = small_clip(image_size=32, vocab_size=64, max_length=8, seed=0)
-    with pytest.raises(ConfigError, match="exactly one image a sample"):
+    with pytest.raises(ConfigError, match="exactly one image per sample"):
         fit(
             config(tmp_path),
             ContrastiveClip(clip, 4),

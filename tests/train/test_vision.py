@@ -115,5 +115,5 @@ def test_a_folder_of_qwen_is_loaded_with_the_size_it_is_asked_for(tmp_path: Any)
     qwen("Qwen2_5_VL").save_pretrained(tmp_path)
     assert load_vlm(str(tmp_path), tokenizer=TOKENIZER, image_size=SIZE).image_length == 4
     assert load_vlm(str(tmp_path)).image_size == 16 * 28
-    with pytest.raises(ConfigError, match="image_size is 50, no multiple of 28"):
+    with pytest.raises(ConfigError, match="image_size is 50; it must be a multiple of 28"):
         load_vlm(str(tmp_path), image_size=50)
