@@ -18,7 +18,7 @@ import pytest
 from tests.helpers.paths import ROOT
 
 FLOORS = [
-    {"errors", "types", "processes", "world", "_torchvision"},
+    {"errors", "types", "processes", "forkserver_preload", "world", "_torchvision"},
     {"storage", "tar", "order", "decoding.fields", "decoding.image", "decoding.text"},
     {"display"},  # shows the classes of the floors above by their attributes
     {"dataset"},

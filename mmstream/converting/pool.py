@@ -37,7 +37,7 @@ def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, 
         return
     earlier_children = set(multiprocessing.active_children())
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mmstream.loader.forkserver_preload"])
+    context.set_forkserver_preload(["mmstream.forkserver_preload"])
     pool = ProcessPoolExecutor(num_workers, context, join_parent, (dict(os.environ),))
     try:
         yield from _drain(pool, iter(jobs), num_workers)

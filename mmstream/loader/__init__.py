@@ -3,7 +3,5 @@
 loader.py              `Loader`: this rank's batches in step order, and their state
 workers.py             the parent's side of worker processes
 worker_process.py      the child's side
-forkserver_preload.py  what the fork server imports before it forks workers
 batch_transport.py     a batch crosses from a worker to the main process
-batch_memory.py        memory of batches, used again and again
 """

@@ -83,7 +83,7 @@ def preload_server(pipeline: Pipeline) -> None:
     the tokenizer.
     """
     _check_main_guard()
-    modules = ["mmstream.loader.forkserver_preload", "mmstream.loader.loader"]
+    modules = ["mmstream.forkserver_preload", "mmstream.loader.loader"]
     if pipeline.decode is not None and pipeline.decode.text is not None:
         modules.append(type(pipeline.decode.text.tokenizer).__module__)
     multiprocessing.get_context("forkserver").set_forkserver_preload(

@@ -129,13 +129,13 @@ def _start_error(error: Exception) -> Exception | None:
     """Return what to raise where workers could not start. None: `error` says it."""
     if isinstance(error, EOFError | ConnectionError):
         return MMStreamError(
-            "the process that workers are forked from has ended; its last words stand above. "
+            "the fork server of the workers has ended; its own message is printed above. "
             'Start again, or with multiprocessing_context="spawn"'
         )
     if "exited unexpectedly" in str(error):
         return ConfigError(
-            "workers ended while they started; their last words stand above. For a missing import, "
-            "or an error about this script itself: put what the script runs under "
+            "workers ended while they started; their own messages are printed above. For a "
+            "missing import, or an error about this script itself: put what the script runs under "
             '`if __name__ == "__main__":`'
         )
     return None
