@@ -87,9 +87,9 @@ def test_pictures_of_a_users_own_layout_come_out_channels_last(kind):
 
 
 def test_pictures_of_different_shapes_are_a_list_with_their_rows():
-    made = batch_of("image", picture(0), picture(1, 5, 5), picture(2))
-    assert [tuple(image.shape) for image in made["image"]] == [(3, 4, 6), (3, 5, 5), (3, 4, 6)]
-    assert made["image_row"].tolist() == [0, 1, 2]
+    batch = batch_of("image", picture(0), picture(1, 5, 5), picture(2))
+    assert [tuple(image.shape) for image in batch["image"]] == [(3, 4, 6), (3, 5, 5), (3, 4, 6)]
+    assert batch["image_row"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -105,26 +105,26 @@ def test_pictures_of_different_shapes_are_a_list_with_their_rows():
 def test_several_or_no_pictures_a_sample_are_numbered_by_row(counts, rows):
     numbers = iter(range(100))
     values = [[picture(next(numbers)) for _ in range(count)] for count in counts]
-    made = batch_of("image", *(v[0] if len(v) == 1 else v for v in values))
-    assert made["image_row"].tolist() == rows
-    assert made["image_row"].dtype == torch.int64
+    batch = batch_of("image", *(v[0] if len(v) == 1 else v for v in values))
+    assert batch["image_row"].tolist() == rows
+    assert batch["image_row"].dtype == torch.int64
     flat = [image for value in values for image in value]
-    assert len(made["image"]) == len(flat)
-    assert all(torch.equal(a, b) for a, b in zip(made["image"], flat))
-    assert isinstance(made["image"], torch.Tensor) == bool(flat)
+    assert len(batch["image"]) == len(flat)
+    assert all(torch.equal(a, b) for a, b in zip(batch["image"], flat))
+    assert isinstance(batch["image"], torch.Tensor) == bool(flat)
 
 
 def test_a_sample_without_the_field_has_no_picture():
-    made = batch_of("image", MISSING, picture(1), None)
-    assert made["image_row"].tolist() == [1]
-    assert made["image"].shape == (1, 3, 4, 6)
+    batch = batch_of("image", MISSING, picture(1), None)
+    assert batch["image_row"].tolist() == [1]
+    assert batch["image"].shape == (1, 3, 4, 6)
 
 
 @pytest.mark.parametrize("value", [b"raw", "text", Image.new("RGB", (2, 2)), 3, [b"a"]])
 def test_an_image_field_of_something_else_is_a_list(value):
-    made = batch_of("image", value, picture(1))
-    assert made["image"][0] is value
-    assert "image_row" not in made
+    batch = batch_of("image", value, picture(1))
+    assert batch["image"][0] is value
+    assert "image_row" not in batch
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_an_image_field_of_something_else_is_a_list(value):
 )
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
 def test_tokens_are_padded_on_either_side(side, expected, kind):
-    made = batch_of("input_ids", kind([5, 6, 7]), kind([8]), pad_token_id=9, padding_side=side)
-    assert made["input_ids"].tolist() == expected
-    assert made["input_ids"].dtype == torch.int64
+    batch = batch_of("input_ids", kind([5, 6, 7]), kind([8]), pad_token_id=9, padding_side=side)
+    assert batch["input_ids"].tolist() == expected
+    assert batch["input_ids"].dtype == torch.int64
 
 
 def test_masks_are_padded_with_zero_and_labels_with_what_a_loss_ignores():
@@ -149,10 +149,10 @@ def test_masks_are_padded_with_zero_and_labels_with_what_a_loss_ignores():
 @pytest.mark.parametrize("pad_to", [1, 2, 3, 6])
 def test_a_fixed_length_pads_and_cuts(side, pad_to):
     rows = [[1, 2, 3], [4], []]
-    made = batch_of("input_ids", *rows, pad_to=pad_to, padding_side=side)["input_ids"]
-    for row, line in zip(rows, made.tolist(), strict=True):
+    padded = batch_of("input_ids", *rows, pad_to=pad_to, padding_side=side)["input_ids"]
+    for row, padded_row in zip(rows, padded.tolist(), strict=True):
         kept, fill = row[:pad_to], [0] * (pad_to - len(row))
-        assert line == (kept + fill if side == "right" else fill + kept)
+        assert padded_row == (kept + fill if side == "right" else fill + kept)
 
 
 def test_no_tokens_at_all_are_an_empty_tensor():
@@ -169,24 +169,24 @@ def test_no_tokens_at_all_are_an_empty_tensor():
     ],
 )
 def test_labels_that_are_no_tokens_are_stacked_as_any_field(values, expected):
-    made = batch_of("labels", *values)["labels"]
-    assert torch.equal(made, expected)
-    assert made.dtype == expected.dtype
+    labels = batch_of("labels", *values)["labels"]
+    assert torch.equal(labels, expected)
+    assert labels.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("odd", ["text", b"bytes", 7, [0.5], np.ones((2, 2)), MISSING, None, {}])
 @pytest.mark.parametrize("name", ["image", "input_ids", "labels", "other"])
 def test_one_odd_sample_makes_a_list_and_breaks_nothing(name, odd):
     usual = picture(1) if name == "image" else np.array([1, 2])
-    made = batch_of(name, usual, odd, usual)
+    batch = batch_of(name, usual, odd, usual)
     if name == "image" and (odd is None or odd is MISSING):
-        assert made["image_row"].tolist() == [0, 2]
+        assert batch["image_row"].tolist() == [0, 2]
     elif name == "image" and isinstance(odd, np.ndarray):
-        assert len(made["image"]) == len(made["image_row"]) == 3
+        assert len(batch["image"]) == len(batch["image_row"]) == 3
     else:
-        assert isinstance(made[name], list)
-        assert len(made[name]) == 3
-        found = made[name][1]
+        assert isinstance(batch[name], list)
+        assert len(batch[name]) == 3
+        found = batch[name][1]
         assert (
             found is None if odd is MISSING else np.array_equal(np.asarray(found), np.asarray(odd))
         )
@@ -204,14 +204,16 @@ def test_one_odd_sample_makes_a_list_and_breaks_nothing(name, odd):
         ((np.arange(3), np.arange(3)[::-1]), torch.tensor([[0, 1, 2], [2, 1, 0]])),
         ((torch.arange(2), np.arange(2)), torch.tensor([[0, 1], [0, 1]])),
         ((np.frombuffer(b"ab", np.uint8),) * 2, torch.tensor([[97, 98]] * 2, dtype=torch.uint8)),
-        ((np.array(1.5), torch.tensor(1.5, dtype=torch.float64)),
-         torch.tensor([1.5, 1.5], dtype=torch.float64)),
+        (
+            (np.array(1.5), torch.tensor(1.5, dtype=torch.float64)),
+            torch.tensor([1.5, 1.5], dtype=torch.float64),
+        ),
     ],
-)  # fmt: skip
+)
 def test_numbers_and_arrays_of_one_shape_are_stacked(values, expected):
-    made = batch_of("x", *values)["x"]
-    assert torch.equal(made, expected)
-    assert made.dtype == expected.dtype
+    field = batch_of("x", *values)["x"]
+    assert torch.equal(field, expected)
+    assert field.dtype == expected.dtype
 
 
 @pytest.mark.parametrize(
@@ -245,35 +247,54 @@ def test_everything_else_is_a_list_as_it_came(values):
     ],
 )
 def test_arrays_that_do_not_stack_are_a_list(values):
-    made = batch_of("x", *values)["x"]
-    assert isinstance(made, list)
-    assert all(np.array_equal(np.asarray(a), b) for a, b in zip(made, values, strict=True))
+    field = batch_of("x", *values)["x"]
+    assert isinstance(field, list)
+    assert all(np.array_equal(np.asarray(a), b) for a, b in zip(field, values, strict=True))
 
 
 def test_a_field_that_some_samples_lack_has_none_there():
-    made = mm.collate([{"__key__": "a", "x": 1}, {"__key__": "b", "y": "z"}])
-    assert made == {"x": [1, None], "y": [None, "z"]}
+    batch = mm.collate([{"__key__": "a", "x": 1}, {"__key__": "b", "y": "z"}])
+    assert batch == {"x": [1, None], "y": [None, "z"]}
 
 
 values = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3),
-    st.binary(max_size=3), st.lists(st.integers(), max_size=3),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.lists(st.integers(), max_size=3),
     st.dictionaries(st.text(max_size=2), st.none()),
-    st.sampled_from([
-        MISSING, picture(0), picture(0, 2, 2), [picture(0)], [picture(0), picture(1, 2, 2)], (),
-        np.arange(3), np.arange(4.0), np.array("a"), np.float32(1), torch.ones(2, 2),
-        np.arange(3)[::-1], np.array([None]), torch.tensor(True), [b"a", None],
-    ]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            MISSING,
+            picture(0),
+            picture(0, 2, 2),
+            [picture(0)],
+            [picture(0), picture(1, 2, 2)],
+            (),
+            np.arange(3),
+            np.arange(4.0),
+            np.array("a"),
+            np.float32(1),
+            torch.ones(2, 2),
+            np.arange(3)[::-1],
+            np.array([None]),
+            torch.tensor(True),
+            [b"a", None],
+        ]
+    ),
+)
 
 
 @given(st.sampled_from(["image", "input_ids", "labels", "x"]), st.lists(values, min_size=1))
 def test_no_mixture_of_values_breaks_a_batch(name, column):
-    made = batch_of(name, *column)
-    if "image_row" in made:
-        assert len(made["image"]) == len(made["image_row"])
-    elif name in made:
-        assert len(made[name]) == len(column)
+    batch = batch_of(name, *column)
+    if "image_row" in batch:
+        assert len(batch["image"]) == len(batch["image_row"])
+    elif name in batch:
+        assert len(batch[name]) == len(column)
     else:
         assert all(value is MISSING for value in column)
 

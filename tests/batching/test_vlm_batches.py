@@ -170,13 +170,13 @@ def test_a_model_of_transformers_takes_the_batch(varied: mm.Dataset, name: str) 
     normalize = mm.Normalize((0.5,) * 3, (0.5,) * 3)
     batch = next(iter(mm.to_device(loader, "cpu", normalize=normalize)))
     assert sorted(set(batch["image_row"].tolist())) == [0, 2, 3]  # the second is text alone
-    made = model(
+    outputs = model(
         input_ids=batch["input_ids"],
         attention_mask=batch["attention_mask"],
         labels=batch["labels"],
         **INPUTS[case.inputs](batch, **more),
     )
-    assert torch.isfinite(made.loss)
+    assert torch.isfinite(outputs.loss)
     short = {field: batch[field].clone() for field in ("input_ids", "attention_mask")}
     short["input_ids"][0, int((batch["input_ids"][0] == image_id).nonzero()[0])] = 0
     with pytest.raises(ValueError, match="do not match"):  # it does check
@@ -196,9 +196,9 @@ def test_patches_are_in_the_order_of_qwens_processor(name: str) -> None:
     )
     images = [torch.from_numpy(decoder(picture)).permute(2, 0, 1) for picture in PICTURES]
     batch = {"image": images, "input_ids": torch.tensor([[7, 8, 7]])}
-    made = INPUTS["qwen_inputs"](batch, 7, processor.patch_size, processor.merge_size)
-    assert torch.equal(made["image_grid_thw"], expected["image_grid_thw"])
-    error = (made["pixel_values"].float() - expected["pixel_values"]).abs()
+    inputs = INPUTS["qwen_inputs"](batch, 7, processor.patch_size, processor.merge_size)
+    assert torch.equal(inputs["image_grid_thw"], expected["image_grid_thw"])
+    error = (inputs["pixel_values"].float() - expected["pixel_values"]).abs()
     assert error.mean() < 0.2
     assert error.max() < 6
-    assert made["mm_token_type_ids"].tolist() == [[1, 0, 1]]
+    assert inputs["mm_token_type_ids"].tolist() == [[1, 0, 1]]

@@ -24,8 +24,13 @@ DECODERS = [
     ImageDecoder(size=56, crop=None),
     ImageDecoder(size=56, crop="random", flip=0.5),
 ]
-ODD_HEADERS = {"icc-after-SOF.jpg", "truncated_app14.jpg", "jpeg_ff00_header.jpg",
-               "junk_jpeg_header.jpg", "photoshop-200dpi-broken.jpg"}  # fmt: skip
+ODD_HEADERS = {
+    "icc-after-SOF.jpg",
+    "truncated_app14.jpg",
+    "jpeg_ff00_header.jpg",
+    "junk_jpeg_header.jpg",
+    "photoshop-200dpi-broken.jpg",
+}
 """Good pictures that libjpeg decodes only when their headers are put in order."""
 
 
@@ -37,7 +42,7 @@ def test_what_a_header_tells_is_what_decoding_makes(decoder: ImageDecoder) -> No
     for name, data in pictures.items():
         shape = decoder.prepared_shape(data)
         try:
-            made = decoder.decode(data, rng=np.random.default_rng(0))
+            result = decoder.decode(data, rng=np.random.default_rng(0))
         except DecodeError:
             refused.add(name)
             continue
@@ -45,9 +50,9 @@ def test_what_a_header_tells_is_what_decoding_makes(decoder: ImageDecoder) -> No
             silent.add(name)
             continue
         is_tiled = decoder.tiles is not None
-        assert made.pixels.shape[-3:-1] == (shape.height, shape.width)
-        assert (made.pixels.shape[0] if is_tiled else 1) == shape.num_tiles
-        assert made.picture == shape.picture
+        assert result.pixels.shape[-3:-1] == (shape.height, shape.width)
+        assert (result.pixels.shape[0] if is_tiled else 1) == shape.num_tiles
+        assert result.picture == shape.picture
     assert silent == ODD_HEADERS
     assert len(refused) < 10 < len(pictures)
 
@@ -59,14 +64,14 @@ def test_damage_never_makes_a_header_tell_another_shape() -> None:
     num_equal = 0
     for _ in range(1500):
         data = bytearray(originals[random.integers(len(originals))])
-        for place in random.integers(0, min(len(data), 900), 2):
-            data[place] = random.integers(256)
+        for position in random.integers(0, min(len(data), 900), 2):
+            data[position] = random.integers(256)
         shape = ImageDecoder().prepared_shape(bytes(data))
         try:
-            made = ImageDecoder()(bytes(data))
+            result = ImageDecoder()(bytes(data))
         except DecodeError:
             continue
-        assert shape is None or made.shape[:2] == shape[:2]
+        assert shape is None or result.shape[:2] == shape[:2]
         num_equal += shape is not None
     assert num_equal > 300
 
@@ -88,10 +93,10 @@ def test_a_picture_whose_header_does_not_tell_is_counted_all_the_same(data: byte
     assert decode.image.prepared_shape(data) is None
     [(_, tokens)] = decode_texts([sample], decode)
     assert tokens is None  # nothing is known before the picture is decoded
-    made = decode_sample(sample, decode)
-    pictures = [image.shape[1:] for image in made["image"]]
+    decoded = decode_sample(sample, decode)
+    pictures = [image.shape[1:] for image in decoded["image"]]
     assert pictures[0] == pictures[2] == (60, 90)
-    assert num_image_tokens(decode, made) == sum(h * 3 + w for h, w in pictures)
+    assert num_image_tokens(decode, decoded) == sum(h * 3 + w for h, w in pictures)
     if data.startswith(b"\x89PNG"):
         assert pictures[1] == (90, 60)
 

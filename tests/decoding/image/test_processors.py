@@ -16,6 +16,7 @@ from mmstream import Decode, ImageDecoder
 from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError
+from mmstream.types import Sample
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import psnr
@@ -39,10 +40,10 @@ KNOWN: list[tuple[str, dict[str, Any]]] = [
 
 def plain_pixels(processor: Any, image: Image.Image) -> np.ndarray:
     """What a processor makes of an image, without its normalisation and its patches' order."""
-    made = processor(image, return_tensors="pt", do_rescale=False, do_normalize=False)
-    pixels = made["pixel_values"]
-    if "image_grid_thw" in made:
-        _, rows, columns = made["image_grid_thw"][0].tolist()
+    outputs = processor(image, return_tensors="pt", do_rescale=False, do_normalize=False)
+    pixels = outputs["pixel_values"]
+    if "image_grid_thw" in outputs:
+        _, rows, columns = outputs["image_grid_thw"][0].tolist()
         patch, merge = processor.patch_size, processor.merge_size
         pixels = pixels.view(rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)
         pixels = pixels[:, :, :, :, :, 0].permute(4, 0, 2, 5, 1, 3, 6)
@@ -110,20 +111,20 @@ def test_what_the_decoder_cannot_do_is_refused_by_name(
 PROCESSOR = transformers.ConvNextImageProcessor(size={"shortest_edge": 32})
 
 
-def run_processor(sample: mm.sample.Sample) -> mm.sample.Sample:
-    made = PROCESSOR(sample["image"], return_tensors="pt", input_data_format="channels_first")
-    return {**sample, "image": made["pixel_values"][0]}
+def run_processor(sample: Sample) -> Sample:
+    outputs = PROCESSOR(sample["image"], return_tensors="pt", input_data_format="channels_first")
+    return {**sample, "image": outputs["pixel_values"][0]}
 
 
 def test_any_processor_runs_as_a_transform(tmp_path: Any) -> None:
-    made = mm.Pipeline(
+    pipeline = mm.Pipeline(
         mm.open_dataset(write_corpus(tmp_path, [8])),
         global_batch_size=4,
         decode=Decode(image=ImageDecoder()),
         transforms=(run_processor,),
         shuffle=False,
     )
-    batch = next(iter(mm.Loader(made, num_workers=0)))
+    batch = next(iter(mm.Loader(pipeline, num_workers=0)))
     assert batch["image"].dtype == torch.float32
     with Image.open(io.BytesIO(captioned(0)["jpg"])) as image:
         expected = PROCESSOR(image, return_tensors="pt")["pixel_values"][0]

@@ -73,11 +73,11 @@ def word_tokenizer():
 
 def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample():
     text = mm.TextDecoder(word_tokenizer())
-    found = text.decode_all([{"txt": "known word"}, {"txt": "other"}, {"txt": "word"}])
-    assert found[0]["input_ids"].tolist() == [0, 1]
-    assert isinstance(found[1], DecodeError)
-    assert "tokenizer: " in str(found[1])
-    assert found[2]["input_ids"].tolist() == [1]
+    outcomes = text.decode_all([{"txt": "known word"}, {"txt": "other"}, {"txt": "word"}])
+    assert outcomes[0]["input_ids"].tolist() == [0, 1]
+    assert isinstance(outcomes[1], DecodeError)
+    assert "tokenizer: " in str(outcomes[1])
+    assert outcomes[2]["input_ids"].tolist() == [1]
     with pytest.raises(DecodeError, match="tokenizer"):
         text({"txt": "other"})
 

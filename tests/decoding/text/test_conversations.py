@@ -267,11 +267,11 @@ def test_images_are_never_cut_and_the_text_behind_them_is() -> None:
 def test_plain_text_with_an_image_keeps_its_special_tokens() -> None:
     fast = byte_chat("")
     text = TextDecoder(fast, max_length=10, image_length=LENGTH)
-    made = text({"txt": b"<image>a caption", "jpg": b""})
+    tokens = text({"txt": b"<image>a caption", "jpg": b""})
     bos, eos = fast.bos_token_id, fast.eos_token_id
     image = fast.convert_tokens_to_ids("<image>")
-    assert made["input_ids"].tolist() == [bos, *[image] * 4, *fast.encode("a ca")[1:-1], eos]
-    assert made["labels"].tolist()[:6] == [bos, -100, -100, -100, -100, made["input_ids"][5]]
+    assert tokens["input_ids"].tolist() == [bos, *[image] * 4, *fast.encode("a ca")[1:-1], eos]
+    assert tokens["labels"].tolist()[:6] == [bos, -100, -100, -100, -100, tokens["input_ids"][5]]
     with pytest.raises(DecodeError, match="max_length=5 ends before image 1 of 1"):
         TextDecoder(fast, 5, image_length=LENGTH)({"txt": b"<image>a caption", "jpg": b""})
 
@@ -302,15 +302,15 @@ def test_the_byte_tokenizer_can_chat_about_images(tmp_path: Path) -> None:
     assert len(byte_tokenizer()) == 259
     assert byte_tokenizer().chat_template is None
     fast.save_pretrained(tmp_path)
-    for made in (fast, open_tokenizer(None, chat=True), open_tokenizer(str(tmp_path), chat=True)):
-        assert image_token_of(made) == "<image>"
-        chat = TextDecoder(made, image_length=2)(question("0.jpg"))
-        assert made.decode(chat["input_ids"]) == (
+    for opened in (fast, open_tokenizer(None, chat=True), open_tokenizer(str(tmp_path), chat=True)):
+        assert image_token_of(opened) == "<image>"
+        chat = TextDecoder(opened, image_length=2)(question("0.jpg"))
+        assert opened.decode(chat["input_ids"]) == (
             "<|im_start|>user\n<image><image>what is this?<|im_end|>\n"
             "<|im_start|>assistant\na cat<|im_end|>\n"
         )
         learned = chat["labels"][chat["labels"] != -100]
-        assert made.decode(learned) == "a cat<|im_end|>"
+        assert opened.decode(learned) == "a cat<|im_end|>"
 
 
 def test_a_folder_may_keep_its_template_with_the_processor(tmp_path: Path) -> None:
