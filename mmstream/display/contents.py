@@ -1,6 +1,8 @@
-"""What a sample or a batch holds, for people: its words, its pictures, its fields.
+"""The texts, pictures and fields of a sample or batch, for people to read.
 
-Used by `display` and `report`; a sample may be raw or decoded, a batch on the host or a device.
+    samples.py, notebook.py -> contents.py -> markup.py
+
+A sample may be raw or decoded, a batch on the host or on a device.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from mmstream.display.markup import html_text, size_text, table
+from mmstream.types import IGNORED_LABEL
 
 __all__ = [
     "MAX_FIELDS",
@@ -27,7 +30,7 @@ MAX_FIELDS = 40
 
 
 def describe(fields: Mapping[str, Any]) -> str:
-    """Return a sample or a batch as one line of text: its key or size, and its fields."""
+    """Return a sample or batch as one line of text: key or size, and the kinds of its fields."""
     key = fields.get("__key__")
     name = f"batch of {len(key)}" if isinstance(key, list) else f"sample {key}"
     public = islice(((n, v) for n, v in fields.items() if n[:2] != "__"), MAX_FIELDS)
@@ -35,7 +38,7 @@ def describe(fields: Mapping[str, Any]) -> str:
 
 
 def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the turns of a conversation, from ``json`` parsed or not; empty without any."""
+    """Return the turns of the conversation in ``json``, parsed or not; empty if there is none."""
     row = sample.get("json")
     if isinstance(row, bytes):
         import msgspec
@@ -49,7 +52,7 @@ def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def text_of(sample: Mapping[str, Any]) -> object:
-    """Return what a sample says: its caption, or the words of its conversation."""
+    """Return the caption of a sample, or the texts of the first turns of its conversation."""
     if isinstance(sample.get("txt"), str | bytes):
         return sample["txt"]
     words = []
@@ -61,7 +64,7 @@ def text_of(sample: Mapping[str, Any]) -> object:
 
 
 def pictures_of(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pictures of a sample by field: bytes, or tensors once they are decoded."""
+    """Return the pictures of a sample by field: bytes, or tensors if they are decoded."""
     from mmstream.decoding.fields import image_fields
 
     if "image" not in sample:
@@ -85,27 +88,27 @@ def pictures_of(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def batch_pictures(batch: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the pictures of each row."""
-    found: list[list[Any]] = [[] for _ in batch["__key__"]]
+    """Return the pictures of each row of a batch."""
+    pictures: list[list[Any]] = [[] for _ in batch["__key__"]]
     images = batch.get("image")
     if images is None:
         for name in pictures_of(dict.fromkeys(batch, b"")):
             for row, data in enumerate(batch[name]):
-                found[row] += [data] if isinstance(data, bytes) else []
-        return found
-    rows = batch["image_row"].tolist() if "image_row" in batch else range(len(found))
+                pictures[row] += [data] if isinstance(data, bytes) else []
+        return pictures
+    rows = batch["image_row"].tolist() if "image_row" in batch else range(len(pictures))
     for row, image in zip(rows, images, strict=False):
-        found[row].append(image)
-    return found
+        pictures[row].append(image)
+    return pictures
 
 
 def row_of(value: Any, row: int) -> Any:
-    """Return a row of a batch's field that is a list; None where it lacks."""
+    """Return one row of a field of a batch; None if the field is no list or is too short."""
     return value[row] if isinstance(value, list) and row < len(value) else None
 
 
 def field_table(fields: Mapping[str, Any]) -> str:
-    """Return a table of fields: what each is, and the range or start of its values."""
+    """Return a table of fields: the kind of each, and the range or start of its values."""
     public = islice(((n, v) for n, v in fields.items() if n[:2] != "__"), MAX_FIELDS)
     rows = [(html_text(n, 60), html_text(kind_of(v), 120), _values(n, v)) for n, v in public]
     if not any(values for _, _, values in rows):
@@ -114,13 +117,13 @@ def field_table(fields: Mapping[str, Any]) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Return what a field's value is: ``uint8 [16, 3, 64, 64]``, ``12.3 kB``, ``list of 16``."""
+    """Return the kind of a value: ``uint8 [16, 3, 64, 64]``, ``12.3 kB``, ``list of 16``."""
     if isinstance(value, bytes):
         return size_text(len(value))
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         device = str(getattr(value, "device", "cpu"))
-        place = "" if device == "cpu" else f" on {device}"
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{place}"
+        on_device = "" if device == "cpu" else f" on {device}"
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{on_device}"
     if isinstance(value, list | tuple | dict):
         return f"{type(value).__name__} of {len(value)}"
     return type(value).__name__
@@ -130,7 +133,7 @@ def _values(name: str, value: Any) -> str:
     if name == "attention_mask" and hasattr(value, "shape") and _count(value):
         return f"{100 * (1 - float(value.sum()) / _count(value)):.0f} % padding"
     if name == "labels" and hasattr(value, "shape"):
-        return f"{int((value != -100).sum())} tokens to learn"
+        return f"{int((value != IGNORED_LABEL).sum())} tokens to learn"
     if hasattr(value, "dtype") and hasattr(value, "min") and _count(value):
         return f"{float(value.min()):.4g} to {float(value.max()):.4g}"
     return html_text(value, 100) if isinstance(value, str | int | float | dict) else ""

@@ -20,7 +20,8 @@ MAX_PREVIEW_BYTES = 32 * 2**20
 
 def dataset_html(dataset: Any) -> str:
     """Return what a `Dataset` holds, and thumbnails of its first samples."""
-    manifest, counts = dataset.manifest, dataset.counts
+    manifest = dataset.manifest
+    counts = dataset.counts
     per_shard = f"{counts.min():,} to {counts.max():,} samples" if counts.size else "none"
     bad = f", of these {len(dataset.bad):,} known to be bad" if len(dataset.bad) else ""
     rows = [

@@ -1,7 +1,7 @@
-"""Small pieces of HTML for `display` and `report`: text, tables, pictures, players.
+"""Small pieces of HTML: text, tables, pictures and audio players.
 
-What goes in was written by strangers. Every string is escaped, pictures are decoded within limits
-and encoded anew, and nothing here refers to another file or to the network.
+The data may come from strangers. So every string is escaped, and pictures are decoded within limits
+and encoded again. The HTML refers to no other file and to no network address.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Pixels = npt.NDArray[np.uint8]
 MAX_PICTURE_BYTES = 32 * 2**20
 MAX_PICTURE_PIXELS = 64 * 2**20
 MAX_AUDIO_BYTES = 2 * 2**20
-"""Longer recordings are named, not embedded: a notebook file holds what it shows."""
+"""Larger recordings are named, not embedded: a notebook file holds all that it shows."""
 
 AUDIO_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac"}
 
@@ -42,7 +42,7 @@ QUIET = "color:#808080"
 
 
 def html_text(value: object, max_characters: int = 400) -> str:
-    """Return a value's text, escaped and cut to a length; bytes are read as UTF-8."""
+    """Return a value as escaped text, cut to a length. Bytes are read as UTF-8."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     left_out = len(text) - max_characters
     if left_out > 0:
@@ -52,7 +52,7 @@ def html_text(value: object, max_characters: int = 400) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    """Return a number of bytes as people say it."""
+    """Return a number of bytes with its unit, such as ``12.3 kB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             break
@@ -61,7 +61,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return a table; the cells are HTML already."""
+    """Return a table. Its cells are HTML: the caller has escaped them."""
     cell = "text-align:left;padding:2px 14px 2px 0;vertical-align:top"
     lines = [
         "<tr>" + "".join(f'<td style="{cell}">{item}</td>' for item in row) + "</tr>"
@@ -74,23 +74,23 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def page(*parts: str) -> str:
-    """Return parts one below the other, for a notebook's output.
+    """Return the output of a notebook cell, with the parts below each other.
 
-    Captions may hold dollar signs: the classes keep MathJax from typesetting them.
+    Captions may hold dollar signs. The CSS classes keep MathJax from typesetting them.
     """
     style = "font:13px/1.45 system-ui,sans-serif"
     return f'<div class="mathjax_ignore tex2jax_ignore" style="{style}">{"".join(parts)}</div>'
 
 
 def pixels_of(value: Any) -> Pixels:
-    """Return uint8 [H, W, 3] of an encoded image, or of a decoded one.
+    """Return the pixels of an encoded or decoded image, uint8 [H, W, 3].
 
     Args:
-        value: bytes; an `EncodedImage`; or a tensor [3, H, W], uint8, or floating after
-            normalisation, which is stretched to the full range so that one can see it.
+        value: the bytes of a file, an `EncodedImage`, or a tensor [3, H, W]. A tensor is uint8, or
+            floating after normalisation: then its values are stretched to 0..255.
 
     Raises:
-        DecodeError: no picture can be made of it.
+        DecodeError: `value` is not an image, or too large.
     """
     if isinstance(value, bytes):
         from mmstream.decoding.image.decoder import ImageDecoder
@@ -103,7 +103,8 @@ def pixels_of(value: Any) -> Pixels:
         raise DecodeError(f"no picture: {type(value).__name__}")
     array = value.detach().cpu()
     if array.is_floating_point():
-        low, high = float(array.min()), float(array.max())
+        low = float(array.min())
+        high = float(array.max())
         array = ((array.float() - low) * (255 / max(high - low, 1e-12))).byte()
     if array.ndim != 3 or array.shape[0] != 3 or "uint8" not in str(array.dtype):
         raise DecodeError(f"no picture: {array.dtype} {list(array.shape)}")
@@ -112,7 +113,7 @@ def pixels_of(value: Any) -> Pixels:
 
 
 def picture(value: Any, side: int, label: str = "") -> str:
-    """Return a thumbnail of at most `side` pixels a side, or the reason why there is none."""
+    """Return a thumbnail of at most `side` x `side` pixels, or the reason why there is none."""
     try:
         pixels = pixels_of(value)
     except DecodeError as error:
@@ -123,7 +124,8 @@ def picture(value: Any, side: int, label: str = "") -> str:
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
-    name, source = html.escape(label, quote=True), _data_url("image/jpeg", buffer.getvalue())
+    name = html.escape(label, quote=True)
+    source = _data_url("image/jpeg", buffer.getvalue())
     return (
         f'<img alt="{name}" title="{name}" width="{image.width}" height="{image.height}" '
         f'style="border-radius:4px;margin:0;vertical-align:top" src="{source}">'

@@ -33,7 +33,8 @@ def sources_table(mixture: Any, order: Any = None) -> str:
         order: its order in a pipeline. With it, the table says how often the first weights
             deliver each source per epoch of the mixture.
     """
-    fractions, head = mixture.fractions[0], ["source", "part", "samples", "shards", "bytes"]
+    fractions = mixture.fractions[0]
+    head = ["source", "part", "samples", "shards", "bytes"]
     head += [] if order is None else ["once in", "times per epoch"]
     rows = []
     for name, dataset in list(mixture.datasets.items())[:MAX_SOURCES]:
@@ -55,9 +56,11 @@ def sources_table(mixture: Any, order: Any = None) -> str:
 
 def key_text(fields: Mapping[str, Any], row: int | None = None) -> str:
     """Return ``key``, or ``source: key`` in a mixture, of a sample or of a batch's row."""
-    key, source = fields["__key__"], fields.get("__source__")
+    key = fields["__key__"]
+    source = fields.get("__source__")
     if row is not None:
-        key, source = key[row], source and source[row]
+        key = key[row]
+        source = source and source[row]
     return f"{source}: {key}" if source else str(key)
 
 

@@ -16,7 +16,12 @@ __all__ = ["Shown", "show"]
 
 @dataclass(frozen=True)
 class Shown:
-    """Something to look at: HTML where a notebook asks for it, a line of text elsewhere."""
+    """What `show` returns: HTML in a notebook, text elsewhere.
+
+    Attributes:
+        html: one ``<div>`` without scripts or links; images are embedded.
+        text: one line per sample or batch.
+    """
 
     html: str
     text: str
@@ -29,14 +34,25 @@ class Shown:
 
 
 def show(value: Any) -> Shown:
-    """Return something that a notebook displays.
+    """Return a view of samples, batches or datasets that a notebook displays.
+
+    The output is bounded: long texts are cut, images are thumbnails, and of many rows the first are
+    shown. Batches on a device are copied to the host. Datasets read their first samples, up to
+    32 MiB; a Mixture, a Pipeline and a Loader read nothing.
 
     Args:
         value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host
-            or a device), or a Dataset, a slice of one, a Mixture, a Pipeline or a Loader.
+            or a device), a Dataset, a slice of a Dataset, a Mixture, a Pipeline or a Loader.
+
+    Returns:
+        An object that a notebook displays as HTML. Elsewhere its ``repr`` is text.
 
     Raises:
-        ConfigError: nothing that can be shown.
+        ConfigError: `value` is none of these.
+
+    Example:
+        >>> mm.show(dataset[0])
+        >>> mm.show(next(iter(loader)))
     """
     if hasattr(value, "_repr_html_"):
         return Shown(value._repr_html_(), repr(value))
@@ -47,6 +63,6 @@ def show(value: Any) -> Shown:
     if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
         return Shown(page(samples_html(value)), "\n".join(describe(item) for item in value))
     raise ConfigError(
-        "show: a sample, a list of samples, a batch, a Dataset, a Mixture, a Pipeline or a Loader, "
-        f"not {type(value).__name__}"
+        "show: give a sample, a list of samples, a batch, a Dataset, a Mixture, a Pipeline or a "
+        f"Loader, not {type(value).__name__}"
     )

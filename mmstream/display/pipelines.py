@@ -67,8 +67,11 @@ def decode_text(decode: Any) -> str:
 
 def loader_html(loader: Any) -> str:
     """Return the position of a `Loader` in its epoch, and what it has delivered."""
-    state, stats = loader.state_dict(), loader.stats
-    epoch, step, num_steps = state["epoch"], state["step"], len(loader)
+    state = loader.state_dict()
+    stats = loader.stats
+    epoch = state["epoch"]
+    step = state["step"]
+    num_steps = len(loader)
     bar = f'<progress max="{num_steps}" value="{step}" style="width:18em"></progress>'
     bad = ", ".join(f"{count} {kind}" for kind, count in stats.bad.items()) or "none"
     rows = [

@@ -43,14 +43,15 @@ def samples_html(samples: Iterable[Any]) -> str:
 
 
 def sample_html(sample: Mapping[str, Any]) -> str:
-    """Return one sample whole: pictures, text, conversation with its images inline, audio."""
+    """Return a whole sample: pictures, text, audio, or a conversation with its images inline."""
     lineage = sample.get("__lineage__")
     shard = str(sample.get("__url__", "")).rpartition("/")[2]
-    where = f"{shard}[{lineage.index}]" if lineage is not None else shard
+    location = f"{shard}[{lineage.index}]" if lineage is not None else shard
     parts = [
-        f'<b>{html_text(key_text(sample))}</b> <span style="{QUIET}">{html_text(where)}</span>'
+        f'<b>{html_text(key_text(sample))}</b> <span style="{QUIET}">{html_text(location)}</span>'
     ]
-    pictures, messages = pictures_of(sample), messages_of(sample)
+    pictures = pictures_of(sample)
+    messages = messages_of(sample)
     if not messages:
         shown = [picture(v, 288, n) for n, v in islice(pictures.items(), MAX_PICTURES)]
         parts.append(_sheet([f"<div>{item}</div>" for item in shown]))
@@ -69,21 +70,23 @@ def sample_html(sample: Mapping[str, Any]) -> str:
 
 
 def batch_html(batch: Mapping[str, Any]) -> str:
-    """Return a batch: a contact sheet of its rows with their texts, and its fields."""
-    num_rows, lineage = len(batch["__key__"]), batch.get("__lineage__")
+    """Return a contact sheet of a batch with the texts of its rows, and a table of its fields."""
+    num_rows = len(batch["__key__"])
+    lineage = batch.get("__lineage__")
     head = f"<b>Batch of {num_rows}</b>{html_text(rows_of_sources(batch), 300)}"
     if lineage:
         rows = f"rows {lineage.start} to {lineage.start + num_rows - 1} of the global batch"
-        where = f"epoch {lineage.epoch}, step {lineage.step}, {rows}"
-        head += f' <span style="{QUIET}">{where}</span>'
-    left = num_rows - MAX_TILES
-    more = f'<div style="{QUIET}">... {left} more rows</div>' if left > 0 else ""
+        position = f"epoch {lineage.epoch}, step {lineage.step}, {rows}"
+        head += f' <span style="{QUIET}">{position}</span>'
+    num_more = num_rows - MAX_TILES
+    more = f'<div style="{QUIET}">... {num_more} more rows</div>' if num_more > 0 else ""
     return page(head, batch_sheet(batch), more, field_table(batch))
 
 
 def batch_sheet(batch: Mapping[str, Any]) -> str:
-    """Return the contact sheet of a batch; substitutes and padding are marked."""
-    keys, lineage = batch["__key__"], batch.get("__lineage__")
+    """Return a contact sheet of a batch. Rows that are substitutes or not valid say why."""
+    keys = batch["__key__"]
+    lineage = batch.get("__lineage__")
     valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * len(keys)
     start = lineage.start if lineage else 0
     bad = {record.row - start: record.reason for record in lineage.bad} if lineage else {}
@@ -117,8 +120,9 @@ def _sheet(tiles: Sequence[str]) -> str:
 
 
 def _turn(turn: Mapping[str, Any], sample: Mapping[str, Any], pictures: Mapping[str, Any]) -> str:
-    """Return one message as a bubble; media parts show the sample's field that they name."""
-    role, content = str(turn.get("role", "?")), turn.get("content", "")
+    """Return a message of a conversation as a bubble, with the images and audio that it names."""
+    role = str(turn.get("role", "?"))
+    content = turn.get("content", "")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     shown = []
     for part in parts:
