@@ -402,7 +402,7 @@ def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
     assert mmstream(corpus, "--state", tmp_path / "run")[1].startswith("0 3 0 shard-")
     older = tmp_path / "run/checkpoints/step-00000003.pt"
     assert mmstream(corpus, "--state", older)[1].startswith("0 3 0 shard-")
-    with pytest.raises(StateError, match="no checkpoint of"):
+    with pytest.raises(StateError, match="not a checkpoint of"):
         read_state(str(tmp_path / "weights.pt"))
     save_checkpoint(store, Checkpoint(5, {"model": {}}), keep=1)
     with pytest.raises(StateError, match="without a loader's state"):

@@ -251,3 +251,20 @@ def test_the_default_policy_bears_one_bad_sample_and_says_where(tmp_path, monkey
     assert written["reason"].startswith("shard-000000.tar[5] 000005.json: JSON")
     assert written["substitute"][0] == "shard-000000.tar"
     assert "shard-000000.tar[5] 000005.json" in caplog.text
+
+
+def test_a_limit_names_the_command_that_leaves_the_bad_samples_out(tmp_path):
+    strict = policy(max_samples=0, quarantine=str(tmp_path))
+    command = "`mmstream verify URL --quarantine .*quarantine-rank3.jsonl"
+    with pytest.raises(BadSampleLimitError, match=f"{command}` leaves them out"):
+        count(Stats(), strict, "b", rank=3)
+    with pytest.raises(BadSampleLimitError, match=f"{command} --source NAME` leaves them out"):
+        count_samples(Stats(), strict, (record(0),), [True], ["captions"], start=0, rank=3)
+    with pytest.raises(BadSampleLimitError, match="see the log"):
+        count(Stats(), replace(strict, quarantine=None), "b")
+
+
+def test_a_sample_that_the_device_refuses_stops_a_run_that_bears_none():
+    with pytest.raises(mm.DecodeError, match=r"s\.tar\[0\] k\.jpg: broken"):
+        count(Stats(), policy(action="raise"), "b")
+    count(Stats(), policy(action="raise"), "f")  # a filter is no bad sample

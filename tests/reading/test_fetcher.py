@@ -1,0 +1,91 @@
+"""The fetcher: which byte ranges are read for samples, and in how many requests."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mmstream as mm
+from mmstream.reading.fetcher import MAX_BUFFER_BYTES, Fetcher, _merge
+from mmstream.reading.held import SampleRange
+from tests.helpers.corpora import write_corpus
+from tests.helpers.stores import watched
+
+SAMPLE_BYTES = 300_000
+COUNTS = [5, 5, 5, 5]
+"""Samples of each shard: 1.5 MB, so that two shards fill a buffer."""
+
+
+def large_sample(number: int) -> dict[str, bytes]:
+    return {"bin": random.Random(number).randbytes(SAMPLE_BYTES)}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
+    folder = tmp_path_factory.mktemp("large")
+    return mm.open_dataset(write_corpus(folder, COUNTS, large_sample))
+
+
+def fetched(dataset: mm.Dataset, zero_copy: bool) -> list[bytes]:
+    """Fetch all samples at once, the last one first."""
+    refs = [(shard, index) for shard, count in enumerate(COUNTS) for index in range(count)][::-1]
+    held = Fetcher(dataset, zero_copy=zero_copy).fetch(refs)
+    return [bytes(held.take(position)["bin"]) for position in range(len(refs))]
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_local_ranges_are_read_a_buffer_at_a_time(large: mm.Dataset, zero_copy: bool) -> None:
+    dataset = watched(large, maps_files=False)
+    assert fetched(dataset, zero_copy) == [large_sample(n)["bin"] for n in range(sum(COUNTS))][::-1]
+    requests = [ranges for ranges in dataset.store.range_reads if ranges]
+    assert [[name for name, _, _ in ranges] for ranges in requests] == [
+        ["shard-000000.tar", "shard-000001.tar"],
+        ["shard-000002.tar", "shard-000003.tar"],
+    ]
+    for ranges in requests:
+        assert sum(stop - start for _, start, stop in ranges) >= MAX_BUFFER_BYTES
+
+
+def test_ranges_of_a_concurrent_store_are_read_in_one_request(large: mm.Dataset) -> None:
+    dataset = watched(large, concurrent=True, maps_files=False)
+    assert fetched(dataset, zero_copy=False) == fetched(large, zero_copy=False)
+    (request,) = [ranges for ranges in dataset.store.range_reads if ranges]
+    assert len(request) == len(COUNTS)
+
+
+@given(data=st.data())
+def test_every_sample_lies_in_one_range_and_ranges_keep_to_their_limits(
+    data: st.DataObject,
+) -> None:
+    num_samples = data.draw(st.integers(1, 30), "num_samples")
+    lengths = data.draw(st.lists(st.integers(1, 50), min_size=num_samples, max_size=num_samples))
+    gaps = data.draw(st.lists(st.integers(0, 30), min_size=num_samples, max_size=num_samples))
+    max_gap_bytes = data.draw(st.integers(0, 30), "max_gap_bytes")
+    max_range_bytes = data.draw(st.integers(1, 200), "max_range_bytes")
+    stop = np.cumsum(np.array(lengths) + np.array(gaps))
+    start = stop - lengths
+    samples = SampleRange(0, np.arange(num_samples), start, stop, np.arange(num_samples))
+
+    ranges = _merge(samples, max_gap_bytes, max_range_bytes)
+
+    assert np.concatenate([one.position for one in ranges]).tolist() == list(range(num_samples))
+    for one in ranges:
+        assert one.position.size == 1 or one.num_bytes <= max_range_bytes
+        assert (one.start[1:] - one.stop[:-1] <= max_gap_bytes).all()
+    for one, following in pairwise(ranges):  # no two ranges could have been one
+        gap = following.start[0] - one.stop[-1]
+        assert gap > max_gap_bytes or following.stop[0] - one.start[0] > max_range_bytes
+
+
+def test_samples_close_together_share_a_range() -> None:
+    start, stop = np.array([0, 10, 50]), np.array([10, 20, 60])
+    samples = SampleRange(0, np.arange(3), start, stop, np.arange(3))
+    assert [one.bounds for one in _merge(samples, 16, 100)] == [(0, 0, 20), (0, 50, 60)]
+    assert [one.bounds for one in _merge(samples, 30, 100)] == [(0, 0, 60)]
+    assert [one.bounds for one in _merge(samples, 30, 20)] == [(0, 0, 20), (0, 50, 60)]
+    assert [one.bounds for one in _merge(samples, 30, 5)] == [(0, 0, 10), (0, 10, 20), (0, 50, 60)]
