@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import KW_ONLY, dataclass, field, replace
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 from mmstream.bad_samples.policy import BadSamplePolicy
@@ -107,14 +108,14 @@ class Pipeline:
 
     def with_order(self, order: AnyOrder) -> Pipeline:
         """Return this pipeline with another order of the same dataset, such as a saved state's."""
-        pipeline = replace(
-            self,
-            global_batch_size=order.global_batch_size,
-            grid=None,
-            window=None,
-            drop_last=False,
-        )
-        pipeline.__dict__["order"] = order  # where cached_property keeps it
+        settings = {
+            name: value
+            for name, value in order.identity().items()
+            if name in ("global_batch_size", "seed", "window", "shuffle", "drop_last")
+        }
+        pipeline = copy(self)  # not `replace`, which would plan another order
+        # "order" is where cached_property keeps it.
+        pipeline.__dict__.update(settings, grid=order.grid, order=order)
         return pipeline
 
     def __repr__(self) -> str:
@@ -127,13 +128,22 @@ class Pipeline:
         return pipeline_html(self)
 
     def take(self, num_samples: int) -> list[Sample]:
-        """Return the first samples of epoch 0 as they would enter a batch, without a Loader."""
+        """Return the first samples of epoch 0 as they would enter a batch, without a Loader.
+
+        Padding and other rows that are not valid are left out.
+
+        Raises:
+            ConfigError: `num_samples` is negative.
+        """
+        if num_samples < 0:
+            raise ConfigError(f"take: num_samples is {num_samples}; it must be 0 or more")
 
         def samples() -> Iterator[Sample]:
             num_rows = min(num_samples, self.global_batch_size)
             with closing(PipelineRunner(self)) as runner:
                 for step in range(self.order.steps_per_epoch):
-                    yield from runner.decoded(Job(0, step, 0, num_rows)).samples
+                    lineage, decoded = runner.decoded(Job(0, step, 0, num_rows))
+                    yield from compress(decoded, lineage.valid)
 
         return list(islice(samples(), num_samples))
 

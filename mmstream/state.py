@@ -51,7 +51,8 @@ def resume(
     try:
         return *load_state(order, state), order
     except StateError:
-        if on_change == "refuse" or not source.can_finish_epoch:
+        is_state = isinstance(state, Mapping)
+        if on_change == "refuse" or not source.can_finish_epoch or not is_state:
             raise
     old_order, epoch, step = order_of_state(_without_unused_bad_list(state), source)
     if step == 0:
@@ -89,13 +90,16 @@ def order_of_state(state: Mapping[str, Any], source: ShardSource) -> tuple[AnyOr
 def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     """Return the (epoch, step) at which a run with this order goes on.
 
-    At step 0 everything but dataset and seed may have changed, because no epoch is cut in two
-    orders. In a mixture, what has begun is fixed at step 0 too (see ``order/mixture/recipe.py``).
+    At step 0 everything but dataset and seed may have changed, because each epoch is still in one
+    order. In a mixture, sources already in use stay fixed even at step 0 (see
+    ``order/mixture/recipe.py``).
 
     Raises:
         StateError: malformed, of another version, or of another order. Names what differs, with the
             saved and the present value.
     """
+    if not isinstance(state, Mapping):
+        raise StateError(f"not a state of a Loader: got {type(state).__name__}")
     try:
         version, epoch, step = state["version"], state["epoch"], state["step"]
         saved = dict(state["order"])

@@ -27,7 +27,7 @@ MAX_WARNINGS = 10
 class Stats:
     """What a loader has delivered since it was made.
 
-    A batch that a limit held back is counted too.
+    If a limit stops the run, the batch that it stopped is counted.
     """
 
     num_steps: int = 0

@@ -16,9 +16,11 @@ Action: TypeAlias = Literal["substitute", "mask", "raise"]
 class BadSamplePolicy:
     """How bad samples are handled, and how many a run tolerates before it stops.
 
-    A sample is bad when two reads gave the same bytes and no decoder accepts them, or when eight
-    reads gave no sample. Samples that a user's filter leaves out (`SkipSample`) are not bad: they
-    are substituted, counted apart, and no limit applies to them.
+    A sample that fails is read again. It is bad if two reads gave the same bytes, or after eight
+    reads. ``decoding/substitute.py`` carries this policy out.
+
+    Samples that a user's filter leaves out (`SkipSample`) are not bad. They are counted apart and
+    no limit applies to them. Their rows are masked under "mask" and substituted otherwise.
 
     Each rank counts its own samples, and each new Loader starts at zero, also after a resume.
 
@@ -40,13 +42,13 @@ class BadSamplePolicy:
     min_samples: int = 1000
     """Delivered samples from which on `max_fraction` is judged."""
     max_consecutive: int = 100
-    """Limit on bad samples in a row: a bad shard, or a wrong decoder. In a mixture each source has
-    its own row of samples. 0 means no limit."""
+    """Limit on bad samples one after another. Many in a row usually mean a bad shard or a wrong
+    decoder. Each source of a mixture is counted by itself. 0 means no limit."""
     max_samples: int | None = None
     """Limit on the number of bad samples. None means no limit."""
     shards: bool = False
-    """What an unreadable shard is. True: all its samples are bad. False: an error that stops the
-    run."""
+    """Whether the samples of an unreadable shard count as bad samples. False: such a shard stops
+    the run."""
     quarantine: str | None = "."
     """Folder of ``quarantine-rank{r}.jsonl``, made at the first bad sample. None writes nothing."""
 

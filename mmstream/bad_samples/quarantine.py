@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -65,14 +66,30 @@ def shard_stamp(info: ShardInfo) -> str:
 def append_records(path: Path, records: Sequence[BadSample]) -> None:
     """Append records to a quarantine file; its folder is made where it is missing.
 
+    A last line without its end is removed first: it was cut off when an earlier run was killed, and
+    the resumed run writes that record again.
+
     Raises:
         OSError: the file cannot be written.
     """
     # ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="ascii") as file:
-        file.write(lines)
+    with path.open("ab+") as file:
+        _remove_cut_line(file)
+        file.write(lines.encode("ascii"))
+
+
+def _remove_cut_line(file: BinaryIO) -> None:
+    """Truncate a file behind its last line end; it is at its end afterwards."""
+    end = file.seek(0, os.SEEK_END)
+    if not end:
+        return
+    file.seek(end - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)
 
 
 def quarantined_refs(

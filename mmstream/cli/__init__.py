@@ -1,6 +1,6 @@
 """The command line. Each command parses its options, calls the library, and prints a summary.
 
-    command.py   what all commands share: help, exit codes, messages
+    shared.py    what all commands share: help, exit codes, messages
     data.py      convert, index, verify
     info.py      info
     training.py  train, demo
@@ -21,7 +21,7 @@ from typing import NoReturn
 import click
 
 from mmstream.cli import data, info, replay, training
-from mmstream.cli.command import INTERRUPTED, PROBLEM, USAGE
+from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE
 from mmstream.errors import ConfigError, MMStreamError
 
 __all__ = ["cli", "main"]

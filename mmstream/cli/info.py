@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mmstream.cli.command import AT_LEAST_0, command
+from mmstream.cli.shared import AT_LEAST_0, command
 from mmstream.errors import SampleError
 
 __all__ = ["info"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from mmstream.cli.command import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, usage
+from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, usage
 
 __all__ = ["replay"]
 

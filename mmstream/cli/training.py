@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mmstream.cli.command import PROBLEM, command, usage
+from mmstream.cli.shared import PROBLEM, command, usage
 from mmstream.train import TrainConfig
 
 __all__ = ["demo", "train"]

@@ -21,7 +21,7 @@ ShardRange: TypeAlias = tuple[int, int, int]
 
 @runtime_checkable
 class ShardSource(Protocol):
-    """Shards under one numbering, and the order over them: `Dataset` and `Mixture`."""
+    """Shards numbered 0, 1, 2, ... over one or more datasets: `Dataset` and `Mixture`."""
 
     can_finish_epoch: bool
     """Whether an old epoch can be finished before new settings begin (``on_change``)."""

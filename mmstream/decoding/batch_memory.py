@@ -66,6 +66,11 @@ class MemoryBlock:
             self._leased = weakref.ref(array)
         return torch.from_numpy(array)
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether a receiver holds it, or is about to attach to it."""
+        return bool(self._map[0])
+
     def mark_sent(self) -> None:
         """Keep it in use until the receiver, which must attach to it, is done with it."""
         self._map[0] = 1

@@ -16,8 +16,8 @@ import torch
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.sample import Decode, TextTokens, decode_texts
-from mmstream.decoding.substitute import MAX_SUBSTITUTES, Lookup, Row, RowDecoder, Transform
-from mmstream.errors import BadSampleLimitError, SampleError
+from mmstream.decoding.substitute import Lookup, Row, RowDecoder, Transform
+from mmstream.errors import BadSampleLimitError
 from mmstream.reading.step import BatchLineage, RawStep
 from mmstream.types import Sample, SampleLineage
 
@@ -166,8 +166,8 @@ def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
     if spare is None:
         reason = next((row.bad.reason for row in rows if row.bad), "padding only")
         raise BadSampleLimitError(
-            f"epoch {lineage.epoch} step {lineage.step}: no row has a good sample, nor a good one "
-            f"among its {MAX_SUBSTITUTES[SampleError]} substitutes or more; the first: {reason}"
+            f"epoch {lineage.epoch} step {lineage.step}: no row has a good sample, nor a good "
+            f"substitute (a transform or decoder that refuses all of them?); the first: {reason}"
         )
     spare_ref = next(row.shown for row in rows if row.sample is not None)
     lineage = replace(

@@ -71,12 +71,17 @@ class SentBatch:
         return _open, (self._skeleton, sent)
 
     def _locate(self, tensor: torch.Tensor, memory: BatchMemory) -> bool:
-        """Note where a tensor lies, if it is in shared memory already."""
+        """Note where a tensor lies, if it can cross in that memory.
+
+        A block has one receiver at a time. So a tensor of a block that an earlier batch still uses
+        is copied, such as an image that a transform keeps for the next sample.
+        """
         block = memory.block_of(tensor)
-        if block is not None:
-            start = int(tensor.storage_offset()) * tensor.element_size()
-            self._note(tensor, block, start, tensor.stride())
-        return block is not None
+        if block is None or block.is_sent:
+            return False
+        start = int(tensor.storage_offset()) * tensor.element_size()
+        self._note(tensor, block, start, tensor.stride())
+        return True
 
     def _copy(self, tensors: list[torch.Tensor], memory: BatchMemory) -> None:
         """Copy tensors behind the images, or into a block of their own."""

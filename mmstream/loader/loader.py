@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Loader(IterableDataset[Batch]):
-    """Batches of this rank, in step order, with a state that is one number.
+    """Batches of this rank, in step order, with a small JSON state.
 
     Each ``for`` yields the rest of the epoch from where the state stands; the next ``for`` is the
     next epoch. A step counts as delivered when it is handed over, never when it is prefetched.
@@ -50,8 +50,9 @@ class Loader(IterableDataset[Batch]):
         multiprocessing_context: how workers start. "fork" also takes functions of a notebook.
         on_change: what `load_state_dict` does with a state of mid-epoch that does not fit the
             pipeline's order. "refuse": StateError. "finish_epoch": the epoch is finished as it was
-            planned, and the present settings begin with the next one. That covers another batch
-            size, seed, grid or window, shards appended at the end, and a first bad list.
+            planned, and the present settings begin with the next one. This works after a change of
+            batch size, seed, grid or window, after shards were appended at the end, and where an
+            epoch that began without a bad list has one now.
 
     Attributes:
         stats: what was delivered so far (`bad_samples.limits.Stats`).
@@ -101,6 +102,7 @@ class Loader(IterableDataset[Batch]):
         self._position = (0, 0)
         self._workers: Workers | None = None
         self._iteration = 0
+        self._has_advised = False
         if num_workers and multiprocessing_context == "forkserver":
             preload_server(pipeline)
 
@@ -231,8 +233,9 @@ class Loader(IterableDataset[Batch]):
 
     def _advise(self, world: World) -> None:
         """Log once when there are too many threads, or when another grid allows longer reads."""
-        if self._iteration:
+        if self._has_advised:
             return
+        self._has_advised = True
         cores, num_threads = num_cores(), max(1, self.num_workers) * self._num_threads
         if num_threads > cores:
             logger.info(

@@ -79,8 +79,8 @@ def _load(pickled: bytes, num_threads: int) -> StepDataset:
 def preload_server(pipeline: Pipeline) -> None:
     """Start the process that workers are forked from, without waiting for it.
 
-    Once it imports what is slow to import, while this process goes on: torch, and the library of
-    the tokenizer.
+    It imports the slow modules once, while this process goes on: torch, and the library of the
+    tokenizer.
     """
     _check_main_guard()
     modules = ["mmstream.forkserver_preload", "mmstream.loader.loader"]

@@ -134,8 +134,9 @@ def _start_error(error: Exception) -> Exception | None:
         )
     if "exited unexpectedly" in str(error):
         return ConfigError(
-            "workers ended while they started; their own messages are printed above. For a "
+            "workers ended before their first batch; their own messages are printed above. For a "
             "missing import, or an error about this script itself: put what the script runs under "
-            '`if __name__ == "__main__":`'
+            '`if __name__ == "__main__":`. Without any message, the system may have ended them '
+            "for lack of memory: use fewer workers or a smaller window"
         )
     return None

@@ -2,8 +2,8 @@
 
 Samples that lie close together come in one range. Each range of a remote shard is a request, and
 all requests of a call travel side by side. Local ranges are read about two megabytes at a time, so
-that one buffer serves after the other. For `zero_copy` local shards are mapped and nothing is read
-here. `HeldSamples` makes samples of the bytes.
+that one buffer serves after the other. With `zero_copy`, local shards are mapped instead of read.
+`HeldSamples` makes samples of the bytes.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Fetcher:
         cause = location.dataset.explain(data, location.shard, samples.bounds[2])
         if not isinstance(cause, ShardError):
             raise cause  # storage failed; the shard itself is well
-        if samples.position.size == 1:
+        if samples.position.size == 1 or isinstance(data, FileNotFoundError):
             held.put_error(samples.position, cause)
             return
         for number in range(samples.position.size):  # samples before the cut are still good

@@ -2,8 +2,9 @@
 
 In: jobs, the steps that this process delivers. Out: the raw samples of each step. A window (shuffle
 buffer) is read as a whole, in merged ranges. A worker that owns whole lanes reads megabytes at once
-and no byte twice. Only raw bytes are held, and only until their step. Windows of different lanes
-end one after another, so memory stays near half of all windows (default: 2 GiB over all ranks).
+and no byte twice. Only raw bytes are held, and only until their step. By default all windows hold
+at most 2 GiB over all ranks. Windows of different lanes end one after another, so about half of
+that is filled at a time.
 
 The first step of a run, or after a resume, reads only its own samples. The rest of its windows
 follows in the background.
@@ -51,8 +52,8 @@ class Reader:
     Args:
         source: what to read.
         order: which samples, and when.
-        zero_copy: fields are memoryviews of the range that was read, not bytes of their own. A
-            range stays in memory until its last view is gone.
+        zero_copy: fields are memoryviews, not bytes of their own. Local shards are mapped; other
+            ranges stay in memory until their last view is gone.
 
     Attributes:
         lookup: reads single samples, with the same connections.
@@ -124,7 +125,11 @@ class Reader:
         return numbers
 
     def _foresee(self, job: Job) -> None:
-        """Start reading what a later step needs: whole windows of lanes that already run."""
+        """Start reading what a later step needs.
+
+        In a lane with a window in memory that is the whole next window, in other lanes this step's
+        samples only.
+        """
         running_lanes = {number % self._order.stride for _, number in self._deliveries}
         for number in self._windows(job):
             if (job.epoch, number) not in self._deliveries:

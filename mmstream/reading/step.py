@@ -41,7 +41,7 @@ class BatchLineage:
     planned: list[SampleRef]
     """(shard, index) of each row, as the order says."""
     valid: list[bool]
-    """False for padding, and for rows whose bad sample nothing replaces."""
+    """False for padding, for masked rows, and for rows whose bad sample nothing replaces."""
     shown: list[SampleRef]
     """(shard, index) of each row as delivered: a substitute's where the planned one was bad."""
     bad: tuple[BadSample, ...] = ()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.bad_samples.limits import Stats, count_samples
-from mmstream.bad_samples.quarantine import BadSample
+from mmstream.bad_samples.quarantine import BadSample, append_records
 from mmstream.errors import BadSampleLimitError, ConfigError
 from tests.helpers.bad_corpus import pipeline, policy, write_faulty, write_tiny
 
@@ -157,6 +157,18 @@ def test_each_line_has_the_stamp_of_its_shard_where_it_is_known(tmp_path):
     count_samples(Stats(), limits, records, [True] * 3, [""] * 3, start=0, rank=0)
     lines = (tmp_path / "quarantine-rank0.jsonl").read_text().splitlines()
     assert [json.loads(line)["stamp"] for line in lines] == ["4-10-", "6-20-ab"]
+
+
+def test_a_line_that_a_kill_cut_off_is_removed_before_the_next_record(tmp_path):
+    path = tmp_path / "quarantine-rank0.jsonl"
+    append_records(path, [record(0), record(1)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    append_records(path, [record(1)])
+    assert path.read_bytes() == whole
+    path.write_bytes(whole[:20])
+    append_records(path, [record(0), record(1)])
+    assert path.read_bytes() == whole
 
 
 def test_none_writes_no_file(tmp_path, monkeypatch):

@@ -198,3 +198,54 @@ def test_more_threads_than_cores_are_advised_against(corpus, caplog):
     caplog.set_level("INFO", logger="mmstream.loader")
     next(iter(mm.Loader(pipeline(corpus), num_threads=num_cores() + 1)))
     assert "decode threads on" in caplog.text
+
+
+def test_a_tensor_that_crosses_in_two_batches_is_not_written_over():
+    memory = BatchMemory(shared=True)
+    image = memory.take(MIB)
+    image.fill_(1)
+    first = crossed({"image": image}, memory)
+    second = crossed({"before": image[:1000], "note": torch.full((9,), 7)}, memory)
+    del image, first  # the worker and the first receiver have let go, the second one has not
+    gc.collect()
+    for value in (2, 3, 4):
+        crossed({"image": memory.take(MIB).fill_(value)}, memory)
+    assert second["before"].unique().tolist() == [1]
+    assert second["note"].unique().tolist() == [7]
+
+
+def test_small_tensors_of_a_batch_do_not_write_over_those_of_the_batch_before():
+    memory = BatchMemory(shared=True)
+    image = memory.take(MIB)
+    first = crossed({"image": image.fill_(1), "note": torch.full((9,), 6)}, memory)
+    second = crossed({"before": image[:1000], "note": torch.full((9,), 7)}, memory)
+    assert first["note"].unique().tolist() == [6]
+    assert second["note"].unique().tolist() == [7]
+
+
+def crop_of_the_image_before(samples):
+    """Collate, and add what a transform or a queue of negatives keeps: an image of before."""
+    batch = mm.collate(samples)
+    kept = crop_of_the_image_before.kept
+    crop_of_the_image_before.kept = batch["image"]
+    return batch | ({} if kept is None else {"before": kept[:, :, :8, :8]})
+
+
+crop_of_the_image_before.kept = None
+
+
+@pytest.mark.slow
+def test_images_that_a_worker_keeps_for_the_next_batch_arrive_whole(corpus):
+    pipeline = mm.Pipeline(
+        mm.open_dataset(corpus),
+        global_batch_size=8,
+        decode=mm.Decode(image=mm.ImageDecoder(size=224)),
+        collate=crop_of_the_image_before,
+    )
+    loader = mm.Loader(pipeline, num_workers=1)
+    last = None
+    for batch in loader:
+        if last is not None:
+            assert torch.equal(batch["before"], last[:, :, :8, :8])
+        last = batch["image"].clone()
+    loader.close()

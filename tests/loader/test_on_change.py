@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -184,3 +185,38 @@ def test_a_list_of_rows_waits_for_the_batch_size_that_it_is_for(corpus):
         parts.append([len(batch["__key__"]) for _ in range(2) for batch in loader])
     assert parts[0] == [6] * 3 + [5] * now.order.steps_per_epoch
     assert parts[1] == [6] * 3 + [2] * now.order.steps_per_epoch
+
+
+@pytest.mark.parametrize("state", [None, [], "epoch 0", 3])
+@pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
+def test_what_is_no_state_at_all_is_a_state_error(corpus, state, on_change):
+    loader = mm.Loader(
+        mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4), on_change=on_change
+    )
+    with pytest.raises(mm.StateError, match="not a state of a Loader: got"):
+        loader.load_state_dict(state)
+
+
+def test_a_pipeline_with_the_order_of_a_state_says_the_settings_of_that_order(corpus):
+    dataset = mm.open_dataset(corpus)
+    old = mm.Pipeline(dataset, global_batch_size=4, seed=5, grid=(2, 2), window=8, shuffle=True)
+    now = mm.Pipeline(dataset, global_batch_size=8, seed=6, shuffle=False, drop_last=False)
+    finishing = now.with_order(old.order)
+    for name in ("global_batch_size", "seed", "grid", "window", "shuffle", "drop_last"):
+        assert getattr(finishing, name) == getattr(old, name)
+    assert finishing.order is old.order
+    assert now.seed == 6
+    assert now.order is not old.order
+
+
+def test_the_advice_about_lanes_is_given_to_a_resumed_run_too(corpus, caplog):
+    caplog.set_level("INFO", "mmstream.loader.loader")
+    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4)
+    for resumed in (False, True):
+        caplog.clear()
+        loader = mm.Loader(pipeline, num_threads=10_000)
+        if resumed:
+            loader.load_state_dict(loader.state_dict())
+        list(islice(loader, 1))
+        list(islice(loader, 1))
+        assert caplog.text.count("decode threads") == 1

@@ -94,7 +94,7 @@ def test_workers_that_end_while_they_start_are_no_bad_data(corpus, monkeypatch):
         raise RuntimeError("DataLoader worker (pid(s) 1) exited unexpectedly")
 
     monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", end)
-    with pytest.raises(ConfigError, match="workers ended while they started"):
+    with pytest.raises(ConfigError, match="workers ended before their first batch"):
         list(mm.Loader(pipeline(corpus), num_workers=1))
 
 

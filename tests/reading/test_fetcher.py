@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.reading.fetcher import MAX_BUFFER_BYTES, Fetcher, _merge
 from mmstream.reading.held import SampleRange
+from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import watched
 
@@ -89,3 +90,24 @@ def test_samples_close_together_share_a_range() -> None:
     assert [one.bounds for one in _merge(samples, 30, 100)] == [(0, 0, 60)]
     assert [one.bounds for one in _merge(samples, 30, 20)] == [(0, 0, 20), (0, 50, 60)]
     assert [one.bounds for one in _merge(samples, 30, 5)] == [(0, 0, 10), (0, 10, 20), (0, 50, 60)]
+
+
+def test_an_absent_shard_is_asked_for_once_and_not_sample_by_sample(tmp_path):
+
+    folder = write_tiny(tmp_path, [100])
+    dataset = mm.open_dataset(folder)
+    dataset.offsets(0)
+    (tmp_path / dataset.name_of(0)).unlink()
+    num_reads = 0
+    read_ranges = type(dataset.store).read_ranges
+
+    class Counting(type(dataset.store)):
+        def read_ranges(self, ranges):
+            nonlocal num_reads
+            num_reads += len(ranges)
+            return read_ranges(self, ranges)
+
+    dataset.store = Counting(dataset.store.url)
+    held = Fetcher(dataset, zero_copy=False).fetch([(0, index) for index in range(100)])
+    assert all(isinstance(held.take(position), mm.ShardError) for position in range(100))
+    assert num_reads == 1
