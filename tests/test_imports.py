@@ -8,6 +8,7 @@ below it. Every import counts: at the top of a module, inside a function, under 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import DOCS, ROOT
 
 FLOORS = [
     {"errors", "types", "processes", "forkserver_preload", "world", "_torchvision"},
@@ -168,6 +169,13 @@ def test_no_modules_import_each_other_in_a_circle(mmstream: Package) -> None:
 
 def test_no_rooms_import_each_other_in_a_circle(mmstream: Package) -> None:
     assert room_circle(mmstream, FLOORS) == []
+
+
+def test_the_design_page_lists_these_floors() -> None:
+    page = (DOCS / "design.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([^|]*) \|", page, re.M)
+    assert [set(re.findall(r"`([\w.]+)`", names)) for _, names in rows] == FLOORS
+    assert [int(number) for number, _ in rows] == list(range(1, len(FLOORS) + 1))
 
 
 # -- the checks can fail ------------------------------------------------------------------------
