@@ -9,18 +9,18 @@ from mmstream.errors import SampleError
 from tests.helpers.corpora import write_corpus
 
 
-def pipeline(corpus, **settings):
+def make_pipeline(corpus, **settings):
     settings = {"global_batch_size": 12, "seed": 5, "window": 16, **settings}
     return mm.Pipeline(mm.open_dataset(corpus), **settings)
 
 
 def test_stock_stages_see_the_raw_samples_of_the_order(corpus):
-    made = pipeline(corpus)
-    stream = made.as_webdataset()
+    pipeline = make_pipeline(corpus)
+    stream = pipeline.as_webdataset()
     stream.append(wds.decode("pil"))
     stream.append(wds.to_tuple("__key__", "jpg", "json"))
     rows = list(stream)
-    batches = list(mm.Loader(made))
+    batches = list(mm.Loader(pipeline))
     assert [key for key, _, _ in rows] == [key for batch in batches for key in batch["__key__"]]
     assert rows[0][1].size == (40, 30)
     assert [row["id"] for _, _, row in rows] == [int(key) for key, _, _ in rows]
@@ -28,10 +28,10 @@ def test_stock_stages_see_the_raw_samples_of_the_order(corpus):
 
 @pytest.mark.slow
 def test_workers_and_ranks_share_an_epoch_with_nothing_twice(corpus):
-    made = pipeline(corpus, drop_last=False)
+    pipeline = make_pipeline(corpus, drop_last=False)
     keys = []
     for rank in range(2):
-        stream = made.as_webdataset(world=mm.World(rank, 2))
+        stream = pipeline.as_webdataset(world=mm.World(rank, 2))
         loader = DataLoader(
             stream, batch_size=None, num_workers=2, multiprocessing_context="forkserver"
         )
@@ -40,15 +40,15 @@ def test_workers_and_ranks_share_an_epoch_with_nothing_twice(corpus):
 
 
 def test_epochs_differ(corpus):
-    made = pipeline(corpus)
-    first, second = ([s["__key__"] for s in made.as_webdataset(epoch)] for epoch in (0, 1))
+    pipeline = make_pipeline(corpus)
+    first, second = ([s["__key__"] for s in pipeline.as_webdataset(epoch)] for epoch in (0, 1))
     assert first != second
 
 
 def test_a_sample_that_cannot_be_read_is_raised(tmp_path):
     corpus = write_corpus(tmp_path, [4])
-    made = pipeline(corpus, global_batch_size=4)
+    pipeline = make_pipeline(corpus, global_batch_size=4)
     tar = tmp_path / "shard-000000.tar"
     tar.write_bytes(tar.read_bytes().replace(b"000002.txt", b"000002.jpg", 1))
     with pytest.raises(SampleError, match=r"damaged|twice"):
-        list(made.as_webdataset())
+        list(pipeline.as_webdataset())

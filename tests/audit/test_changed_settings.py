@@ -14,7 +14,7 @@ from mmstream.audit.training_log import SampleLog, log_files, read_lineage
 from mmstream.cli import main
 from mmstream.dataset.bad_list import write_bad
 from mmstream.world import World
-from tests.helpers.bad_corpus import pipeline, write_tiny
+from tests.helpers.bad_corpus import make_pipeline, write_tiny
 
 
 def write_logs(loaders: list[mm.Loader], folder: Path, num_steps: int, every: int = 1) -> dict:
@@ -36,15 +36,17 @@ def write_logs(loaders: list[mm.Loader], folder: Path, num_steps: int, every: in
     return json.loads(json.dumps(loaders[0].state_dict()))
 
 
-def loaders_of(made: mm.Pipeline, state: dict | None = None, num_ranks: int = 1) -> list[mm.Loader]:
-    made = [
-        mm.Loader(made, world=World(rank, num_ranks), rows_per_rank="balanced",
+def loaders_of(
+    pipeline: mm.Pipeline, state: dict | None = None, num_ranks: int = 1
+) -> list[mm.Loader]:
+    loaders = [
+        mm.Loader(pipeline, world=World(rank, num_ranks), rows_per_rank="balanced",
                   on_change="finish_epoch")
         for rank in range(num_ranks)
     ]  # fmt: skip
-    for loader in made if state else ():
+    for loader in loaders if state else ():
         loader.load_state_dict(state)
-    return made
+    return loaders
 
 
 @pytest.fixture
@@ -74,8 +76,8 @@ def test_a_run_that_finished_an_epoch_and_changed_is_checked_whole(
     corpus, tmp_path, replayed, num_ranks, every
 ):
     folder = tmp_path / "run"
-    state = write_logs(loaders_of(pipeline(corpus)), folder, 7)  # of 5 an epoch
-    now = pipeline(write_tiny(corpus, [30, 20, 14, 40]), global_batch_size=8, seed=9)
+    state = write_logs(loaders_of(make_pipeline(corpus)), folder, 7)  # of 5 an epoch
+    now = make_pipeline(write_tiny(corpus, [30, 20, 14, 40]), global_batch_size=8, seed=9)
     last = write_logs(loaders_of(now, state, num_ranks), folder, 3 + 13 + 4, every)
     assert (last["epoch"], last["step"]) == (3, 4)
     for known in (state, last):
@@ -86,8 +88,8 @@ def test_a_run_that_finished_an_epoch_and_changed_is_checked_whole(
 
 def test_a_step_that_is_missing_on_either_side_of_the_change_is_missed(corpus, tmp_path, replayed):
     folder = tmp_path / "run"
-    state = write_logs(loaders_of(pipeline(corpus)), folder, 7)
-    last = write_logs(loaders_of(pipeline(corpus, seed=9), state), folder, 3 + 5)
+    state = write_logs(loaders_of(make_pipeline(corpus)), folder, 7)
+    last = write_logs(loaders_of(make_pipeline(corpus, seed=9), state), folder, 3 + 5)
     path = folder / "metrics-rank0.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     for gone in (2, 11):
@@ -99,9 +101,9 @@ def test_a_step_that_is_missing_on_either_side_of_the_change_is_missed(corpus, t
 
 def test_an_epoch_from_before_the_first_bad_list_is_checked_without_it(corpus, tmp_path, replayed):
     folder = tmp_path / "run"
-    state = write_logs(loaders_of(pipeline(corpus)), folder, 7)
+    state = write_logs(loaders_of(make_pipeline(corpus)), folder, 7)
     write_bad(mm.open_dataset(corpus), [(0, 3), (1, 7), (1, 8), (2, 0)])
-    last = write_logs(loaders_of(pipeline(corpus, drop_last=False), state), folder, 3 + 5)
+    last = write_logs(loaders_of(make_pipeline(corpus, drop_last=False), state), folder, 3 + 5)
     code, out, err = replayed(corpus, last, folder)
     assert (code, err) == (0, "")
     assert ", 15 steps, 180 samples: 0 lost, 0 repeated, 0 steps unlike the plan" in out
@@ -110,9 +112,9 @@ def test_an_epoch_from_before_the_first_bad_list_is_checked_without_it(corpus, t
 def test_an_epoch_whose_bad_list_is_gone_says_how_to_check_the_others(corpus, tmp_path, replayed):
     folder = tmp_path / "run"
     write_bad(mm.open_dataset(corpus), [(0, 3)])
-    state = write_logs(loaders_of(pipeline(corpus)), folder, 5)
+    state = write_logs(loaders_of(make_pipeline(corpus)), folder, 5)
     write_bad(mm.open_dataset(corpus), [(0, 3), (1, 7)])
-    last = write_logs(loaders_of(pipeline(corpus), state), folder, 6)
+    last = write_logs(loaders_of(make_pipeline(corpus), state), folder, 6)
     code, out, err = replayed(corpus, last, folder)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "epoch 0: the known bad samples are not those of the state" in err
@@ -122,18 +124,18 @@ def test_an_epoch_whose_bad_list_is_gone_says_how_to_check_the_others(corpus, tm
 
 
 def test_the_logs_of_another_run_do_not_pass_by_their_own_order(corpus, tmp_path):
-    write_logs(loaders_of(pipeline(corpus, seed=1)), tmp_path, 10)
+    write_logs(loaders_of(make_pipeline(corpus, seed=1)), tmp_path, 10)
     logged = read_lineage(log_files([tmp_path]))
-    made = pipeline(corpus, seed=2)
-    orders = orders_logged(made.order, logged, made.dataset)
+    pipeline = make_pipeline(corpus, seed=2)
+    orders = orders_logged(pipeline.order, logged, pipeline.dataset)
     assert check_logs(orders, logged, steps_logged(orders, logged)).unplanned == 10
 
 
 def test_the_order_is_written_once_and_where_it_changes(corpus, tmp_path):
-    state = write_logs(loaders_of(pipeline(corpus)), tmp_path, 7)
-    write_logs(loaders_of(pipeline(corpus, seed=9), state), tmp_path, 8)
+    state = write_logs(loaders_of(make_pipeline(corpus)), tmp_path, 7)
+    write_logs(loaders_of(make_pipeline(corpus, seed=9), state), tmp_path, 8)
     lines = (tmp_path / "metrics-rank0.jsonl").read_text().splitlines()
     entries = [entry for line in lines for entry in json.loads(line)["lineage"]]
     told = [(e["epoch"], e["step"], e["order"]["seed"]) for e in entries if "order" in e]
-    seed = pipeline(corpus).order.seed
+    seed = make_pipeline(corpus).order.seed
     assert told == [(0, 0, seed), (1, 2, seed), (2, 0, 9)]

@@ -19,7 +19,7 @@ from mmstream.train import TrainConfig
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from mmstream.world import World
-from tests.helpers.bad_corpus import pipeline, policy, truncated_jpeg, write_faulty
+from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty
 from tests.helpers.fake_loader import FakeLoader
 from tests.helpers.tiny_model import TinyModel
 
@@ -31,12 +31,12 @@ def faulty(tmp_path_factory):
     return write_faulty(tmp_path_factory.mktemp("faulty"), COUNTS, BAD)
 
 
-def write_logs(made, folder, rows, epochs=2, accumulate=1, stop=None):
+def write_logs(pipeline, folder, rows, epochs=2, accumulate=1, stop=None):
     """What the ranks of `mmstream train --log-keys` write for a run; return its last state."""
     folder.mkdir(exist_ok=True)
     for rank in range(len(rows)):
         world = World(rank, len(rows))
-        loader = mm.Loader(made, world=world, rows_per_rank=rows, num_threads=1)
+        loader = mm.Loader(pipeline, world=world, rows_per_rank=rows, num_threads=1)
         samples, lines, num_steps, pending = SampleLog(enabled=True), [], 0, 0
         for epoch in range(epochs):
             for batch in loader:
@@ -56,10 +56,10 @@ def write_logs(made, folder, rows, epochs=2, accumulate=1, stop=None):
     return loader.state_dict()
 
 
-def checked(made, folder) -> Check:
+def checked(pipeline, folder) -> Check:
     logged = read_lineage(log_files([folder]))
-    name_of = made.dataset.name_of
-    return check_logs(made.order, logged, steps_logged(made.order, logged), name_of=name_of)
+    name_of = pipeline.dataset.name_of
+    return check_logs(pipeline.order, logged, steps_logged(pipeline.order, logged), name_of=name_of)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +73,21 @@ def checked(made, folder) -> Check:
 def test_a_run_with_substitutes_is_as_planned_on_every_topology(
     faulty, tmp_path, settings, rows, accumulate
 ):
-    made = pipeline(faulty, **settings)
-    write_logs(made, tmp_path, rows, accumulate=accumulate)
-    found = checked(made, tmp_path)
+    pipeline = make_pipeline(faulty, **settings)
+    write_logs(pipeline, tmp_path, rows, accumulate=accumulate)
+    found = checked(pipeline, tmp_path)
     assert found.holds
     assert (found.lost, found.repeated, found.unplanned, found.faults) == (0, 0, 0, ())
-    assert found.num_steps == 2 * made.order.steps_per_epoch
+    assert found.num_steps == 2 * pipeline.order.steps_per_epoch
     assert found.num_samples == (2 * 97 if settings else 2 * 96)
     assert found.substituted >= 2 * len(BAD) - 2
     assert found.unfilled == 0
 
 
 def test_rows_that_show_nothing_are_null(faulty, tmp_path):
-    made = pipeline(faulty, bad_samples=policy(action="mask"), drop_last=False)
-    write_logs(made, tmp_path, [12])
-    found = checked(made, tmp_path)
+    pipeline = make_pipeline(faulty, bad_samples=policy(action="mask"), drop_last=False)
+    write_logs(pipeline, tmp_path, [12])
+    found = checked(pipeline, tmp_path)
     assert found.holds
     assert (found.substituted, found.unfilled) == (0, 2 * len(BAD))
     text = (tmp_path / "metrics-rank0.jsonl").read_text()
@@ -101,20 +101,20 @@ def drop_most(sample):
 
 
 def test_substitutes_of_a_filter_are_the_orders_too(corpus, tmp_path):
-    made = pipeline(corpus, transforms=(drop_most,))
-    write_logs(made, tmp_path, [6, 6])
-    found = checked(made, tmp_path)
+    pipeline = make_pipeline(corpus, transforms=(drop_most,))
+    write_logs(pipeline, tmp_path, [6, 6])
+    found = checked(pipeline, tmp_path)
     assert found.holds
     assert found.substituted + found.unfilled > found.num_samples / 2
 
 
 def test_lines_say_only_what_is_needed(faulty, tmp_path):
-    made = pipeline(faulty)
-    write_logs(made, tmp_path, [4, 8])
+    pipeline = make_pipeline(faulty)
+    write_logs(pipeline, tmp_path, [4, 8])
     lines = [
         json.loads(text) for text in (tmp_path / "metrics-rank1.jsonl").read_text().splitlines()
     ]
-    order, dataset = made.order, made.dataset
+    order, dataset = pipeline.order, pipeline.dataset
     num_shown = 0
     for line in lines:
         [entry] = line["lineage"]
@@ -175,20 +175,20 @@ def shift(lines):
     ],
 )
 def test_a_fault_is_found_and_told(corpus, tmp_path, change, counts, fault):
-    made = pipeline(corpus)
-    write_logs(made, tmp_path, [12])
+    pipeline = make_pipeline(corpus)
+    write_logs(pipeline, tmp_path, [12])
     edited(tmp_path, change)
-    found = checked(made, tmp_path)
+    found = checked(pipeline, tmp_path)
     assert not found.holds
     assert (found.lost, found.repeated, found.unplanned) == counts
     assert fault in found.faults[0]
 
 
 def test_the_logs_of_a_rank_that_are_missing_are_missed(corpus, tmp_path):
-    made = pipeline(corpus)
-    write_logs(made, tmp_path, [6, 6])
+    pipeline = make_pipeline(corpus)
+    write_logs(pipeline, tmp_path, [6, 6])
     (tmp_path / "metrics-rank0.jsonl").unlink()
-    found = checked(made, tmp_path)
+    found = checked(pipeline, tmp_path)
     assert (found.lost, found.repeated, found.unplanned) == (2 * 48, 0, 16)
     assert (
         "rows 6 to 11 are logged of 0 to 11: these must be the logs of all ranks" in found.faults[0]
@@ -197,8 +197,8 @@ def test_the_logs_of_a_rank_that_are_missing_are_missed(corpus, tmp_path):
 
 
 def test_a_run_of_another_seed_is_not_this_one(corpus, tmp_path):
-    write_logs(pipeline(corpus, seed=1), tmp_path, [12])
-    found = checked(pipeline(corpus, seed=2), tmp_path)
+    write_logs(make_pipeline(corpus, seed=1), tmp_path, [12])
+    found = checked(make_pipeline(corpus, seed=2), tmp_path)
     assert found.unplanned == found.num_steps == 16
 
 
@@ -207,25 +207,25 @@ def test_a_run_of_another_seed_is_not_this_one(corpus, tmp_path):
 
 def test_steps_done_again_count_once_as_they_were_done_last(corpus, tmp_path):
     """Two ranks died after step 5 of a checkpoint at step 3; one rank does the rest."""
-    made = pipeline(corpus)
-    write_logs(made, tmp_path / "two", [6, 6], epochs=1, stop=6)
-    write_logs(made, tmp_path / "one", [12])
+    pipeline = make_pipeline(corpus)
+    write_logs(pipeline, tmp_path / "two", [6, 6], epochs=1, stop=6)
+    write_logs(pipeline, tmp_path / "one", [12])
     paths = [tmp_path / "two/metrics-rank1.jsonl"]
     first, second = (tmp_path / f"{name}/metrics-rank0.jsonl" for name in ("two", "one"))
     rest = second.read_text().splitlines(keepends=True)[3:]
     second.write_text(first.read_text() + "".join(rest))  # as where the log is not cut
     logged = read_lineage([*paths, second])
-    found = check_logs(made.order, logged, steps_logged(made.order, logged))
+    found = check_logs(pipeline.order, logged, steps_logged(pipeline.order, logged))
     assert found.holds
     assert found.num_steps == 16
 
 
 def test_a_last_line_that_a_crash_has_torn_is_passed_over(corpus, tmp_path):
-    made = pipeline(corpus)
-    write_logs(made, tmp_path, [12], epochs=1)
+    pipeline = make_pipeline(corpus)
+    write_logs(pipeline, tmp_path, [12], epochs=1)
     path = tmp_path / "metrics-rank0.jsonl"
     path.write_text(path.read_text()[:-40])
-    found = checked(made, tmp_path)
+    found = checked(pipeline, tmp_path)
     assert found.holds
     assert found.num_steps == 7
 

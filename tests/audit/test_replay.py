@@ -21,7 +21,7 @@ from mmstream.storage import LocalStore, RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, save_checkpoint
 from mmstream.train.saved_state import read_state
 from mmstream.world import World, rows_of_rank
-from tests.helpers.bad_corpus import offsets, patch, pipeline, write_faulty
+from tests.helpers.bad_corpus import make_pipeline, offsets, patch, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.stores import watched
 from tests.helpers.topology import Step, described, joined
@@ -49,9 +49,9 @@ def faulty(tmp_path_factory):
     return write_faulty(tmp_path_factory.mktemp("faulty"), COUNTS, BAD)
 
 
-def loaders(made: mm.Pipeline, rows: list[int]) -> list[mm.Loader]:
+def loaders(pipeline: mm.Pipeline, rows: list[int]) -> list[mm.Loader]:
     worlds = [World(rank, len(rows)) for rank in range(len(rows))]
-    return [mm.Loader(made, world=world, rows_per_rank=rows, num_threads=1) for world in worlds]
+    return [mm.Loader(pipeline, world=world, rows_per_rank=rows, num_threads=1) for world in worlds]
 
 
 def epoch_of(ranks: list[mm.Loader]) -> list[Step]:
@@ -77,8 +77,8 @@ def names_of(dataset: mm.Dataset, refs: list[tuple[int, int]]) -> list[tuple[str
     ],
 )
 def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows):
-    made = pipeline(faulty, **settings)
-    dataset, ranks = made.dataset, loaders(made, rows)
+    pipeline = make_pipeline(faulty, **settings)
+    dataset, ranks = pipeline.dataset, loaders(pipeline, rows)
     delivered = {}
     for _ in range(2):
         for parts in zip(*ranks, strict=True):
@@ -106,13 +106,13 @@ def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows
 
 
 def test_past_and_future_steps_are_the_same_from_any_state_of_any_topology(faulty):
-    made = pipeline(faulty)
-    first = loaders(made, [12])
+    pipeline = make_pipeline(faulty)
+    first = loaders(pipeline, [12])
     stream = iter(first[0])
     delivered = [described(next(stream)) for _ in range(3)]
     states = [first[0].state_dict()]
     for rows in ([4, 8], [3, 3, 3, 3], [6, 6]):  # on and on, elsewhere
-        ranks = loaders(made, rows)
+        ranks = loaders(pipeline, rows)
         for rank in ranks:
             rank.load_state_dict(states[-1])
         streams = [iter(rank) for rank in ranks]
@@ -123,7 +123,7 @@ def test_past_and_future_steps_are_the_same_from_any_state_of_any_topology(fault
             delivered.append(joined([described(part) for part in parts]))
         states.append(ranks[0].state_dict())
     assert states[-1]["epoch"] == 1
-    last = loaders(made, [12])
+    last = loaders(pipeline, [12])
     last[0].load_state_dict(states[-1])
     for _ in range(2):
         delivered += epoch_of(last)
@@ -131,17 +131,17 @@ def test_past_and_future_steps_are_the_same_from_any_state_of_any_topology(fault
         (epoch, step) for epoch in range(3) for step in range(8)
     ]
     for state in states:
-        order = order_of_state(state, made.dataset)[0]
+        order = order_of_state(state, pipeline.dataset)[0]
         for given in delivered:
-            found = list(replay(made.dataset, order, given.epoch, [given.step]))
+            found = list(replay(pipeline.dataset, order, given.epoch, [given.step]))
             refs = [(row.shard, row.index) for row in found]
-            assert refs == names_of(made.dataset, given.planned)
+            assert refs == names_of(pipeline.dataset, given.planned)
 
 
 def test_a_corpus_that_has_grown_still_tells_the_old_plan(tmp_path):
     old = write_corpus(tmp_path / "old", COUNTS)
     new = write_corpus(tmp_path / "new", [*COUNTS, 50])
-    state = mm.Loader(pipeline(old)).state_dict()
+    state = mm.Loader(make_pipeline(old)).state_dict()
     ours, theirs = (order_of_state(state, mm.open_dataset(url))[0] for url in (old, new))
     assert ours.identity() == theirs.identity()
     assert np.array_equal(ours.refs(3, 2), theirs.refs(3, 2))
@@ -191,7 +191,7 @@ def test_only_the_manifest_is_read_and_for_keys_one_header_a_sample(
     mmstream, corpus, tmp_path, monkeypatch
 ):
     state = tmp_path / "state.json"
-    state.write_text(json.dumps(mm.Loader(pipeline(corpus)).state_dict()))
+    state.write_text(json.dumps(mm.Loader(make_pipeline(corpus)).state_dict()))
     assert_only_headers_are_read(mmstream, corpus, state, LocalStore, monkeypatch)
 
 
@@ -199,7 +199,9 @@ def test_only_the_manifest_is_read_and_for_keys_one_header_a_sample(
 def test_on_s3_too_where_the_state_may_lie_as_well(mmstream, s3, corpus, tmp_path, monkeypatch):
     prefix = f"{s3}/{tmp_path.name}"
     write_corpus(f"{prefix}/corpus", COUNTS)
-    state = mm.Loader(pipeline(corpus)).state_dict()  # of a local run: where shards lie is not told
+    state = mm.Loader(
+        make_pipeline(corpus)
+    ).state_dict()  # of a local run: where shards lie is not told
     open_store(prefix).write("state.json", json.dumps(state).encode())
     for step in (1, 2):
         content = {"loader": json.dumps({**state, "step": step})}
@@ -245,8 +247,8 @@ def test_storage_that_fails_is_an_error_and_no_missing_key(corpus):
 # -- the command line ----------------------------------------------------------------------------
 
 
-def saved(made: mm.Pipeline, folder: Path, num_steps: int = 0) -> Path:
-    loader = mm.Loader(made)
+def saved(pipeline: mm.Pipeline, folder: Path, num_steps: int = 0) -> Path:
+    loader = mm.Loader(pipeline)
     stream = iter(loader)
     for _ in range(num_steps):
         next(stream)
@@ -256,11 +258,11 @@ def saved(made: mm.Pipeline, folder: Path, num_steps: int = 0) -> Path:
 
 
 def test_a_step_is_printed_a_line_a_row(mmstream, corpus, tmp_path, monkeypatch):
-    made = pipeline(corpus, drop_last=False)
-    state = saved(made, tmp_path, num_steps=2)
+    pipeline = make_pipeline(corpus, drop_last=False)
+    state = saved(pipeline, tmp_path, num_steps=2)
     code, out, err = mmstream(corpus, "--state", state, "--step", 8, "--epoch", 3)
     assert (code, err) == (0, "")
-    refs = made.order.refs(3, 8)
+    refs = pipeline.order.refs(3, 8)
     assert out.splitlines() == [
         f"3 8 {row} shard-{shard:06d}.tar[{index}]" + ("" if valid else " (padding)")
         for row, (shard, index, valid) in enumerate(zip(*map(np.ndarray.tolist, refs)))
@@ -278,7 +280,7 @@ def test_a_step_is_printed_a_line_a_row(mmstream, corpus, tmp_path, monkeypatch)
 
 
 def test_in_a_terminal_the_columns_have_a_header(mmstream, corpus, tmp_path, monkeypatch):
-    words = (corpus, "--state", saved(pipeline(corpus), tmp_path))
+    words = (corpus, "--state", saved(make_pipeline(corpus), tmp_path))
     plain = mmstream(*words)[1]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert mmstream(*words)[1] == "epoch step row shard[index]\n" + plain
@@ -287,7 +289,7 @@ def test_in_a_terminal_the_columns_have_a_header(mmstream, corpus, tmp_path, mon
 
 
 def test_an_epoch_that_has_not_begun_is_told(mmstream, corpus, tmp_path):
-    words = (corpus, "--state", saved(pipeline(corpus), tmp_path, num_steps=8))
+    words = (corpus, "--state", saved(make_pipeline(corpus), tmp_path, num_steps=8))
     for more in ((), ("--step", 3)):
         code, out, err = mmstream(*words, *more)
         assert (code, out[:2]) == (0, "1 ")
@@ -298,7 +300,7 @@ def test_an_epoch_that_has_not_begun_is_told(mmstream, corpus, tmp_path):
 
 
 def test_a_rank_is_told_its_own_rows(mmstream, corpus, tmp_path):
-    state = saved(pipeline(corpus), tmp_path)
+    state = saved(make_pipeline(corpus), tmp_path)
     step = ("--state", state, "--step", 5)
     whole = mmstream(corpus, *step)[1].splitlines()
     for size in (1, 2, 5):
@@ -313,7 +315,7 @@ def test_a_rank_is_told_its_own_rows(mmstream, corpus, tmp_path):
 
 
 def test_as_json(mmstream, corpus, tmp_path):
-    words = (corpus, "--state", saved(pipeline(corpus), tmp_path), "--step", 1, "--json")
+    words = (corpus, "--state", saved(make_pipeline(corpus), tmp_path), "--step", 1, "--json")
     rows = [json.loads(line) for line in mmstream(*words, "--keys")[1].splitlines()]
     assert rows[3].keys() == {"epoch", "step", "row", "shard", "index", "valid", "key"}
     dataset = mm.open_dataset(corpus)
@@ -344,7 +346,7 @@ def test_as_json(mmstream, corpus, tmp_path):
     ],
 )
 def test_a_mistake_is_a_line_and_an_exit_code(mmstream, corpus, tmp_path, words, code, reason):
-    found = mmstream(corpus, "--state", saved(pipeline(corpus), tmp_path), *words.split())
+    found = mmstream(corpus, "--state", saved(make_pipeline(corpus), tmp_path), *words.split())
     assert found[0] == code
     assert reason in found[2]
     assert "Traceback" not in found[2]
@@ -365,7 +367,7 @@ def test_a_mistake_is_a_line_and_an_exit_code(mmstream, corpus, tmp_path, words,
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(mmstream, corpus, tmp_path, change, reason):
-    path = saved(pipeline(corpus), tmp_path)
+    path = saved(make_pipeline(corpus), tmp_path)
     state, url = json.loads(path.read_text()), corpus
     if change == "other corpus":
         url = write_corpus(tmp_path / "other", [30, 1, 0, 26, 40])
@@ -391,8 +393,8 @@ def test_a_state_that_does_not_fit_is_refused(mmstream, corpus, tmp_path, change
 
 
 def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
-    made = pipeline(corpus)
-    state = mm.Loader(made).state_dict()
+    pipeline = make_pipeline(corpus)
+    state = mm.Loader(pipeline).state_dict()
     store = open_store(tmp_path / "run/checkpoints")
     for step in (3, 4):
         content = {"loader": json.dumps({**state, "step": step})}
@@ -412,7 +414,7 @@ def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
 def test_a_state_file_needs_no_torch(corpus, tmp_path):
     import subprocess
 
-    state = saved(pipeline(corpus), tmp_path)
+    state = saved(make_pipeline(corpus), tmp_path)
     probe = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
         "from mmstream.cli import main; sys.argv = ['mmstream', *sys.argv[1:]]; main()"
@@ -423,7 +425,7 @@ def test_a_state_file_needs_no_torch(corpus, tmp_path):
 
 
 def test_the_library_refuses_steps_that_are_none(corpus):
-    order = pipeline(corpus).order
+    order = make_pipeline(corpus).order
     dataset = mm.open_dataset(corpus)
     for epoch, step in ((0, 8), (0, -1), (-1, 0)):
         with pytest.raises(ConfigError):

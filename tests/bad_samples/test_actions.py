@@ -14,7 +14,7 @@ import mmstream as mm
 from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError, SampleError, ShardError
 from mmstream.train import TrainConfig
 from mmstream.train.loop import _open_loader
-from tests.helpers.bad_corpus import FAULTS, pipeline, policy, write_faulty, write_tiny
+from tests.helpers.bad_corpus import FAULTS, make_pipeline, policy, write_faulty, write_tiny
 from tests.helpers.chats import tokenizer
 from tests.helpers.topology import assert_resumes_exactly, described, run
 
@@ -36,9 +36,11 @@ def without_odd(sample):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_masked_row_keeps_the_batchs_shape_and_no_sample_counts_twice(tmp_path, name, drop_last):
     corpus = write_faulty(tmp_path, COUNTS, BAD, FAULTS[name])
-    made = pipeline(corpus, decode=DECODE, drop_last=drop_last, bad_samples=policy(action="mask"))
+    pipeline = make_pipeline(
+        corpus, decode=DECODE, drop_last=drop_last, bad_samples=policy(action="mask")
+    )
     counted = []
-    for batch in mm.Loader(made):
+    for batch in mm.Loader(pipeline):
         assert batch["image"].shape == (12, 3, 16, 16)
         masked = {record.row: record for record in batch["__lineage__"].bad}
         for row, (key, ok) in enumerate(zip(batch["__key__"], batch["__valid__"].tolist())):
@@ -56,26 +58,26 @@ def test_a_masked_row_keeps_the_batchs_shape_and_no_sample_counts_twice(tmp_path
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_a_masked_row_shows_what_a_substitute_would_be(tmp_path, drop_last):
     corpus = write_faulty(tmp_path, COUNTS, BAD)
-    made = pipeline(corpus, drop_last=drop_last)
-    masking = replace(made, bad_samples=policy(action="mask"))
-    for one, other in zip(run(made).steps, run(masking).steps, strict=True):
+    pipeline = make_pipeline(corpus, drop_last=drop_last)
+    masking = replace(pipeline, bad_samples=policy(action="mask"))
+    for one, other in zip(run(pipeline).steps, run(masking).steps, strict=True):
         assert (one.planned, one.shown, one.keys) == (other.planned, other.shown, other.keys)
         rows = {record.row for record in other.bad}
         assert other.valid == [ok and row not in rows for row, ok in enumerate(one.valid)]
 
 
 def test_masked_batches_are_the_same_on_every_topology_and_after_a_resume(tmp_path):
-    made = pipeline(write_faulty(tmp_path, COUNTS, BAD), bad_samples=policy(action="mask"))
-    whole = run(made).steps
+    pipeline = make_pipeline(write_faulty(tmp_path, COUNTS, BAD), bad_samples=policy(action="mask"))
+    whole = run(pipeline).steps
     for size, num_workers in ((2, 1), (3, 2), (4, 3)):
-        assert run(made, size, num_workers, num_threads=2).steps == whole
-    assert assert_resumes_exactly(lambda: mm.Loader(made, num_threads=2))[: len(whole)] == whole
+        assert run(pipeline, size, num_workers, num_threads=2).steps == whole
+    assert assert_resumes_exactly(lambda: mm.Loader(pipeline, num_threads=2))[: len(whole)] == whole
 
 
 def test_a_step_of_nothing_but_bad_samples_is_masked_whole_and_the_run_goes_on(tmp_path):
     corpus = write_tiny(tmp_path, [48], set(range(12, 24)))
-    made = pipeline(corpus, shuffle=False, bad_samples=policy(action="mask"))
-    loader = mm.Loader(made)
+    pipeline = make_pipeline(corpus, shuffle=False, bad_samples=policy(action="mask"))
+    loader = mm.Loader(pipeline)
     assert [int(batch["__valid__"].sum()) for batch in loader] == [12, 0, 12, 12]
     assert (loader.stats.num_samples, loader.stats.num_bad) == (48, 12)
 
@@ -85,7 +87,7 @@ def test_a_masked_row_moves_no_weight(tmp_path):
 
     corpus = write_faulty(tmp_path, COUNTS, BAD)
     (batch, *_) = mm.to_device(
-        mm.Loader(pipeline(corpus, decode=DECODE, bad_samples=policy(action="mask"))), "cpu",
+        mm.Loader(make_pipeline(corpus, decode=DECODE, bad_samples=policy(action="mask"))), "cpu",
         normalize=mm.Normalize((0.5,) * 3, (0.5,) * 3),
     )  # fmt: skip
     valid = batch["__valid__"]
@@ -101,9 +103,11 @@ def test_a_masked_row_moves_no_weight(tmp_path):
 
 def test_labels_of_invalid_rows_are_ignored_by_losses_that_know_only_them(tmp_path):
     corpus = write_faulty(tmp_path, [26], {3, 4})
-    made = pipeline(corpus, decode=DECODE, drop_last=False, bad_samples=policy(action="mask"))
+    pipeline = make_pipeline(
+        corpus, decode=DECODE, drop_last=False, bad_samples=policy(action="mask")
+    )
     num_invalid = 0
-    for batch in mm.Loader(made):
+    for batch in mm.Loader(pipeline):
         valid = batch["__valid__"]
         assert (batch["labels"][~valid] == -100).all()
         assert (batch["labels"][valid] != -100).any(dim=1).all()
@@ -116,17 +120,17 @@ def test_labels_that_are_not_of_tokens_are_left_alone(tmp_path, shape):
     def collate(samples):
         return {"labels": torch.ones(shape), "input_ids": torch.ones((12, 3))}
 
-    made = pipeline(
+    pipeline = make_pipeline(
         write_tiny(tmp_path, [24], {3, 4}), collate=collate, bad_samples=policy(action="mask")
     )
-    for batch in mm.Loader(made):
+    for batch in mm.Loader(pipeline):
         assert (batch["labels"] == 1).all()
 
 
 def test_a_filter_masks_where_the_policy_masks(tmp_path):
     corpus = write_tiny(tmp_path, [30, 31])
-    made = pipeline(corpus, transforms=(without_odd,), bad_samples=policy(action="mask"))
-    loader = mm.Loader(made)
+    pipeline = make_pipeline(corpus, transforms=(without_odd,), bad_samples=policy(action="mask"))
+    loader = mm.Loader(pipeline)
     shown = [
         int(key)
         for batch in loader
@@ -141,9 +145,9 @@ def test_a_filter_masks_where_the_policy_masks(tmp_path):
 
 def test_notebooks_show_what_is_masked_and_what_the_policy_is(tmp_path):
     corpus = write_faulty(tmp_path, COUNTS, BAD)
-    made = pipeline(corpus, decode=DECODE, shuffle=False)
+    pipeline = make_pipeline(corpus, decode=DECODE, shuffle=False)
     shown = {
-        action: replace(made, bad_samples=policy(action=action, max_consecutive=7))
+        action: replace(pipeline, bad_samples=policy(action=action, max_consecutive=7))
         for action in ("substitute", "mask", "raise")
     }
     assert (
@@ -163,8 +167,8 @@ def test_notebooks_show_what_is_masked_and_what_the_policy_is(tmp_path):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_workers, ahead):
     corpus = write_tiny(tmp_path, [48], {30, 33})
-    made = pipeline(corpus, shuffle=False, bad_samples=policy(action="raise"))
-    with closing(mm.Loader(made, num_workers=num_workers)) as loader:
+    pipeline = make_pipeline(corpus, shuffle=False, bad_samples=policy(action="raise"))
+    with closing(mm.Loader(pipeline, num_workers=num_workers)) as loader:
         stage = mm.to_device(loader, "cpu") if ahead else loader
         seen = []
         with pytest.raises(DecodeError) as caught:  # noqa: PT012
@@ -175,9 +179,9 @@ def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_worke
     assert "\n" not in str(caught.value)
     assert seen == [(0, index) for index in range(24)]
     assert (state["epoch"], state["step"]) == (0, 2)
-    other = mm.Loader(replace(made, bad_samples=policy()))
+    other = mm.Loader(replace(pipeline, bad_samples=policy()))
     other.load_state_dict(state)
-    calm = run(replace(made, bad_samples=policy())).steps
+    calm = run(replace(pipeline, bad_samples=policy())).steps
     assert [described(batch) for batch in other] == calm[2:]
 
 
@@ -185,27 +189,27 @@ def test_a_bad_sample_of_a_transform_keeps_its_address(tmp_path):
     def refuses(sample):
         raise ValueError("too dark")
 
-    made = pipeline(
+    pipeline = make_pipeline(
         write_tiny(tmp_path, [12]), transforms=(refuses,), bad_samples=policy(action="raise")
     )
     with pytest.raises(SampleError, match=r"^shard-000000\.tar\[\d+\] \d+: refuses: ValueError: "):
-        list(mm.Loader(made))
+        list(mm.Loader(pipeline))
 
 
 @pytest.mark.parametrize("shards", [True, False])
 def test_an_unreadable_shard_is_raised_as_what_it_is(tmp_path, shards):
     corpus = write_tiny(tmp_path, [40, 20])
     Path(corpus, "shard-000001.tar").unlink()
-    made = pipeline(corpus, bad_samples=policy(action="raise", shards=shards))
+    pipeline = make_pipeline(corpus, bad_samples=policy(action="raise", shards=shards))
     with pytest.raises(ShardError, match=r"^shard-000001\.tar: no such shard"):
-        list(mm.Loader(made))
+        list(mm.Loader(pipeline))
 
 
 def test_a_filter_finds_no_fault_and_is_substituted(tmp_path):
     corpus = write_tiny(tmp_path, [30, 31])
-    made = pipeline(corpus, transforms=(without_odd,))
-    raising = replace(made, bad_samples=policy(action="raise"))
-    assert run(raising).steps == run(made).steps
+    pipeline = make_pipeline(corpus, transforms=(without_odd,))
+    raising = replace(pipeline, bad_samples=policy(action="raise"))
+    assert run(raising).steps == run(pipeline).steps
     loader = mm.Loader(raising)
     assert len(list(loader)) == 5
     assert loader.stats.num_skipped > 0
@@ -213,9 +217,11 @@ def test_a_filter_finds_no_fault_and_is_substituted(tmp_path):
 
 def test_without_bad_samples_all_actions_are_one(tmp_path):
     corpus = write_tiny(tmp_path, [30, 31])
-    made = pipeline(corpus, drop_last=False)
+    pipeline = make_pipeline(corpus, drop_last=False)
     for action in ("mask", "raise"):
-        assert run(replace(made, bad_samples=policy(action=action))).steps == run(made).steps
+        assert (
+            run(replace(pipeline, bad_samples=policy(action=action))).steps == run(pipeline).steps
+        )
 
 
 # -- limits -------------------------------------------------------------------------------------
@@ -226,7 +232,7 @@ def test_without_bad_samples_all_actions_are_one(tmp_path):
 def test_max_samples_is_an_absolute_limit(tmp_path, most, step, action):
     corpus = write_faulty(tmp_path, COUNTS, BAD)
     limits = policy(action=action, max_samples=most)
-    loader = mm.Loader(pipeline(corpus, shuffle=False, bad_samples=limits))
+    loader = mm.Loader(make_pipeline(corpus, shuffle=False, bad_samples=limits))
     with pytest.raises(BadSampleLimitError, match=rf"samples are bad \(max_samples={most}\)"):
         list(loader)
     assert loader.stats.num_steps == loader.state_dict()["step"] == step
@@ -235,7 +241,7 @@ def test_max_samples_is_an_absolute_limit(tmp_path, most, step, action):
 @pytest.mark.parametrize("most", [None, 8])
 def test_at_the_limit_a_run_goes_on(tmp_path, most):
     corpus = write_faulty(tmp_path, COUNTS, BAD)
-    loader = mm.Loader(pipeline(corpus, shuffle=False, bad_samples=policy(max_samples=most)))
+    loader = mm.Loader(make_pipeline(corpus, shuffle=False, bad_samples=policy(max_samples=most)))
     assert len(list(loader)) == 8
     assert loader.stats.num_bad == 8  # the ninth lies behind the last full step
 

@@ -28,9 +28,9 @@ from mmstream.errors import (
 from tests.helpers.bad_corpus import (
     FAULTS,
     bad_json,
+    make_pipeline,
     offsets,
     patch,
-    pipeline,
     policy,
     truncated_jpeg,
     write_faulty,
@@ -58,14 +58,16 @@ def refs_of(counts: list[int], numbers: set[int]) -> set[tuple[int, int]]:
     return found
 
 
-def assert_epoch_is_whole(made: mm.Pipeline, steps: list[Step], bad: set[tuple[int, int]]) -> None:
+def assert_epoch_is_whole(
+    pipeline: mm.Pipeline, steps: list[Step], bad: set[tuple[int, int]]
+) -> None:
     """Full batches; the plan is the order's; each readable sample once but for substitutes."""
-    order, genuine = made.order, Counter()
+    order, genuine = pipeline.order, Counter()
     for step in steps:
         refs = order.refs(step.epoch, step.step)
         planned = list(zip(refs.shard.tolist(), refs.index.tolist()))
         assert step.planned == planned
-        assert len(step.keys) == len(step.shown) == made.global_batch_size
+        assert len(step.keys) == len(step.shown) == pipeline.global_batch_size
         records = {record.row: record for record in step.bad}
         assert [r.row for r in step.bad] == sorted(records)
         for row, ref in enumerate(planned):
@@ -77,20 +79,20 @@ def assert_epoch_is_whole(made: mm.Pipeline, steps: list[Step], bad: set[tuple[i
                 genuine[ref] += step.valid[row]
                 continue
             assert (record.epoch, record.step) == (step.epoch, step.step)
-            assert (record.shard, record.index) == (made.dataset.name_of(ref[0]), ref[1])
+            assert (record.shard, record.index) == (pipeline.dataset.name_of(ref[0]), ref[1])
             assert step.valid[row] == (record.substitute is not None)
             assert step.shown[row] not in bad
             if record.substitute is not None:
                 shard, index = step.shown[row]
-                assert record.substitute == (made.dataset.name_of(shard), index)
-                assert_substitute_is_near(made, step, row, bad)
+                assert record.substitute == (pipeline.dataset.name_of(shard), index)
+                assert_substitute_is_near(pipeline, step, row, bad)
     planned = {ref for step in steps for ref in step.planned}
     assert genuine == Counter(planned - bad)
 
 
-def assert_substitute_is_near(made, step, row, bad) -> None:
+def assert_substitute_is_near(pipeline, step, row, bad) -> None:
     """The first good one of the order's attempts; of another step while the window has others."""
-    order = made.order
+    order = pipeline.order
     attempts = [order.substitute(step.epoch, step.step, row, n) for n in range(16)]
     chosen = next(n for n, ref in enumerate(attempts) if ref not in bad)
     assert step.shown[row] == attempts[chosen]
@@ -106,9 +108,9 @@ def assert_substitute_is_near(made, step, row, bad) -> None:
 def test_every_fault_is_substituted_and_the_epoch_stays_whole(tmp_path, decoders, name, drop_last):
     counts = [30, 1, 0, 40, 26]
     corpus = write_faulty(tmp_path, counts, BAD, FAULTS[name])
-    made = pipeline(corpus, decode=decoders, drop_last=drop_last)
-    steps = run(made).steps
-    assert_epoch_is_whole(made, steps, refs_of(counts, BAD))
+    pipeline = make_pipeline(corpus, decode=decoders, drop_last=drop_last)
+    steps = run(pipeline).steps
+    assert_epoch_is_whole(pipeline, steps, refs_of(counts, BAD))
     kinds = {record.kind for step in steps for record in step.bad}
     assert kinds == {"SampleError" if name == "field_twice" else "DecodeError"}
     for record in (record for step in steps for record in step.bad):
@@ -119,9 +121,9 @@ def test_a_damaged_tar_header_is_the_fault_of_one_sample(tmp_path):
     corpus = write_faulty(tmp_path, [20, 20], ())
     patch(corpus, 0, int(offsets(corpus, 0)[7]), b"\0garbage" * 8)
     patch(corpus, 1, int(offsets(corpus, 1)[3]) + 124, b"99999999999\0")  # no octal number
-    made = pipeline(corpus, global_batch_size=8)
-    steps = run(made).steps
-    assert_epoch_is_whole(made, steps, {(0, 7), (1, 3)})
+    pipeline = make_pipeline(corpus, global_batch_size=8)
+    steps = run(pipeline).steps
+    assert_epoch_is_whole(pipeline, steps, {(0, 7), (1, 3)})
     assert all("tar header" in record.reason for step in steps for record in step.bad)
 
 
@@ -141,9 +143,11 @@ def test_every_odd_picture_is_shown_or_substituted(tmp_path):
         counts,
         lambda n: {files[n].suffix[1:]: files[n].read_bytes()} if n < len(files) else captioned(n),
     )
-    made = pipeline(corpus, global_batch_size=8, decode=Decode(image=decoder), drop_last=False)
-    assert_epoch_is_whole(made, run(made).steps, refs_of(counts, refused))
-    for batch in mm.Loader(made):
+    pipeline = make_pipeline(
+        corpus, global_batch_size=8, decode=Decode(image=decoder), drop_last=False
+    )
+    assert_epoch_is_whole(pipeline, run(pipeline).steps, refs_of(counts, refused))
+    for batch in mm.Loader(pipeline):
         assert batch["image"].shape == (8, 3, 16, 16)
 
 
@@ -156,7 +160,7 @@ def test_any_bad_samples_get_the_same_substitutes_on_every_topology_and_after_a_
     counts[-1] += max(0, rows + 4 - total)
     bad = data.draw(st.sets(st.integers(0, sum(counts) - 1), max_size=sum(counts) // 5), "bad")
     with tempfile.TemporaryDirectory() as folder:
-        made = pipeline(
+        pipeline = make_pipeline(
             write_tiny(folder, counts, bad),
             global_batch_size=rows,
             drop_last=drop_last,
@@ -165,24 +169,26 @@ def test_any_bad_samples_get_the_same_substitutes_on_every_topology_and_after_a_
             seed=data.draw(st.integers(0, 9), "seed"),
             grid=data.draw(st.sampled_from([None, (1, 2), (2, 1), (2, 2)]), "grid"),
         )
-        whole = run(made).steps
-        assert_epoch_is_whole(made, whole, refs_of(counts, bad))
+        whole = run(pipeline).steps
+        assert_epoch_is_whole(pipeline, whole, refs_of(counts, bad))
         for size in {1, 2, min(3, rows)}:
             for num_workers in (1, 2):
-                assert run(made, size, num_workers).steps == whole
+                assert run(pipeline, size, num_workers).steps == whole
         for step in range(1, len(whole)):
             size, num_workers = 1 + step % 2, 1 + step % 3
-            rest = run(made, size, num_workers, range(step, len(whole)), num_threads=1 + step % 2)
+            rest = run(
+                pipeline, size, num_workers, range(step, len(whole)), num_threads=1 + step % 2
+            )
             assert rest.steps == whole[step:]
 
 
 @pytest.mark.slow
 def test_real_workers_make_the_same_substitutes_as_one_process(tmp_path, decoders):
     corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, truncated_jpeg)
-    made = pipeline(corpus, decode=decoders)
+    pipeline = make_pipeline(corpus, decode=decoders)
     assert assert_resumes_exactly(
-        lambda: mm.Loader(made, num_workers=2), images=True, fresh=False
-    ) == assert_resumes_exactly(lambda: mm.Loader(made), images=True)
+        lambda: mm.Loader(pipeline, num_workers=2), images=True, fresh=False
+    ) == assert_resumes_exactly(lambda: mm.Loader(pipeline), images=True)
 
 
 class FlakyDataset(Dataset):
@@ -200,16 +206,16 @@ class FlakyDataset(Dataset):
 
 
 def test_samples_that_are_refused_once_change_nothing(tmp_path):
-    made = pipeline(write_faulty(tmp_path, [30, 30], ()))
-    calm = run(made).steps
-    flaky = FlakyDataset(made.dataset.manifest, made.dataset.store)
-    assert run(replace(made, dataset=flaky)).steps == calm
+    pipeline = make_pipeline(write_faulty(tmp_path, [30, 30], ()))
+    calm = run(pipeline).steps
+    flaky = FlakyDataset(pipeline.dataset.manifest, pipeline.dataset.store)
+    assert run(replace(pipeline, dataset=flaky)).steps == calm
     assert len(flaky.refused) == 60
 
 
 def test_ranges_that_come_wrong_once_change_nothing(tmp_path):
-    made = pipeline(write_faulty(tmp_path, [30, 30], ()))
-    calm = run(made).steps
+    pipeline = make_pipeline(write_faulty(tmp_path, [30, 30], ()))
+    calm = run(pipeline).steps
     seen = set()
 
     def wrong_once(name, bounds, answer):
@@ -218,7 +224,7 @@ def test_ranges_that_come_wrong_once_change_nothing(tmp_path):
         seen.add((name, bounds))
         return b"\1" * len(answer)
 
-    assert run(watched_pipeline(made, wrong_once)[0]).steps == calm
+    assert run(watched_pipeline(pipeline, wrong_once)[0]).steps == calm
     assert len(seen) > 1
 
 
@@ -231,8 +237,10 @@ def test_a_storage_error_is_never_substituted(tmp_path):
         num_ranges += bounds is not None
         return answer if num_ranges <= 3 else StorageError("the bucket is on fire")
 
-    made, store = watched_pipeline(pipeline(corpus, bad_samples=policy(shards=True)), on_fire)
-    loader = mm.Loader(made)
+    pipeline, store = watched_pipeline(
+        make_pipeline(corpus, bad_samples=policy(shards=True)), on_fire
+    )
+    loader = mm.Loader(pipeline)
     with pytest.raises(StorageError, match="on fire"):
         list(loader)
     state = loader.state_dict()
@@ -279,15 +287,15 @@ def stretch_index(corpus):
 def test_an_unreadable_shard_stops_the_run_unless_the_policy_skips_it(tmp_path, damage):
     corpus = write_faulty(tmp_path, [40, 20, 30], ())
     bad, reason = damage(corpus)
-    made = pipeline(corpus, global_batch_size=6)
+    pipeline = make_pipeline(corpus, global_batch_size=6)
     with pytest.raises(ShardError, match=rf"shard-000001\.tar.*{reason}"):
-        list(mm.Loader(made))
-    made = replace(made, bad_samples=policy(shards=True))
-    steps = run(made).steps
-    assert_epoch_is_whole(made, steps, bad)
+        list(mm.Loader(pipeline))
+    pipeline = replace(pipeline, bad_samples=policy(shards=True))
+    steps = run(pipeline).steps
+    assert_epoch_is_whole(pipeline, steps, bad)
     assert {record.kind for step in steps for record in step.bad} == {"ShardError"}
     assert all(reason in record.reason for step in steps for record in step.bad)
-    assert run(made, 2, 2).steps == steps
+    assert run(pipeline, 2, 2).steps == steps
 
 
 def only_even(sample):
@@ -322,12 +330,14 @@ def samples_read_alone(dataset, store):
 def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(tmp_path, keep):
     corpus = write_faulty(tmp_path, [30, 31], {8})
     strict = policy(max_fraction=0.1, min_samples=1, max_consecutive=1)
-    made, store = watched_pipeline(pipeline(corpus, transforms=(keep,), bad_samples=strict))
-    loader = mm.Loader(made, num_threads=1)
+    pipeline, store = watched_pipeline(
+        make_pipeline(corpus, transforms=(keep,), bad_samples=strict)
+    )
+    loader = mm.Loader(pipeline, num_threads=1)
     batches = list(loader)
-    read_alone = samples_read_alone(made.dataset, store)
+    read_alone = samples_read_alone(pipeline.dataset, store)
     assert_epoch_is_whole(
-        made, run(made).steps, refs_of([30, 31], {8} | {n for n in range(61) if n % 2})
+        pipeline, run(pipeline).steps, refs_of([30, 31], {8} | {n for n in range(61) if n % 2})
     )
     assert all(row["id"] % 2 == 0 for batch in batches for row in batch["json"])
     planned = [ref for batch in batches for ref in batch["__lineage__"].planned]
@@ -341,7 +351,7 @@ def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(tmp_path
         for b in batches
         for r in b["__lineage__"].bad
         for n in range(16)
-        if (ref := made.order.substitute(0, r.step, r.row, n))
+        if (ref := pipeline.order.substitute(0, r.step, r.row, n))
     ]
     assert read_alone - {(0, 8)} <= set(attempts)
 
@@ -366,9 +376,9 @@ class StrangeError(SampleError):
 @pytest.mark.parametrize("transform", [planned_bad, own_error])
 def test_a_transform_that_raises_makes_a_bad_sample_with_its_name(tmp_path, transform):
     counts = [30, 1, 0, 40, 26]
-    made = pipeline(write_faulty(tmp_path, counts, ()), transforms=(transform,))
-    steps = run(made).steps
-    assert_epoch_is_whole(made, steps, refs_of(counts, BAD))
+    pipeline = make_pipeline(write_faulty(tmp_path, counts, ()), transforms=(transform,))
+    steps = run(pipeline).steps
+    assert_epoch_is_whole(pipeline, steps, refs_of(counts, BAD))
     for record in (record for step in steps for record in step.bad):
         assert record.kind == "SampleError"
         assert f"{transform.__name__}: " in record.reason
@@ -383,7 +393,7 @@ def test_a_bug_in_a_transform_stops_the_run_as_what_it_is(corpus, error):
     def broken(sample):
         raise error("a bug")
 
-    loader = mm.Loader(pipeline(corpus, transforms=(broken,)))
+    loader = mm.Loader(make_pipeline(corpus, transforms=(broken,)))
     with pytest.raises(error, match="a bug"):
         list(loader)
     assert loader.state_dict()["step"] == 0
@@ -392,7 +402,7 @@ def test_a_bug_in_a_transform_stops_the_run_as_what_it_is(corpus, error):
 @pytest.mark.parametrize("value", [None, [1], "text", True])
 def test_a_transform_that_returns_no_sample_is_told_how_to_leave_one_out(corpus, value):
     with pytest.raises(ConfigError, match=r"gives returned .*raise mm\.SkipSample"):
-        list(mm.Loader(pipeline(corpus, transforms=(gives(value),))))
+        list(mm.Loader(make_pipeline(corpus, transforms=(gives(value),))))
 
 
 def gives(value):
@@ -414,13 +424,13 @@ def destructive(sample):
 
 @pytest.mark.parametrize("transform", [forgetful, destructive])
 def test_lineage_survives_a_transform_that_drops_it(corpus, transform):
-    plain = run(pipeline(corpus)).steps
-    assert run(pipeline(corpus, transforms=(transform,))).steps == plain
+    plain = run(make_pipeline(corpus)).steps
+    assert run(make_pipeline(corpus, transforms=(transform,))).steps == plain
 
 
 def test_when_all_is_bad_the_run_stops_at_once_with_the_reason(tmp_path):
-    made = pipeline(write_faulty(tmp_path, [24], set(range(24))), global_batch_size=4)
-    loader = mm.Loader(made)
+    pipeline = make_pipeline(write_faulty(tmp_path, [24], set(range(24))), global_batch_size=4)
+    loader = mm.Loader(pipeline)
     with pytest.raises(
         BadSampleLimitError, match=r"no row has a good sample.*shard-000000\.tar.*JSON"
     ):
@@ -432,14 +442,14 @@ def test_when_all_is_bad_the_run_stops_at_once_with_the_reason(tmp_path):
 def test_rows_that_nothing_can_fill_are_invalid_and_counted(tmp_path):
     good = 17
     corpus = write_tiny(tmp_path, [60], set(range(60)) - {good})
-    made = pipeline(corpus, global_batch_size=60, window=8)
-    (step,) = run(made).steps
+    pipeline = make_pipeline(corpus, global_batch_size=60, window=8)
+    (step,) = run(pipeline).steps
     empty = [record.row for record in step.bad if record.substitute is None]
     assert 0 < len(empty) < 59
     assert [row for row, ok in enumerate(step.valid) if not ok] == empty
     assert set(step.keys) == {f"{good:06d}"}
     assert set(step.shown) == {(0, good)}  # also of the invalid rows: what lies in the batch
-    loader = mm.Loader(made)
+    loader = mm.Loader(pipeline)
     (batch,) = loader
     assert loader.stats.num_samples == 60
     assert loader.stats.num_bad == 59
@@ -449,15 +459,15 @@ def test_rows_that_nothing_can_fill_are_invalid_and_counted(tmp_path):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_bad_sample_of_the_padded_tail_is_counted_once(tmp_path, size):
     everything = set(range(26))
-    made = pipeline(write_tiny(tmp_path, [26], {7}), drop_last=False)
+    pipeline = make_pipeline(write_tiny(tmp_path, [26], {7}), drop_last=False)
     tails = set()
     for seed in range(40):  # until the bad one lies in the tail, whose samples come 6 times each
-        made = replace(made, seed=seed)
-        tails = set(run(made, steps=range(2, 3)).steps[0].planned)
+        pipeline = replace(pipeline, seed=seed)
+        tails = set(run(pipeline, steps=range(2, 3)).steps[0].planned)
         if (0, 7) in tails:
             break
     assert (0, 7) in tails
-    ranks = [mm.Loader(made, world=mm.World(rank, size)) for rank in range(size)]
+    ranks = [mm.Loader(pipeline, world=mm.World(rank, size)) for rank in range(size)]
     batches = [batch for loader in ranks for batch in loader]
     assert sum(loader.stats.num_bad for loader in ranks) == 1
     assert sum(loader.stats.num_samples for loader in ranks) == 26
@@ -468,8 +478,8 @@ def test_a_bad_sample_of_the_padded_tail_is_counted_once(tmp_path, size):
 
 def test_bad_samples_leave_no_trace_in_the_pixels_of_others(tmp_path):
     decode = Decode(image=ImageDecoder(size=16))
-    clean = pipeline(write_faulty(tmp_path / "a", [60], ()), decode=decode)
-    dirty = pipeline(write_faulty(tmp_path / "b", [60], BAD, truncated_jpeg), decode=decode)
+    clean = make_pipeline(write_faulty(tmp_path / "a", [60], ()), decode=decode)
+    dirty = make_pipeline(write_faulty(tmp_path / "b", [60], BAD, truncated_jpeg), decode=decode)
     pixels = {
         key: image
         for batch in mm.Loader(clean)
@@ -495,11 +505,11 @@ def test_a_key_that_is_no_text_is_no_reason_to_stop(tmp_path):
             block[148:156] = b"%06o\0 " % total
             patch(corpus, 0, at, bytes(block))
     quarantine = tmp_path / "bad"
-    made = pipeline(
+    pipeline = make_pipeline(
         str(corpus), global_batch_size=4, bad_samples=policy(quarantine=str(quarantine))
     )
-    assert_epoch_is_whole(made, run(made).steps, {(0, 4)})
-    assert len(list(mm.Loader(made))) == 3
+    assert_epoch_is_whole(pipeline, run(pipeline).steps, {(0, 4)})
+    assert len(list(mm.Loader(pipeline))) == 3
     assert len((quarantine / "quarantine-rank0.jsonl").read_bytes().splitlines()) == 1
 
 
@@ -512,7 +522,7 @@ def rarely(sample):
 @pytest.mark.parametrize("size", [2, 4])
 def test_rows_that_nothing_fills_are_the_same_on_every_topology(tmp_path, size):
     corpus = write_corpus(tmp_path, [50, 46])
-    made = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4, transforms=(rarely,))
-    alone = run(made)
+    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4, transforms=(rarely,))
+    alone = run(pipeline)
     assert any(not ok for step in alone.steps for ok in step.valid)
-    assert run(made, size).steps == alone.steps
+    assert run(pipeline, size).steps == alone.steps

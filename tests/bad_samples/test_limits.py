@@ -14,7 +14,7 @@ import mmstream as mm
 from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.quarantine import BadSample, append_records
 from mmstream.errors import BadSampleLimitError, ConfigError
-from tests.helpers.bad_corpus import pipeline, policy, write_faulty, write_tiny
+from tests.helpers.bad_corpus import make_pipeline, policy, write_faulty, write_tiny
 
 
 def record(row: int, kind: str = "DecodeError", substitute=("s.tar", 9)) -> BadSample:
@@ -198,8 +198,8 @@ def test_the_first_bad_samples_are_warnings_and_a_filter_is_none(caplog):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_ranks_counts_add_up_to_the_epochs(tmp_path, size):
     bad = {3, 4, 20, 41}
-    made = pipeline(write_tiny(tmp_path, [30, 21], bad), drop_last=False)
-    loaders = [mm.Loader(made, world=mm.World(rank, size)) for rank in range(size)]
+    pipeline = make_pipeline(write_tiny(tmp_path, [30, 21], bad), drop_last=False)
+    loaders = [mm.Loader(pipeline, world=mm.World(rank, size)) for rank in range(size)]
     for loader in loaders:
         assert len(list(loader)) == 5
     stats = [loader.stats for loader in loaders]
@@ -215,8 +215,8 @@ def test_a_limit_holds_its_batch_back_and_the_state_stays_before_it(tmp_path, ah
     corpus = write_tiny(tmp_path / "corpus", [48], set(range(12, 18)))
     quarantine = tmp_path / "bad"
     strict = policy(max_consecutive=3, quarantine=str(quarantine))
-    made = pipeline(corpus, shuffle=False, bad_samples=strict)
-    loader = mm.Loader(made)
+    pipeline = make_pipeline(corpus, shuffle=False, bad_samples=strict)
+    loader = mm.Loader(pipeline)
     stage = mm.to_device(loader, "cpu") if ahead else loader
     seen = []
     with pytest.raises(BadSampleLimitError, match="6 bad samples in a row"):  # noqa: PT012
@@ -229,23 +229,23 @@ def test_a_limit_holds_its_batch_back_and_the_state_stays_before_it(tmp_path, ah
     assert len((quarantine / "quarantine-rank0.jsonl").read_text().splitlines()) == 6
     with pytest.raises(BadSampleLimitError):  # the same loader does not slip past it
         next(iter(stage))
-    other = mm.Loader(pipeline(corpus, shuffle=False))
+    other = mm.Loader(make_pipeline(corpus, shuffle=False))
     other.load_state_dict(state)
     assert [batch["__lineage__"].step for batch in other] == [1, 2, 3]
 
 
 def test_counters_start_anew_after_a_resume(tmp_path):
-    made = pipeline(
+    pipeline = make_pipeline(
         write_tiny(tmp_path, [48], {0, 1, 2, 3, 4, 5}),
         shuffle=False,
         global_batch_size=4,
         bad_samples=policy(max_consecutive=5, max_fraction=0.5, min_samples=8),
     )
-    loader = mm.Loader(made)
+    loader = mm.Loader(pipeline)
     next(iter(loader))
     with pytest.raises(BadSampleLimitError, match="6 bad samples in a row"):
         list(loader)
-    other = mm.Loader(made)
+    other = mm.Loader(pipeline)
     other.load_state_dict(loader.state_dict())
     assert len(list(other)) == 11
     assert other.stats.num_bad == 2
@@ -254,7 +254,7 @@ def test_counters_start_anew_after_a_resume(tmp_path):
 def test_the_default_policy_bears_one_bad_sample_and_says_where(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     corpus = write_faulty(tmp_path / "corpus", [24], {5})
-    loader = mm.Loader(pipeline(corpus, bad_samples=mm.BadSamplePolicy()))
+    loader = mm.Loader(make_pipeline(corpus, bad_samples=mm.BadSamplePolicy()))
     assert len(list(loader)) == 2
     (line,) = (tmp_path / "quarantine-rank0.jsonl").read_text().splitlines()
     written = json.loads(line)

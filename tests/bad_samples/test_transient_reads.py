@@ -14,7 +14,7 @@ import mmstream as mm
 from mmstream.dataset.index import encode_index
 from mmstream.decoding.substitute import MAX_SAMPLE_READS
 from mmstream.errors import ShardError, StorageError
-from tests.helpers.bad_corpus import offsets, pipeline, policy, truncated_jpeg, write_faulty
+from tests.helpers.bad_corpus import make_pipeline, offsets, policy, truncated_jpeg, write_faulty
 from tests.helpers.stores import watched_pipeline
 from tests.helpers.topology import described, run
 
@@ -23,9 +23,9 @@ BAD = {5, 29, 30, 58, 70}
 
 
 @pytest.fixture
-def made(tmp_path) -> mm.Pipeline:
+def pipeline(tmp_path) -> mm.Pipeline:
     corpus = write_faulty(tmp_path, COUNTS, BAD, truncated_jpeg)
-    return pipeline(corpus, decode=mm.Decode(image=mm.ImageDecoder(size=16)))
+    return make_pipeline(corpus, decode=mm.Decode(image=mm.ImageDecoder(size=16)))
 
 
 class RandomFaults:
@@ -58,14 +58,14 @@ class RandomFaults:
         return chance.choice([chance.randbytes, lambda n: b"\xff" * n])(len(answer))
 
 
-def opened_anew(made, change=None):
+def opened_anew(pipeline, change=None):
     """The same pipeline, of a dataset that has read no index yet."""
-    return watched_pipeline(made, change)[0]
+    return watched_pipeline(pipeline, change)[0]
 
 
-def delivered(made, resume_every: int, num_threads: int = 1, change=None):
+def delivered(pipeline, resume_every: int, num_threads: int = 1, change=None):
     """All steps and pixels of an epoch, by loaders that each go on from where one was left."""
-    loader = mm.Loader(opened_anew(made, change), num_threads=num_threads)
+    loader = mm.Loader(opened_anew(pipeline, change), num_threads=num_threads)
     steps = []
     while loader.state_dict()["epoch"] == 0:
         for count, batch in enumerate(loader, start=1):
@@ -73,7 +73,7 @@ def delivered(made, resume_every: int, num_threads: int = 1, change=None):
             if count == resume_every:
                 break
         state = loader.state_dict()
-        loader = mm.Loader(opened_anew(made, change), num_threads=num_threads)
+        loader = mm.Loader(opened_anew(pipeline, change), num_threads=num_threads)
         loader.load_state_dict(state)
     return steps
 
@@ -85,21 +85,21 @@ def assert_equal(one, other) -> None:
 
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
-def test_bytes_that_come_wrong_at_random_change_no_batch(made, rate, once):
-    calm = delivered(made, resume_every=100)
+def test_bytes_that_come_wrong_at_random_change_no_batch(pipeline, rate, once):
+    calm = delivered(pipeline, resume_every=100)
     assert sum(len(step.bad) for step, _ in calm) == len(BAD)
     faults = RandomFaults(rate, fails=False, once=once)
     for resume_every in (100, 1, 3):
         faults.num_reads.clear()
-        assert_equal(delivered(made, resume_every, num_threads=2, change=faults), calm)
+        assert_equal(delivered(pipeline, resume_every, num_threads=2, change=faults), calm)
     assert faults.num_spoilt > 0
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_a_run_that_storage_stops_at_random_goes_on_with_the_same_batches(made, rate):
-    calm = run(made).steps
+def test_a_run_that_storage_stops_at_random_goes_on_with_the_same_batches(pipeline, rate):
+    calm = run(pipeline).steps
     faults = RandomFaults(rate, fails=True, once=True)
-    loader = mm.Loader(opened_anew(made, faults), num_threads=1)
+    loader = mm.Loader(opened_anew(pipeline, faults), num_threads=1)
     steps, num_stops = [], 0
     while loader.state_dict()["epoch"] == 0:
         try:
@@ -108,22 +108,22 @@ def test_a_run_that_storage_stops_at_random_goes_on_with_the_same_batches(made, 
         except StorageError:
             num_stops += 1
         state = loader.state_dict()
-        loader = mm.Loader(opened_anew(made, faults), num_threads=1)
+        loader = mm.Loader(opened_anew(pipeline, faults), num_threads=1)
         loader.load_state_dict(state)
     assert steps == calm
     assert 0 < num_stops <= faults.num_spoilt
 
 
-def test_every_first_read_wrong_is_no_bad_sample(made):
-    calm = run(made).steps
+def test_every_first_read_wrong_is_no_bad_sample(pipeline):
+    calm = run(pipeline).steps
     faults = RandomFaults(1.0, fails=False, once=True)
-    assert run(opened_anew(made, faults), 2, 2).steps == calm
+    assert run(opened_anew(pipeline, faults), 2, 2).steps == calm
     assert faults.num_spoilt > 10
 
 
-def test_an_index_that_came_wrong_but_looks_right_is_read_again(made):
-    calm = run(made).steps
-    right = offsets(made.dataset.store.url, 3)
+def test_an_index_that_came_wrong_but_looks_right_is_read_again(pipeline):
+    calm = run(pipeline).steps
+    right = offsets(pipeline.dataset.store.url, 3)
     wrong = right.copy()
     wrong[7] += 512
     answers = [encode_index(wrong)]
@@ -131,14 +131,14 @@ def test_an_index_that_came_wrong_but_looks_right_is_read_again(made):
     def wrong_once(name, _bounds, answer):
         return answers.pop() if name == "shard-000003.tar.idx" and answers else answer
 
-    made = opened_anew(made, wrong_once)
-    assert run(made).steps == calm
+    pipeline = opened_anew(pipeline, wrong_once)
+    assert run(pipeline).steps == calm
     assert not answers
-    assert np.array_equal(made.dataset.offsets(3), right)
+    assert np.array_equal(pipeline.dataset.offsets(3), right)
 
 
-def test_a_shard_that_is_away_for_a_moment_stops_no_run(made):
-    calm, away = run(made).steps, {"shard-000003.tar"}
+def test_a_shard_that_is_away_for_a_moment_stops_no_run(pipeline):
+    calm, away = run(pipeline).steps, {"shard-000003.tar"}
 
     def away_once(name, bounds, answer):
         if bounds is not None and name in away:
@@ -146,23 +146,23 @@ def test_a_shard_that_is_away_for_a_moment_stops_no_run(made):
             return FileNotFoundError(name)
         return answer
 
-    assert run(opened_anew(made, away_once)).steps == calm
+    assert run(opened_anew(pipeline, away_once)).steps == calm
     assert not away
 
 
-def test_a_shard_that_stays_away_stops_the_run_after_a_second_look(made):
-    Path(made.dataset.store.url, "shard-000003.tar").unlink()
-    made, store = watched_pipeline(made)
+def test_a_shard_that_stays_away_stops_the_run_after_a_second_look(pipeline):
+    Path(pipeline.dataset.store.url, "shard-000003.tar").unlink()
+    pipeline, store = watched_pipeline(pipeline)
     with pytest.raises(ShardError, match="no such shard"):
-        list(mm.Loader(made, num_threads=1))
+        list(mm.Loader(pipeline, num_threads=1))
     assert len([name for name, _, _ in store.ranges if name == "shard-000003.tar"]) > 1
 
 
 def test_a_bad_sample_is_read_twice_and_one_in_other_bytes_each_time_no_more_than_some(tmp_path):
     corpus = write_faulty(tmp_path, [12], {5})
     start = int(offsets(corpus, 0)[5])
-    made = pipeline(corpus, shuffle=False, bad_samples=policy())
-    watched, store = watched_pipeline(made)
+    pipeline = make_pipeline(corpus, shuffle=False, bad_samples=policy())
+    watched, store = watched_pipeline(pipeline)
     (calm,) = run(watched).steps
     # Alone: the first time it came with the others in one range.
     assert len([one for one in store.ranges if one[1] == start]) == 1
@@ -170,7 +170,7 @@ def test_a_bad_sample_is_read_twice_and_one_in_other_bytes_each_time_no_more_tha
     def noisy(_name, bounds, answer):
         return random.randbytes(len(answer)) if bounds and bounds[0] == start else answer
 
-    watched, store = watched_pipeline(made, noisy)
+    watched, store = watched_pipeline(pipeline, noisy)
     (step,) = run(watched).steps
     assert step.shown == calm.shown
     assert 1 < len([one for one in store.ranges if one[1] == start]) <= MAX_SAMPLE_READS

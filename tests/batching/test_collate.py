@@ -16,7 +16,7 @@ from PIL import Image
 import mmstream as mm
 from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream.errors import ConfigError
-from tests.helpers.bad_corpus import pipeline
+from tests.helpers.bad_corpus import make_pipeline
 from tests.helpers.chats import PARTS, assistant, tokenizer, user
 from tests.helpers.corpora import jpeg, write_corpus
 
@@ -303,7 +303,7 @@ def test_a_users_own_collate_gets_the_samples_and_keeps_the_lineage(corpus):
     def keys_only(samples):
         return {"names": [s["__key__"] for s in samples], "__valid__": "overwritten"}
 
-    for batch in mm.Loader(pipeline(corpus, collate=keys_only)):
+    for batch in mm.Loader(make_pipeline(corpus, collate=keys_only)):
         assert batch["names"] == batch["__key__"]
         assert batch["__valid__"].tolist() == [True] * 12
         assert set(batch) == {"names", "__key__", "__url__", "__valid__", "__lineage__"}
@@ -313,7 +313,7 @@ def test_a_collate_may_return_any_mapping(corpus):
     def wrapped(samples):
         return collections.UserDict(x=torch.zeros(len(samples)))
 
-    batch = next(iter(mm.Loader(pipeline(corpus, collate=wrapped))))
+    batch = next(iter(mm.Loader(make_pipeline(corpus, collate=wrapped))))
     assert type(batch) is dict
     assert batch["x"].shape == (12,)
 
@@ -321,7 +321,7 @@ def test_a_collate_may_return_any_mapping(corpus):
 @pytest.mark.parametrize("value", [None, [1], torch.zeros(2)])
 def test_a_collate_that_returns_no_dict_is_refused(corpus, value):
     with pytest.raises(ConfigError, match=f"collate returned {type(value).__name__}"):
-        list(mm.Loader(pipeline(corpus, collate=lambda samples: value)))
+        list(mm.Loader(make_pipeline(corpus, collate=lambda samples: value)))
 
 
 def conversation(number: int) -> dict[str, bytes]:
@@ -342,7 +342,7 @@ def test_conversations_with_several_pictures_make_batches(tmp_path, size, side):
     decode = Decode(image=ImageDecoder(size=size), text=TextDecoder(words, max_length=200))
     pad_token_id = words.convert_tokens_to_ids("<|image_pad|>")
     num_seen = 0
-    for batch in mm.Loader(pipeline(corpus, decode=decode)):
+    for batch in mm.Loader(make_pipeline(corpus, decode=decode)):
         numbers = [int(key) for key in batch["__key__"]]
         rows = [row for row, number in enumerate(numbers) for _ in range(number % 3)]
         assert batch["image_row"].tolist() == rows
@@ -364,7 +364,7 @@ def test_conversations_with_several_pictures_make_batches(tmp_path, size, side):
 
 def test_captions_are_padded_to_the_fixed_length_that_the_decoder_names(corpus):
     text = TextDecoder(tokenizer(), max_length=10, padding="max_length")
-    for batch in mm.Loader(pipeline(corpus, decode=Decode(text=text))):
+    for batch in mm.Loader(make_pipeline(corpus, decode=Decode(text=text))):
         assert batch["input_ids"].shape == batch["labels"].shape == (12, 10)
         assert isinstance(batch["txt"], list)
         assert all(isinstance(data, bytes) for data in batch["jpg"])

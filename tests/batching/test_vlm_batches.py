@@ -48,14 +48,14 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
 
 
 def batches(dataset: mm.Dataset, decode: Decode, num_workers: int = 0) -> list[dict[str, Any]]:
-    made = mm.Pipeline(
+    pipeline = mm.Pipeline(
         dataset,
         global_batch_size=4,
         seed=3,
         decode=decode,
         bad_samples=mm.BadSamplePolicy(quarantine=None),
     )
-    return list(mm.Loader(made, num_workers=num_workers))
+    return list(mm.Loader(pipeline, num_workers=num_workers))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -7,24 +7,24 @@ import pytest
 
 import mmstream as mm
 from tests.helpers.bad_corpus import policy, write_tiny
-from tests.helpers.mixtures import mixed, pipeline
+from tests.helpers.mixtures import make_pipeline, mixed
 from tests.helpers.orders import rows_of_run
 from tests.helpers.topology import assert_resumes_exactly, described, run
 
 
 @pytest.mark.parametrize(("size", "num_workers"), [(1, 2), (2, 1), (3, 3), (4, 2), (12, 1)])
 def test_every_topology_sees_the_same_batches(datasets, size, num_workers):
-    pipe = pipeline(mixed(datasets))
+    pipe = make_pipeline(mixed(datasets))
     assert run(pipe, size, num_workers).steps == run(pipe).steps
 
 
 def test_a_resume_at_every_step_is_exact(datasets):
-    steps = assert_resumes_exactly(lambda: mm.Loader(pipeline(mixed(datasets, epoch_steps=9))))
+    steps = assert_resumes_exactly(lambda: mm.Loader(make_pipeline(mixed(datasets, epoch_steps=9))))
     assert len(steps) == 18
 
 
 def test_a_resume_on_other_workers_is_exact(datasets):
-    pipe = pipeline(mixed(datasets, epoch_steps=9))
+    pipe = make_pipeline(mixed(datasets, epoch_steps=9))
     loader = mm.Loader(pipe)
     whole = [described(batch) for _ in range(3) for batch in loader]
     other = mm.Loader(pipe, num_workers=2)
@@ -35,18 +35,18 @@ def test_a_resume_on_other_workers_is_exact(datasets):
 
 
 def test_a_batch_tells_the_source_of_each_row(datasets):
-    batch = next(iter(mm.Loader(pipeline(mixed(datasets)))))
+    batch = next(iter(mm.Loader(make_pipeline(mixed(datasets)))))
     assert set(batch["__source__"]) <= {"a", "b", "c"}
     urls = {n: d.store.url for n, d in datasets.items()}
     for source, url in zip(batch["__source__"], batch["__url__"]):
         assert url.startswith(urls[source])
-    assert pipeline(mixed(datasets)).take(3)[0]["__source__"] in "abc"
+    assert make_pipeline(mixed(datasets)).take(3)[0]["__source__"] in "abc"
 
 
 def test_weights_that_lie_ahead_may_be_declared_anew(datasets):
-    before = pipeline(mixed(datasets, epoch_steps=20))
+    before = make_pipeline(mixed(datasets, epoch_steps=20))
     change = {"a": 5, "b": 5, "c": 0}
-    now = pipeline(mixed(datasets, epoch_steps=20, changes={30: change}))
+    now = make_pipeline(mixed(datasets, epoch_steps=20, changes={30: change}))
     assert [now.order.refs(1, s)[0].tolist() for s in range(10)] == [
         before.order.refs(1, s)[0].tolist() for s in range(10)
     ]
@@ -55,22 +55,22 @@ def test_weights_that_lie_ahead_may_be_declared_anew(datasets):
     state = loader.state_dict()
     mm.Loader(now).load_state_dict(state)
     at_once = mixed(datasets, epoch_steps=20, changes={20: change})
-    mm.Loader(pipeline(at_once)).load_state_dict(state)
+    mm.Loader(make_pipeline(at_once)).load_state_dict(state)
     with pytest.raises(mm.StateError, match="weights from step 10"):
-        mm.Loader(pipeline(mixed(datasets, epoch_steps=20, changes={10: change}))).load_state_dict(
-            state
-        )
+        mm.Loader(
+            make_pipeline(mixed(datasets, epoch_steps=20, changes={10: change}))
+        ).load_state_dict(state)
 
 
 def test_a_source_that_was_never_drawn_from_may_be_added(datasets):
     two = {name: (datasets[name], 1) for name in ("a", "c")}
-    before = pipeline(mm.Mixture(two, epoch_steps=20))
+    before = make_pipeline(mm.Mixture(two, epoch_steps=20))
     loader = mm.Loader(before)
     list(loader)
     state = loader.state_dict()
     later = {25: {"a": 1, "b": 2, "c": 1}}
     more = two | {"b": (datasets["b"], 0)}
-    now = pipeline(mm.Mixture(more, epoch_steps=20, changes=later))
+    now = make_pipeline(mm.Mixture(more, epoch_steps=20, changes=later))
     other = mm.Loader(now)
     other.load_state_dict(state)
     steps = [described(batch) for batch in other]
@@ -90,14 +90,14 @@ def test_a_source_that_was_never_drawn_from_may_be_added(datasets):
 )
 @pytest.mark.parametrize("step", [0, 3])
 def test_what_has_begun_binds_at_an_epochs_begin_too(datasets, change, named, step):
-    state = mm.Loader(pipeline(mixed(datasets))).state_dict() | {"epoch": 2, "step": step}
+    state = mm.Loader(make_pipeline(mixed(datasets))).state_dict() | {"epoch": 2, "step": step}
     with pytest.raises(mm.StateError, match=named):
-        mm.Loader(pipeline(mixed(datasets), **change)).load_state_dict(state)
+        mm.Loader(make_pipeline(mixed(datasets), **change)).load_state_dict(state)
 
 
 def test_an_epoch_of_a_mixture_is_not_finished_by_old_settings(datasets):
-    state = mm.Loader(pipeline(mixed(datasets))).state_dict() | {"step": 3}
-    loader = mm.Loader(pipeline(mixed(datasets, 1, 1, 1)), on_change="finish_epoch")
+    state = mm.Loader(make_pipeline(mixed(datasets))).state_dict() | {"step": 3}
+    loader = mm.Loader(make_pipeline(mixed(datasets, 1, 1, 1)), on_change="finish_epoch")
     with pytest.raises(mm.StateError, match=r"weights from step 0 was .*only weights that begin"):
         loader.load_state_dict(state)
 
@@ -105,7 +105,7 @@ def test_an_epoch_of_a_mixture_is_not_finished_by_old_settings(datasets):
 def test_a_state_is_of_the_datasets_that_it_was_saved_with(datasets):
     from mmstream.state import order_of_state
 
-    state = mm.Loader(pipeline(mixed(datasets))).state_dict()
+    state = mm.Loader(make_pipeline(mixed(datasets))).state_dict()
     other = datasets | {"a": datasets["b"]}
     with pytest.raises(mm.StateError, match="source 'a' of the state"):
         order_of_state(state, mixed(other))
@@ -118,24 +118,24 @@ def test_a_shard_that_is_gone_is_named_with_its_source(tmp_path, datasets):
     mixture = mm.Mixture(
         {"c": (datasets["c"], 1), "gone": (mm.open_dataset(gone), 1)}, epoch_steps=9
     )
-    pipe = pipeline(mixture)
+    pipe = make_pipeline(mixture)
     (tmp_path / "gone" / "shard-000000.tar").unlink()
     with pytest.raises(mm.ShardError, match=r"shard-000000\.tar"):
         next(iter(mm.Loader(pipe)))
-    pipe = pipeline(mixture, bad_samples=policy(shards=True))
+    pipe = make_pipeline(mixture, bad_samples=policy(shards=True))
     bad = next(iter(mm.Loader(pipe)))["__lineage__"].bad
     assert {record.shard for record in bad} == {"gone/shard-000000.tar"}
 
 
 def test_sources_in_another_order_are_refused(datasets):
-    state = mm.Loader(pipeline(mixed(datasets))).state_dict() | {"step": 3}
+    state = mm.Loader(make_pipeline(mixed(datasets))).state_dict() | {"step": 3}
     turned = dict(reversed(datasets.items()))
     with pytest.raises(mm.StateError, match=r"sources was \['a', 'b', 'c'\] and is \['c'"):
-        mm.Loader(pipeline(mixed(turned))).load_state_dict(state)
+        mm.Loader(make_pipeline(mixed(turned))).load_state_dict(state)
 
 
 def test_a_mixtures_state_is_not_a_datasets(datasets):
-    mixture, single = pipeline(mixed(datasets)), pipeline(datasets["c"])
+    mixture, single = make_pipeline(mixed(datasets)), make_pipeline(datasets["c"])
     for first, other in ((mixture, single), (single, mixture)):
         with pytest.raises(mm.StateError, match="the state is of"):
             mm.Loader(other).load_state_dict(mm.Loader(first).state_dict())
@@ -147,7 +147,7 @@ def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path):
     mixture = mm.Mixture(
         {"bad": (mm.open_dataset(bad), 1), "good": (mm.open_dataset(good), 1)}, epoch_steps=30
     )
-    pipe = pipeline(mixture)
+    pipe = make_pipeline(mixture)
     whole = run(pipe)
     assert run(pipe, 3, 2).steps == whole.steps
     records = [record for step in whole.steps for record in step.bad]
@@ -164,7 +164,7 @@ def test_a_transforms_draws_follow_the_sources_own_epochs(tmp_path):
         {"one": (mm.open_dataset(one), 1), "other": (mm.open_dataset(other), 1)}, epoch_steps=5
     )
     draws = Counter()
-    for batch in mm.Loader(pipeline(mixture, transforms=(_draw,))):
+    for batch in mm.Loader(make_pipeline(mixture, transforms=(_draw,))):
         draws.update(
             (key, draw)
             for key, draw, source in zip(batch["__key__"], batch["draw"], batch["__source__"])
@@ -183,7 +183,7 @@ def test_a_bad_list_is_left_out_of_a_source(tmp_path):
     url = write_tiny(tmp_path / "one", [20, 20])
     write_bad(mm.open_dataset(url), [(0, 3), (1, 0)])
     mixture = mm.Mixture({"one": (mm.open_dataset(url), 1)}, stop="all")
-    order = pipeline(mixture).order
+    order = make_pipeline(mixture).order
     seen = {ref for step in rows_of_run(order, 20) for ref in ((s, i) for _, s, i in step)}
     assert len(seen) == 38
     assert not seen & {(0, 3), (1, 0)}
@@ -209,14 +209,14 @@ def test_impossible_mixtures_are_refused(datasets, given, named):
 def test_a_source_without_samples_is_refused(tmp_path, datasets):
     empty = mm.open_dataset(write_tiny(tmp_path / "empty", [0]))
     with pytest.raises(mm.ConfigError, match="source 'empty' has no samples"):
-        pipeline(mm.Mixture({"a": (datasets["a"], 1), "empty": (empty, 1)}, epoch_steps=3))
+        make_pipeline(mm.Mixture({"a": (datasets["a"], 1), "empty": (empty, 1)}, epoch_steps=3))
 
 
 def test_a_replay_of_a_mixture_tells_what_was_shown(datasets):
     from mmstream.audit.replay import replay
     from mmstream.state import order_of_state
 
-    pipe = pipeline(mixed(datasets, epoch_steps=9))
+    pipe = make_pipeline(mixed(datasets, epoch_steps=9))
     loader = mm.Loader(pipe)
     batches = list(loader)
     plain = mm.Mixture({name: (d, 1) for name, d in datasets.items()}, epoch_steps=1)

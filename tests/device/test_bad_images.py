@@ -18,10 +18,10 @@ from tests.helpers.device_images import (
     batches,
     broken_inside,
     libjpeg,
+    make_pipeline,
     on_cpu,
     on_device,
     photograph,
-    pipeline,
     rows_of,
     strict,
 )
@@ -51,9 +51,9 @@ def test_what_the_device_refuses_the_cpu_decodes(
             raise RuntimeError("Error while decoding JPEG images: 6")
         return libjpeg(files, device)
 
-    expected = batches(pipeline(photographs, "cpu"))
+    expected = batches(make_pipeline(photographs, "cpu"))
     with caplog.at_level(logging.WARNING, "mmstream"):
-        found = batches(pipeline(photographs), decode_jpegs=picky)
+        found = batches(make_pipeline(photographs), decode_jpegs=picky)
     assert [record.message for record in caplog.records] == [
         "the GPU refused a JPEG; the CPU decodes it instead: Error while decoding JPEG images: 6"
     ]
@@ -79,8 +79,8 @@ def test_memory_that_runs_out_is_no_fault_of_the_pictures() -> None:
 
 def test_what_no_decoder_takes_makes_its_row_invalid(faulty: str, tmp_path: Path) -> None:
     policy = mm.BadSamplePolicy(quarantine=str(tmp_path), max_fraction=1)
-    made = pipeline(faulty, rows=16, bad_samples=policy, shuffle=False, size=24)
-    loader = mm.Loader(made, world=mm.World(0, 1))
+    pipeline = make_pipeline(faulty, rows=16, bad_samples=policy, shuffle=False, size=24)
+    loader = mm.Loader(pipeline, world=mm.World(0, 1))
     (batch,) = mm.to_device(loader, "cpu", decode_jpegs=strict)
     assert batch["__valid__"].tolist() == [row != 7 for row in range(16)]
     assert not batch["image"][7].any()
@@ -95,14 +95,16 @@ def test_what_no_decoder_takes_makes_its_row_invalid(faulty: str, tmp_path: Path
 
 
 def test_damage_that_the_device_does_not_see_is_shown(faulty: str) -> None:
-    (batch,) = batches(pipeline(faulty, rows=16, size=24))
+    (batch,) = batches(make_pipeline(faulty, rows=16, size=24))
     assert batch["__valid__"].all()
     assert batch["__lineage__"].bad == ()
 
 
 def test_to_raise_at_bad_samples_is_to_raise_at_those_of_the_device(faulty: str) -> None:
-    made = pipeline(faulty, bad_samples=mm.BadSamplePolicy("raise"), shuffle=False, size=24)
-    loader = mm.Loader(made, world=mm.World(0, 1))
+    pipeline = make_pipeline(
+        faulty, bad_samples=mm.BadSamplePolicy("raise"), shuffle=False, size=24
+    )
+    loader = mm.Loader(pipeline, world=mm.World(0, 1))
     with pytest.raises(mm.DecodeError, match=r"shard-000000\.tar\[7\] 000007\.jpg: JPEG"):
         list(mm.to_device(loader, "cpu", decode_jpegs=strict))
     assert loader.state_dict()["step"] == 0
@@ -116,8 +118,10 @@ def drop_odd(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_substitute_that_is_bad_too_leaves_its_row_invalid(faulty: str) -> None:
     policy = mm.BadSamplePolicy(quarantine=None, max_fraction=1, max_consecutive=0)
-    made = pipeline(faulty, bad_samples=policy, shuffle=False, size=24, transforms=(drop_odd,))
-    loader = mm.Loader(made, world=mm.World(0, 1))
+    pipeline = make_pipeline(
+        faulty, bad_samples=policy, shuffle=False, size=24, transforms=(drop_odd,)
+    )
+    loader = mm.Loader(pipeline, world=mm.World(0, 1))
     for batch in mm.to_device(loader, "cpu", decode_jpegs=strict):
         assert not batch["__valid__"].any()
         assert all(record.substitute is None for record in batch["__lineage__"].bad)
@@ -128,8 +132,8 @@ def test_labels_of_a_row_that_became_invalid_are_masked(faulty: str) -> None:
     def tokens(sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "input_ids": np.arange(3), "labels": np.arange(3)}
 
-    made = pipeline(faulty, shuffle=False, size=24, transforms=(tokens,))
-    loader = mm.Loader(made, world=mm.World(0, 1))
+    pipeline = make_pipeline(faulty, shuffle=False, size=24, transforms=(tokens,))
+    loader = mm.Loader(pipeline, world=mm.World(0, 1))
     first = next(iter(mm.to_device(loader, "cpu", decode_jpegs=strict)))
     assert first["labels"][7].tolist() == [-100] * 3
     assert first["labels"][6].tolist() == [0, 1, 2]

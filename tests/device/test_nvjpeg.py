@@ -27,10 +27,10 @@ from tests.helpers.device_images import (
     batches,
     devices,
     libjpeg,
+    make_pipeline,
     on_cpu,
     on_device,
     photograph,
-    pipeline,
     rows_of,
 )
 from tests.helpers.paths import PHOTOS
@@ -48,8 +48,8 @@ def test_batches_are_those_of_the_cpu_and_pixels_nearly(
     photographs: str, num_workers: int, device: str
 ) -> None:
     settings = {"crop": "random", "flip": 0.5, "seed": 3}
-    expected = batches(pipeline(photographs, "cpu", **settings))
-    found = batches(pipeline(photographs, **settings), device, num_workers=num_workers)
+    expected = batches(make_pipeline(photographs, "cpu", **settings))
+    found = batches(make_pipeline(photographs, **settings), device, num_workers=num_workers)
     assert len(found) == len(expected) == 6
     near = []
     for one, other in zip(found, expected):
@@ -176,23 +176,23 @@ def test_large_pictures_are_decoded_a_few_at_a_time(
         sizes.append(len(files))
         return libjpeg(files, device)
 
-    whole = batches(pipeline(photographs))
+    whole = batches(make_pipeline(photographs))
     monkeypatch.setattr(ondevice, "GROUP_PIXELS", 2**18)
-    parts = batches(pipeline(photographs), decode_jpegs=counting)
+    parts = batches(make_pipeline(photographs), decode_jpegs=counting)
     assert 1 <= max(sizes) < 8
     assert all(torch.equal(a["image"], b["image"]) for a, b in zip(whole, parts))
 
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_resuming_gives_the_tail(photographs: str, stop: int) -> None:
-    made = pipeline(photographs, crop="random", flip=0.5)
-    whole = batches(made)
-    loader = mm.Loader(made, world=mm.World(0, 1))
+    pipeline = make_pipeline(photographs, crop="random", flip=0.5)
+    whole = batches(pipeline)
+    loader = mm.Loader(pipeline, world=mm.World(0, 1))
     running = iter(mm.to_device(loader, "cpu", decode_jpegs=libjpeg))
     for _ in range(stop):
         next(running)
     state = loader.state_dict()
-    again = mm.Loader(made, world=mm.World(0, 1))
+    again = mm.Loader(pipeline, world=mm.World(0, 1))
     again.load_state_dict(state)
     tail = list(mm.to_device(again, "cpu", decode_jpegs=libjpeg))
     assert len(tail) == len(whole) - stop
@@ -202,9 +202,9 @@ def test_resuming_gives_the_tail(photographs: str, stop: int) -> None:
 
 
 def test_normalisation_comes_after_decoding(photographs: str) -> None:
-    made, normalize = pipeline(photographs), mm.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-    plain = batches(made)[0]["image"]
-    found = batches(made, normalize=normalize, dtype=torch.bfloat16)[0]["image"]
+    pipeline, normalize = make_pipeline(photographs), mm.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    plain = batches(pipeline)[0]["image"]
+    found = batches(pipeline, normalize=normalize, dtype=torch.bfloat16)[0]["image"]
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (normalize.mean, normalize.std))
     assert torch.equal(found, ((plain.float() / 255 - mean) / std).to(torch.bfloat16))
 
@@ -217,8 +217,8 @@ def test_several_pictures_a_sample(tmp_path: Path, size: int | None, num_workers
         return {"txt": b"words", **found, "9.png": PNG}
 
     url = write_corpus(tmp_path, [8], fields)
-    expected = batches(pipeline(url, "cpu", 4, size=size))
-    found = batches(pipeline(url, "cuda", 4, size=size), num_workers=num_workers)
+    expected = batches(make_pipeline(url, "cpu", 4, size=size))
+    found = batches(make_pipeline(url, "cuda", 4, size=size), num_workers=num_workers)
     for one, other in zip(found, expected):
         assert one["image_row"].tolist() == other["image_row"].tolist()
         assert type(one["image"]) is type(other["image"])
@@ -227,28 +227,28 @@ def test_several_pictures_a_sample(tmp_path: Path, size: int | None, num_workers
 
 
 def test_a_gpu_that_is_not_there_is_said_when_it_is_needed(photographs: str) -> None:
-    made = pipeline(photographs)
+    pipeline = make_pipeline(photographs)
     with pytest.raises(mm.ConfigError, match=r'to_device\(loader, "cuda"\), not "cpu"'):
-        batches(made, decode_jpegs=None)
+        batches(pipeline, decode_jpegs=None)
     if not torch.cuda.is_available():
         with pytest.raises(mm.ConfigError, match="no CUDA device"):
-            batches(made, "cuda")
+            batches(pipeline, "cuda")
 
 
 def test_without_a_gpu_samples_can_be_looked_at(photographs: str) -> None:
-    seen = pipeline(photographs, shuffle=False).take(6)
-    expected = pipeline(photographs, "cpu", shuffle=False).take(6)
+    seen = make_pipeline(photographs, shuffle=False).take(6)
+    expected = make_pipeline(photographs, "cpu", shuffle=False).take(6)
     assert repr(seen[0]["image"]).endswith("for mmstream.to_device>")
     assert isinstance(seen[5]["image"], torch.Tensor)  # the PNG
     for one, other in zip(seen[:5], expected):
         assert torch.equal(one["image"].decode(), other["image"])
-    (batch, *_) = mm.Loader(pipeline(photographs, shuffle=False), world=mm.World(0, 1))
+    (batch, *_) = mm.Loader(make_pipeline(photographs, shuffle=False), world=mm.World(0, 1))
     assert repr(batch["image"]) == "<7 JPEGs and 1 pictures for mmstream.to_device>"
     assert batch_html(batch).count("<img") == 8
 
 
 def test_a_batch_still_encoded_is_cut_by_rows(photographs: str) -> None:
-    batch = next(iter(mm.Loader(pipeline(photographs), world=mm.World(0, 1))))
+    batch = next(iter(mm.Loader(make_pipeline(photographs), world=mm.World(0, 1))))
     first, second = mm.split_rows(batch, 2)
     decode = DeviceDecoder(torch.device("cpu"), libjpeg, str)
     parts = torch.cat([decode(first)["image"], decode(second)["image"]])
@@ -256,7 +256,7 @@ def test_a_batch_still_encoded_is_cut_by_rows(photographs: str) -> None:
 
 
 def test_files_cross_processes_in_one_piece(photographs: str) -> None:
-    batch = next(iter(mm.Loader(pipeline(photographs), world=mm.World(0, 1))))
+    batch = next(iter(mm.Loader(make_pipeline(photographs), world=mm.World(0, 1))))
     _, (skeleton, slots) = SentBatch(batch, BatchMemory(shared=True)).__reduce__()
     assert len(slots) == 1
     assert not isinstance(skeleton["image"].data, torch.Tensor)

@@ -75,7 +75,7 @@ def patch(folder: str | Path, shard: int, position: int, data: bytes) -> None:
         file.write(data)
 
 
-def pipeline(corpus: str, **settings: object) -> mm.Pipeline:
+def make_pipeline(corpus: str, **settings: object) -> mm.Pipeline:
     """A pipeline that bears any number of bad samples and writes none of them down."""
     settings = {
         "global_batch_size": 12,

@@ -84,7 +84,7 @@ def photograph(number: int) -> dict[str, bytes]:
     return captioned(number) | {"jpg": odd.get(number, data)}
 
 
-def pipeline(url: str, device: str = "cuda", rows: int = 8, **settings: Any) -> mm.Pipeline:
+def make_pipeline(url: str, device: str = "cuda", rows: int = 8, **settings: Any) -> mm.Pipeline:
     names = ("shuffle", "drop_last", "bad_samples", "transforms", "seed")
     given = {name: settings.pop(name) for name in names if name in settings}
     image = {"size": 224, "scaled_decoding": False, **settings}
@@ -97,11 +97,11 @@ def pipeline(url: str, device: str = "cuda", rows: int = 8, **settings: Any) -> 
     )
 
 
-def batches(made: mm.Pipeline, device: str = "cpu", **settings: Any) -> list[dict[str, Any]]:
+def batches(pipeline: mm.Pipeline, device: str = "cpu", **settings: Any) -> list[dict[str, Any]]:
     num_workers = settings.pop("num_workers", 0)
     if device == "cpu":
         settings.setdefault("decode_jpegs", libjpeg)
-    loader = mm.Loader(made, num_workers=num_workers, world=mm.World(0, 1))
+    loader = mm.Loader(pipeline, num_workers=num_workers, world=mm.World(0, 1))
     try:
         return list(mm.to_device(loader, device, **settings))
     finally:

@@ -12,6 +12,6 @@ def mixed(datasets, a=2.0, b=0.5, c=7.5, **given):
     return mm.Mixture({n: (d, weights[n]) for n, d in datasets.items()}, **given)
 
 
-def pipeline(mixture, **given):
+def make_pipeline(mixture, **given):
     defaults = {"global_batch_size": 12, "seed": 5, "grid": (2, 3), "window": 24}
     return mm.Pipeline(mixture, **{**defaults, "bad_samples": policy(), **given})

@@ -54,7 +54,7 @@ class Run(NamedTuple):
 
 
 def run(
-    made: mm.Pipeline,
+    pipeline: mm.Pipeline,
     size: int = 1,
     num_workers: int = 1,
     steps: range | None = None,
@@ -62,14 +62,14 @@ def run(
     num_threads: int = 1,
 ) -> Run:
     """Global batches of some steps, and the bytes read for them; workers without processes."""
-    steps = range(made.order.steps_per_epoch) if steps is None else steps
+    steps = range(pipeline.order.steps_per_epoch) if steps is None else steps
     found: dict[int, list[Step]] = {step: [] for step in steps}
     num_bytes = 0
     for rank in range(size):
-        rows = rows_of_rank(made.global_batch_size, World(rank, size), "balanced")
+        rows = rows_of_rank(pipeline.global_batch_size, World(rank, size), "balanced")
         for worker in range(num_workers):
             jobs = [Job(epoch, step, *rows, num_workers) for step in steps[worker::num_workers]]
-            with closing(PipelineRunner(made, num_threads=num_threads)) as runner:
+            with closing(PipelineRunner(pipeline, num_threads=num_threads)) as runner:
                 for job in jobs:
                     batch = runner.batch(job)
                     found[job.step].append(described(batch))

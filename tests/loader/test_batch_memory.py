@@ -154,7 +154,7 @@ def corpus(tmp_path_factory):
     return str(folder)
 
 
-def pipeline(corpus):
+def make_pipeline(corpus):
     decode = mm.Decode(image=mm.ImageDecoder(size=32))
     return mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4, decode=decode)
 
@@ -163,7 +163,7 @@ def pipeline(corpus):
 @pytest.mark.parametrize(("num_workers", "num_threads"), [(0, 1), (0, 3), (2, 1), (1, 2)])
 def test_batches_that_are_kept_never_change(corpus, num_workers, num_threads):
     """Each is copied when it comes, and all are kept while memory is used again behind them."""
-    loader = mm.Loader(pipeline(corpus), num_workers=num_workers, num_threads=num_threads)
+    loader = mm.Loader(make_pipeline(corpus), num_workers=num_workers, num_threads=num_threads)
     kept, copies, rows = [], [], []
     for _ in range(2):
         for number, batch in enumerate(loader):
@@ -180,7 +180,7 @@ def test_batches_that_are_kept_never_change(corpus, num_workers, num_threads):
 
 @pytest.mark.slow
 def test_a_loaders_memory_counts_its_workers(corpus):
-    loader = mm.Loader(pipeline(corpus), num_workers=1)
+    loader = mm.Loader(make_pipeline(corpus), num_workers=1)
     alone = loader.memory_bytes()
     assert len(list(loader)) == len(loader)  # made here, it may be, while the worker starts
     next(iter(loader))
@@ -196,7 +196,7 @@ def test_memory_of_a_process_that_is_gone_is_nothing():
 
 def test_more_threads_than_cores_are_advised_against(corpus, caplog):
     caplog.set_level("INFO", logger="mmstream.loader")
-    next(iter(mm.Loader(pipeline(corpus), num_threads=num_cores() + 1)))
+    next(iter(mm.Loader(make_pipeline(corpus), num_threads=num_cores() + 1)))
     assert "decode threads on" in caplog.text
 
 

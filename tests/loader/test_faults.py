@@ -29,7 +29,7 @@ from mmstream.reading.reader import STEPS_AHEAD, Reader
 from mmstream.reading.step import Job
 from tests.helpers.bad_corpus import (
     bad_json,
-    pipeline,
+    make_pipeline,
     policy,
     truncated_jpeg,
     write_faulty,
@@ -67,8 +67,8 @@ def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_pat
         MemoryError,
     ):
         calm = tmp_path / kind.__name__
-        made = pipeline(corpus, transforms=(Raises(kind("s.tar[3] k.jpg: why"), calm),))
-        loader = mm.Loader(made, num_workers=num_workers)
+        pipeline = make_pipeline(corpus, transforms=(Raises(kind("s.tar[3] k.jpg: why"), calm),))
+        loader = mm.Loader(pipeline, num_workers=num_workers)
         with pytest.raises(kind, match=r"s\.tar\[3\] k\.jpg: why") as caught:
             list(loader)
         assert type(caught.value) is kind
@@ -80,8 +80,8 @@ def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_pat
 
 @pytest.mark.slow
 def test_a_step_that_nothing_can_fill_in_a_worker_is_a_skip_limit_error(tmp_path):
-    made = pipeline(write_tiny(tmp_path, [12], set(range(12))), global_batch_size=2)
-    loader = mm.Loader(made, num_workers=1)
+    pipeline = make_pipeline(write_tiny(tmp_path, [12], set(range(12))), global_batch_size=2)
+    loader = mm.Loader(pipeline, num_workers=1)
     with pytest.raises(BadSampleLimitError, match=r"no row has a good sample.*shard-000000\.tar\["):
         next(iter(loader))
     loader.close()
@@ -89,12 +89,12 @@ def test_a_step_that_nothing_can_fill_in_a_worker_is_a_skip_limit_error(tmp_path
 
 @pytest.mark.slow
 def test_a_limit_passed_in_the_main_process_leaves_the_workers_usable(tmp_path):
-    made = pipeline(
+    pipeline = make_pipeline(
         write_tiny(tmp_path, [48], {12, 13, 14, 15}),
         shuffle=False,
         bad_samples=policy(max_consecutive=3),
     )
-    loader = mm.Loader(made, num_workers=1)
+    loader = mm.Loader(pipeline, num_workers=1)
     with pytest.raises(BadSampleLimitError, match="4 bad samples in a row"):
         list(loader)
     state = loader.state_dict()
@@ -107,8 +107,8 @@ def test_a_limit_passed_in_the_main_process_leaves_the_workers_usable(tmp_path):
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_error_in_the_users_loop_loses_and_repeats_nothing(corpus, error, ahead):
-    made = pipeline(corpus)
-    loader = mm.to_device(mm.Loader(made), "cpu") if ahead else mm.Loader(made)
+    pipeline = make_pipeline(corpus)
+    loader = mm.to_device(mm.Loader(pipeline), "cpu") if ahead else mm.Loader(pipeline)
     seen = []
     for stop in (2, 1, 3):
         with pytest.raises(error):  # noqa: PT012 - the loop is the user's code
@@ -118,7 +118,7 @@ def test_an_error_in_the_users_loop_loses_and_repeats_nothing(corpus, error, ahe
                     raise error
         assert loader.state_dict()["step"] == len(seen)
     seen += [described(batch) for batch in loader]
-    assert seen == run(made).steps
+    assert seen == run(pipeline).steps
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -127,15 +127,15 @@ def test_an_error_in_the_users_loop_loses_and_repeats_nothing(corpus, error, ahe
 def test_one_process_resumes_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
     corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, truncated_jpeg)
     decode = Decode(image=ImageDecoder(size=16))
-    made = pipeline(corpus, decode=decode, drop_last=drop_last, shuffle=shuffle)
+    pipeline = make_pipeline(corpus, decode=decode, drop_last=drop_last, shuffle=shuffle)
 
     def make_loader():
-        loader = mm.Loader(made)
+        loader = mm.Loader(pipeline)
         return mm.to_device(loader, "cpu") if ahead else loader
 
     steps = assert_resumes_exactly(make_loader, images=True)
     assert len(steps) == 2 * (8 if drop_last else 9)
-    assert steps[: len(steps) // 2] == run(made, 3, 2).steps
+    assert steps[: len(steps) // 2] == run(pipeline, 3, 2).steps
 
 
 @pytest.mark.slow
@@ -145,14 +145,14 @@ def test_one_process_resumes_exactly_at_every_step(tmp_path, ahead, drop_last, s
 )
 def test_workers_resume_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
     corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, bad_json)
-    made = pipeline(corpus, drop_last=drop_last, shuffle=shuffle)
+    pipeline = make_pipeline(corpus, drop_last=drop_last, shuffle=shuffle)
 
     def make_loader():
-        loader = mm.Loader(made, num_workers=2)
+        loader = mm.Loader(pipeline, num_workers=2)
         return mm.to_device(loader, "cpu") if ahead else loader
 
     steps = assert_resumes_exactly(make_loader, fresh=False)
-    assert steps[: len(steps) // 2] == run(made).steps
+    assert steps[: len(steps) // 2] == run(pipeline).steps
 
 
 @given(data=st.data())
@@ -167,7 +167,7 @@ def test_any_chain_of_topologies_delivers_each_step_once(data):
         st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=2, max_size=4), "chain"
     )
     with tempfile.TemporaryDirectory() as folder:
-        made = pipeline(
+        pipeline = make_pipeline(
             write_tiny(folder, counts),
             global_batch_size=rows,
             grid=grid,
@@ -176,17 +176,17 @@ def test_any_chain_of_topologies_delivers_each_step_once(data):
             shuffle=data.draw(st.booleans(), "shuffle"),
             seed=data.draw(st.integers(0, 99), "seed"),
         )
-        num_steps = made.order.steps_per_epoch
+        num_steps = pipeline.order.steps_per_epoch
         cuts = sorted(
             data.draw(st.lists(st.integers(0, num_steps), min_size=len(topologies) - 1,
                                max_size=len(topologies) - 1), "cuts")
         )  # fmt: skip
-        whole = run(made).steps
+        whole = run(pipeline).steps
         seen = []
         for (size, num_workers), start, stop in zip(
             topologies, [0, *cuts], [*cuts, num_steps], strict=True
         ):
-            seen += run(made, size, num_workers, range(start, stop)).steps
+            seen += run(pipeline, size, num_workers, range(start, stop)).steps
         assert seen == whole
         shown = [ref for step in seen for ref, ok in zip(step.shown, step.valid, strict=True) if ok]
         assert len(set(shown)) == len(shown) == min(sum(counts), num_steps * rows)
@@ -198,27 +198,29 @@ def lanes(tmp_path_factory) -> str:
     return write_tiny(tmp_path_factory.mktemp("lanes"), [128, 256, 128])
 
 
-def payload(made: mm.Pipeline) -> int:
-    return sum(int(made.dataset.offsets(shard)[-1]) for shard in range(made.dataset.num_shards))
+def payload(pipeline: mm.Pipeline) -> int:
+    return sum(
+        int(pipeline.dataset.offsets(shard)[-1]) for shard in range(pipeline.dataset.num_shards)
+    )
 
 
-def reads_no_gaps(made: mm.Pipeline) -> mm.Pipeline:
+def reads_no_gaps(pipeline: mm.Pipeline) -> mm.Pipeline:
     """The pipeline on a store whose ranges hold no bytes between samples: bytes can be counted."""
-    return watched_pipeline(made, max_gap_bytes=0)[0]
+    return watched_pipeline(pipeline, max_gap_bytes=0)[0]
 
 
 @pytest.mark.parametrize("window", [8, 50, 1000])
 @pytest.mark.parametrize("topology", [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 4), (3, 3)])
 def test_every_byte_is_read_once(lanes, topology, window):
-    made = reads_no_gaps(pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window))
-    assert run(made, *topology).num_bytes == payload(made)
+    pipeline = reads_no_gaps(make_pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window))
+    assert run(pipeline, *topology).num_bytes == payload(pipeline)
 
 
 @pytest.mark.parametrize("start", [1, 17, 40])
 def test_a_resume_reads_only_what_is_left(lanes, start):
-    made = reads_no_gaps(pipeline(lanes, global_batch_size=8, grid=(4, 4), window=50))
-    rest = run(made, 2, 2, range(start, 64))
-    assert rest.num_bytes == payload(made) * (64 - start) // 64
+    pipeline = reads_no_gaps(make_pipeline(lanes, global_batch_size=8, grid=(4, 4), window=50))
+    rest = run(pipeline, 2, 2, range(start, 64))
+    assert rest.num_bytes == payload(pipeline) * (64 - start) // 64
 
 
 def held(reader: Reader) -> int:
@@ -230,13 +232,13 @@ def held(reader: Reader) -> int:
 
 @pytest.mark.parametrize("window", [16, 64])
 def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_path, window):
-    made = pipeline(
+    pipeline = make_pipeline(
         write_tiny(tmp_path, [1500, 548]), global_batch_size=8, grid=(4, 2), window=window
     )
-    with closing(Reader(made.dataset, made.order)) as reader:
+    with closing(Reader(pipeline.dataset, pipeline.order)) as reader:
         most = []
         for epoch in range(2):
-            for step in range(made.order.steps_per_epoch):
+            for step in range(pipeline.order.steps_per_epoch):
                 reader.step(Job(epoch, step, 0, 8))
                 most.append(held(reader))
                 assert len(reader._deliveries) <= 2 * 8 + 1
@@ -248,23 +250,23 @@ def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_pat
 
 
 def test_a_jump_drops_what_was_held_and_then_reads_ahead_again(lanes, monkeypatch):
-    made = reads_no_gaps(pipeline(lanes, global_batch_size=8, grid=(1, 1), window=1000))
-    with closing(Reader(made.dataset, made.order)) as reader:
+    pipeline = reads_no_gaps(make_pipeline(lanes, global_batch_size=8, grid=(1, 1), window=1000))
+    with closing(Reader(pipeline.dataset, pipeline.order)) as reader:
         alone = []
         monkeypatch.setattr(SampleLookup, "read", lambda self, ref: alone.append(ref))
         for start, stride in [(0, 1), (3, 2), (4, 2), (1, 1)]:
             for step in range(start, start + 5 * stride, stride):
                 found = reader.step(Job(0, step, 0, 8, stride))
-                refs = made.order.refs(0, step)
+                refs = pipeline.order.refs(0, step)
                 lineages = [sample["__lineage__"][:2] for sample in found.outcomes]
                 assert lineages == list(zip(refs.shard.tolist(), refs.index.tolist()))
         assert not alone  # nothing was read sample by sample
 
 
 def test_two_loaders_of_one_pipeline_do_not_disturb_each_other(corpus):
-    made = pipeline(corpus)
-    expected = run(made).steps
-    one, other = mm.Loader(made), mm.Loader(made)
+    pipeline = make_pipeline(corpus)
+    expected = run(pipeline).steps
+    one, other = mm.Loader(pipeline), mm.Loader(pipeline)
     pairs = [(described(a), described(b)) for a, b in zip(one, other, strict=True)]
     assert pairs == [(step, step) for step in expected]
     nested = [
@@ -272,25 +274,25 @@ def test_two_loaders_of_one_pipeline_do_not_disturb_each_other(corpus):
         for outer in itertools.islice(one, 3)
     ]
     for epoch, (inner, outer) in enumerate(nested, start=1):
-        assert inner == run(made, epoch=epoch).steps
-        assert outer == run(made, epoch=1).steps[epoch - 1]
+        assert inner == run(pipeline, epoch=epoch).steps
+        assert outer == run(pipeline, epoch=1).steps[epoch - 1]
 
 
 def test_a_loop_inside_a_loop_over_the_same_loader_takes_over(corpus):
-    made = pipeline(corpus)
-    loader = mm.Loader(made)
+    pipeline = make_pipeline(corpus)
+    loader = mm.Loader(pipeline)
     seen = []
     with pytest.raises(ConfigError, match="drop the old loop"):  # noqa: PT012
         for outer in loader:
             seen.append(described(outer))
             seen += [described(inner) for inner in loader]
-    assert seen == run(made).steps
+    assert seen == run(pipeline).steps
     assert loader.state_dict()["epoch"] == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_three_epochs_are_three_orders_of_all_samples(corpus, num_workers):
-    loader = mm.Loader(pipeline(corpus, drop_last=False), num_workers=num_workers)
+    loader = mm.Loader(make_pipeline(corpus, drop_last=False), num_workers=num_workers)
     epochs = []
     for _ in range(3):
         steps = [described(batch) for batch in loader]
@@ -318,9 +320,9 @@ def mixed(samples):
 
 @pytest.mark.slow
 def test_a_batch_of_any_types_crosses_from_a_worker_as_it_is(corpus):
-    made = pipeline(corpus, collate=mixed)
-    loader = mm.Loader(made, num_workers=1)
-    for here, there in zip(mm.Loader(made), loader, strict=True):
+    pipeline = make_pipeline(corpus, collate=mixed)
+    loader = mm.Loader(pipeline, num_workers=1)
+    for here, there in zip(mm.Loader(pipeline), loader, strict=True):
         for name in ("pictures", "scalars", "kinds"):
             assert type(there[name]) is list
             for a, b in zip(here[name], there[name], strict=True):

@@ -8,7 +8,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
-from tests.helpers.bad_corpus import pipeline, write_tiny
+from tests.helpers.bad_corpus import make_pipeline, write_tiny
 from tests.helpers.topology import described, run
 
 
@@ -17,9 +17,9 @@ def corpus(tmp_path):
     return write_tiny(tmp_path / "corpus", [30, 20, 14])
 
 
-def stopped_at(made, step):
+def stopped_at(pipeline, step):
     """The state after some steps of epoch 1."""
-    loader = mm.Loader(made)
+    loader = mm.Loader(pipeline)
     list(loader)
     for batch in loader:
         if batch["__lineage__"].step + 1 == step:
@@ -27,9 +27,9 @@ def stopped_at(made, step):
     raise AssertionError
 
 
-def resumed(made, state, num_workers=0):
+def resumed(pipeline, state, num_workers=0):
     """The rest of epoch 1, and all of epoch 2."""
-    loader = mm.Loader(made, num_workers=num_workers, on_change="finish_epoch")
+    loader = mm.Loader(pipeline, num_workers=num_workers, on_change="finish_epoch")
     loader.load_state_dict(state)
     rest = [described(batch) for batch in loader]
     middle = json.loads(json.dumps(loader.state_dict()))
@@ -51,7 +51,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_settings_begin_with_the_next_epoch(corpus, change):
-    before = pipeline(corpus, window=24)
+    before = make_pipeline(corpus, window=24)
     now = replace(before, **change)
     state = stopped_at(before, 2)
     with pytest.raises(mm.StateError, match="finish_epoch"):
@@ -65,10 +65,10 @@ def test_changed_settings_begin_with_the_next_epoch(corpus, change):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_grown_corpus_begins_with_the_next_epoch(corpus, num_workers):
-    before = pipeline(corpus)
+    before = make_pipeline(corpus)
     state = stopped_at(before, 2)
     expected = run(before, epoch=1).steps[2:]
-    now = pipeline(write_tiny(corpus, [30, 20, 14, 40]))
+    now = make_pipeline(write_tiny(corpus, [30, 20, 14, 40]))
     with pytest.raises(mm.StateError, match=r"num_shards was 3 and is 4.*added at the end"):
         mm.Loader(now).load_state_dict(state)
     rest, middle, after = resumed(now, state, num_workers)
@@ -81,11 +81,11 @@ def test_a_grown_corpus_begins_with_the_next_epoch(corpus, num_workers):
 
 
 def test_a_grown_corpus_is_taken_at_an_epochs_begin(corpus):
-    before = pipeline(corpus)
+    before = make_pipeline(corpus)
     loader = mm.Loader(before)
     list(loader)
     state = loader.state_dict()
-    now = pipeline(write_tiny(corpus, [30, 20, 14, 40]))
+    now = make_pipeline(write_tiny(corpus, [30, 20, 14, 40]))
     with pytest.raises(mm.StateError, match="corpus was"):
         mm.Loader(now).load_state_dict(state)
     rest, _, _ = resumed(now, state)
@@ -93,7 +93,7 @@ def test_a_grown_corpus_is_taken_at_an_epochs_begin(corpus):
 
 
 def test_the_length_is_that_of_the_epoch_that_is_finished(corpus):
-    before, now = pipeline(corpus), pipeline(corpus, global_batch_size=4)
+    before, now = make_pipeline(corpus), make_pipeline(corpus, global_batch_size=4)
     loader = mm.Loader(now, on_change="finish_epoch")
     loader.load_state_dict(stopped_at(before, 1))
     assert len(loader) == before.order.steps_per_epoch == 5
@@ -102,7 +102,7 @@ def test_the_length_is_that_of_the_epoch_that_is_finished(corpus):
 
 
 def test_an_epoch_that_is_being_finished_can_be_resumed_again(corpus):
-    before, now = pipeline(corpus), pipeline(corpus, global_batch_size=4)
+    before, now = make_pipeline(corpus), make_pipeline(corpus, global_batch_size=4)
     loader = mm.Loader(now, on_change="finish_epoch")
     loader.load_state_dict(stopped_at(before, 1))
     next(iter(loader))
@@ -111,11 +111,11 @@ def test_an_epoch_that_is_being_finished_can_be_resumed_again(corpus):
 
 
 def test_a_first_bad_list_is_taken_with_the_next_epoch(corpus):
-    before = pipeline(corpus)
+    before = make_pipeline(corpus)
     state = stopped_at(before, 2)
     expected = run(before, epoch=1).steps[2:]
     write_bad(mm.open_dataset(corpus), [(0, 3), (1, 7), (1, 8)])
-    now = pipeline(corpus)
+    now = make_pipeline(corpus)
     rest, _, after = resumed(now, state)
     assert rest == expected
     assert not {(0, 3), (1, 7), (1, 8)} & {ref for step in after for ref in step.planned}
@@ -124,59 +124,59 @@ def test_a_first_bad_list_is_taken_with_the_next_epoch(corpus):
 @pytest.mark.parametrize("counts", [[30, 20, 14], [30, 20, 14, 40]])
 def test_another_bad_list_is_taken_at_an_epochs_begin(corpus, counts):
     write_bad(mm.open_dataset(corpus), [(0, 3)])
-    loader = mm.Loader(pipeline(corpus))
+    loader = mm.Loader(make_pipeline(corpus))
     list(loader)
     state = loader.state_dict()
     write_bad(mm.open_dataset(write_tiny(corpus, counts)), [(0, 3), (1, 7)])
-    now = pipeline(corpus)
+    now = make_pipeline(corpus)
     rest, _, _ = resumed(now, state)
     assert rest == run(now, epoch=1).steps
 
 
 def test_another_bad_list_in_mid_epoch_is_refused_with_the_way_out(corpus):
     write_bad(mm.open_dataset(corpus), [(0, 3)])
-    state = stopped_at(pipeline(corpus), 2)
+    state = stopped_at(make_pipeline(corpus), 2)
     write_bad(mm.open_dataset(corpus), [(0, 3), (1, 7)])
     for on_change in ("refuse", "finish_epoch"):
         with pytest.raises(mm.StateError, match=r"put back.*mmstream.bad.previous.json"):
-            mm.Loader(pipeline(corpus), on_change=on_change).load_state_dict(state)
+            mm.Loader(make_pipeline(corpus), on_change=on_change).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     "change", [{"grid": 5}, {"grid": [0, 1]}, {"window": 0}, {"global_batch_size": 7000}]
 )
 def test_a_state_that_no_order_can_be_made_of_is_a_state_error(corpus, change):
-    made = pipeline(corpus)
-    state = stopped_at(made, 2)
+    pipeline = make_pipeline(corpus)
+    state = stopped_at(pipeline, 2)
     state["order"] |= change
-    loader = mm.Loader(made, on_change="finish_epoch")
+    loader = mm.Loader(pipeline, on_change="finish_epoch")
     with pytest.raises(mm.StateError, match="not an order's identity"):
         loader.load_state_dict(state)
 
 
 def test_a_state_of_another_order_version_asks_for_the_mmstream_that_saved_it(corpus):
-    made = pipeline(corpus)
-    state = stopped_at(made, 2)
+    pipeline = make_pipeline(corpus)
+    state = stopped_at(pipeline, 2)
     state["order"]["version"] = 99
     with pytest.raises(mm.StateError, match=r"version was 99.*Resume with the mmstream that saved"):
-        mm.Loader(made).load_state_dict(state)
+        mm.Loader(pipeline).load_state_dict(state)
 
 
 @pytest.mark.parametrize("counts", [[30, 20], [31, 20, 14], [40, 30, 20, 14]])
 def test_another_corpus_is_refused_all_the_same(corpus, counts):
-    state = stopped_at(pipeline(corpus), 2)
-    loader = mm.Loader(pipeline(write_tiny(corpus, counts)), on_change="finish_epoch")
+    state = stopped_at(make_pipeline(corpus), 2)
+    loader = mm.Loader(make_pipeline(write_tiny(corpus, counts)), on_change="finish_epoch")
     with pytest.raises(mm.StateError, match=r"first 3 shards|3 shards, the dataset"):
         loader.load_state_dict(state)
 
 
 def test_an_unknown_word_is_refused(corpus):
     with pytest.raises(mm.ConfigError, match="refuse or finish_epoch"):
-        mm.Loader(pipeline(corpus), on_change="ignore")
+        mm.Loader(make_pipeline(corpus), on_change="ignore")
 
 
 def test_a_list_of_rows_waits_for_the_batch_size_that_it_is_for(corpus):
-    before, now = pipeline(corpus), pipeline(corpus, global_batch_size=7)
+    before, now = make_pipeline(corpus), make_pipeline(corpus, global_batch_size=7)
     state, parts = stopped_at(before, 2), []
     for rank in range(2):
         world = mm.World(rank=rank, world_size=2)

@@ -35,7 +35,7 @@ def photos(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("photos"), [25, 20, 15], fields)
 
 
-def pipeline(photos: str, **settings) -> mm.Pipeline:
+def make_pipeline(photos: str, **settings) -> mm.Pipeline:
     settings = {
         "global_batch_size": 12,
         "decode": mm.Decode(image=mm.ImageDecoder(size=224)),
@@ -49,7 +49,7 @@ def pipeline(photos: str, **settings) -> mm.Pipeline:
 
 
 def test_loaders_that_are_opened_and_closed_leave_nothing_behind(photos):
-    described = pipeline(photos)
+    described = make_pipeline(photos)
 
     def cycle():
         loader = mm.Loader(described, num_workers=2)
@@ -61,7 +61,7 @@ def test_loaders_that_are_opened_and_closed_leave_nothing_behind(photos):
 
 
 def test_loaders_that_are_dropped_in_mid_epoch_leave_nothing_behind(photos):
-    described = pipeline(photos)
+    described = make_pipeline(photos)
 
     def cycle():
         loader = mm.Loader(described, num_workers=1)
@@ -72,7 +72,7 @@ def test_loaders_that_are_dropped_in_mid_epoch_leave_nothing_behind(photos):
 
 
 def test_loaders_that_a_transform_stopped_leave_nothing_behind(photos):
-    described = pipeline(photos, transforms=(broken,))
+    described = make_pipeline(photos, transforms=(broken,))
 
     def cycle():
         with pytest.raises(NameError):
@@ -86,7 +86,7 @@ def broken(sample):
 
 
 def test_workers_that_go_through_many_epochs_hold_no_more_than_after_the_first(photos):
-    with closing(mm.Loader(pipeline(photos), num_workers=2)) as loader:
+    with closing(mm.Loader(make_pipeline(photos), num_workers=2)) as loader:
         assert_no_growth(lambda: two_epochs(loader), warm_up=3, cycles=100)
 
 
@@ -102,7 +102,7 @@ def test_loaders_without_workers_leave_nothing_behind(photos, zero_copy):
     settings = {"zero_copy": True, "decode": None} if zero_copy else {}
 
     def cycle():
-        loader = mm.Loader(pipeline(photos, **settings), num_threads=2)
+        loader = mm.Loader(make_pipeline(photos, **settings), num_threads=2)
         assert sum(1 for _ in loader) == 5
         next(iter(loader))  # a loop that stays unfinished
 
@@ -160,7 +160,7 @@ def test_a_planted_leak_is_named(name, monkeypatch):
 
 def test_a_loader_that_is_never_closed_is_a_leak(photos, monkeypatch):
     monkeypatch.setattr(soak, "SETTLE_S", 0.0)
-    described = pipeline(photos)
+    described = make_pipeline(photos)
     with ExitStack() as held:
 
         def cycle():
@@ -181,7 +181,7 @@ def hoarding(sample):
 
 def test_a_transform_that_hoards_memory_in_its_worker_is_a_leak(photos, monkeypatch):
     monkeypatch.setattr(soak, "SETTLE_S", 0.0)
-    described = pipeline(photos, transforms=(hoarding,))
+    described = make_pipeline(photos, transforms=(hoarding,))
     leak = pytest.raises(AssertionError, match="memory_bytes grew from")
     with closing(mm.Loader(described, num_workers=1)) as loader, leak:
         assert_no_growth(lambda: two_epochs(loader), warm_up=1, cycles=6)

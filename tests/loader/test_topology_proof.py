@@ -14,7 +14,7 @@ import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.errors import StateError
 from mmstream.state import load_state, make_state
-from tests.helpers.bad_corpus import pipeline, policy, write_tiny
+from tests.helpers.bad_corpus import make_pipeline, policy, write_tiny
 from tests.helpers.topology import Step, described, run
 
 EPOCHS = 2
@@ -39,22 +39,24 @@ def write(folder: str, counts: list[int], bad: set, listed: set) -> None:
     write_bad(mm.open_dataset(write_tiny(folder, counts, {numbers[ref] for ref in bad})), listed)
 
 
-def read_on(made: mm.Pipeline, state: dict, num_steps: int, size: int, num_workers: int):
+def read_on(pipeline: mm.Pipeline, state: dict, num_steps: int, size: int, num_workers: int):
     """The next steps of a run on a topology of its own, and the state after them, as JSON."""
-    epoch, step = load_state(made.order, json.loads(json.dumps(state)))
+    epoch, step = load_state(pipeline.order, json.loads(json.dumps(state)))
     steps: list[Step] = []
     while num_steps and epoch < EPOCHS:
-        stop = min(made.order.steps_per_epoch, step + num_steps)
-        steps += run(made, size, num_workers, range(step, stop), epoch).steps
+        stop = min(pipeline.order.steps_per_epoch, step + num_steps)
+        steps += run(pipeline, size, num_workers, range(step, stop), epoch).steps
         num_steps -= stop - step
-        state = make_state(made.order, epoch, stop)
+        state = make_state(pipeline.order, epoch, stop)
         epoch, step = state["epoch"], state["step"]
     return steps, json.loads(json.dumps(state))
 
 
-def assert_nothing_is_lost_or_twice(made: mm.Pipeline, steps: list[Step], bad: set, listed: set):
+def assert_nothing_is_lost_or_twice(
+    pipeline: mm.Pipeline, steps: list[Step], bad: set, listed: set
+):
     """Of one epoch: what is planned, and what of it is shown."""
-    good = set(refs_of(made.dataset.counts.tolist())) - listed
+    good = set(refs_of(pipeline.dataset.counts.tolist())) - listed
     planned, shown = Counter(), Counter()
     for step in steps:
         records = {record.row: record for record in step.bad}
@@ -67,7 +69,7 @@ def assert_nothing_is_lost_or_twice(made: mm.Pipeline, steps: list[Step], bad: s
             assert (row in records) == (ref in bad and counts)
     assert not set(planned) - good
     assert set(planned.values()) <= {0, 1}
-    left_out = len(good) % made.global_batch_size if made.drop_last else 0
+    left_out = len(good) % pipeline.global_batch_size if pipeline.drop_last else 0
     assert planned.total() == len(good) - left_out
     assert +shown == Counter({ref: 1 for ref, n in planned.items() if n and ref not in bad})
 
@@ -84,7 +86,7 @@ def test_any_corpus_on_any_chain_of_topologies_comes_whole_and_the_same(data):
         write(folder, counts, bad, listed)
 
         def opened() -> mm.Pipeline:
-            return pipeline(
+            return make_pipeline(
                 folder,
                 global_batch_size=rows,
                 drop_last=drop_last,
@@ -95,16 +97,16 @@ def test_any_corpus_on_any_chain_of_topologies_comes_whole_and_the_same(data):
 
         shuffle = data.draw(st.booleans(), "shuffle")
         window = data.draw(st.sampled_from([None, 1, 5, 30]), "window")
-        made = opened()
+        pipeline = opened()
         if num_planned <= len(bad - listed):  # not one good sample: nothing can be shown
             return
-        num_steps = EPOCHS * made.order.steps_per_epoch
+        num_steps = EPOCHS * pipeline.order.steps_per_epoch
         assert num_steps == EPOCHS * (num_planned // rows if drop_last else -(-num_planned // rows))
-        state = make_state(made.order, 0, 0)
-        whole, _ = read_on(made, state, num_steps, 1, 1)
+        state = make_state(pipeline.order, 0, 0)
+        whole, _ = read_on(pipeline, state, num_steps, 1, 1)
         for epoch in range(EPOCHS):
             steps = [step for step in whole if step.epoch == epoch]
-            assert_nothing_is_lost_or_twice(made, steps, bad, listed)
+            assert_nothing_is_lost_or_twice(pipeline, steps, bad, listed)
         found: list[Step] = []
         for leg in range(3):
             size = data.draw(st.integers(1, rows), "size")
@@ -127,15 +129,15 @@ BAD = {(0, 0), (0, 7), (0, 19), (2, 0), (3, 3), (3, 4), (3, 24)}
 def test_known_bad_samples_are_never_planned_and_steps_are_fewer(tmp_path, shuffle, drop_last):
     settings = {"global_batch_size": 5, "shuffle": shuffle, "drop_last": drop_last}
     write(str(tmp_path), COUNTS, BAD, set())
-    before = pipeline(str(tmp_path), **settings)
+    before = make_pipeline(str(tmp_path), **settings)
     write_bad(before.dataset, BAD)
-    made = pipeline(str(tmp_path), **settings)
-    assert len(made.dataset) == 46
+    pipeline = make_pipeline(str(tmp_path), **settings)
+    assert len(pipeline.dataset) == 46
     assert before.order.steps_per_epoch == (9 if drop_last else 10)
-    assert made.order.steps_per_epoch == (7 if drop_last else 8)
+    assert pipeline.order.steps_per_epoch == (7 if drop_last else 8)
     for epoch in range(3):
-        steps = run(made, 2, 3, epoch=epoch).steps
-        assert_nothing_is_lost_or_twice(made, steps, BAD, BAD)
+        steps = run(pipeline, 2, 3, epoch=epoch).steps
+        assert_nothing_is_lost_or_twice(pipeline, steps, BAD, BAD)
         assert not any(step.bad for step in steps)
         assert not BAD & {ref for step in steps for ref in step.planned + step.shown}
 
@@ -144,10 +146,10 @@ def test_a_whole_missing_shard_on_the_list_stops_no_run(tmp_path):
     write(str(tmp_path), [20, 9, 20], set(), {(1, index) for index in range(9)})
     (tmp_path / "shard-000001.tar").unlink()
     (tmp_path / "shard-000001.tar.idx").unlink()
-    made = pipeline(
+    pipeline = make_pipeline(
         str(tmp_path), global_batch_size=4, bad_samples=mm.BadSamplePolicy(quarantine=None)
     )
-    loader = mm.Loader(made)
+    loader = mm.Loader(pipeline)
     keys = [key for batch in loader for key in batch["__key__"]]
     assert sorted(keys) == [f"{n:06d}" for n in [*range(20), *range(29, 49)]]
     assert loader.stats.num_bad == 0
@@ -156,42 +158,42 @@ def test_a_whole_missing_shard_on_the_list_stops_no_run(tmp_path):
 def test_substitutes_are_never_taken_from_the_list(tmp_path):
     listed = {(0, index) for index in range(1, 40, 2)}
     write(str(tmp_path), [40], {*listed, (0, 8), (0, 30)}, listed)
-    made = pipeline(str(tmp_path), global_batch_size=4)
-    steps = [step for epoch in range(4) for step in run(made, epoch=epoch).steps]
+    pipeline = make_pipeline(str(tmp_path), global_batch_size=4)
+    steps = [step for epoch in range(4) for step in run(pipeline, epoch=epoch).steps]
     assert any(step.bad for step in steps)
     assert {index % 2 for step in steps for _, index in step.shown} == {0}
 
 
 def test_a_changed_list_is_refused_in_mid_epoch_and_taken_at_an_epochs_start(tmp_path):
     write(str(tmp_path), COUNTS, BAD, {(0, 0)})
-    made = pipeline(str(tmp_path), global_batch_size=5)
-    loader = mm.Loader(made)
+    pipeline = make_pipeline(str(tmp_path), global_batch_size=5)
+    loader = mm.Loader(pipeline)
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
     for listed in (BAD, set(), {(0, 1)}):
-        write_bad(made.dataset, listed)
-        other = mm.Loader(pipeline(str(tmp_path), global_batch_size=5))
+        write_bad(pipeline.dataset, listed)
+        other = mm.Loader(make_pipeline(str(tmp_path), global_batch_size=5))
         with pytest.raises(StateError, match=r"bad was .* and is .*\. .* put back the"):
             other.load_state_dict(state)
-    write_bad(made.dataset, {(0, 0)})
-    other = mm.Loader(pipeline(str(tmp_path), global_batch_size=5))
+    write_bad(pipeline.dataset, {(0, 0)})
+    other = mm.Loader(make_pipeline(str(tmp_path), global_batch_size=5))
     other.load_state_dict(state)
-    assert [described(batch) for batch in other] == run(made).steps[1:]
-    write_bad(made.dataset, BAD)
-    other = mm.Loader(pipeline(str(tmp_path), global_batch_size=5))
-    other.load_state_dict(make_state(made.order, 0, made.order.steps_per_epoch))
+    assert [described(batch) for batch in other] == run(pipeline).steps[1:]
+    write_bad(pipeline.dataset, BAD)
+    other = mm.Loader(make_pipeline(str(tmp_path), global_batch_size=5))
+    other.load_state_dict(make_state(pipeline.order, 0, pipeline.order.steps_per_epoch))
     assert other.state_dict()["epoch"] == 1
     assert len(list(other)) == 7
 
 
 def test_a_first_list_in_mid_epoch_waits_for_the_epochs_end(tmp_path):
     write(str(tmp_path), COUNTS, BAD, set())
-    made = pipeline(str(tmp_path), global_batch_size=5)
-    whole = run(made).steps
-    loader = mm.Loader(made)
+    pipeline = make_pipeline(str(tmp_path), global_batch_size=5)
+    whole = run(pipeline).steps
+    loader = mm.Loader(pipeline)
     next(iter(loader))
-    write_bad(made.dataset, BAD)
-    now = pipeline(str(tmp_path), global_batch_size=5)
+    write_bad(pipeline.dataset, BAD)
+    now = make_pipeline(str(tmp_path), global_batch_size=5)
     with pytest.raises(StateError, match="finish_epoch"):
         mm.Loader(now).load_state_dict(loader.state_dict())
     other = mm.Loader(now, on_change="finish_epoch")

@@ -27,7 +27,7 @@ def draw(sample):
     return {**sample, "process": os.getpid(), "drawn": drawn}
 
 
-def pipeline(corpus, **settings):
+def make_pipeline(corpus, **settings):
     settings = {"global_batch_size": 4, "transforms": (note_process,), **settings}
     return mm.Pipeline(mm.open_dataset(corpus), **settings)
 
@@ -49,8 +49,8 @@ def processes_of(loader):
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_every_step_is_made_by_a_worker_and_by_all_of_them(corpus, num_workers):
-    expected = [plain(batch) for batch in mm.Loader(pipeline(corpus))]
-    loader = mm.Loader(pipeline(corpus), num_workers=num_workers)
+    expected = [plain(batch) for batch in mm.Loader(make_pipeline(corpus))]
+    loader = mm.Loader(make_pipeline(corpus), num_workers=num_workers)
     for epoch in range(2):
         batches, processes = processes_of(loader)
         assert (batches == expected) == (epoch == 0)
@@ -60,8 +60,8 @@ def test_every_step_is_made_by_a_worker_and_by_all_of_them(corpus, num_workers):
 
 
 def test_a_loop_that_is_left_after_a_step_goes_on_with_the_next(corpus):
-    expected = [plain(batch) for batch in mm.Loader(pipeline(corpus))]
-    loader = mm.Loader(pipeline(corpus), num_workers=2)
+    expected = [plain(batch) for batch in mm.Loader(make_pipeline(corpus))]
+    loader = mm.Loader(make_pipeline(corpus), num_workers=2)
     for batch in loader:
         assert plain(batch) == expected[0]
         break
@@ -71,7 +71,7 @@ def test_a_loop_that_is_left_after_a_step_goes_on_with_the_next(corpus):
 
 
 def test_workers_move_no_global_generator_of_the_main_process(corpus):
-    loader = mm.Loader(pipeline(corpus, transforms=(draw,)), num_workers=1)
+    loader = mm.Loader(make_pipeline(corpus, transforms=(draw,)), num_workers=1)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     next(iter(loader))
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -82,7 +82,7 @@ def test_workers_move_no_global_generator_of_the_main_process(corpus):
 def test_a_step_that_fails_in_a_worker_fails_as_everywhere(corpus, tmp_path):
     copy = tmp_path / "corpus"
     shutil.copytree(corpus, copy)
-    truncated = pipeline(str(copy), bad_samples=mm.BadSamplePolicy(shards=False))
+    truncated = make_pipeline(str(copy), bad_samples=mm.BadSamplePolicy(shards=False))
     for path in copy.glob("*.tar"):
         os.truncate(path, 512)
     with pytest.raises(ShardError, match="truncated"):
@@ -95,7 +95,7 @@ def test_workers_that_end_while_they_start_are_no_bad_data(corpus, monkeypatch):
 
     monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", end)
     with pytest.raises(ConfigError, match="workers ended before their first batch"):
-        list(mm.Loader(pipeline(corpus), num_workers=1))
+        list(mm.Loader(make_pipeline(corpus), num_workers=1))
 
 
 UNGUARDED = """

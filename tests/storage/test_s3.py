@@ -33,7 +33,7 @@ def prefix(s3, tmp_path):
     return f"{s3}/{tmp_path.name}"
 
 
-def pipeline(corpus, **settings):
+def make_pipeline(corpus, **settings):
     settings = {"global_batch_size": 12, "seed": 5, "window": 32, **settings}
     return mm.Pipeline(mm.open_dataset(corpus), **settings)
 
@@ -120,8 +120,8 @@ def test_verify_reads_everything_and_finds_what_is_cut(prefix):
 
 def test_a_loader_makes_the_same_batches_as_from_local_shards(remote, corpus):
     decode = mm.Decode(image=mm.ImageDecoder(size=16))
-    local = batches(pipeline(corpus, decode=decode))
-    in_s3 = batches(pipeline(remote, decode=decode))
+    local = batches(make_pipeline(corpus, decode=decode))
+    in_s3 = batches(make_pipeline(remote, decode=decode))
     assert keys(in_s3) == keys(local)
     for a, b in zip(in_s3, local, strict=True):
         assert torch.equal(a["image"], b["image"])
@@ -133,13 +133,13 @@ def test_a_loader_makes_the_same_batches_as_from_local_shards(remote, corpus):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
 def test_workers_make_the_same_batches_as_the_main_process(remote, corpus, multiprocessing_context):
     assert len(mm.open_dataset(remote)[3]["jpg"]) > 100  # this process has a client already
-    pipe = pipeline(remote, drop_last=False)
+    pipe = make_pipeline(remote, drop_last=False)
     loader = mm.Loader(pipe, num_workers=2, multiprocessing_context=multiprocessing_context)
     try:
         first, second = keys(loader), keys(loader)
     finally:
         loader.close()
-    assert first == keys(batches(pipeline(corpus, drop_last=False)))
+    assert first == keys(batches(make_pipeline(corpus, drop_last=False)))
     assert first != second
 
 
@@ -149,7 +149,7 @@ def tell_environment(sample):
 
 @pytest.mark.slow
 def test_workers_have_the_environment_of_the_loaders_start(corpus, monkeypatch):
-    pipe = pipeline(corpus, transforms=(tell_environment,))
+    pipe = make_pipeline(corpus, transforms=(tell_environment,))
     for value in ("early", "late", None):  # the fork server starts with the first, or before
         if value is None:
             monkeypatch.delenv("AWS_TOLD")
@@ -160,23 +160,23 @@ def test_workers_have_the_environment_of_the_loaders_start(corpus, monkeypatch):
 
 @pytest.mark.slow
 def test_a_resumed_run_equals_the_tail(remote, corpus):
-    expected = keys(batches(pipeline(corpus)))
-    loader = mm.Loader(pipeline(remote))
+    expected = keys(batches(make_pipeline(corpus)))
+    loader = mm.Loader(make_pipeline(remote))
     stream = iter(loader)
     seen = [next(stream)["__key__"] for _ in range(3)]
     state = json.loads(json.dumps(loader.state_dict()))
     for num_workers in (0, 2):
-        other = mm.Loader(pipeline(remote), num_workers=num_workers)
+        other = mm.Loader(make_pipeline(remote), num_workers=num_workers)
         other.load_state_dict(state)
         assert seen + keys(other) == expected
         other.close()
-    local = mm.Loader(pipeline(corpus))  # the state does not say where the shards lie
+    local = mm.Loader(make_pipeline(corpus))  # the state does not say where the shards lie
     local.load_state_dict(state)
     assert seen + keys(local) == expected
 
 
 def test_samples_that_lie_together_come_in_one_request(remote):
-    pipe = pipeline(remote, window=97)
+    pipe = make_pipeline(remote, window=97)
     loader = mm.Loader(pipe)
     assert len(keys(loader)) == 8
     assert 0 < loader.stats.num_requests < loader.stats.num_samples / 2
@@ -184,7 +184,7 @@ def test_samples_that_lie_together_come_in_one_request(remote):
 
 def test_a_missing_shard_stops_the_run_and_says_which(prefix):
     write_corpus(prefix, [8, 8])
-    pipe = pipeline(prefix, global_batch_size=4)
+    pipe = make_pipeline(prefix, global_batch_size=4)
     open_store(prefix).remove("shard-000001.tar")
     with pytest.raises(mm.ShardError, match=r"shard-000001\.tar: no such shard"):
         batches(pipe)
@@ -200,7 +200,7 @@ def test_a_truncated_shard_is_told_from_failing_storage(prefix):
     with pytest.raises(mm.ShardError, match=f"truncated: {cut} bytes"):
         dataset[5]
     with pytest.raises(mm.ShardError, match="truncated"):
-        batches(pipeline(prefix, global_batch_size=4))
+        batches(make_pipeline(prefix, global_batch_size=4))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from mmstream.train import TrainConfig, train
 from mmstream.train.distributed import StopRequest, TrainProcess
 from mmstream.train.step import prepare
 from mmstream.train.validation import Validation
-from tests.helpers.bad_corpus import pipeline, policy, truncated_jpeg, write_faulty, write_tiny
+from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty, write_tiny
 from tests.helpers.chats import tokenizer
 from tests.helpers.tiny_model import TinyModel
 from tests.helpers.topology import described, run
@@ -32,24 +32,24 @@ def test_a_pass_shows_each_sample_once_in_order_with_marked_padding(tmp_path_fac
     counts = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=5).filter(any), "counts")
     rows = data.draw(st.integers(1, 16), "rows")
     corpus = write_tiny(tmp_path_factory.mktemp("pass"), counts)
-    made = pipeline(corpus, global_batch_size=rows, shuffle=False, drop_last=False)
-    whole = run(made).steps
+    pipeline = make_pipeline(corpus, global_batch_size=rows, shuffle=False, drop_last=False)
+    whole = run(pipeline).steps
     assert len(whole) == -(-sum(counts) // rows)
     for size in {1, min(2, rows), rows}:
         for num_workers in (1, 3):
-            assert run(made, size, num_workers).steps == whole
+            assert run(pipeline, size, num_workers).steps == whole
     valid = [key for step in whole for key, ok in zip(step.keys, step.valid, strict=True) if ok]
     assert valid == [f"{number:06d}" for number in range(sum(counts))]
     for step in whole:
         assert len(step.keys) == rows
         assert all(ok for ok in step.valid) or step is whole[-1]
     for epoch in (1, 2):  # its own order in every epoch
-        again = run(made, epoch=epoch).steps
+        again = run(pipeline, epoch=epoch).steps
         assert [step.keys for step in again] == [step.keys for step in whole]
 
 
 def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Validation:
-    made = pipeline(
+    pipeline = make_pipeline(
         corpus,
         decode=mm.Decode(
             image=mm.ImageDecoder(size=16), text=mm.TextDecoder(tokenizer(), max_length=16)
@@ -58,7 +58,7 @@ def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Validati
         drop_last=False,
         **changes,
     )
-    loader = mm.Loader(made, num_workers=num_workers)
+    loader = mm.Loader(pipeline, num_workers=num_workers)
     return Validation(mm.to_device(loader, "cpu", normalize=NORMALIZE))
 
 
@@ -99,8 +99,8 @@ def test_a_masked_pass_is_the_mean_over_the_good_samples(tmp_path):
 
 def test_validation_in_between_costs_the_training_stream_nothing(corpus):
     decode = mm.Decode(image=mm.ImageDecoder(size=16))
-    calm = run(pipeline(corpus, decode=decode)).steps
-    loader, validation = mm.Loader(pipeline(corpus, decode=decode)), validation_of(corpus)
+    calm = run(make_pipeline(corpus, decode=decode)).steps
+    loader, validation = mm.Loader(make_pipeline(corpus, decode=decode)), validation_of(corpus)
     found = []
     for batch in mm.to_device(loader, "cpu"):
         found.append(described(batch))

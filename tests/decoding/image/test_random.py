@@ -23,7 +23,7 @@ def with_draw(sample: mm.sample.Sample) -> mm.sample.Sample:
     return {**sample, "draw": float(mm.sample_rng(sample).random())}
 
 
-def pipeline(corpus: str, image: ImageDecoder) -> mm.Pipeline:
+def make_pipeline(corpus: str, image: ImageDecoder) -> mm.Pipeline:
     return mm.Pipeline(
         mm.open_dataset(corpus),
         global_batch_size=8,
@@ -33,12 +33,14 @@ def pipeline(corpus: str, image: ImageDecoder) -> mm.Pipeline:
     )
 
 
-def epoch_of(made: mm.Pipeline, state: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
+def epoch_of(
+    pipeline: mm.Pipeline, state: dict[str, Any] | None = None, **how: Any
+) -> dict[str, Any]:
     """Pictures and draws by key, of all ranks."""
     found: dict[str, Any] = {}
     for rank in range(how.get("world_size", 1)):
         world = mm.World(rank=rank, world_size=how.get("world_size", 1))
-        loader = mm.Loader(made, num_workers=how.get("num_workers", 0), world=world)
+        loader = mm.Loader(pipeline, num_workers=how.get("num_workers", 0), world=world)
         if state:
             loader.load_state_dict(state)
         for batch in loader:
@@ -54,20 +56,20 @@ def same(some: dict[str, Any], others: dict[str, Any]) -> bool:
 
 
 def test_crops_are_the_same_on_every_topology_and_after_a_resume(tmp_path: Any) -> None:
-    made = pipeline(write_corpus(tmp_path, [20, 20]), RANDOM)
-    plain = epoch_of(made)
+    pipeline = make_pipeline(write_corpus(tmp_path, [20, 20]), RANDOM)
+    plain = epoch_of(pipeline)
     assert len(plain) == 40
-    assert same(plain, epoch_of(made, world_size=2))
-    assert same(plain, epoch_of(made, num_workers=2))
-    loader = mm.Loader(made, num_workers=0)
+    assert same(plain, epoch_of(pipeline, world_size=2))
+    assert same(plain, epoch_of(pipeline, num_workers=2))
+    loader = mm.Loader(pipeline, num_workers=0)
     reader = iter(loader)
     seen = {key for _ in range(2) for key in next(reader)["__key__"]}
-    rest = epoch_of(made, loader.state_dict(), world_size=2)
+    rest = epoch_of(pipeline, loader.state_dict(), world_size=2)
     assert same(rest, {key: plain[key] for key in plain.keys() - seen})
 
 
 def test_crops_change_from_epoch_to_epoch(tmp_path: Any) -> None:
-    loader = mm.Loader(pipeline(write_corpus(tmp_path, [16]), RANDOM), num_workers=0)
+    loader = mm.Loader(make_pipeline(write_corpus(tmp_path, [16]), RANDOM), num_workers=0)
     first, second = (
         {k: image for b in loader for k, image in zip(b["__key__"], b["image"].clone())}
         for _ in range(2)
@@ -78,7 +80,9 @@ def test_crops_change_from_epoch_to_epoch(tmp_path: Any) -> None:
 
 def test_a_transforms_draws_do_not_depend_on_the_decoders(tmp_path: Any) -> None:
     corpus = write_corpus(tmp_path, [16])
-    random, fixed = (epoch_of(pipeline(corpus, one)) for one in (RANDOM, ImageDecoder(size=16)))
+    random, fixed = (
+        epoch_of(make_pipeline(corpus, one)) for one in (RANDOM, ImageDecoder(size=16))
+    )
     assert {k: v[1] for k, v in random.items()} == {k: v[1] for k, v in fixed.items()}
     assert not same(random, fixed)
 
@@ -119,12 +123,12 @@ def test_a_random_decoder_without_a_stream_is_a_config_error() -> None:
 
 def test_tiles_arrive_with_their_counts_and_the_pictures_own_sizes(tmp_path: Any) -> None:
     decoder = ImageDecoder(size=16, tiles=InternVLTiles(max_tiles=4))
-    made = mm.Pipeline(
+    pipeline = mm.Pipeline(
         mm.open_dataset(write_corpus(tmp_path, [8])),
         global_batch_size=4,
         decode=Decode(image=decoder),
     )
-    for batch in mm.Loader(made, num_workers=0):  # pictures of 40x30 become 2x1 tiles, or 2x2
+    for batch in mm.Loader(pipeline, num_workers=0):  # pictures of 40x30 become 2x1 tiles, or 2x2
         counts, sizes = batch["image_tiles"], batch["image_size"]
         assert counts.shape == (4, 1)
         assert sizes.tolist() == [[[30, 40]]] * 4
