@@ -50,9 +50,11 @@ TAIL_WINDOW = -1
 class Order:
     """The order of all epochs of a dataset. Build it with `Order.from_counts`.
 
-    Every sample is in exactly one step of each epoch; `drop_last` leaves out fewer than G of them.
-    The order does not depend on ranks or workers. Building it and the first step of an epoch cost
-    O(number of chunks). Any other step costs O(rows + the windows of these rows).
+    Each epoch has every sample in exactly one row. With `drop_last`, fewer than G samples are left
+    out. The order does not depend on ranks or workers.
+
+    The first step of an epoch costs O(number of chunks). Any other step costs O(G + the sizes of
+    its windows).
 
     Attributes:
         steps_per_epoch: steps of every epoch, known before anything is read.

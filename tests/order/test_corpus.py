@@ -18,6 +18,7 @@ def test_known_bad_samples_are_counted_once_and_are_not_planned():
     assert listed.num_samples == 5
     assert corpus().num_samples == 8
     assert Corpus(np.array([2])).bad.shape == (0, 2)
+    assert Corpus(np.array([2])).bad.dtype == np.int64
 
 
 @pytest.mark.parametrize("bad", [(0, 5), (1, 0), (2, 3), (3, 0), (-1, 0), (0, -1)])
@@ -28,10 +29,19 @@ def test_a_bad_sample_that_the_corpus_does_not_have_is_refused(bad):
 
 
 def test_negative_counts_and_other_numbers_of_names_are_refused():
-    with pytest.raises(ConfigError, match="negative count"):
+    with pytest.raises(ConfigError, match=r"^a shard has a negative count$"):
         corpus(counts=(5, -1))
     with pytest.raises(ConfigError, match="2 names for 3 counts: give one name for each count"):
         corpus(names=["a", "b"])
+
+
+@pytest.mark.parametrize("counts", [[5, 0, 3], np.array([[5], [0], [3]], dtype=np.uint16)])
+def test_counts_and_bad_list_may_be_any_integers(counts):
+    plain = Corpus(counts, bad=np.array([(2, 1)], dtype=np.uint8))
+    assert plain.counts.dtype == plain.bad.dtype == plain.good_counts.dtype == np.int64
+    assert plain.counts.tolist() == [5, 0, 3]
+    assert plain.good_counts.tolist() == [5, 0, 2]
+    assert plain.identity() == corpus(bad=[(2, 1)]).identity()
 
 
 def test_counts_names_and_bad_list_are_the_identity_and_the_size_is_not():
