@@ -1,5 +1,6 @@
 """Weights to shares, shares to a schedule, and the phases of the lanes in it."""
 
+import hashlib
 from decimal import Decimal
 from fractions import Fraction
 
@@ -158,6 +159,13 @@ def test_golden_phases():
     assert phases([8, 143], (2, 8), 4).tolist() == GOLDEN_PHASES[0]
     assert phases([5, 3, 90], (3, 4), 2, seed=7).tolist() == GOLDEN_PHASES[1]
     assert phases([1, 1], (4, 1), 1, seed=7).tolist() == GOLDEN_PHASES[2]
+    hashed = hashlib.sha256()
+    for seed in range(300):  # so many that each of the 32 sets of phases is taken sometimes
+        shares = [3 + seed % 5, 7, 20 + seed]
+        hashed.update(phases(shares, (1 + seed % 3, 4), 1, seed).tobytes())
+    for seed in range(6):  # so many lanes that only two sets are compared
+        hashed.update(phases([8, 143, 0], (8, 33), 1, seed).tobytes())
+    assert hashed.hexdigest()[:16] == "c72a7adccf63f834"
 
 
 GOLDEN_PHASES = [
