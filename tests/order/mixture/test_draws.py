@@ -148,15 +148,15 @@ def test_weights_that_change_too_often_are_refused():
         Draws({0: [4, 1, 14], **changes}, 12, (4, 1), 5, rotate=True)
 
 
-@pytest.mark.parametrize(("num_changes", "refused"), [(34, False), (35, True)])
-def test_lanes_may_drift_apart_by_64_draws_and_two_steps(num_changes, refused):
-    # Lane 0 makes the even steps, which draw from source 0 alone: 2 draws per turn.
+@pytest.mark.parametrize(("num_turns", "refused"), [(66, False), (67, True)])
+def test_lanes_may_drift_apart_by_64_draws_and_two_steps(num_turns, refused):
+    # Lane 0 makes the even steps, which draw from source 0 alone: one draw per turn.
     shares = {}
-    for turn in range(num_changes):
+    for turn in range(num_turns):
         shares[2 * turn] = [1, 0]
         shares[2 * turn + 1] = [0, 1]
     if refused:
-        with pytest.raises(ConfigError, match="change weights less often"):
-            Draws(shares, 2, (2, 1), 0, rotate=False)
+        with pytest.raises(ConfigError, match="at step 133 some lanes are 67 draws ahead"):
+            Draws(shares, 1, (2, 1), 0, rotate=False)
     else:
-        Draws(shares, 2, (2, 1), 0, rotate=False)
+        Draws(shares, 1, (2, 1), 0, rotate=False)

@@ -314,10 +314,10 @@ def test_a_step_or_an_epoch_that_does_not_exist_is_refused():
             question(0, -1)
         with pytest.raises(ConfigError, match="epoch -1: epochs count from 0"):
             question(-1, 0)
-    most = 2**62 // 12 // 40
-    order.refs(most - 1, 39)
-    with pytest.raises(ConfigError, match=rf"epoch {most + 1}: beyond 2\^62 rows"):
-        order.refs(most + 1, 0)
+    order = mixture_order(global_batch_size=4, grid=(1, 1), epoch_steps=8)
+    order.refs(2**57 - 1, 7)
+    with pytest.raises(ConfigError, match=rf"epoch {2**57}: beyond 2\^62 rows"):
+        order.refs(2**57, 0)
 
 
 def test_weights_that_change_too_often_are_refused():

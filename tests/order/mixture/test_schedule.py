@@ -159,13 +159,23 @@ def test_golden_phases():
     assert phases([8, 143], (2, 8), 4).tolist() == GOLDEN_PHASES[0]
     assert phases([5, 3, 90], (3, 4), 2, seed=7).tolist() == GOLDEN_PHASES[1]
     assert phases([1, 1], (4, 1), 1, seed=7).tolist() == GOLDEN_PHASES[2]
+
+
+@pytest.mark.parametrize(
+    ("num_seeds", "shares", "grid", "rows_per_lane", "expected"),
+    [
+        (300, (3, 7, 20), (3, 4), 1, "7a5553d2040fb17b"),
+        (100, (3, 7, 90), (3, 4), 3, "de87d7d4d9e08dd0"),
+        (60, (8, 143), (4, 24), 1, "479171412146e18e"),  # 96 lanes: 14 sets are compared
+        (20, (264, 7001), (8, 33), 1, "06e63f84b068ab10"),  # 264 lanes: two sets
+    ],
+)
+def test_golden_digests_of_phases(num_seeds, shares, grid, rows_per_lane, expected):
     hashed = hashlib.sha256()
-    for seed in range(300):  # so many that each of the 32 sets of phases is taken sometimes
-        shares = [3 + seed % 5, 7, 20 + seed]
-        hashed.update(phases(shares, (1 + seed % 3, 4), 1, seed).tobytes())
-    for seed in range(6):  # so many lanes that only two sets are compared
-        hashed.update(phases([8, 143, 0], (8, 33), 1, seed).tobytes())
-    assert hashed.hexdigest()[:16] == "c72a7adccf63f834"
+    for seed in range(num_seeds):  # so many that each of the sets is taken by some of them
+        *others, last = shares
+        hashed.update(phases([*others, last + seed], grid, rows_per_lane, seed).tobytes())
+    assert hashed.hexdigest()[:16] == expected
 
 
 GOLDEN_PHASES = [
