@@ -214,9 +214,9 @@ def test_a_wrong_use_of_the_public_surface_does_not_type_check(tmp_path):
         "mm.Pipeline(dataset, global_batch_size='many')\n"
         "mm.Order.from_counts([1], global_batch_size=1, sede=0)\n"
     )
-    found = "\n".join(type_errors(wrong))
+    errors = "\n".join(type_errors(wrong))
     for line in (2, 3, 4):
-        assert f"wrong.py:{line}: error" in found
+        assert f"wrong.py:{line}: error" in errors
 
 
 if __name__ == "__main__":

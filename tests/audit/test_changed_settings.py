@@ -61,8 +61,8 @@ def replayed(monkeypatch, capsys):
     def run(url, state, folder, *words) -> tuple[int, str, str]:
         path = folder / "state.json"
         path.write_text(json.dumps(state))
-        told = ["replay", url, "--state", path, "--check", folder, *words]
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, told)])
+        arguments = ["replay", url, "--state", path, "--check", folder, *words]
+        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
             main()
         return (exit.value.code, *capsys.readouterr())
@@ -136,6 +136,6 @@ def test_the_order_is_written_once_and_where_it_changes(corpus, tmp_path):
     write_logs(loaders_of(make_pipeline(corpus, seed=9), state), tmp_path, 8)
     lines = (tmp_path / "metrics-rank0.jsonl").read_text().splitlines()
     entries = [entry for line in lines for entry in json.loads(line)["lineage"]]
-    told = [(e["epoch"], e["step"], e["order"]["seed"]) for e in entries if "order" in e]
+    seeds_from = [(e["epoch"], e["step"], e["order"]["seed"]) for e in entries if "order" in e]
     seed = make_pipeline(corpus).order.seed
-    assert told == [(0, 0, seed), (1, 2, seed), (2, 0, 9)]
+    assert seeds_from == [(0, 0, seed), (1, 2, seed), (2, 0, 9)]

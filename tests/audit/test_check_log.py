@@ -75,21 +75,21 @@ def test_a_run_with_substitutes_is_as_planned_on_every_topology(
 ):
     pipeline = make_pipeline(faulty, **settings)
     write_logs(pipeline, tmp_path, rows, accumulate=accumulate)
-    found = checked(pipeline, tmp_path)
-    assert found.holds
-    assert (found.lost, found.repeated, found.unplanned, found.faults) == (0, 0, 0, ())
-    assert found.num_steps == 2 * pipeline.order.steps_per_epoch
-    assert found.num_samples == (2 * 97 if settings else 2 * 96)
-    assert found.substituted >= 2 * len(BAD) - 2
-    assert found.unfilled == 0
+    outcome = checked(pipeline, tmp_path)
+    assert outcome.holds
+    assert (outcome.lost, outcome.repeated, outcome.unplanned, outcome.faults) == (0, 0, 0, ())
+    assert outcome.num_steps == 2 * pipeline.order.steps_per_epoch
+    assert outcome.num_samples == (2 * 97 if settings else 2 * 96)
+    assert outcome.substituted >= 2 * len(BAD) - 2
+    assert outcome.unfilled == 0
 
 
 def test_rows_that_show_nothing_are_null(faulty, tmp_path):
     pipeline = make_pipeline(faulty, bad_samples=policy(action="mask"), drop_last=False)
     write_logs(pipeline, tmp_path, [12])
-    found = checked(pipeline, tmp_path)
-    assert found.holds
-    assert (found.substituted, found.unfilled) == (0, 2 * len(BAD))
+    outcome = checked(pipeline, tmp_path)
+    assert outcome.holds
+    assert (outcome.substituted, outcome.unfilled) == (0, 2 * len(BAD))
     text = (tmp_path / "metrics-rank0.jsonl").read_text()
     assert text.count(": null") == 2 * len(BAD)
 
@@ -103,9 +103,9 @@ def drop_most(sample):
 def test_substitutes_of_a_filter_are_the_orders_too(corpus, tmp_path):
     pipeline = make_pipeline(corpus, transforms=(drop_most,))
     write_logs(pipeline, tmp_path, [6, 6])
-    found = checked(pipeline, tmp_path)
-    assert found.holds
-    assert found.substituted + found.unfilled > found.num_samples / 2
+    outcome = checked(pipeline, tmp_path)
+    assert outcome.holds
+    assert outcome.substituted + outcome.unfilled > outcome.num_samples / 2
 
 
 def test_lines_say_only_what_is_needed(faulty, tmp_path):
@@ -119,8 +119,8 @@ def test_lines_say_only_what_is_needed(faulty, tmp_path):
     for line in lines:
         [entry] = line["lineage"]
         refs = order.refs(line["epoch"], line["step"])
-        at = entry["epoch"], entry["step"], entry["start"]
-        assert at == (line["epoch"], line["step"], 4)
+        position = entry["epoch"], entry["step"], entry["start"]
+        assert position == (line["epoch"], line["step"], 4)
         assert entry["planned"] == [list(ref) for ref in zip(*(c[4:].tolist() for c in refs[:2]))]
         assert entry.keys() - {"shown"} == {"epoch", "step", "start", "planned"}
         assert entry.get("shown") != {}
@@ -178,28 +178,29 @@ def test_a_fault_is_found_and_told(corpus, tmp_path, change, counts, fault):
     pipeline = make_pipeline(corpus)
     write_logs(pipeline, tmp_path, [12])
     edited(tmp_path, change)
-    found = checked(pipeline, tmp_path)
-    assert not found.holds
-    assert (found.lost, found.repeated, found.unplanned) == counts
-    assert fault in found.faults[0]
+    outcome = checked(pipeline, tmp_path)
+    assert not outcome.holds
+    assert (outcome.lost, outcome.repeated, outcome.unplanned) == counts
+    assert fault in outcome.faults[0]
 
 
 def test_the_logs_of_a_rank_that_are_missing_are_missed(corpus, tmp_path):
     pipeline = make_pipeline(corpus)
     write_logs(pipeline, tmp_path, [6, 6])
     (tmp_path / "metrics-rank0.jsonl").unlink()
-    found = checked(pipeline, tmp_path)
-    assert (found.lost, found.repeated, found.unplanned) == (2 * 48, 0, 16)
+    outcome = checked(pipeline, tmp_path)
+    assert (outcome.lost, outcome.repeated, outcome.unplanned) == (2 * 48, 0, 16)
     assert (
-        "rows 6 to 11 are logged of 0 to 11: these must be the logs of all ranks" in found.faults[0]
+        "rows 6 to 11 are logged of 0 to 11: these must be the logs of all ranks"
+        in outcome.faults[0]
     )
-    assert len(found.faults) == 10
+    assert len(outcome.faults) == 10
 
 
 def test_a_run_of_another_seed_is_not_this_one(corpus, tmp_path):
     write_logs(make_pipeline(corpus, seed=1), tmp_path, [12])
-    found = checked(make_pipeline(corpus, seed=2), tmp_path)
-    assert found.unplanned == found.num_steps == 16
+    outcome = checked(make_pipeline(corpus, seed=2), tmp_path)
+    assert outcome.unplanned == outcome.num_steps == 16
 
 
 # -- crashes --------------------------------------------------------------------------------------
@@ -215,9 +216,9 @@ def test_steps_done_again_count_once_as_they_were_done_last(corpus, tmp_path):
     rest = second.read_text().splitlines(keepends=True)[3:]
     second.write_text(first.read_text() + "".join(rest))  # as where the log is not cut
     logged = read_lineage([*paths, second])
-    found = check_logs(pipeline.order, logged, steps_logged(pipeline.order, logged))
-    assert found.holds
-    assert found.num_steps == 16
+    outcome = check_logs(pipeline.order, logged, steps_logged(pipeline.order, logged))
+    assert outcome.holds
+    assert outcome.num_steps == 16
 
 
 def test_a_last_line_that_a_crash_has_torn_is_passed_over(corpus, tmp_path):
@@ -225,9 +226,9 @@ def test_a_last_line_that_a_crash_has_torn_is_passed_over(corpus, tmp_path):
     write_logs(pipeline, tmp_path, [12], epochs=1)
     path = tmp_path / "metrics-rank0.jsonl"
     path.write_text(path.read_text()[:-40])
-    found = checked(pipeline, tmp_path)
-    assert found.holds
-    assert found.num_steps == 7
+    outcome = checked(pipeline, tmp_path)
+    assert outcome.holds
+    assert outcome.num_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -284,10 +285,10 @@ def test_a_real_run_is_checked_from_its_own_folder(tmp_path, monkeypatch, capsys
             main()
         return (exit.value.code, *capsys.readouterr())
 
-    told = ["--global-batch-size", 8, "--num-workers", 0, "--log-every", 2, "--image-size", 32]
-    told += ["--device", "cpu", "--no-progress", "--log-keys", "--out", out]
+    options = ["--global-batch-size", 8, "--num-workers", 0, "--log-every", 2, "--image-size", 32]
+    options += ["--device", "cpu", "--no-progress", "--log-keys", "--out", out]
     for more in (["--max-steps", 7], ["--epochs", 2, "--num-workers", 0]):
-        code, _, err = mmstream("train", corpus, *told, *more)
+        code, _, err = mmstream("train", corpus, *options, *more)
         assert code == 0, err
     logs = sorted(Path(out).glob("metrics-rank*.jsonl"))
     check = ("replay", corpus, "--state", out, "--check", *logs)

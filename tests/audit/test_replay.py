@@ -86,17 +86,17 @@ def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows
                 step = described(part)
                 delivered[step.epoch, step.step, rank] = step
     state = json.loads(json.dumps(ranks[0].state_dict()))
-    order, *at = order_of_state(state, mm.open_dataset(faulty))
-    assert at == [2, 0]
+    order, *position = order_of_state(state, mm.open_dataset(faulty))
+    assert position == [2, 0]
     assert len(delivered) == 2 * order.steps_per_epoch * len(rows)
     num_substituted = 0
     for (epoch, step, rank), given in delivered.items():
-        mine = rows_of_rank(12, World(rank, len(rows)), rows)
-        found = list(replay(dataset, order, epoch, [step], mine, keys=True))
-        assert [(row.shard, row.index) for row in found] == names_of(dataset, given.planned)
-        assert [row.row for row in found] == list(range(*mine))
+        rank_rows = rows_of_rank(12, World(rank, len(rows)), rows)
+        replayed = list(replay(dataset, order, epoch, [step], rank_rows, keys=True))
+        assert [(row.shard, row.index) for row in replayed] == names_of(dataset, given.planned)
+        assert [row.row for row in replayed] == list(range(*rank_rows))
         for row, key, valid, planned, shown in zip(
-            found, given.keys, given.valid, given.planned, given.shown, strict=True
+            replayed, given.keys, given.valid, given.planned, given.shown, strict=True
         ):
             assert row.key == dataset.read(*planned)["__key__"]
             assert (row.key == key) == (planned == shown)
@@ -133,8 +133,8 @@ def test_past_and_future_steps_are_the_same_from_any_state_of_any_topology(fault
     for state in states:
         order = order_of_state(state, pipeline.dataset)[0]
         for given in delivered:
-            found = list(replay(pipeline.dataset, order, given.epoch, [given.step]))
-            refs = [(row.shard, row.index) for row in found]
+            replayed = list(replay(pipeline.dataset, order, given.epoch, [given.step]))
+            refs = [(row.shard, row.index) for row in replayed]
             assert refs == names_of(pipeline.dataset, given.planned)
 
 
@@ -231,9 +231,11 @@ def test_a_key_that_cannot_be_read_is_a_warning(tmp_path, caplog):
     dataset = mm.open_dataset(tmp_path)
     refs = [(0, 0), (0, 1), (1, 1), (2, 0)]
     assert read_keys(dataset, refs) == ["000000", None, None, None]
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 3
-    assert any(text.startswith("shard-000000.tar[1]: no key: not a tar header") for text in told)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 3
+    assert any(
+        text.startswith("shard-000000.tar[1]: no key: not a tar header") for text in messages
+    )
 
 
 def test_storage_that_fails_is_an_error_and_no_missing_key(corpus):
@@ -346,10 +348,10 @@ def test_as_json(mmstream, corpus, tmp_path):
     ],
 )
 def test_a_mistake_is_a_line_and_an_exit_code(mmstream, corpus, tmp_path, words, code, reason):
-    found = mmstream(corpus, "--state", saved(make_pipeline(corpus), tmp_path), *words.split())
-    assert found[0] == code
-    assert reason in found[2]
-    assert "Traceback" not in found[2]
+    replayed = mmstream(corpus, "--state", saved(make_pipeline(corpus), tmp_path), *words.split())
+    assert replayed[0] == code
+    assert reason in replayed[2]
+    assert "Traceback" not in replayed[2]
 
 
 @pytest.mark.parametrize(

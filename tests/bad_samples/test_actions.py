@@ -271,14 +271,14 @@ def test_training_settings_become_the_loaders_policy(tmp_path, log, bad_samples,
         max_bad_fraction=0.5,
         substitute_bad_shards=True,
     )
-    found = _open_loader(config, corpus, None, log=log).pipeline.bad_samples
-    assert found == mm.BadSamplePolicy(
+    bad_sample_policy = _open_loader(config, corpus, None, log=log).pipeline.bad_samples
+    assert bad_sample_policy == mm.BadSamplePolicy(
         action=action, max_fraction=0.5, shards=True, quarantine=str(tmp_path / log)
     )
 
 
-@pytest.mark.parametrize("told", [{"bad_samples": "ignore"}, {"max_bad_fraction": 1.5}])
-def test_impossible_training_settings_are_refused(tmp_path, told):
+@pytest.mark.parametrize("settings", [{"bad_samples": "ignore"}, {"max_bad_fraction": 1.5}])
+def test_impossible_training_settings_are_refused(tmp_path, settings):
     corpus = write_tiny(tmp_path / "corpus", [40])
     with pytest.raises(ConfigError):
-        _open_loader(TrainConfig(url=corpus, out=str(tmp_path), **told), corpus, None)
+        _open_loader(TrainConfig(url=corpus, out=str(tmp_path), **settings), corpus, None)

@@ -51,11 +51,12 @@ def decoders() -> Decode:
 
 
 def refs_of(counts: list[int], numbers: set[int]) -> set[tuple[int, int]]:
-    found, number = set(), 0
+    refs: set[tuple[int, int]] = set()
+    first = 0
     for shard, count in enumerate(counts):
-        found |= {(shard, n - number) for n in numbers if number <= n < number + count}
-        number += count
-    return found
+        refs |= {(shard, n - first) for n in numbers if first <= n < first + count}
+        first += count
+    return refs
 
 
 def assert_epoch_is_whole(
@@ -254,8 +255,8 @@ def lose(corpus):
 
 
 def cut(corpus):
-    path, at = Path(corpus, "shard-000001.tar"), int(offsets(corpus, 1)[11]) + 700
-    path.write_bytes(path.read_bytes()[:at])
+    path, position = Path(corpus, "shard-000001.tar"), int(offsets(corpus, 1)[11]) + 700
+    path.write_bytes(path.read_bytes()[:position])
     return {(1, index) for index in range(11, 20)}, "truncated"
 
 
@@ -497,13 +498,13 @@ def test_a_key_that_is_no_text_is_no_reason_to_stop(tmp_path):
     data = Path(corpus, "shard-000000.tar").read_bytes()
     assert data[header : header + 10] == name
     stop = int(offsets(corpus, 0)[5])
-    for at in range(header, stop, 512):  # a key in Latin-1, with checksums to match
-        block = bytearray(data[at : at + 512])
+    for position in range(header, stop, 512):  # a key in Latin-1, with checksums to match
+        block = bytearray(data[position : position + 512])
         if block[257:262] == b"ustar":
             block[:6] = b"caf\xe9-4"
             total = sum(block) - sum(block[148:156]) + 8 * 32
             block[148:156] = b"%06o\0 " % total
-            patch(corpus, 0, at, bytes(block))
+            patch(corpus, 0, position, bytes(block))
     quarantine = tmp_path / "bad"
     pipeline = make_pipeline(
         str(corpus), global_batch_size=4, bad_samples=policy(quarantine=str(quarantine))

@@ -186,9 +186,11 @@ def test_one_odd_sample_makes_a_list_and_breaks_nothing(name, odd):
     else:
         assert isinstance(batch[name], list)
         assert len(batch[name]) == 3
-        found = batch[name][1]
+        collated = batch[name][1]
         assert (
-            found is None if odd is MISSING else np.array_equal(np.asarray(found), np.asarray(odd))
+            collated is None
+            if odd is MISSING
+            else np.array_equal(np.asarray(collated), np.asarray(odd))
         )
 
 

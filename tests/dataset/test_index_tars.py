@@ -305,8 +305,8 @@ def test_a_missing_index_is_one_problem(converted):
 def test_samples_of_a_shard_without_an_index_are_checked_all_the_same(tmp_path):
     tars, indexes = Path(write_corpus(tmp_path / "tars", [4, 9])), tmp_path / "its index"
     index(tars, output=indexes)
-    at = int(decode_index((tars / f"{SHARD}.idx").read_bytes(), "")[3])
-    change(tars / SHARD, lambda data: data.__setitem__(slice(at + 512, at + 514), b"\0\0"))
+    start = int(decode_index((tars / f"{SHARD}.idx").read_bytes(), "")[3])
+    change(tars / SHARD, lambda data: data.__setitem__(slice(start + 512, start + 514), b"\0\0"))
     (indexes / f"{SHARD}.idx").unlink()
 
     def decode(sample):
@@ -322,10 +322,10 @@ def test_a_truncated_shard_is_found_and_the_others_are_still_read(converted, num
     path = converted / SHARD
     path.write_bytes(path.read_bytes()[:num_bytes])
     change(converted / "shard-000003.tar", lambda data: data.__setitem__(-1, 1))
-    found = problems(converted)
-    assert found[0].startswith(f"{SHARD}: {num_bytes} bytes, the manifest says ")
-    assert any("checksum" in reason for reason in found if reason.startswith(SHARD))
-    assert found[-1] == "shard-000003.tar: checksum differs; convert or fetch it again"
+    reasons = problems(converted)
+    assert reasons[0].startswith(f"{SHARD}: {num_bytes} bytes, the manifest says ")
+    assert any("checksum" in reason for reason in reasons if reason.startswith(SHARD))
+    assert reasons[-1] == "shard-000003.tar: checksum differs; convert or fetch it again"
 
 
 def test_a_missing_shard_is_one_problem(converted):
@@ -337,8 +337,8 @@ def test_a_missing_shard_is_one_problem(converted):
 def test_a_damaged_header_is_found(tmp_path):
     write_corpus(tmp_path, [3])
     change(tmp_path / "shard-000000.tar", lambda data: data.__setitem__(0, 0x58))
-    found = problems(tmp_path)
-    assert any("not a tar header at byte 0" in reason for reason in found)
+    reasons = problems(tmp_path)
+    assert any("not a tar header at byte 0" in reason for reason in reasons)
 
 
 def test_a_key_that_comes_twice_in_a_shard_is_found(tmp_path):

@@ -122,10 +122,10 @@ class _Urls(HTMLParser):
 
 
 def test_the_page_refers_to_nothing_outside_and_runs_nothing(page):
-    found = _Urls(page.read_text())
-    assert len(found.urls) == G
-    assert all(url.startswith("data:image/jpeg;base64,") for url in found.urls)
-    assert not {"script", "link", "iframe", "object", "form"} & set(found.tags)
+    tick_values = _Urls(page.read_text())
+    assert len(tick_values.urls) == G
+    assert all(url.startswith("data:image/jpeg;base64,") for url in tick_values.urls)
+    assert not {"script", "link", "iframe", "object", "form"} & set(tick_values.tags)
     assert "@import" not in page.read_text()
     assert "url(" not in page.read_text()
     assert "default-src 'none'" in page.read_text()
@@ -190,8 +190,8 @@ def test_values_that_are_no_numbers_leave_the_chart_whole():
 
 @pytest.mark.parametrize("end", [1e-9, 0.03, 0.7, 1, 2.77, 9.99, 10, 100, 180, 12345])
 def test_axes_have_a_few_round_numbers(end):
-    found = ticks(end)
-    assert found[0] == 0
-    assert found[-1] >= end > found[-2]
-    assert 4 <= len(found) <= 8
-    assert len({f"{value:g}" for value in found}) == len(found)
+    tick_values = ticks(end)
+    assert tick_values[0] == 0
+    assert tick_values[-1] >= end > tick_values[-2]
+    assert 4 <= len(tick_values) <= 8
+    assert len({f"{value:g}" for value in tick_values}) == len(tick_values)

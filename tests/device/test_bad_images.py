@@ -53,11 +53,11 @@ def test_what_the_device_refuses_the_cpu_decodes(
 
     expected = batches(make_pipeline(photographs, "cpu"))
     with caplog.at_level(logging.WARNING, "mmstream"):
-        found = batches(make_pipeline(photographs), decode_jpegs=picky)
+        device_batches = batches(make_pipeline(photographs), decode_jpegs=picky)
     assert [record.message for record in caplog.records] == [
         "the GPU refused a JPEG; the CPU decodes it instead: Error while decoding JPEG images: 6"
     ]
-    for one, other in zip(found, expected):
+    for one, other in zip(device_batches, expected):
         assert rows_of(one) == rows_of(other)
         assert min(map(psnr, one["image"], other["image"])) >= 50
 

@@ -49,10 +49,10 @@ def test_batches_are_those_of_the_cpu_and_pixels_nearly(
 ) -> None:
     settings = {"crop": "random", "flip": 0.5, "seed": 3}
     expected = batches(make_pipeline(photographs, "cpu", **settings))
-    found = batches(make_pipeline(photographs, **settings), device, num_workers=num_workers)
-    assert len(found) == len(expected) == 6
+    on_gpu = batches(make_pipeline(photographs, **settings), device, num_workers=num_workers)
+    assert len(on_gpu) == len(expected) == 6
     near = []
-    for one, other in zip(found, expected):
+    for one, other in zip(on_gpu, expected):
         assert one.keys() == other.keys()
         assert one["__key__"] == other["__key__"]
         assert rows_of(one) == rows_of(other)
@@ -154,15 +154,15 @@ def test_everything_odd_stays_with_the_cpu(data: bytes) -> None:
 
 def test_a_picture_that_shrinks_too_much_for_cuda_is_decoded_here_with_the_same_draws() -> None:
     decoder = mm.ImageDecoder(size=8, crop="random", flip=0.5, device="cuda")
-    here = mm.ImageDecoder(size=8, crop="random", flip=0.5)
+    cpu_decoder = mm.ImageDecoder(size=8, crop="random", flip=0.5)
     data = encoded(photo(420, 600), "jpeg")
     kinds = set()
     for number in range(12):
         sample = {"__key__": "a", "jpg": data, "__lineage__": SampleLineage(0, number)}
-        found = decode_sample(sample, mm.Decode(image=decoder))["image"]
-        expected = decode_sample(sample, mm.Decode(image=here))["image"]
-        kinds.add(type(found))
-        pixels = found.decode() if isinstance(found, EncodedImage) else found
+        on_gpu = decode_sample(sample, mm.Decode(image=decoder))["image"]
+        expected = decode_sample(sample, mm.Decode(image=cpu_decoder))["image"]
+        kinds.add(type(on_gpu))
+        pixels = on_gpu.decode() if isinstance(on_gpu, EncodedImage) else on_gpu
         assert torch.equal(pixels, expected)
     assert kinds == {EncodedImage, torch.Tensor}
 
@@ -204,22 +204,22 @@ def test_resuming_gives_the_tail(photographs: str, stop: int) -> None:
 def test_normalisation_comes_after_decoding(photographs: str) -> None:
     pipeline, normalize = make_pipeline(photographs), mm.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     plain = batches(pipeline)[0]["image"]
-    found = batches(pipeline, normalize=normalize, dtype=torch.bfloat16)[0]["image"]
+    on_gpu = batches(pipeline, normalize=normalize, dtype=torch.bfloat16)[0]["image"]
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (normalize.mean, normalize.std))
-    assert torch.equal(found, ((plain.float() / 255 - mean) / std).to(torch.bfloat16))
+    assert torch.equal(on_gpu, ((plain.float() / 255 - mean) / std).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("size", [32, None])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_several_pictures_a_sample(tmp_path: Path, size: int | None, num_workers: int) -> None:
     def fields(number: int) -> dict[str, bytes]:
-        found = {f"{i}.jpg": PHOTOS[number + i].read_bytes() for i in range(number % 3)}
-        return {"txt": b"words", **found, "9.png": PNG}
+        on_gpu = {f"{i}.jpg": PHOTOS[number + i].read_bytes() for i in range(number % 3)}
+        return {"txt": b"words", **on_gpu, "9.png": PNG}
 
     url = write_corpus(tmp_path, [8], fields)
     expected = batches(make_pipeline(url, "cpu", 4, size=size))
-    found = batches(make_pipeline(url, "cuda", 4, size=size), num_workers=num_workers)
-    for one, other in zip(found, expected):
+    on_gpu = batches(make_pipeline(url, "cuda", 4, size=size), num_workers=num_workers)
+    for one, other in zip(on_gpu, expected):
         assert one["image_row"].tolist() == other["image_row"].tolist()
         assert type(one["image"]) is type(other["image"])
         assert [a.shape for a in one["image"]] == [b.shape for b in other["image"]]

@@ -44,8 +44,8 @@ class Page(HTMLParser):
 
     def images(self):
         urls = [value for tag, name, value in self.attributes if (tag, name) == ("img", "src")]
-        found = [re.fullmatch(r"data:image/jpeg;base64,(.+)", url) for url in urls]
-        return [Image.open(io.BytesIO(base64.b64decode(match[1]))) for match in found]
+        matches = [re.fullmatch(r"data:image/jpeg;base64,(.+)", url) for url in urls]
+        return [Image.open(io.BytesIO(base64.b64decode(match[1]))) for match in matches]
 
 
 def parse(shown):

@@ -27,14 +27,14 @@ def planned(shards):
     dataset = mm.open_dataset(shards)
     keys = {tuple(s["__lineage__"][:2]): s["__key__"] for s in dataset[: len(dataset)]}
     order = mm.Pipeline(dataset, global_batch_size=16, seed=0).order
-    found = {}
+    keys_of_step = {}
     for epoch in range(2):
         for step in range(order.steps_per_epoch):
             shard, index, _ = order.refs(epoch, step)
-            found[epoch, step] = [
+            keys_of_step[epoch, step] = [
                 keys[ref] for ref in zip(shard.tolist(), index.tolist(), strict=True)
             ]
-    return found
+    return keys_of_step
 
 
 def trained(folder, stage):

@@ -76,9 +76,7 @@ def test_every_command_and_option_is_on_the_page_of_the_command_line(site):
 def test_no_page_loads_anything_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20
-    assert [
-        (page.name, found) for page in pages for found in OUTSIDE.findall(page.read_text())
-    ] == []
+    assert [(page.name, link) for page in pages for link in OUTSIDE.findall(page.read_text())] == []
 
 
 def test_what_is_loaded_from_elsewhere_would_be_seen():

@@ -63,7 +63,7 @@ def run(
 ) -> Run:
     """Global batches of some steps, and the bytes read for them; workers without processes."""
     steps = range(pipeline.order.steps_per_epoch) if steps is None else steps
-    found: dict[int, list[Step]] = {step: [] for step in steps}
+    delivered: dict[int, list[Step]] = {step: [] for step in steps}
     num_bytes = 0
     for rank in range(size):
         rows = rows_of_rank(pipeline.global_batch_size, World(rank, size), "balanced")
@@ -72,9 +72,9 @@ def run(
             with closing(PipelineRunner(pipeline, num_threads=num_threads)) as runner:
                 for job in jobs:
                     batch = runner.batch(job)
-                    found[job.step].append(described(batch))
+                    delivered[job.step].append(described(batch))
                     num_bytes += batch["__lineage__"].num_bytes
-    return Run([joined(parts) for parts in found.values()], num_bytes)
+    return Run([joined(parts) for parts in delivered.values()], num_bytes)
 
 
 def assert_resumes_exactly(
@@ -93,12 +93,12 @@ def assert_resumes_exactly(
 
     def rest(loader: Any) -> list[tuple[Step, Any]]:
         ahead = loader.state_dict()["epoch"]
-        found = []
+        delivered = []
         while loader.state_dict()["epoch"] < 2:
-            found += [(described(b), b["image"] if images else None) for b in loader]
+            delivered += [(described(b), b["image"] if images else None) for b in loader]
             assert loader.state_dict()["epoch"] == ahead + 1
             ahead += 1
-        return found
+        return delivered
 
     walker = make_loader()
     states = [walker.state_dict()]
@@ -116,8 +116,8 @@ def assert_resumes_exactly(
             close(other)
             other = make_loader()
         other.load_state_dict(state)
-        for (expected, pixels), (found, others) in zip(whole[step:], rest(other), strict=True):
-            assert found == expected
+        for (expected, pixels), (delivered, others) in zip(whole[step:], rest(other), strict=True):
+            assert delivered == expected
             assert pixels is None or torch.equal(pixels, others)
     close(other)
     return [step for step, _ in whole]

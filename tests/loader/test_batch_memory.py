@@ -108,23 +108,23 @@ def test_tensors_of_any_shape_type_and_layout_cross_as_they_are():
     arrived = crossed(batch, memory)
     assert list(arrived) == list(batch)
 
-    def check(here, there):
-        assert type(here) is type(there)
-        if isinstance(here, torch.Tensor):
-            assert (here.dtype, here.shape) == (there.dtype, there.shape)
-            assert torch.equal(here, there)
-            assert here.is_contiguous() == there.is_contiguous() or not here.is_contiguous()
-        elif isinstance(here, dict):
-            for name in here:
-                check(here[name], there[name])
-        elif isinstance(here, list | tuple):
-            assert len(here) == len(there)
-            for one, other in zip(here, there, strict=True):
+    def check(sent, received):
+        assert type(sent) is type(received)
+        if isinstance(sent, torch.Tensor):
+            assert (sent.dtype, sent.shape) == (received.dtype, received.shape)
+            assert torch.equal(sent, received)
+            assert sent.is_contiguous() == received.is_contiguous() or not sent.is_contiguous()
+        elif isinstance(sent, dict):
+            for name in sent:
+                check(sent[name], received[name])
+        elif isinstance(sent, list | tuple):
+            assert len(sent) == len(received)
+            for one, other in zip(sent, received, strict=True):
                 check(one, other)
-        elif isinstance(here, np.ndarray):
-            assert np.array_equal(here, there)
+        elif isinstance(sent, np.ndarray):
+            assert np.array_equal(sent, received)
         else:
-            assert here == there
+            assert sent == received
 
     check(batch, arrived)
     assert arrived["image"].is_contiguous(memory_format=torch.channels_last)

@@ -256,9 +256,9 @@ def test_a_jump_drops_what_was_held_and_then_reads_ahead_again(lanes, monkeypatc
         monkeypatch.setattr(SampleLookup, "read", lambda self, ref: alone.append(ref))
         for start, stride in [(0, 1), (3, 2), (4, 2), (1, 1)]:
             for step in range(start, start + 5 * stride, stride):
-                found = reader.step(Job(0, step, 0, 8, stride))
+                raw_step = reader.step(Job(0, step, 0, 8, stride))
                 refs = pipeline.order.refs(0, step)
-                lineages = [sample["__lineage__"][:2] for sample in found.outcomes]
+                lineages = [sample["__lineage__"][:2] for sample in raw_step.outcomes]
                 assert lineages == list(zip(refs.shard.tolist(), refs.index.tolist()))
         assert not alone  # nothing was read sample by sample
 
@@ -322,16 +322,16 @@ def mixed(samples):
 def test_a_batch_of_any_types_crosses_from_a_worker_as_it_is(corpus):
     pipeline = make_pipeline(corpus, collate=mixed)
     loader = mm.Loader(pipeline, num_workers=1)
-    for here, there in zip(mm.Loader(pipeline), loader, strict=True):
+    for from_main, from_worker in zip(mm.Loader(pipeline), loader, strict=True):
         for name in ("pictures", "scalars", "kinds"):
-            assert type(there[name]) is list
-            for a, b in zip(here[name], there[name], strict=True):
+            assert type(from_worker[name]) is list
+            for a, b in zip(from_main[name], from_worker[name], strict=True):
                 assert torch.equal(a, b)
                 assert (a.dtype, a.stride()) == (b.dtype, b.stride())
-        assert (there["none"], there["tuple"]) == ([], (1, "a"))
-        assert type(there["array"]) is np.ndarray
-        assert there["array"].tolist() == [0, 1, 2]
-        assert there["arrays"][0].tolist() == [None]
+        assert (from_worker["none"], from_worker["tuple"]) == ([], (1, "a"))
+        assert type(from_worker["array"]) is np.ndarray
+        assert from_worker["array"].tolist() == [0, 1, 2]
+        assert from_worker["arrays"][0].tolist() == [None]
     loader.close()
 
 

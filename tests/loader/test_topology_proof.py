@@ -107,14 +107,14 @@ def test_any_corpus_on_any_chain_of_topologies_comes_whole_and_the_same(data):
         for epoch in range(EPOCHS):
             steps = [step for step in whole if step.epoch == epoch]
             assert_nothing_is_lost_or_twice(pipeline, steps, bad, listed)
-        found: list[Step] = []
+        steps_read: list[Step] = []
         for leg in range(3):
             size = data.draw(st.integers(1, rows), "size")
             num_workers = data.draw(st.integers(1, 4), "num_workers")
             most = num_steps if leg == 2 else data.draw(st.integers(0, num_steps), "steps")
             steps, state = read_on(opened(), state, most, size, num_workers)
-            found += steps
-        assert found == whole
+            steps_read += steps
+        assert steps_read == whole
         assert (state["epoch"], state["step"]) == (EPOCHS, 0)
 
 

@@ -56,9 +56,9 @@ def test_with_the_same_memory_it_mixes_more_than_a_sample_buffer_or_blocks_do(de
 
 def test_wider_windows_read_more_at_once_and_bring_fewer_pairs_together_again():
     orders = [make_order(SORTED, window=window) for window in (32, 128, 1024)]
-    found = [measure(SORTED, partial(mmstream, SORTED, order))["together"] for order in orders]
+    figures = [measure(SORTED, partial(mmstream, SORTED, order))["together"] for order in orders]
     reads = [mean_read(SORTED, order, 0) for order in orders]
-    assert found == sorted(found, reverse=True)
+    assert figures == sorted(figures, reverse=True)
     assert reads == sorted(reads)
     assert reads[-1] > 4 * reads[0]
 
@@ -74,11 +74,11 @@ def test_the_figures_of_a_true_permutation_and_of_no_shuffle_are_the_known_ones(
     assert true["classes"] == pytest.approx(expected_classes(SORTED), rel=0.01)
     assert true["together"] == pytest.approx(1, abs=0.05)
     plain = mmstream(SORTED, make_order(SORTED, shuffle=False), 0)
-    found = compare(SORTED, plain, plain)
-    assert found["classes"] < 1.3
-    assert found["position"] == pytest.approx(1)
+    figures = compare(SORTED, plain, plain)
+    assert figures["classes"] < 1.3
+    assert figures["position"] == pytest.approx(1)
     chance = SORTED.global_batch_size / SORTED.num_samples
-    assert found["together"] == pytest.approx(1 / chance, rel=0.01)
+    assert figures["together"] == pytest.approx(1 / chance, rel=0.01)
 
 
 @pytest.mark.parametrize(("items", "size"), [(5000, 700), (50, 1000), (500, 1), (999, 100)])

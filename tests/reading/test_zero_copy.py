@@ -73,27 +73,27 @@ def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
         monkeypatch.setattr(fetching, "MAX_MAPS", 1)
     else:
         monkeypatch.setattr(fetching, "mmap", refuse)
-    found = list(steps_of(dataset, True))
-    assert found == expected
-    assert {type(value) for step in found for value in payloads(step)} == {memoryview}
+    viewed = list(steps_of(dataset, True))
+    assert viewed == expected
+    assert {type(value) for step in viewed for value in payloads(step)} == {memoryview}
 
 
 def test_a_mixture_has_views_too(datasets):
     mixture = mm.Mixture({name: (dataset, 1) for name, dataset in datasets.items()}, stop="first")
-    found = list(steps_of(mixture, True))
-    assert found == list(steps_of(mixture, False))
-    assert len({sample["__source__"] for step in found for sample in step}) == len(datasets)
+    viewed = list(steps_of(mixture, True))
+    assert viewed == list(steps_of(mixture, False))
+    assert len({sample["__source__"] for step in viewed for sample in step}) == len(datasets)
 
 
 def test_a_view_stays_valid_after_all_else_is_gone(tmp_path):
     folder = write_corpus(tmp_path, [40])
     dataset = mm.open_dataset(folder)
     expected = next(steps_of(dataset, False, 1))
-    found = next(steps_of(dataset, True, 1))
+    viewed = next(steps_of(dataset, True, 1))
     for path in tmp_path.iterdir():
         path.unlink()
     gc.collect()
-    assert payloads(found) == payloads(expected)
+    assert payloads(viewed) == payloads(expected)
 
 
 def test_a_map_ends_with_its_last_view(tmp_path):
@@ -137,9 +137,9 @@ def test_of_a_truncated_shard_the_samples_before_the_cut_are_good(tmp_path):
     dataset = mm.open_dataset(folder)
     expected = list(steps_of(dataset, False))
     os.truncate(tmp_path / "shard-000000.tar", int(dataset.offsets(0)[20]))
-    found = list(steps_of(dataset, True))
-    assert found == list(steps_of(dataset, False))
-    for before, after in zip(sum(expected, []), sum(found, []), strict=True):
+    viewed = list(steps_of(dataset, True))
+    assert viewed == list(steps_of(dataset, False))
+    for before, after in zip(sum(expected, []), sum(viewed, []), strict=True):
         if before["__lineage__"].index < 20:
             assert after == before
         else:
@@ -151,9 +151,9 @@ def test_a_missing_shard_is_an_error_of_its_samples(tmp_path):
     folder = write_corpus(tmp_path, [20, 20])
     dataset = mm.open_dataset(folder)
     (tmp_path / "shard-000001.tar").unlink()
-    found = sum(steps_of(dataset, True), [])
-    assert sum(isinstance(sample, dict) for sample in found) == 20
-    assert all("no such shard" in s[1] for s in found if not isinstance(s, dict))
+    viewed = sum(steps_of(dataset, True), [])
+    assert sum(isinstance(sample, dict) for sample in viewed) == 20
+    assert all("no such shard" in s[1] for s in viewed if not isinstance(s, dict))
 
 
 def test_a_pipeline_of_views_is_the_same_batches_with_nothing_parsed(corpus):

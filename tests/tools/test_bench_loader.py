@@ -82,11 +82,11 @@ def test_the_verdict_compares_with_the_best_of_each_kind() -> None:
         Row("loop", "floor", "floor", "nothing"),
     ]
     speeds = {"mmstream": 90.0, "slow": 10.0, "fast": 30.0, "loop": 100.0}
-    found = {
+    measured = {
         name: [{"samples_per_s": speed, "cpu_s_per_1000": 1000 / speed}]
         for name, speed in speeds.items()
     }
-    assert verdicts(rows, found) == [
+    assert verdicts(rows, measured) == [
         "",
         "- mmstream: 3.00x fast with 33% of its CPU time, 0.90x loop with 111% of its CPU time",
     ]

@@ -199,10 +199,10 @@ def test_a_run_that_is_killed_again_and_again_loses_and_repeats_nothing(tmp_path
     command = [sys.executable, "-m", "tools.prove.resume", *arguments, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert sum(found["kills"].values()) == 4
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert sum(printed["kills"].values()) == 4
     for name in ("lost", "repeated", "unplanned", "different", "mistaken", "num_failed"):
-        assert found[name] == 0, name
-    assert found["left_behind"] == found["unnoticed_faults"] == []
-    assert found["num_substituted"] > 0
-    assert found["weight_difference"] <= 1e-9
+        assert printed[name] == 0, name
+    assert printed["left_behind"] == printed["unnoticed_faults"] == []
+    assert printed["num_substituted"] > 0
+    assert printed["weight_difference"] <= 1e-9

@@ -73,11 +73,11 @@ damages = pytest.mark.parametrize(
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     save(tmp_path, 10, 20, 30)
-    found = load_newest(open_store(tmp_path))
-    assert found is not None
-    assert found.num_steps == 30
-    assert torch.equal(found.content["model"]["w"], torch.full((50, 50), 30.0))
-    assert found.content["loader"] == '{"epoch": 0}'
+    newest = load_newest(open_store(tmp_path))
+    assert newest is not None
+    assert newest.num_steps == 30
+    assert torch.equal(newest.content["model"]["w"], torch.full((50, 50), 30.0))
+    assert newest.content["loader"] == '{"epoch": 0}'
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_a_damaged_newest_is_passed_over_with_a_warning(
     save(tmp_path, 10, 20, 30)
     damage(path_of(tmp_path, 30))  # type: ignore[operator]
     with caplog.at_level(logging.WARNING):
-        found = load_newest(open_store(tmp_path))
-    assert found is not None
-    assert found.num_steps == 20
+        newest = load_newest(open_store(tmp_path))
+    assert newest is not None
+    assert newest.num_steps == 20
     assert "step-00000030.pt: damaged checkpoint" in caplog.text
 
 
@@ -170,7 +170,7 @@ def test_no_flipped_bit_of_the_zips_directory_goes_into_the_weights(tmp_path: Pa
             data = bytearray(good)
             data[place] ^= 1 << bit
             path.write_bytes(bytes(data))
-            found = load_newest(open_store(tmp_path))
-            assert found is not None
-            weights = found.content["model"]["w"]
-            assert torch.equal(weights, torch.full((50, 50), float(found.num_steps)))
+            newest = load_newest(open_store(tmp_path))
+            assert newest is not None
+            weights = newest.content["model"]["w"]
+            assert torch.equal(weights, torch.full((50, 50), float(newest.num_steps)))

@@ -44,10 +44,10 @@ def global_batch(num_rows: int, invalid: list[int]) -> dict[str, Any]:
 def loss_and_gradients(model: Any, batch: dict[str, Any], rows: slice) -> dict[str, Any]:
     """As `mmstream.train.step.train_step` does it: scaled by W / weight of all ranks."""
     names = ("image", "input_ids", "attention_mask", "__valid__")
-    mine = {name: batch[name][rows] for name in names}
-    mine["image"] = mine["image"].float() / 255
+    rank_batch = {name: batch[name][rows] for name in names}
+    rank_batch["image"] = rank_batch["image"].float() / 255
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    loss_sum, weight = model(mine)
+    loss_sum, weight = model(rank_batch)
     loss = loss_sum * (world_size / batch["__valid__"].sum())
     assert weight * world_size == batch["__valid__"].sum()
     loss.backward()
@@ -128,9 +128,11 @@ def test_two_ranks_compute_the_loss_and_gradients_of_one(from_two_ranks: Path, c
     largest = max(gradient.abs().max() for gradient in alone["gradients"].values())
     assert largest > 1e-2, "gradients this small would compare equal to anything"
     for rank in range(2):
-        found = torch.load(from_two_ranks / f"results-{rank}.pt", weights_only=True)[case]
-        torch.testing.assert_close(found["loss"], alone["loss"], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(found["gradients"], alone["gradients"], rtol=1e-5, atol=1e-6)
+        rank_results = torch.load(from_two_ranks / f"results-{rank}.pt", weights_only=True)[case]
+        torch.testing.assert_close(rank_results["loss"], alone["loss"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            rank_results["gradients"], alone["gradients"], rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.slow

@@ -111,15 +111,15 @@ def test_undone_and_torn_lines_are_cut_from_the_metrics(tmp_path: Path) -> None:
     with StepLog(str(tmp_path), rank=0, world_size=2, num_steps=0) as log:
         for step in range(1, 6):
             log.write({**line, "num_steps": step})
-    mine, other = tmp_path / "metrics-rank0.jsonl", tmp_path / "metrics-rank1.jsonl"
-    other.write_bytes(mine.read_bytes())
-    with mine.open("a") as file:
+    own_file, other = tmp_path / "metrics-rank0.jsonl", tmp_path / "metrics-rank1.jsonl"
+    other.write_bytes(own_file.read_bytes())
+    with own_file.open("a") as file:
         file.write('{"epoch": 0, "num_st')
     assert cut_history(tmp_path, rank=0, world_size=2, num_steps=3) == 3
     assert [line["num_steps"] for line in lines(tmp_path)] == [1, 2, 3]
     assert len(other.read_text().splitlines()) == 5  # rank 1's own business
     assert cut_history(tmp_path, rank=0, world_size=1, num_steps=3) == 2  # there is none now
-    assert other.read_text() == mine.read_text()
+    assert other.read_text() == own_file.read_text()
 
 
 def test_rows_without_exactly_one_image_are_refused_in_words(tmp_path: Path) -> None:

@@ -75,36 +75,36 @@ def test_data_that_clip_can_take_or_nobody_gives_no_hint(corpus: str, tmp_path: 
 
 
 def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str, Any]]]:
-    told = {"num_workers": 0, "device": "cpu", "global_batch_size": 8, "image_size": 32}
-    result = train(TrainConfig(url=url, out=str(out), **{**told, **changes}))
+    options = {"num_workers": 0, "device": "cpu", "global_batch_size": 8, "image_size": 32}
+    result = train(TrainConfig(url=url, out=str(out), **{**options, **changes}))
     text = (out / "metrics-rank0.jsonl").read_text()
     return result, [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.slow
 def test_a_vlm_trains_with_all_options_and_resumes(conversations: str, tmp_path: Path) -> None:
-    told = {
+    options = {
         "model": "vlm", "max_length": 160, "epochs": 2, "precision": "bf16", "accumulate": 2,
         "micro_batches": 3, "activation_checkpointing": True, "deterministic": True,
         "freeze": ("*vision_tower*",), "validation": conversations, "validate_every": 2,
         "lr": 3e-3, "warmup_steps": 1, "lr_schedule": "cosine", "log_keys": True,
     }  # fmt: skip
-    whole, lines = run(conversations, tmp_path / "whole", **told)
+    whole, lines = run(conversations, tmp_path / "whole", **options)
     assert (whole.num_steps, whole.state["epoch"]) == (4, 2)  # groups of 2 and 1 batches of 3
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[0]["tokens_per_s"] > 0
     assert whole.validation_loss is not None
     assert whole.validation_loss < lines[0]["loss"]
-    run(conversations, tmp_path / "parts", **told, max_steps=3)
-    _, parts = run(conversations, tmp_path / "parts", **told)
+    run(conversations, tmp_path / "parts", **options, max_steps=3)
+    _, parts = run(conversations, tmp_path / "parts", **options)
     assert [line["loss"] for line in parts] == [line["loss"] for line in lines]
 
 
 @pytest.mark.slow
 def test_a_vlm_is_cut_into_micro_batches(conversations: str, tmp_path: Path) -> None:
-    told = {"model": "vlm", "max_length": 160, "global_batch_size": 24, "precision": "fp32"}
-    _, whole = run(conversations, tmp_path / "a", **told)
-    _, parts = run(conversations, tmp_path / "b", **told, micro_batches=4)
+    options = {"model": "vlm", "max_length": 160, "global_batch_size": 24, "precision": "fp32"}
+    _, whole = run(conversations, tmp_path / "a", **options)
+    _, parts = run(conversations, tmp_path / "b", **options, micro_batches=4)
     assert parts[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-5)
     assert parts[0]["grad_norm"] == pytest.approx(whole[0]["grad_norm"], rel=1e-4)
 
@@ -117,8 +117,8 @@ def test_a_clip_folder_is_trained_on(corpus: str, tmp_path: Path) -> None:
     tokenizer.save_pretrained(folder)
     about = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
     (folder / "preprocessor_config.json").write_text(json.dumps(about))
-    told = {"model": str(folder), "image_size": None, "max_steps": 2}
-    result, _ = run(corpus, tmp_path / "run", **told)
+    options = {"model": str(folder), "image_size": None, "max_steps": 2}
+    result, _ = run(corpus, tmp_path / "run", **options)
     assert result.num_steps == 2
     config = TrainConfig(url=corpus, out="", model=str(folder))
     model: Any = build_model(config, open_model_tokenizer(config))

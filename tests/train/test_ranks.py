@@ -123,9 +123,9 @@ def play(rank: int, corpus: str, folder: str) -> None:
                 rank=rank,
                 world_size=world_size,
             )
-        found = part(corpus, Path(folder))
-        if found is not None:
-            Path(folder, f"stopped-{rank}.json").write_text(json.dumps(found))
+        result = part(corpus, Path(folder))
+        if result is not None:
+            Path(folder, f"stopped-{rank}.json").write_text(json.dumps(result))
         if world_size > 1:
             leave_group()
 
@@ -174,9 +174,9 @@ def test_a_run_that_moved_from_two_ranks_to_one_to_four_has_the_undisturbed_curv
     moved = played / ("moved" if name == "tiny" else "moved-clip")
     worlds = [line["world_size"] for line in read(moved, "metrics-rank0.jsonl")]
     assert worlds == [2] * 6 + [1] * 5 + [4] * 5
-    found = difference(curve(moved), curve(alone / name))
-    logging.getLogger(__name__).info("largest relative difference of a loss: %.1e", found)
-    assert found < limit
+    result = difference(curve(moved), curve(alone / name))
+    logging.getLogger(__name__).info("largest relative difference of a loss: %.1e", result)
+    assert result < limit
     assert difference(curve(moved, "grad_norm"), curve(alone / name, "grad_norm")) < 20 * limit
     assert curve(moved, "lr") == curve(alone / name, "lr")
     assert curve(alone / name)[-1] < 0.97 * curve(alone / name)[0]
@@ -249,8 +249,8 @@ def test_validation_leaves_the_training_alone(alone: Path, corpus: str, tmp_path
 
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(played: Path, alone: Path) -> None:
     for rank in range(2):
-        told = json.loads((played / f"stopped-{rank}.json").read_text())
-        assert told == {"num_steps": 6, "stopped_by": "SIGTERM"}
+        summary = json.loads((played / f"stopped-{rank}.json").read_text())
+        assert summary == {"num_steps": 6, "stopped_by": "SIGTERM"}
     saved = [path.name for path in (played / "stopped" / "checkpoints").iterdir()]
     assert saved == ["step-00000006.pt"]
     assert difference(curve(played / "stopped"), curve(alone / "tiny")[:6]) < 1e-5

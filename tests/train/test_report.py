@@ -110,9 +110,9 @@ def test_a_line_says_all_that_was_measured(tmp_path: Path) -> None:
 
 def test_a_line_every_so_many_steps_covers_all_of_them(tmp_path: Path) -> None:
     result = fit_here(tmp_path, log_every=4, epochs=2)
-    found = lines(tmp_path)
-    assert [line["num_steps"] for line in found] == [4, 8, 12]
-    assert result.final_loss == found[-1]["loss"]
+    step_lines = lines(tmp_path)
+    assert [line["num_steps"] for line in step_lines] == [4, 8, 12]
+    assert result.final_loss == step_lines[-1]["loss"]
     assert result.summary is not None
     assert "8 steps in" in result.summary
 
@@ -126,10 +126,10 @@ def test_bad_samples_are_counted_in_the_metrics(tmp_path: Path) -> None:
     loader = Bad(num_steps=3)
     loader.stats = type("Counts", (dict,), {"bad": Counter()})(samples=0)
     fit_here(tmp_path, loader)
-    found = lines(tmp_path)
-    assert [line["num_bad"] for line in found] == [2, 4, 6]
-    assert [line["num_skipped"] for line in found] == [3, 6, 9]
-    assert found[-1]["bad"] == {"DecodeError": 6, "SkipSample": 9}
+    step_lines = lines(tmp_path)
+    assert [line["num_bad"] for line in step_lines] == [2, 4, 6]
+    assert [line["num_skipped"] for line in step_lines] == [3, 6, 9]
+    assert step_lines[-1]["bad"] == {"DecodeError": 6, "SkipSample": 9}
 
 
 def test_a_trace_of_the_wanted_steps_is_written(tmp_path: Path) -> None:
@@ -160,10 +160,10 @@ def test_tensorboard_gets_the_numbers_where_it_is_installed(
     fit_here(tmp_path, max_steps=2)
     assert charted[0] == (str(tmp_path / "tensorboard"), 0, 1)
     assert charted[-1] == ("closed", 0, 0)
-    found = {(name, step): value for name, value, step in charted[1:-1]}
+    step_lines = {(name, step): value for name, value, step in charted[1:-1]}
     for line in lines(tmp_path):
-        assert found["train/loss", line["num_steps"]] == line["loss"]
-        assert found["train/lr", line["num_steps"]] == line["lr"]
+        assert step_lines["train/loss", line["num_steps"]] == line["loss"]
+        assert step_lines["train/lr", line["num_steps"]] == line["lr"]
 
 
 def test_without_tensorboard_a_run_goes_on_without(
@@ -208,7 +208,7 @@ def test_cuda_lines_say_memory_and_idle_time(tmp_path: Path, precision: str) -> 
     batches = to_device(FakeLoader(num_steps=6, num_rows=16), "cuda", normalize=HALF)
     clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 16)
     fit(config, clip, batches, TrainProcess(torch.device("cuda", torch.cuda.current_device())))
-    found = lines(tmp_path)
-    assert all(0 <= line["idle_fraction"] <= 1 for line in found[1:])
-    assert all(line["memory_bytes"] > 1e6 for line in found)
-    assert found[-1]["loss"] < found[0]["loss"]
+    step_lines = lines(tmp_path)
+    assert all(0 <= line["idle_fraction"] <= 1 for line in step_lines[1:])
+    assert all(line["memory_bytes"] > 1e6 for line in step_lines)
+    assert step_lines[-1]["loss"] < step_lines[0]["loss"]

@@ -44,13 +44,13 @@ def fit_here(
 
 def gradients(loader: FakeLoader, **settings: Any) -> dict[str, torch.Tensor]:
     """The gradient of one step over a loader's first epoch, accumulated into one group."""
-    told = config(max_grad_norm=None, **settings)
-    trained = prepare(told, TinyModel(), PROCESS)
+    run_config = config(max_grad_norm=None, **settings)
+    trained = prepare(run_config, TinyModel(), PROCESS)
     group = list(to_device(loader, "cpu", normalize=HALF))
     total = sum(trained.model.weight_of(batch) for batch in group)
-    loss, norm = train_step(trained, group, total, 1e-3, told, PROCESS)
-    found = {name: p.grad.clone() for name, p in trained.model.named_parameters()}
-    return {**found, "loss": loss, "norm": norm}
+    loss, norm = train_step(trained, group, total, 1e-3, run_config, PROCESS)
+    measured = {name: p.grad.clone() for name, p in trained.model.named_parameters()}
+    return {**measured, "loss": loss, "norm": norm}
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -88,8 +88,8 @@ def test_accumulation_is_a_larger_batch_to_the_end_of_training(tmp_path: Path) -
 
 
 def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> None:
-    told = config(tmp_path / "groups", accumulate=3, epochs=2)
-    result, _ = fit_here(told, RaggedLoader(num_steps=5, num_rows=4))
+    run_config = config(tmp_path / "groups", accumulate=3, epochs=2)
+    result, _ = fit_here(run_config, RaggedLoader(num_steps=5, num_rows=4))
     assert [(x["epoch"], x["step"]) for x in lines(tmp_path / "groups")] == [
         (0, 2), (0, 4), (1, 2), (1, 4),
     ]  # fmt: skip
@@ -114,17 +114,18 @@ def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_an_accumulating_run_resumes_at_the_last_optimizer_step(tmp_path: Path, stop: int) -> None:
-    told = {"accumulate": 2, "log_keys": True, "warmup_steps": 3, "lr_schedule": "cosine"}
+    run_config = {"accumulate": 2, "log_keys": True, "warmup_steps": 3, "lr_schedule": "cosine"}
     loader = RaggedLoader(num_steps=5, num_rows=4)
-    fit_here(config(tmp_path / "whole", **told), loader)
+    fit_here(config(tmp_path / "whole", **run_config), loader)
     first, _ = fit_here(
-        config(tmp_path / "parts", max_steps=stop, **told), RaggedLoader(num_steps=5, num_rows=4)
+        config(tmp_path / "parts", max_steps=stop, **run_config),
+        RaggedLoader(num_steps=5, num_rows=4),
     )
     assert first.state == {"epoch": stop // 3, "step": 2 * (stop % 3)}
-    fit_here(config(tmp_path / "parts", **told), RaggedLoader(num_steps=5, num_rows=4))
+    fit_here(config(tmp_path / "parts", **run_config), RaggedLoader(num_steps=5, num_rows=4))
     for name in ("keys", "loss", "lr", "grad_norm"):
-        found = [line[name] for line in lines(tmp_path / "parts")]
-        assert found == [line[name] for line in lines(tmp_path / "whole")]
+        measured = [line[name] for line in lines(tmp_path / "parts")]
+        assert measured == [line[name] for line in lines(tmp_path / "whole")]
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path: Path) -> None:
@@ -147,8 +148,8 @@ def test_a_contrastive_loss_is_neither_accumulated_nor_cut() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_follows_float32(tmp_path: Path, precision: str) -> None:
     fit_here(config(tmp_path / "fp32", epochs=5))
-    told = config(tmp_path / precision, precision=precision, epochs=5)
-    fit_here(told)
+    run_config = config(tmp_path / precision, precision=precision, epochs=5)
+    fit_here(run_config)
     assert losses(tmp_path / precision) == pytest.approx(losses(tmp_path / "fp32"), rel=0.02)
     assert losses(tmp_path / precision) != losses(tmp_path / "fp32")
     newest = torch.load(sorted((tmp_path / precision / "checkpoints").iterdir())[-1])
@@ -186,11 +187,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path: Path
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_clipping_is_of_the_true_gradient(precision: str) -> None:
     loose = gradients(RaggedLoader(num_rows=8), precision=precision)
-    told = config(max_grad_norm=0.05, precision=precision)
-    trained = prepare(told, TinyModel(), PROCESS)
+    run_config = config(max_grad_norm=0.05, precision=precision)
+    trained = prepare(run_config, TinyModel(), PROCESS)
     group = list(to_device(RaggedLoader(num_rows=8), "cpu", normalize=HALF))
     total = sum(trained.model.weight_of(batch) for batch in group)
-    _, norm = train_step(trained, group, total, 1e-3, told, PROCESS)
+    _, norm = train_step(trained, group, total, 1e-3, run_config, PROCESS)
     torch.testing.assert_close(norm, loose["norm"])
     assert norm > 0.1
     clipped = torch.stack([p.grad.norm() for p in trained.model.parameters()]).norm()
@@ -198,21 +199,21 @@ def test_clipping_is_of_the_true_gradient(precision: str) -> None:
 
 
 def test_the_learning_rate_warms_up_and_decays() -> None:
-    told = {"lr": 2.0, "warmup_steps": 4, "decay_steps": 12, "final_fraction": 0.1}
-    rates = [learning_rate(step, **told, schedule="cosine") for step in range(20)]
+    run_config = {"lr": 2.0, "warmup_steps": 4, "decay_steps": 12, "final_fraction": 0.1}
+    rates = [learning_rate(step, **run_config, schedule="cosine") for step in range(20)]
     assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
     assert rates[8] == pytest.approx(2.0 * (0.1 + 0.9 / 2))
     assert rates[12:] == pytest.approx([0.2] * 8)
     assert all(a > b for a, b in pairwise(rates[4:13]))
-    flat = [learning_rate(step, **told, schedule="constant") for step in range(20)]
+    flat = [learning_rate(step, **run_config, schedule="constant") for step in range(20)]
     assert flat == [0.5, 1.0, 1.5] + [2.0] * 17
     assert learning_rate(0, lr=1.0, warmup_steps=0, decay_steps=1, final_fraction=0.0,
                          schedule="cosine") == 1.0  # fmt: skip
 
 
 def test_the_cosine_ends_with_the_last_epoch(tmp_path: Path) -> None:
-    told = config(tmp_path, accumulate=3, lr_schedule="cosine", final_lr_fraction=0.5)
-    fit_here(told, RaggedLoader(num_steps=5))  # 2 epochs of 2 steps
+    run_config = config(tmp_path, accumulate=3, lr_schedule="cosine", final_lr_fraction=0.5)
+    fit_here(run_config, RaggedLoader(num_steps=5))  # 2 epochs of 2 steps
     half = 1e-2 * (0.5 + 0.5 / 2)
     assert [line["lr"] for line in lines(tmp_path)][::2] == pytest.approx([1e-2, half])
 
@@ -224,11 +225,11 @@ def test_only_matrices_decay() -> None:
         for group in make_optimizer(model, weight_decay=0.3).param_groups
         for p in group["params"]
     }
-    found = {name: decays[id(p)] for name, p in model.named_parameters()}
-    assert {name for name, decay in found.items() if decay} == {
+    measured = {name: decays[id(p)] for name, p in model.named_parameters()}
+    assert {name for name, decay in measured.items() if decay} == {
         "embed.weight", "vision.weight", "head.weight",
     }  # fmt: skip
-    assert len(found) == 7
+    assert len(measured) == 7
 
 
 def test_frozen_parts_stay_as_they_were(tmp_path: Path) -> None:
@@ -253,18 +254,18 @@ def _note(passes: list[Any], module: Any, inputs: Any) -> None:
 
 def test_activation_checkpointing_changes_no_gradient() -> None:
     batch = next(iter(to_device(FakeLoader(), "cpu", normalize=HALF)))
-    found = []
+    measured = []
     for checkpointing in (False, True):
         clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
-        told = config(activation_checkpointing=checkpointing)
-        trained = prepare(told, clip, PROCESS)
+        run_config = config(activation_checkpointing=checkpointing)
+        trained = prepare(run_config, clip, PROCESS)
         passes: list[Any] = []
         layer = clip.clip.text_model.encoder.layers[0].mlp
         layer.register_forward_pre_hook(partial(_note, passes))
-        train_step(trained, [batch], torch.tensor(4), 1e-3, told, PROCESS)
+        train_step(trained, [batch], torch.tensor(4), 1e-3, run_config, PROCESS)
         assert len(passes) == (2 if checkpointing else 1)
-        found.append({name: p.grad for name, p in clip.named_parameters()})
-    torch.testing.assert_close(found[1], found[0])
+        measured.append({name: p.grad for name, p in clip.named_parameters()})
+    torch.testing.assert_close(measured[1], measured[0])
     with pytest.raises(ConfigError, match="no transformers model"):
         prepare(config(activation_checkpointing=True), TinyModel(), PROCESS)
 

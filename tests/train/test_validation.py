@@ -64,10 +64,10 @@ def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Validati
 
 def one_pass(validation: Validation, model: TinyModel) -> dict[str, float]:
     trained = prepare(TrainConfig(url="", out=""), model, PROCESS)
-    found = validation.run(trained, PROCESS, StopRequest())
-    assert found is not None
+    result = validation.run(trained, PROCESS, StopRequest())
+    assert result is not None
     assert model.training
-    return {name: found[name] for name in ("loss", "weight")}
+    return {name: result[name] for name in ("loss", "weight")}
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -87,28 +87,28 @@ def test_a_masked_pass_is_the_mean_over_the_good_samples(tmp_path):
     bad = {0, 5, 6, 29, 30, 31, 58, 70, 96}
     counts, model = [30, 1, 0, 40, 26], TinyModel()
     corpus = write_faulty(tmp_path / "bad", counts, bad, truncated_jpeg)
-    found = one_pass(validation_of(corpus, bad_samples=policy(action="mask")), model)
+    result = one_pass(validation_of(corpus, bad_samples=policy(action="mask")), model)
     total = weight = 0.0
     for batch in validation_of(corpus, global_batch_size=1, bad_samples=policy()).batches:
         if not batch["__lineage__"].bad:
             loss, counted = model(batch)
             total, weight = total + loss.item(), weight + counted.item()
-    assert found["weight"] == weight
-    assert found["loss"] == pytest.approx(total / weight, rel=1e-5)
+    assert result["weight"] == weight
+    assert result["loss"] == pytest.approx(total / weight, rel=1e-5)
 
 
 def test_validation_in_between_costs_the_training_stream_nothing(corpus):
     decode = mm.Decode(image=mm.ImageDecoder(size=16))
     calm = run(make_pipeline(corpus, decode=decode)).steps
     loader, validation = mm.Loader(make_pipeline(corpus, decode=decode)), validation_of(corpus)
-    found = []
+    result = []
     for batch in mm.to_device(loader, "cpu"):
-        found.append(described(batch))
+        result.append(described(batch))
         state, stats = loader.state_dict(), replace(loader.stats, wait_s=0.0)
         one_pass(validation, TinyModel())
         assert loader.state_dict() == state
         assert replace(loader.stats, wait_s=0.0) == stats
-    assert found == calm
+    assert result == calm
 
 
 @pytest.mark.slow

@@ -83,9 +83,9 @@ def test_patches_are_those_of_the_models_own_processor() -> None:
     expected = processor(
         images=list(images), return_tensors="pt", input_data_format="channels_first"
     )
-    found = image_inputs(model, images)
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    inputs = image_inputs(model, images)
+    assert inputs.keys() == expected.keys()
+    for name, value in inputs.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
 
 
@@ -95,17 +95,17 @@ def test_qwen_trains_alike_in_one_batch_and_in_parts(kind: str) -> None:
     assert model.image_length == 4
     assert all(p.requires_grad for p in model.parameters())
     batch = batch_of([2, 1, 0, 0], model.image_length)
-    found = []
+    inputs = []
     for parts in ([batch], split_rows(batch, 2), split_rows(batch, 4)):
         model.zero_grad()
         losses = [model(part)[0] for part in parts]
         for loss in losses:
             loss.backward()
         last = [parameter.grad.clone() for parameter in model.parameters()]
-        found.append((sum(losses).detach(), last))
-    assert max(gradient.abs().max() for gradient in found[0][1]) > 1e-2
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
+        inputs.append((sum(losses).detach(), last))
+    assert max(gradient.abs().max() for gradient in inputs[0][1]) > 1e-2
+    for other in inputs[1:]:
+        torch.testing.assert_close(other, inputs[0], rtol=1e-4, atol=1e-5)
     model.zero_grad()
     model(split_rows(batch, 2)[1])[0].backward()  # no image
     assert all(parameter.grad is not None for parameter in model.parameters())

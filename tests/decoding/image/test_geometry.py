@@ -103,8 +103,8 @@ def boxes_of_torchvision(
 
 def distance(some: np.ndarray, others: np.ndarray) -> float:
     """Kolmogorov-Smirnov: the largest gap between two empirical distributions."""
-    at = np.sort(np.concatenate([some, others]))
-    shares = [np.searchsorted(np.sort(x), at, side="right") / len(x) for x in (some, others)]
+    points = np.sort(np.concatenate([some, others]))
+    shares = [np.searchsorted(np.sort(x), points, side="right") / len(x) for x in (some, others)]
     return float(np.abs(shares[0] - shares[1]).max())
 
 

@@ -37,7 +37,7 @@ def epoch_of(
     pipeline: mm.Pipeline, state: dict[str, Any] | None = None, **how: Any
 ) -> dict[str, Any]:
     """Pictures and draws by key, of all ranks."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for rank in range(how.get("world_size", 1)):
         world = mm.World(rank=rank, world_size=how.get("world_size", 1))
         loader = mm.Loader(pipeline, num_workers=how.get("num_workers", 0), world=world)
@@ -45,8 +45,8 @@ def epoch_of(
             loader.load_state_dict(state)
         for batch in loader:
             rows = zip(batch["__key__"], batch["image"].clone(), batch["draw"].tolist())
-            found |= {key: (image, draw) for key, image, draw in rows}
-    return found
+            fields |= {key: (image, draw) for key, image, draw in rows}
+    return fields
 
 
 def same(some: dict[str, Any], others: dict[str, Any]) -> bool:

@@ -33,28 +33,28 @@ def walked(draws, num_steps):
     """
     num_sources = draws.before(0).shape[1]
     counts = np.zeros((draws.grid[0] * draws.grid[1], num_sources), dtype=int)
-    found, before = {}, []
+    steps_of_sources, before = {}, []
     for step in range(num_steps):
         before.append(counts.copy())
         for row, key in enumerate(zip(*map(np.ndarray.tolist, draws.of_step(step)), strict=True)):
-            assert key not in found
-            found[key] = (step, row)
+            assert key not in steps_of_sources
+            steps_of_sources[key] = (step, row)
             counts[key[1], key[0]] += 1
-    return found, before
+    return steps_of_sources, before
 
 
 @settings(max_examples=100, deadline=None)
 @given(any_draws())
 def test_each_lane_counts_its_draws_without_gaps_and_the_way_back_is_exact(draws):
-    found, before = walked(draws, 70)
+    steps_of_sources, before = walked(draws, 70)
     for step, counts in enumerate(before):
         assert draws.before(step).tolist() == counts.tolist()
     for source in range(before[0].shape[1]):
         for lane in range(before[0].shape[0]):
-            made = sorted(key[2] for key in found if key[:2] == (source, lane))
+            made = sorted(key[2] for key in steps_of_sources if key[:2] == (source, lane))
             assert made == list(range(len(made)))
             steps, rows = draws.locate(source, lane, np.array(made, dtype=np.int64))
-            expected = [found[source, lane, draw] for draw in made]
+            expected = [steps_of_sources[source, lane, draw] for draw in made]
             assert list(zip(steps.tolist(), rows.tolist(), strict=True)) == expected
             group = lane % draws.grid[0]
             assert {step % draws.grid[0] for step in steps.tolist()} <= {group}
