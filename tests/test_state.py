@@ -1,14 +1,18 @@
 """A state is a number with an identity: it applies exactly, or it is refused by name."""
 
+import dataclasses
 import json
+import logging
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstream.errors import StateError
-from mmstream.order import Order
-from mmstream.state import load_state, make_state
+from mmstream.order import Corpus, MixtureOrder, Order
+from mmstream.state import load_state, make_state, order_of_state, resume
+from tests.helpers.orders import COUNTS, mixture_order, recipe
 
 
 def order(counts=(40, 60), **settings):
@@ -59,14 +63,236 @@ def test_corpus_and_seed_may_never_change(change):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [{"version": 2}, {"step": -1}, {"step": "3"}, {"epoch": 1.5}, {"step": 10}, {"order": None}],
+    ("damage", "message"),
+    [
+        ({"version": 2}, "state version 2, this mmstream reads 1: resume with the version that"),
+        ({"step": -1}, "epoch 1, step -1: must be integers, 0 or more"),
+        ({"step": "3"}, "epoch 1, step '3': must be integers, 0 or more"),
+        ({"step": True}, "epoch 1, step True: must be integers, 0 or more"),
+        ({"epoch": -1}, "epoch -1, step 5: must be integers, 0 or more"),
+        ({"epoch": 1.5}, r"epoch 1\.5, step 5: must be integers, 0 or more"),
+        ({"step": 10}, "step 10: an epoch has 10 steps"),
+        ({"order": None}, "not a state of a Loader: TypeError"),
+    ],
 )
-def test_a_damaged_state_is_refused(damage):
-    with pytest.raises(StateError):
+def test_a_damaged_state_is_refused(damage, message):
+    with pytest.raises(StateError, match=message):
         load_state(order(), make_state(order(), 1, 5) | damage)
 
 
-def test_something_else_is_not_a_state():
-    with pytest.raises(StateError, match="not a state"):
-        load_state(order(), {"model": 1})
+@pytest.mark.parametrize("key", ["version", "epoch", "step", "order"])
+def test_a_state_without_one_of_its_keys_is_refused(key):
+    state = make_state(order(), 1, 5)
+    del state[key]
+    with pytest.raises(StateError, match=f"not a state of a Loader: KeyError: '{key}'"):
+        load_state(order(), state)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"model": 1}, "not a state of a Loader: KeyError"),
+        (None, "not a state of a Loader: got NoneType"),
+        ([1, 2], "not a state of a Loader: got list"),
+    ],
+)
+def test_something_else_is_not_a_state(other, message):
+    with pytest.raises(StateError, match=message):
+        load_state(order(), other)
+
+
+def test_a_state_is_four_plain_values():
+    assert make_state(order(), 2, 3) == {
+        "version": 1,
+        "epoch": 2,
+        "step": 3,
+        "order": order().identity(),
+    }
+
+
+def test_a_setting_that_only_one_side_knows_is_named():
+    state = make_state(order(), 0, 1)
+    state["order"] = {**state["order"], "extra": 7}
+    with pytest.raises(
+        StateError, match=r"step 1 does not fit this run: extra was 7 and is None\."
+    ):
+        load_state(order(), state)
+    del state["order"]["extra"], state["order"]["chunk"]
+    with pytest.raises(StateError, match=r"does not fit this run: chunk was None and is 64\."):
+        load_state(order(), state)
+
+
+def test_all_differences_are_named_in_one_message():
+    with pytest.raises(StateError, match="run: seed was 1 and is 2; window was 1024 and is 7"):
+        load_state(order(seed=2, window=7), make_state(order(), 0, 1))
+
+
+def refused(run, state):
+    with pytest.raises(StateError) as caught:
+        load_state(run, state)
+    return str(caught.value)
+
+
+def test_a_state_of_a_mixture_and_one_of_a_dataset_have_no_order_in_common():
+    one, mixture = order(), mixture_order()
+    assert refused(one, make_state(mixture, 0, 0)) == (
+        "the state is of a mixture, this run of one dataset: they have no order in common"
+    )
+    assert refused(mixture, make_state(one, 0, 0)) == (
+        "the state is of one dataset, this run of a mixture: they have no order in common"
+    )
+
+
+def test_a_malformed_order_of_a_mixture_is_refused():
+    state = make_state(mixture_order(), 1, 2)
+    state["order"] = {**state["order"], "epoch_steps": None}
+    assert refused(mixture_order(), state).startswith("not an order of a state: TypeError: ")
+
+
+ADVICE = {
+    "version": "Resume with the mmstream that saved it: another version plans another order.",
+    "corpus": "Shards were added, removed or changed: resume on the old ones, or start anew; "
+    'where they were only added at the end, Loader(on_change="finish_epoch") ends this epoch as '
+    "it was planned, then changes.",
+    "bad": "The list of bad samples has changed: put back the one that this epoch began with "
+    "(mmstream.bad.previous.json is the one before the last change); where it began with none, "
+    'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes.',
+    "setting": "Resume with the saved values; they may change where an epoch begins: "
+    'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes.',
+    "start": "Resume with the saved values, or start anew.",
+    "mixture": "Sources of a mixture have epochs of their own, so what has begun goes on: only "
+    "weights that begin later, and sources not drawn from yet, may change.",
+    "mixture bad": " Bad lists that came later are for new runs: put back "
+    "mmstream.bad.previous.json, or move mmstream.bad.json away where there was none.",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "advice"),
+    [
+        ({"counts": (41, 60)}, 5, "corpus"),
+        ({"counts": (41, 60)}, 0, "corpus"),
+        ({"counts": (41, 60), "window": 7, "bad": [(0, 0)]}, 5, "corpus"),
+        ({"bad": [(0, 0)], "window": 7}, 5, "bad"),
+        ({"window": 7}, 5, "setting"),
+        ({"seed": 3}, 0, "start"),
+    ],
+)
+def test_a_refusal_says_what_to_do(changes, step, advice):
+    assert refused(order(**changes), make_state(order(), 1, step)).endswith(". " + ADVICE[advice])
+
+
+def test_a_refused_version_of_the_order_comes_before_all_other_advice():
+    for run in (order(), mixture_order()):
+        state = make_state(run, 1, 5)
+        state["order"] = {**state["order"], "version": 9, "corpus": "x", "seed": 3}
+        assert refused(run, state).endswith(ADVICE["version"])
+
+
+def test_a_refused_state_of_a_mixture_says_what_may_change():
+    state = make_state(mixture_order(), 1, 5)
+    assert refused(mixture_order(weights=(1, 1, 1)), state).endswith(ADVICE["mixture"])
+    listed = {name: Corpus(np.array(counts)) for name, counts in COUNTS.items()}
+    listed["a"] = Corpus(listed["a"].counts, bad=np.array([(0, 0)]))
+    with_bad_list = MixtureOrder(dataclasses.replace(recipe(), corpora=listed))
+    message = refused(with_bad_list, state)
+    assert "source a bad was None and is '" in message
+    assert message.endswith(ADVICE["mixture"] + ADVICE["mixture bad"])
+    message = refused(MixtureOrder(dataclasses.replace(recipe(), corpora=listed, seed=6)), state)
+    assert "this run: seed was 5 and is 6; source a bad was None" in message
+    assert message.endswith(ADVICE["mixture"] + ADVICE["mixture bad"])
+
+
+# -- where a run goes on --------------------------------------------------------------------------
+
+
+class Source:
+    """A dataset as far as states ask for it."""
+
+    def __init__(self, counts=(40, 60), names=("a", "b"), bad=(), can_finish_epoch=True):
+        self.corpus = (list(counts), list(names), list(bad))
+        self.can_finish_epoch = can_finish_epoch
+
+    def order_from_identity(self, identity):
+        return Order.from_identity(identity, *self.corpus)
+
+
+def test_a_state_that_fits_goes_on_with_the_present_order():
+    present = order()
+    for on_change in ("refuse", "finish_epoch"):
+        resumed = resume(Source(), present, make_state(order(), 1, 5), on_change)
+        assert resumed[:2] == (1, 5)
+        assert resumed[2] is present
+
+
+def test_a_state_that_does_not_fit_is_refused_unless_its_epoch_may_be_finished():
+    state = make_state(order(), 1, 5)
+    with pytest.raises(StateError, match="window was 1024 and is 7"):
+        resume(Source(), order(window=7), state, "refuse")
+    with pytest.raises(StateError, match="window was 1024 and is 7"):
+        resume(Source(can_finish_epoch=False), order(window=7), state, "finish_epoch")
+    for on_change in ("refuse", "finish_epoch"):
+        with pytest.raises(StateError, match="not a state of a Loader: got NoneType"):
+            resume(Source(), order(), None, on_change)
+
+
+def test_an_epoch_is_finished_in_the_order_that_it_began_with(caplog):
+    present = order(counts=(40, 60, 9), names=["a", "b", "c"], window=7, global_batch_size=20)
+    source = Source(counts=(40, 60, 9), names=("a", "b", "c"))
+    with caplog.at_level(logging.INFO, "mmstream.state"):
+        epoch, step, resumed = resume(source, present, make_state(order(), 1, 5), "finish_epoch")
+    assert (epoch, step) == (1, 5)
+    assert resumed.identity() == order().identity()
+    assert caplog.messages == [
+        "steps 5 to 9 of epoch 1 follow the saved settings, 10 rows each; then the present "
+        "settings begin"
+    ]
+
+
+def test_a_dataset_that_has_not_only_grown_cannot_finish_its_epoch():
+    state = make_state(order(), 1, 5)
+    with pytest.raises(StateError, match="the corpus' first 2 shards are not those of the state"):
+        resume(Source(counts=(41, 60)), order(counts=(41, 60)), state, "finish_epoch")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counts": (40, 60, 9), "names": ["a", "b", "c"]},
+        {"counts": (40, 60, 9), "names": ["a", "b", "c"], "bad": [(1, 3)]},
+    ],
+)
+@pytest.mark.parametrize("saved_bad", [[], [(0, 7)]])
+def test_at_the_start_of_an_epoch_the_present_order_begins(change, saved_bad, caplog):
+    present = order(**change)
+    state = make_state(order(bad=saved_bad), 2, 0)
+    with pytest.raises(StateError, match="corpus was"):
+        resume(Source(**change), present, state, "refuse")
+    with caplog.at_level(logging.INFO):
+        epoch, step, resumed = resume(Source(**change), present, state, "finish_epoch")
+    assert (epoch, step) == (2, 0)
+    assert resumed is present
+    assert caplog.messages == []
+
+
+def test_in_mid_epoch_another_bad_list_is_refused_and_a_first_one_waits():
+    present = order(bad=[(1, 3)])
+    source = Source(bad=[(1, 3)])
+    with pytest.raises(StateError, match="the known bad samples are not those of the state"):
+        resume(source, present, make_state(order(bad=[(0, 7)]), 2, 1), "finish_epoch")
+    *_, resumed = resume(source, present, make_state(order(), 2, 1), "finish_epoch")
+    assert resumed.num_samples == 100
+
+
+def test_the_order_of_a_state_comes_back_with_its_epoch_and_step():
+    saved, epoch, step = order_of_state(make_state(order(window=7), 3, 4), Source())
+    assert saved.identity() == order(window=7).identity()
+    assert (epoch, step) == (3, 4)
+
+
+@pytest.mark.parametrize("state", [{}, {"order": None}, {"order": [1]}, {"epoch": 1, "step": 0}])
+def test_a_state_without_an_order_is_refused(state):
+    with pytest.raises(StateError, match=r"^not a state of a Loader: it holds no order"):
+        order_of_state(state, Source())
+    with pytest.raises(StateError):
+        resume(Source(), order(), state, "finish_epoch")

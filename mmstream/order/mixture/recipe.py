@@ -218,9 +218,12 @@ def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any
     That is everything that the steps before it depended on. Weights that begin later may change.
     Sources that no step has drawn from may be added or removed. Before the first step of a run,
     only the seed must be the same.
+
+    Raises:
+        KeyError, TypeError or ValueError: `identity` is malformed.
     """
-    bound: dict[str, Any] = {"seed": identity.get("seed")}
-    run_step = epoch * int(identity.get("epoch_steps", 0)) + step
+    bound: dict[str, Any] = {"seed": identity["seed"]}
+    run_step = epoch * int(identity["epoch_steps"]) + step
     if not run_step:
         return bound
     begun = [change for change in identity["weights"] if change["step"] < run_step]

@@ -158,10 +158,17 @@ def test_an_identity_names_sources_weights_and_settings():
     }
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("epoch_steps", [40, "first", "all"])
-def test_an_order_comes_back_from_its_identity_and_more_sources(shuffle, epoch_steps):
-    first = mixture_order(shuffle=shuffle, epoch_steps=epoch_steps)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epoch_steps": 40},
+        {"epoch_steps": "first", "shuffle": False},
+        {"epoch_steps": "all"},
+        {"weights": (1, 0, 3), "changes": {50: (0, 1, 1)}},
+    ],
+)
+def test_an_order_comes_back_from_its_identity_and_more_sources(settings):
+    first = mixture_order(**settings)
     identity = json.loads(json.dumps(first.identity()))
     again = MixtureOrder(Recipe.from_identity(identity, corpora(new=[9])))
     assert again.identity() == first.identity()
