@@ -37,8 +37,8 @@ class Normalize:
     Raises:
         ConfigError: `mean` is empty, the lengths differ, or a `std` is not above 0.
 
-    Example:
-        >>> mm.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # pixels to -1..1
+    Examples:
+        >>> to_plus_minus_one = mm.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     """
 
     mean: tuple[float, ...]

@@ -107,13 +107,18 @@ def to_device(
         ConfigError: `dtype` is not floating. While iterating: there is no CUDA device, or the
             images do not fit the settings.
 
-    Example:
-        >>> loader = mm.Loader(pipeline, num_workers=8)
+    Examples:
+        >>> import torch
+        >>> decode = mm.Decode(image=mm.ImageDecoder(size=64))
+        >>> pipeline = mm.Pipeline(mm.open_dataset("shards/"), global_batch_size=8, decode=decode)
         >>> normalize = mm.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-        >>> batches = mm.to_device(loader, "cuda", normalize=normalize, dtype=torch.bfloat16)
-        >>> for batch in batches:
-        ...     loss = model(batch["image"], batch["input_ids"])
-        ...     state = batches.state_dict()
+        >>> loader = mm.Loader(pipeline)
+        >>> batches = mm.to_device(loader, "cpu", normalize=normalize, dtype=torch.bfloat16)
+        >>> batch = next(iter(batches))
+        >>> batch["image"].dtype, tuple(batch["image"].shape)
+        (torch.bfloat16, (8, 3, 64, 64))
+        >>> batches.state_dict()["step"]  # delivered; the batch ahead does not count
+        1
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"to_device: dtype must be floating, not {dtype}")

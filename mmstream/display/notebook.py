@@ -50,9 +50,10 @@ def show(value: Any) -> Shown:
     Raises:
         ConfigError: `value` is none of these.
 
-    Example:
+    Examples:
+        >>> dataset = mm.open_dataset("shards/")
         >>> mm.show(dataset[0])
-        >>> mm.show(next(iter(loader)))
+        <sample 000000001: ...>
     """
     if hasattr(value, "_repr_html_"):
         return Shown(value._repr_html_(), repr(value))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -84,15 +84,15 @@ class LocalStore:
 
         Names that start with a dot are left out.
         """
+        sizes = {}
         try:
-            files = [
-                entry
-                for entry in os.scandir(self.url)
-                if entry.is_file() and not entry.name.startswith(".")
-            ]
+            for entry in os.scandir(self.url):
+                if entry.is_file() and not entry.name.startswith("."):
+                    with suppress(FileNotFoundError):  # removed by another thread since
+                        sizes[entry.name] = entry.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        return {file.name: file.stat().st_size for file in sorted(files, key=lambda f: f.name)}
+        return dict(sorted(sizes.items()))
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:

@@ -124,8 +124,10 @@ class TrainConfig:
     Raises:
         ConfigError: a setting is out of its range, or settings do not fit together.
 
-    Example:
-        >>> TrainConfig(url="shards/", out="run/", model="vlm", epochs=3, lr_schedule="cosine")
+    Examples:
+        >>> config = TrainConfig(url="shards/", out="run/", model="vlm", lr_schedule="cosine")
+        >>> config.global_batch_size
+        16
     """
 
     url: str

@@ -75,10 +75,9 @@ class TextDecoder:
             `image_length` is given, and the tokenizer would split `image_token`.
 
     Examples:
-        >>> from transformers import AutoTokenizer  # doctest: +SKIP
-        >>> tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen2-VL-2B")  # doctest: +SKIP
-        >>> decoder = TextDecoder(tokenizer, max_length=2048)  # doctest: +SKIP
-        >>> list(decoder({"txt": b"a cat on a mat"}))  # doctest: +SKIP
+        >>> from mmstream.train.tokenizer import byte_tokenizer  # or AutoTokenizer.from_pretrained
+        >>> decoder = TextDecoder(byte_tokenizer(), max_length=2048)
+        >>> list(decoder({"txt": b"a cat on a mat"}))
         ['input_ids', 'attention_mask', 'labels']
     """
 
