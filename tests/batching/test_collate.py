@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -291,6 +291,7 @@ values = st.one_of(
 
 
 @given(st.sampled_from(["image", "input_ids", "labels", "x"]), st.lists(values, min_size=1))
+@example("x", [MISSING, MISSING])
 def test_no_mixture_of_values_breaks_a_batch(name, column):
     batch = batch_of(name, *column)
     if "image_row" in batch:

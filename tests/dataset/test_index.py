@@ -8,12 +8,13 @@ import tarfile
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mmstream.dataset.index import build_index, decode_index, encode_index, index_name, num_indexed
 from mmstream.errors import ShardError
 from mmstream.storage import LocalStore, open_store
+from mmstream.tar.header import BLOCK
 from mmstream.tar.writer import TarWriter
 from tests.helpers.corpora import write_shard
 from tests.helpers.foreign_tars import (
@@ -143,14 +144,27 @@ def test_a_damaged_index_is_a_shard_error_with_the_cure(data):
         decode_index(data, "a.tar.idx")
 
 
-@given(st.binary(max_size=64))
-def test_random_bytes_are_ascending_blocks_or_a_shard_error(data):
-    try:
-        offsets = decode_index(data, "i")
-    except ShardError:
-        return
-    assert np.all(np.diff(offsets) > 0)
-    assert offsets[0] >= 0
+any_number = st.integers(0, 2**64 - 1)
+block_start = st.integers(0, 2**63 // BLOCK).map(lambda number: number * BLOCK)
+
+
+@given(st.lists(any_number | block_start, min_size=1, max_size=5, unique=True), st.booleans())
+@example([0, 1024, 2048], True)
+@example([0, 1024, 1000], True)
+def test_numbers_are_an_index_if_they_are_ascending_blocks(numbers, in_order):
+    numbers = sorted(numbers) if in_order else numbers
+    is_index = numbers == sorted(numbers) and not any(n % BLOCK or n >= 2**63 for n in numbers)
+    if is_index:
+        assert decode_index(u64(*numbers), "i").tolist() == numbers
+    else:
+        with pytest.raises(ShardError):
+            decode_index(u64(*numbers), "i")
+
+
+@given(st.binary(max_size=64).filter(lambda data: len(data) % 8))
+def test_bytes_that_are_no_whole_numbers_are_no_index(data):
+    with pytest.raises(ShardError, match=f"{len(data)} bytes are no index"):
+        decode_index(data, "i")
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8])

@@ -54,11 +54,6 @@ class WatchedStore:
         """Bytes of all ranges."""
         return sum(stop - start for _, start, stop in self.ranges)
 
-    def forget(self) -> None:
-        """Start the notes anew."""
-        self.whole_reads.clear()
-        self.range_reads.clear()
-
     def local_path(self, name: str) -> str | None:
         return self.store.local_path(name) if self._maps_files else None
 
