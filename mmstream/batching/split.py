@@ -25,6 +25,15 @@ __all__ = ["split_rows"]
 def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
     """Cut a batch by rows into micro-batches of equal size, plus or minus one row.
 
+    - A field with one entry per row is cut by rows.
+    - A ragged field has a companion that names the row of each entry, as ``image`` has
+      ``image_row``. It is cut where its rows end. In each micro-batch the companion counts rows
+      from 0. On CUDA, reading the companion makes the host wait for the device.
+    - A dict is cut field by field.
+    - Single numbers, strings and None are repeated in each micro-batch.
+    - ``__lineage__`` describes the rows of the micro-batch. Bytes and requests of the whole
+      batch are counted in the first one.
+
     Args:
         batch: A batch from a loader or from `mmstream.to_device`.
         num_parts: Number of micro-batches, from 1 up. A batch with fewer rows gives one per row.
@@ -32,15 +41,6 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
     Returns:
         The micro-batches in the order of rows. Together they are the batch. Tensors are views:
         nothing is copied.
-
-        - A field with one entry per row is cut by rows.
-        - A ragged field has a companion that names the row of each entry, as ``image`` has
-          ``image_row``. It is cut where its rows end. In each micro-batch the companion counts rows
-          from 0. On CUDA, reading the companion makes the host wait for the device.
-        - A dict is cut field by field.
-        - Single numbers, strings and None are repeated in each micro-batch.
-        - ``__lineage__`` describes the rows of the micro-batch. Bytes and requests of the whole
-          batch are counted in the first one.
 
     Raises:
         ConfigError: `num_parts` is below 1. Or a field has neither one entry per row nor a
