@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mmstream.device.to_device import to_device as to_device
     from mmstream.display import show as show
     from mmstream.errors import BadSampleLimitError as BadSampleLimitError
+    from mmstream.errors import ChecksumError as ChecksumError
     from mmstream.errors import ConfigError as ConfigError
     from mmstream.errors import DecodeError as DecodeError
     from mmstream.errors import ManifestError as ManifestError
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from mmstream.errors import SkipSample as SkipSample
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
+    from mmstream.errors import TimeoutError as TimeoutError
     from mmstream.loader.loader import Loader as Loader
     from mmstream.order import Order as Order
     from mmstream.pipeline import Pipeline as Pipeline
@@ -88,6 +90,8 @@ _NAMES_OF = {
         "SkipSample",
         "StateError",
         "StorageError",
+        "ChecksumError",
+        "TimeoutError",
     ),
     "loader.loader": ("Loader",),
     "order": ("Order",),

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 __all__ = [
     "BadSampleLimitError",
+    "ChecksumError",
     "ConfigError",
     "DecodeError",
     "MMStreamError",
@@ -30,6 +31,7 @@ __all__ = [
     "SkipSample",
     "StateError",
     "StorageError",
+    "TimeoutError",
     "where",
 ]
 
@@ -94,6 +96,18 @@ class SampleError(MMStreamError):
 
 class DecodeError(SampleError):
     """The bytes of a field cannot be decoded as what the field's name says."""
+
+
+class ChecksumError(SampleError):
+    """The bytes of a sample are not those that its checksum was made of.
+
+    They were read several times, past the caches of this machine, and never matched: the shard was
+    changed or damaged after its checksums were written. ``mmstream verify`` checks all of it.
+    """
+
+
+class TimeoutError(DecodeError):
+    """Decoding a field took longer than the time that the decoder gives to one sample."""
 
 
 class SkipSample(SampleError):  # noqa: N818 - a request, not a failure; the name is public
