@@ -9,7 +9,7 @@ time, host, absolute path or number of workers. There is one exception, `data_ur
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -58,6 +58,9 @@ class Manifest:
     """Where the dataset came from: name and checksum of the input, rows, rejects, options."""
     data_url: str | None = None
     """Where the tars lie. None: beside the manifest."""
+    checksums: Literal["written", "indexed"] | None = None
+    """Who made the checksums of the samples, ``NAME.tar.crc32c``: the converter that wrote the
+    tars, or ``mmstream index --checksums`` later. None: there are none."""
     version: int = FORMAT_VERSION
 
     @property
@@ -79,6 +82,7 @@ class Manifest:
             "fields": dict(sorted(self.fields.items())),
             "source": self.source,
             **({"data_url": self.data_url} if self.data_url else {}),
+            **({"checksums": self.checksums} if self.checksums else {}),
         }
         head = msgspec.json.format(msgspec.json.encode(content), indent=2)
         shards = b",\n".join(b"    " + msgspec.json.encode(shard) for shard in self.shards)
