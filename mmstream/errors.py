@@ -15,6 +15,9 @@ An absent file or object is Python's own FileNotFoundError.
 
 Every class can be built from one string, because a DataLoader re-raises the errors of its workers
 that way. Messages about data start with ``shard[index] key.field: `` (see `where`).
+
+Data may come from strangers. So what a message shows of it goes through `escaped`, and so does
+every message of these classes as a whole: it is one line, and a terminal shows it as it is.
 """
 
 from __future__ import annotations
@@ -32,8 +35,18 @@ __all__ = [
     "StateError",
     "StorageError",
     "TimeoutError",
+    "escaped",
     "where",
 ]
+
+MAX_DATA_CHARACTERS = 200
+"""Longest piece of data in a message."""
+
+MAX_MESSAGE_CHARACTERS = 4000
+"""Longest message of an error."""
+
+MARK_CHARACTERS = 40
+"""Room for what stands in place of characters that are left out."""
 
 
 class MMStreamError(Exception):
@@ -46,6 +59,10 @@ class MMStreamError(Exception):
         ...     print("cannot open:", error)
         cannot open: ...no-such-folder: no such folder
     """
+
+    def __str__(self) -> str:
+        """Return the message in one line of printable text."""
+        return escaped(super().__str__(), MAX_MESSAGE_CHARACTERS)
 
 
 class ConfigError(MMStreamError, ValueError):
@@ -134,12 +151,45 @@ class BadSampleLimitError(MMStreamError):
     """
 
 
+def escaped(text: object, limit: int | None = MAX_DATA_CHARACTERS) -> str:
+    r"""Return text as one line that is safe to show, whoever wrote it.
+
+    Characters that a terminal or a log would obey, or that cannot be encoded, become visible:
+    control characters, line ends, text directions, lone surrogates. Printable text stays as it is,
+    in any script. Escaped text does not change when it is escaped again.
+
+    Args:
+        text: A name, a key, a reason, or anything else that `str` accepts.
+        limit: Most characters of the result. A longer text loses its middle. None: no limit.
+
+    Examples:
+        >>> escaped("cat\x1b[2J\n")
+        'cat\\x1b[2J\\n'
+        >>> escaped("abcdefghij" * 10, limit=60)
+        'abcdefghijabcde[80 characters left out]fghij'
+    """
+    shown = str(text)
+    if not shown.isprintable():
+        shown = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+            for char in shown
+        )
+    if limit is None or len(shown) <= limit:
+        return shown
+    num_kept = max(0, limit - MARK_CHARACTERS)
+    head, left_out = num_kept - num_kept // 4, len(shown) - num_kept
+    tail = shown[head + left_out :]
+    return f"{shown[:head]}[{left_out:,} characters left out]{tail}"
+
+
 def where(shard: str, index: int, key: str = "", field: str = "") -> str:
     """Return the address of a sample, with which every message about data starts.
+
+    Names are escaped, because they come from the data.
 
     Examples:
         >>> where("shard-000000.tar", 3, "000000004", "jpg")
         'shard-000000.tar[3] 000000004.jpg'
     """
-    name = ".".join(word for word in (key, field) if word)
-    return f"{shard}[{index}] {name}".rstrip()
+    name = ".".join(escaped(word) for word in (key, field) if word)
+    return f"{escaped(shard)}[{index}] {name}".rstrip()

@@ -123,8 +123,9 @@ def _obey_parent() -> None:
 
 def in_one_line(error: MMStreamError) -> MMStreamError:
     """Return a worker's error without the worker's traceback, which torch puts into its message."""
-    _, space, reason = str(error).rstrip().rpartition("\n")[2].partition(": ")
-    return type(error)(reason) if space and "Original Traceback" in str(error) else error
+    text = str(error.args[0]) if error.args else ""  # `str(error)` would be one line already
+    _, space, reason = text.rstrip().rpartition("\n")[2].partition(": ")
+    return type(error)(reason) if space and "Original Traceback" in text else error
 
 
 def _pickled(pipeline: Pipeline) -> bytes:
