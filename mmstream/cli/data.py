@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from typing import Any
 
 import click
 
 from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, usage
+from mmstream.errors import escaped
 
 __all__ = ["convert", "index", "verify"]
 
@@ -147,7 +149,8 @@ def verify(
 ) -> None:
     """Read the whole dataset at URL and check checksums, indexes and every sample.
 
-    The exit code is 1 if there are problems.
+    The exit code is 1 if there are problems. With --decode, a line says which types of fields were
+    decoded, and how many samples have others, such as video. Others are only read.
 
     --write-bad replaces the list of bad samples, or removes it if no sample is bad. --quarantine
     without --write-bad adds to the existing list and reads no data.
@@ -171,7 +174,7 @@ def verify(
             f"{len(listed) - len(dataset.bad):,} of them from now on"
         )
         return
-    decoder = _decoder() if decode else None
+    decoder = _DecodeCheck() if decode else None
     # A list that is written again need not be read; it may even be damaged.
     dataset = open_dataset(url, bad_list=not write_bad)
     quarantined = quarantined_refs(quarantine, dataset, source)
@@ -184,6 +187,8 @@ def verify(
     if write_bad:
         listed = write(dataset, [*bad_samples(dataset, problems).tolist(), *quarantined.tolist()])
         click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch")
+    if decoder is not None:
+        click.echo(decoder.summary())
     if problems or not len(dataset):
         can_be_listed = any(problem.bad for problem in problems) and not write_bad
         hint = "; to leave the bad samples out of new runs, add --write-bad" * can_be_listed
@@ -216,9 +221,40 @@ def _show_rejects(folder: str, max_lines: int = 3) -> None:
         click.echo(f"  row {reject['row']}: {reject['reason']}")
 
 
-def _decoder() -> Any:
-    from mmstream.decoding.image.decoder import ImageDecoder
-    from mmstream.decoding.sample import Decode, decode_sample
+class _DecodeCheck:
+    """Decodes samples for ``verify --decode``, and counts what it could not decode."""
 
-    decoders = Decode(image=ImageDecoder())
-    return lambda sample: decode_sample(sample, decoders)
+    def __init__(self) -> None:
+        from mmstream.decoding.image.decoder import ImageDecoder
+        from mmstream.decoding.sample import Decode
+
+        self._decode = Decode(image=ImageDecoder())
+        self._decoded = Counter[str]()
+        self._kept = Counter[str]()
+
+    def __call__(self, sample: dict[str, Any]) -> None:
+        """Decode a sample, and count each type of its fields once."""
+        from mmstream.decoding.sample import decode_sample
+
+        result = decode_sample(sample, self._decode)
+        types: dict[bool, set[str]] = {False: set(), True: set()}
+        for name in sample:
+            if not name.startswith("__"):
+                is_kept = result.get(name) is sample[name]
+                types[is_kept].add(name.rpartition(".")[2])
+        self._decoded.update(types[False])
+        self._kept.update(types[True])
+
+    def summary(self) -> str:
+        """Return one line: which types of fields were decoded, and which were only read."""
+        summary = f"decoded: {_counts(self._decoded)}"
+        if self._kept:
+            summary += f"; not decoded: {_counts(self._kept)}: nothing here decodes them"
+        return summary
+
+
+def _counts(samples_by_type: Counter[str]) -> str:
+    """Return the counts of samples by type of field, the most frequent first."""
+    counts = sorted(samples_by_type.items(), key=lambda entry: (-entry[1], entry[0]))
+    words = [f"{escaped(name)} ({count:,} samples)" for name, count in counts]
+    return ", ".join(words) or "nothing"

@@ -241,7 +241,10 @@ def test_convert_info_verify(mmstream, rows, tmp_path):
 
     code, out, _ = mmstream("verify", dest)
     assert (code, out) == (0, "ok: 38 samples in 5 shards\n")
-    assert mmstream("verify", dest, "--decode")[:2] == (0, "ok: 38 samples in 5 shards\n")
+    code, out, _ = mmstream("verify", dest, "--decode")
+    decoded = "decoded: jpg (38 samples), json (38 samples); not decoded: txt (38 samples): "
+    assert code == 0
+    assert out == f"{decoded}nothing here decodes them\nok: 38 samples in 5 shards\n"
 
 
 def test_info_as_json(mmstream, corpus):
@@ -386,6 +389,22 @@ def test_verify_decode_finds_an_image_that_is_none(mmstream, tmp_path):
     code, out, _ = mmstream("verify", tmp_path, "--decode")
     assert code == 1
     assert out.count("bad: shard-000000.tar[") == 3
+
+
+def test_verify_decode_names_the_types_that_it_only_read(mmstream, tmp_path):
+    def fields(number):
+        media = {"mp4": b"video"} if number < 2 else {"wav": b"audio", "2.wav": b"more"}
+        return {"json": b"{}", **media}
+
+    write_corpus(tmp_path, [3, 2], fields)
+    code, out, _ = mmstream("verify", tmp_path, "--decode")
+    assert code == 0
+    assert out.splitlines() == [
+        "decoded: json (5 samples); not decoded: wav (3 samples), mp4 (2 samples): "
+        "nothing here decodes them",
+        "ok: 5 samples in 2 shards",
+    ]
+    assert mmstream("verify", tmp_path)[1] == "ok: 5 samples in 2 shards\n"
 
 
 def test_info_shows_what_it_can_of_a_corpus_with_a_bad_sample(mmstream, tmp_path):
