@@ -47,7 +47,7 @@ so that a batch is the same on every topology.
 """
 
 ORIGIN_FIELDS = ("__key__", "__url__", "__source__", "__lineage__")
-"""Where a sample comes from. These fields stay, whatever a transform returns."""
+"""Where a sample comes from. These fields stay as they are, whatever a transform returns."""
 
 
 class Lookup(Protocol):
@@ -229,7 +229,7 @@ class RowDecoder:
                 f"transform {name} returned {type(result).__name__}: it must return the sample "
                 '(to leave one out, raise mm.SkipSample("why"))'
             )
-        return result | origin
+        return {name: result[name] for name in result if name not in ORIGIN_FIELDS} | origin
 
 
 def _is_same(outcome: Outcome, other: Outcome) -> bool:

@@ -5,7 +5,8 @@ a range of bytes. The other is to go from header to header without reading paylo
 
 Members are grouped into samples by the rules of WebDataset. The key is the path up to the first dot
 of the file's name, and the field is the rest in lower case: ``train/0001.seg.PNG`` is the field
-``seg.png`` of the sample ``train/0001``. Files named like ``__x__`` are left out.
+``seg.png`` of the sample ``train/0001``. Files named like ``__x__`` are left out. Fields named like
+``__x__`` are those that mmstream adds itself, such as ``__key__``; a tar must not have them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mmstream.errors import SampleError, ShardError
+from mmstream.errors import SampleError, ShardError, escaped
 from mmstream.tar.header import BLOCK, Member, padded, plain_file, read_member
 
-__all__ = ["Member", "iter_members", "parse_sample", "sample_offsets", "split_name"]
+__all__ = [
+    "Member",
+    "is_reserved",
+    "iter_members",
+    "parse_sample",
+    "sample_offsets",
+    "split_name",
+]
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
@@ -90,6 +98,11 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (match[1], match[2].lower()) if match else None
 
 
+def is_reserved(field: str) -> bool:
+    """Tell whether a field has a name of mmstream's own: ``__key__``, ``__source__``, ``__x__``."""
+    return field.startswith("__") and field.endswith("__")
+
+
 def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False) -> dict[str, Any]:
     """Return the sample in a range of bytes.
 
@@ -102,8 +115,8 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
         ``__key__``, ``__url__``, then the fields in the order of the tar.
 
     Raises:
-        SampleError: There is no file in the range, a field comes twice, a header is damaged, or the
-            range holds two samples (then the index is not this tar's).
+        SampleError: There is no file in the range, a field comes twice or has a reserved name, a
+            header is damaged, or the range holds two samples (then the index is not this tar's).
     """
     view = memoryview(data)
     sample: dict[str, Any] = {"__key__": "", "__url__": url}
@@ -118,15 +131,22 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
                 sample_key = sample["__key__"] = key
             elif key != sample_key:
                 raise SampleError(
-                    f"{sample_key}: {key!r} lies in the same range: the index is not this "
+                    f"{escaped(sample_key)}: {key!r} lies in the same range: the index is not this "
                     "tar's; run `mmstream index --overwrite`"
                 )
+            if is_reserved(field):
+                raise SampleError(
+                    f"{escaped(key)}.{escaped(field)}: fields named like __x__ are mmstream's own; "
+                    "rename this file in the tar"
+                )
             if field in sample:
-                raise SampleError(f"{key}.{field}: this field comes twice in the sample")
+                raise SampleError(
+                    f"{escaped(key)}.{escaped(field)}: this field comes twice in the sample"
+                )
             payload = view[start : start + size]
             sample[field] = payload if zero_copy else bytes(payload)
     except ShardError as error:
-        raise SampleError(f"{sample_key}: damaged tar header: {error}") from error
+        raise SampleError(f"{escaped(sample_key)}: damaged tar header: {error}") from error
     if not sample_key:
         raise SampleError("no file of a sample in this range of the tar")
     return sample

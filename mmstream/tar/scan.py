@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.tar.header import BLOCK
-from mmstream.tar.samples import split_name
+from mmstream.tar.samples import is_reserved, split_name
 from mmstream.types import IntArray
 
 __all__ = ["Members", "Scan", "blocks_of", "scan_samples"]
@@ -46,7 +46,6 @@ MAX_MEMBERS = 64
 
 _NUM_SIZE_DIGITS = 11
 _NUM_CHECKSUM_DIGITS = 6
-_RESERVED = ("__key__", "__url__")
 
 # Where fields of a header start.
 _NAME, _SIZE, _CHECKSUM, _KIND, _PREFIX = 0, 124, 148, 156, 345
@@ -182,4 +181,4 @@ def _keys_and_fields(headers: Blocks) -> tuple[ObjectArray, ObjectArray]:
 
 def _split(name: str) -> tuple[str, str] | tuple[None, None]:
     split = split_name(name)
-    return (None, None) if split is None or split[1] in _RESERVED else split
+    return (None, None) if split is None or is_reserved(split[1]) else split

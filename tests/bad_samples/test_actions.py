@@ -14,7 +14,14 @@ import mmstream as mm
 from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError, SampleError, ShardError
 from mmstream.train import TrainConfig
 from mmstream.train.loop import _open_loader
-from tests.helpers.bad_corpus import FAULTS, make_pipeline, policy, write_faulty, write_tiny
+from tests.helpers.bad_corpus import (
+    FAULTS,
+    FAULTS_OF_TARS,
+    make_pipeline,
+    policy,
+    write_faulty,
+    write_tiny,
+)
 from tests.helpers.chats import tokenizer
 from tests.helpers.topology import assert_resumes_exactly, described, run
 
@@ -48,7 +55,7 @@ def test_a_masked_row_keeps_the_batchs_shape_and_no_sample_counts_twice(tmp_path
             counted += [int(key)] * ok
         for record in masked.values():
             assert record.substitute is None
-            assert record.kind == ("SampleError" if name == "field_twice" else "DecodeError")
+            assert record.kind == ("SampleError" if name in FAULTS_OF_TARS else "DecodeError")
     assert len(counted) == len(set(counted))
     assert not set(counted) & BAD
     if not drop_last:
@@ -282,3 +289,15 @@ def test_impossible_training_settings_are_refused(tmp_path, settings):
     corpus = write_tiny(tmp_path / "corpus", [40])
     with pytest.raises(ConfigError):
         _open_loader(TrainConfig(url=corpus, out=str(tmp_path), **settings), corpus, None)
+
+
+def test_a_transform_cannot_say_where_a_sample_comes_from(tmp_path):
+    def claim(sample):
+        own = {"__source__": "mine"} if int(sample["__key__"]) % 2 else {}
+        return {**sample, **own, "__key__": "k", "__lineage__": None}
+
+    corpus = write_faulty(tmp_path, COUNTS, set())
+    with_claims = mm.Loader(make_pipeline(corpus, transforms=(claim,)))
+    for batch, plain in zip(with_claims, mm.Loader(make_pipeline(corpus)), strict=True):
+        assert "__source__" not in batch
+        assert batch["__key__"] == plain["__key__"]

@@ -27,6 +27,7 @@ from mmstream.errors import (
 )
 from tests.helpers.bad_corpus import (
     FAULTS,
+    FAULTS_OF_TARS,
     bad_json,
     make_pipeline,
     offsets,
@@ -113,7 +114,7 @@ def test_every_fault_is_substituted_and_the_epoch_stays_whole(tmp_path, decoders
     steps = run(pipeline).steps
     assert_epoch_is_whole(pipeline, steps, refs_of(counts, BAD))
     kinds = {record.kind for step in steps for record in step.bad}
-    assert kinds == {"SampleError" if name == "field_twice" else "DecodeError"}
+    assert kinds == {"SampleError" if name in FAULTS_OF_TARS else "DecodeError"}
     for record in (record for step in steps for record in step.bad):
         assert record.reason.startswith(f"{record.shard}[{record.index}] ")
 

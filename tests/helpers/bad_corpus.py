@@ -41,11 +41,27 @@ def field_twice(number: int) -> dict[str, bytes]:
     return captioned(number) | {"JPG": b"again"}
 
 
+def reserved_field(number: int) -> dict[str, bytes]:
+    return captioned(number) | {"__source__": b"a stranger's", "__VALID__": b"1"}
+
+
 FAULTS: dict[str, Callable[[int], dict[str, bytes]]] = {
     fault.__name__: fault
-    for fault in (truncated_jpeg, empty_jpeg, html, bad_json, latin_text, empty_text, field_twice)
+    for fault in (
+        truncated_jpeg,
+        empty_jpeg,
+        html,
+        bad_json,
+        latin_text,
+        empty_text,
+        field_twice,
+        reserved_field,
+    )
 }
 """`empty_text` is bad only for a tokenizer that adds no tokens of its own."""
+
+FAULTS_OF_TARS = {"field_twice", "reserved_field"}
+"""The faults that are a SampleError; the others are a DecodeError."""
 
 
 def write_faulty(

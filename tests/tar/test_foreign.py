@@ -11,7 +11,7 @@ import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstream.errors import ShardError
+from mmstream.errors import SampleError, ShardError
 from mmstream.tar.samples import iter_members
 from tests.helpers.foreign_tars import (
     FOREIGN,
@@ -239,9 +239,17 @@ def test_tars_written_by_webdataset(tmp_path):
 def test_metadata_written_by_webdataset_is_skipped():
     file = io.BytesIO()
     with wds.TarWriter(file, keep_meta=True) as sink:
-        sink.write({"__key__": "a", "txt": "1", "__extra__": "kept"})
+        sink.write({"__key__": "a", "txt": "1"})
         sink.write({"__key__": "__meta__", "txt": "2"})
     assert_same(file.getvalue())
+
+
+def test_metadata_in_a_sample_is_refused_because_its_name_is_reserved():
+    file = io.BytesIO()
+    with wds.TarWriter(file, keep_meta=True) as sink:
+        sink.write({"__key__": "a", "txt": "1", "__local_path__": "kept"})
+    with pytest.raises(SampleError, match=r"a\.__local_path__: .*rename this file in the tar"):
+        read_by_mmstream(file.getvalue())
 
 
 @pytest.mark.parametrize("name", ["compressed.tar", "mpdata.tar", "testgz.tar"])

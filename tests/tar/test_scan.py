@@ -175,7 +175,7 @@ def test_a_fetch_is_the_same_with_and_without_a_scan(tmp_path, monkeypatch, zero
         ("f.jpg", b"1"),
         ("f.JPG", b"twice"),
         ("g.__key__", b"ours"),
-        ("h.__lineage__", b"replaced"),
+        ("h.__lineage__", b"ours too"),
         ("x/y.a", b"7"),
         ("README", b""),
         ("z.jpg", b"8"),
@@ -208,7 +208,7 @@ def test_a_fetch_is_the_same_with_and_without_a_scan(tmp_path, monkeypatch, zero
     assert quick == [outcome for ref in refs for outcome in fetch([ref])]
     bad = [outcome for outcome in quick if not isinstance(outcome, list)]
     assert {kind for kind, _ in bad} == {SampleError}
-    assert len(bad) == (10 if mixed else 5)  # f and g in both shards, and the damaged one
+    assert len(bad) == (14 if mixed else 7)  # f, g and h in both shards, and the damaged one
     kinds = {
         type(value)
         for sample in quick

@@ -153,11 +153,19 @@ def test_a_field_twice_is_an_error_of_that_sample():
         read_by_webdataset(data)
 
 
-@pytest.mark.parametrize("field", ["__key__", "__url__"])
+@pytest.mark.parametrize(
+    "field", ["__key__", "__url__", "__source__", "__lineage__", "__valid__", "__X__", "____"]
+)
 def test_a_field_with_one_of_our_own_names_is_an_error_of_that_sample(field):
-    data, _ = write([("a", {field: b"1"})])
-    with pytest.raises(SampleError, match="comes twice"):
+    data, _ = write([("a", {"txt": b"1", field: b"1"})])
+    with pytest.raises(SampleError, match=rf"a\.{field.lower()}: .*like __x__ are mmstream's own"):
         read_by_mmstream(data)
+
+
+@pytest.mark.parametrize("field", ["__x", "x__", "__x__.txt", "a.__x__y"])
+def test_other_names_with_underscores_are_fields(field):
+    data, _ = write([("a", {field: b"1"})])
+    assert read_by_mmstream(data) == [[("__key__", "a"), (field, b"1")]]
 
 
 def test_two_samples_in_a_range_name_both_keys():
