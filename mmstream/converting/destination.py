@@ -5,7 +5,8 @@
 A conversion writes these, in this order:
 
     mmstream.unfinished.json   the marker: the plan, and the command that continues it
-    shard-000000.tar, .idx     the shards; reports/shard-000000.json commits each of them
+    shard-000000.tar           the shards, each with its index (.idx) and checksums (.crc32c);
+                               reports/shard-000000.json commits each of them
     rejects.jsonl              one line per rejected row: file, row number from 1, reason
     mmstream.json              the manifest; then the marker is removed
 
@@ -44,7 +45,7 @@ State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 - "clear": something that the caller agreed to replace.
 """
 
-_SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx)?")
+_SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx|\.crc32c)?")
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
@@ -111,7 +112,8 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
         if report.num_samples
     )
     source = {**plan, "num_rejects": sum(len(report.rejects) for report in reports)}
-    store.write(MANIFEST_NAME, Manifest(shards, dict(fields), source).to_bytes())
+    manifest = Manifest(shards, dict(fields), source, checksums="written")
+    store.write(MANIFEST_NAME, manifest.to_bytes())
     store.remove(MARKER_NAME)
 
 

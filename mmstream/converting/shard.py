@@ -3,8 +3,9 @@
     rows -> formats -> media -> SHARD
 
 `write_shard` is the job of a worker process; it calls the steps before it, row by row. It writes
-the tar, its index, and its report, in this order, each of them whole or not at all. The report
-commits the shard: with a report, and a tar and an index of the right size, the shard is finished.
+the tar, its index, the checksums of its samples, and its report, in this order, each of them whole
+or not at all. The report commits the shard: with a report, and the other three of the right size,
+the shard is finished.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mmstream.converting.draft import RowError, samples_of
 from mmstream.converting.formats import draft_of
 from mmstream.converting.media import load_media
 from mmstream.converting.rows import MAX_ROW_BYTES, RowRange, read_rows
+from mmstream.dataset.checksums import checksums_name, checksums_size, encode_checksums
 from mmstream.dataset.index import encode_index, index_name
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
@@ -113,9 +115,12 @@ def _committed_report(job: ShardJob) -> ShardReport | None:
         data = job.store.read(report_name(job.name))
         report = msgspec.json.decode(data, type=ShardReport)
         if report.num_samples:
-            index_bytes = 8 * (report.num_samples + 1)
-            sizes = (job.store.size(job.name), job.store.size(index_name(job.name)))
-            if sizes != (report.num_bytes, index_bytes):
+            sizes = {
+                job.name: report.num_bytes,
+                index_name(job.name): 8 * (report.num_samples + 1),
+                checksums_name(job.name): checksums_size(report.num_samples),
+            }
+            if any(job.store.size(name) != size for name, size in sizes.items()):
                 return None
     except FileNotFoundError:
         return None
@@ -136,7 +141,9 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
             writer.add(key, sample)
             fields.update(sample.keys())
         writer.close()
-    job.store.write(index_name(job.name), encode_index(writer.offsets))
+    index = encode_index(writer.offsets)
+    job.store.write(index_name(job.name), index)
+    job.store.write(checksums_name(job.name), encode_checksums(writer.checksums, index))
     return replace(
         report,
         num_samples=len(writer.offsets) - 1,

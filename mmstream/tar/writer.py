@@ -6,6 +6,8 @@ import tarfile
 from collections.abc import Mapping
 from typing import BinaryIO
 
+from crc32c import crc32c
+
 from mmstream.tar.header import BLOCK
 
 __all__ = ["TarWriter"]
@@ -29,6 +31,8 @@ class TarWriter:
         >>> writer.close()
         >>> writer.offsets  # headers of 512 bytes, payloads padded to 1,024, 512 and 512
         [0, 2560, 3584]
+        >>> [hex(checksum) for checksum in writer.checksums]  # of bytes [0, 2560), [2560, 3584)
+        ['0x1f4656ac', '0xaff38c9']
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -36,6 +40,8 @@ class TarWriter:
         self._position = 0
         self.offsets: list[int] = []
         """Byte offset of each sample. After `close`, also the end of the last one."""
+        self.checksums: list[int] = []
+        """CRC-32C of the bytes of each sample, with headers and padding."""
 
     def add(self, key: str, fields: Mapping[str, bytes]) -> None:
         """Append one sample.
@@ -45,12 +51,13 @@ class TarWriter:
             fields: Extension -> payload, in the order of the members.
         """
         self.offsets.append(self._position)
+        self.checksums.append(0)
         for field, data in fields.items():
             info = tarfile.TarInfo(f"{key}.{field}")
             info.size, info.mode = len(data), 0o444
-            self._write(info.tobuf(tarfile.PAX_FORMAT))
-            self._write(data)
-            self._write(bytes(-len(data) % BLOCK))
+            for content in (info.tobuf(tarfile.PAX_FORMAT), data, bytes(-len(data) % BLOCK)):
+                self._write(content)
+                self.checksums[-1] = crc32c(content, self.checksums[-1], 0)
 
     def close(self) -> None:
         """Write the two blocks of zeros that end a tar. The file stays open."""

@@ -6,12 +6,16 @@ import hashlib
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from mmstream.converting import rows as rows_module
+from mmstream.dataset.checksums import decode_checksums
+from mmstream.dataset.index import decode_index
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError
@@ -67,7 +71,7 @@ def test_the_bytes_are_the_same_on_every_run_and_for_every_number_of_workers(cor
     for workers in (0, 1, 2, 3):
         run(corpus, tmp_path / f"out{workers}", num_workers=workers, shuffle_seed=4)
     first = tree(tmp_path / "out0")
-    assert len(first) == 5 * 3 + 2
+    assert len(first) == 5 * 4 + 2
     for workers in (1, 2, 3):
         assert tree(tmp_path / f"out{workers}") == first
 
@@ -89,9 +93,34 @@ def test_the_bytes_of_a_shard_are_golden(tmp_path):
         *("000000003.txt", "000000003.json"),
     ]
     assert hashlib.sha256(data).hexdigest() == GOLDEN
+    assert (tmp_path / "out" / "shard-000000.tar.crc32c").read_bytes().hex() == GOLDEN_CHECKSUMS
 
 
+GOLDEN_CHECKSUMS = "45fa84b20cc731ca8d6411947035a272"
 GOLDEN = "fe10cf579810725b82d7bc8b2d3077b5bf323f2540c1abaa63f2c91bfcf8e286"
+
+
+def test_every_sample_of_a_conversion_has_its_checksum(corpus, tmp_path):
+    run(corpus, tmp_path / "out", num_workers=0)
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.manifest.checksums == "written"
+    for info in dataset.manifest.shards:
+        data = (tmp_path / "out" / info.name).read_bytes()
+        index = (tmp_path / "out" / f"{info.name}.idx").read_bytes()
+        bounds = pairwise(decode_index(index, "index").tolist())
+        column = (tmp_path / "out" / f"{info.name}.crc32c").read_bytes()
+        assert decode_checksums(column, index, "column").tolist() == [
+            crc32c(data[start:stop]) for start, stop in bounds
+        ]
+
+
+def test_overwriting_removes_checksums_too(corpus, tmp_path):
+    run(corpus, tmp_path / "out", samples_per_shard=2)
+    run(corpus, tmp_path / "out", samples_per_shard=20, overwrite=True)
+    assert [path.name for path in sorted((tmp_path / "out").glob("*.crc32c"))] == [
+        "shard-000000.tar.crc32c",
+        "shard-000001.tar.crc32c",
+    ]
 
 
 def test_no_output_names_a_folder_of_this_machine(corpus, tmp_path):

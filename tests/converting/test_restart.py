@@ -37,7 +37,7 @@ def test_a_restart_writes_only_what_is_missing(corpus, tmp_path, monkeypatch):
     run(corpus, tmp_path / "whole")
     interrupted(monkeypatch, corpus, tmp_path / "out", after=3)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.tar*")}
-    assert len(before) == 6
+    assert len(before) == 9
     report = run(corpus, tmp_path / "out")
     assert {p: p.stat().st_mtime_ns for p in before} == before
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
@@ -45,12 +45,13 @@ def test_a_restart_writes_only_what_is_missing(corpus, tmp_path, monkeypatch):
     assert report.num_samples == 38
 
 
-def test_a_shard_without_its_tar_or_index_is_written_again(corpus, tmp_path, monkeypatch):
+def test_a_shard_of_which_a_file_is_not_whole_is_written_again(corpus, tmp_path, monkeypatch):
     run(corpus, tmp_path / "whole")
     interrupted(monkeypatch, corpus, tmp_path / "out", after=4)
     (tmp_path / "out" / "shard-000000.tar").unlink()
     (tmp_path / "out" / "shard-000001.tar.idx").unlink()
     (tmp_path / "out" / "shard-000002.tar").write_bytes(b"cut short")
+    (tmp_path / "out" / "shard-000003.tar.crc32c").write_bytes(b"cut short")
     run(corpus, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
@@ -154,4 +155,4 @@ def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, m
         assert memory.cat_file(f"/bucket/out/{name}") == data
     report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)
     assert report.num_shards == 2
-    assert len(memory.find("/bucket/out")) == 2 * 3 + 2
+    assert len(memory.find("/bucket/out")) == 2 * 4 + 2
