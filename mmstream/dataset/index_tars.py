@@ -72,7 +72,7 @@ def index_tars(
     """
     store = open_store(url)
     target = store if output is None else open_store(output)
-    sizes = store.list()
+    sizes = _sizes(store)
     if MARKER_NAME in sizes:
         raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
     repacked, num_unpacked = _repack(store, target, sizes, overwrite) if repack else ([], 0)
@@ -80,7 +80,7 @@ def index_tars(
         _copy_plain_tars(store, target, sizes)
         store = target
     if repacked:
-        sizes = store.list()
+        sizes = _sizes(store)
     names = [name for name in sizes if name.endswith(".tar")]
     if not names:
         raise ConfigError(f"{store.url}: no tars to index{_hint(store, sizes)}")
@@ -121,6 +121,11 @@ def index_tars(
         num_built=sum(is_new for _, is_new in results),
         num_repacked=num_unpacked,
     )
+
+
+def _sizes(store: Store) -> dict[str, int]:
+    """Return the bytes of all objects of a folder."""
+    return {name: stat.size for name, stat in store.list().items()}
 
 
 def _indexed_sizes(target: Store) -> dict[str, int]:

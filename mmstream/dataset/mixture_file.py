@@ -32,7 +32,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.order import Stop
 from mmstream.order.mixture.schedule import whole_shares
-from mmstream.storage import is_remote, join_url, open_store, split_url
+from mmstream.storage import NotAFileError, is_remote, join_url, open_store, split_url
 
 __all__ = ["open_data", "open_mixture"]
 
@@ -79,7 +79,7 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
         file = _parse(open_store(folder).read(name), url)
     except FileNotFoundError:
         raise FileNotFoundError(f"{url}: no such file of a mixture") from None
-    except IsADirectoryError:
+    except NotAFileError:
         raise ConfigError(
             f"{url}: a folder, no mixture's file; mm.open_dataset opens a dataset's folder"
         ) from None

@@ -19,7 +19,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.storage import Store, is_remote, open_store, split_url
+from mmstream.storage import ObjectStat, Store, is_remote, open_store, split_url
 
 __all__ = ["open_dataset"]
 
@@ -68,14 +68,14 @@ def open_dataset(
 
 
 def _open_folder(store: Store, bad_list: bool) -> Dataset:
-    sizes = store.list()
-    if MARKER_NAME in sizes:
+    stats = store.list()
+    if MARKER_NAME in stats:
         raise ManifestError(f"{store.url}: conversion has not finished; {_finish_hint(store)}")
-    if MANIFEST_NAME in sizes:
+    if MANIFEST_NAME in stats:
         manifest = Manifest.from_bytes(store.read(MANIFEST_NAME), store.url_of(MANIFEST_NAME))
         data_store = open_store(manifest.data_url) if manifest.data_url else store
         named = {shard.name for shard in manifest.shards}
-        if unnamed := [name for name in sizes if name.endswith(".tar") and name not in named]:
+        if unnamed := [name for name in stats if name.endswith(".tar") and name not in named]:
             logger.warning(
                 "%s: %d tars are not in %s and are left out (%s, ...); see mmstream index",
                 store.url,
@@ -83,10 +83,10 @@ def _open_folder(store: Store, bad_list: bool) -> Dataset:
                 MANIFEST_NAME,
                 unnamed[0],
             )
-        bad = read_bad(store, manifest) if bad_list and BAD_NAME in sizes else None
+        bad = read_bad(store, manifest) if bad_list and BAD_NAME in stats else None
         return Dataset(manifest, data_store, store, bad=bad)
-    names = [name for name in sizes if name.endswith(".tar")]
-    if gzipped := [name for name in sizes if name.endswith((".tgz", ".tar.gz"))]:
+    names = [name for name in stats if name.endswith(".tar")]
+    if gzipped := [name for name in stats if name.endswith((".tgz", ".tar.gz"))]:
         logger.warning(
             "%s: %d gzipped tars are left out; see mmstream index --repack",
             store.url,
@@ -94,7 +94,7 @@ def _open_folder(store: Store, bad_list: bool) -> Dataset:
         )
     if not names:
         raise ManifestError(f"{store.url}: {_why_no_dataset(store)}")
-    return _open_plain(store, names, sizes, bad_list)
+    return _open_plain(store, names, stats, bad_list)
 
 
 def _why_no_dataset(store: Store) -> str:
@@ -135,14 +135,14 @@ def _open_tars(urls: Sequence[str], bad_list: bool) -> Dataset:
     names = [path[len(store.url) :].lstrip("/") for path in paths]
     if len(set(names)) != len(names):
         raise ConfigError("open_dataset: a tar is named twice")
-    sizes: dict[str, int] = {}
+    stats: dict[str, ObjectStat] = {}
     for folder in dict.fromkeys(folders):
         prefix = folder[len(store.url) :].strip("/")
-        for name, size in open_store(folder).list().items():
-            sizes[f"{prefix}/{name}" if prefix else name] = size
+        for name, stat in open_store(folder).list().items():
+            stats[f"{prefix}/{name}" if prefix else name] = stat
     if root not in folders and store.exists(BAD_NAME):
-        sizes[BAD_NAME] = 0
-    return _open_plain(store, names, sizes, bad_list, is_subset=True)
+        stats[BAD_NAME] = store.stat(BAD_NAME)
+    return _open_plain(store, names, stats, bad_list, is_subset=True)
 
 
 def _common_prefix(folders: Sequence[str]) -> str:
@@ -157,7 +157,7 @@ def _common_prefix(folders: Sequence[str]) -> str:
 def _open_plain(
     store: Store,
     names: Sequence[str],
-    sizes: Mapping[str, int],
+    stats: Mapping[str, ObjectStat],
     bad_list: bool,
     is_subset: bool = False,
 ) -> Dataset:
@@ -166,7 +166,7 @@ def _open_plain(
     Args:
         store: Root of the dataset.
         names: Of the tars.
-        sizes: Of all objects in the folders of the tars.
+        stats: Of all objects in the folders of the tars.
         bad_list: Use the bad list, if there is one.
         is_subset: The root may hold other tars, so the bad list may name some that are not in
             `names`.
@@ -174,12 +174,12 @@ def _open_plain(
     shards: list[ShardInfo] = []
     offsets = {}
     for name in names:
-        if name not in sizes:
+        if name not in stats:
             hint = "; write a range in braces, or name the folder" if "*" in name else ""
             raise FileNotFoundError(f"{store.url_of(name)}: no such tar{hint}")
-        index_bytes = sizes.get(index_name(name))
-        if index_bytes is not None:
-            num_samples = num_indexed(index_bytes)
+        index_stat = stats.get(index_name(name))
+        if index_stat is not None:
+            num_samples = num_indexed(index_stat.size)
         elif not store.access.concurrent:  # every header of a remote tar would be a request
             offsets[name] = build_index(store, name)
             num_samples = offsets[name].size - 1
@@ -188,8 +188,8 @@ def _open_plain(
                 f"{store.url_of(name)}: no index beside it; run `mmstream index {store.url}` "
                 "(with --output FOLDER where you may not write)"
             )
-        shards.append(ShardInfo(name, num_samples, sizes[name]))
+        shards.append(ShardInfo(name, num_samples, stats[name].size))
     manifest = Manifest(tuple(shards))
-    uses_list = bad_list and BAD_NAME in sizes
+    uses_list = bad_list and BAD_NAME in stats
     bad = read_bad(store, manifest, is_subset=is_subset) if uses_list else None
     return Dataset(manifest, store, offsets=offsets, bad=bad)

@@ -23,13 +23,15 @@ from mmstream.errors import ConfigError
 from mmstream.storage.local import LocalStore
 from mmstream.storage.memory import MemoryStore
 from mmstream.storage.remote import RemoteStore
-from mmstream.storage.store import Access, Store
+from mmstream.storage.store import Access, NotAFileError, ObjectStat, Store
 from mmstream.storage.urls import is_remote, join_url, split_url
 
 __all__ = [
     "Access",
     "LocalStore",
     "MemoryStore",
+    "NotAFileError",
+    "ObjectStat",
     "RemoteStore",
     "Store",
     "is_remote",

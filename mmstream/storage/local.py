@@ -5,7 +5,9 @@ A disk is read once. What fails here is not tried again, other than requests to 
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,10 +15,19 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.store import Access
+from mmstream.storage.store import Access, NotAFileError, ObjectStat, require_size
 from mmstream.storage.urls import Range, join_url
 
-__all__ = ["LocalStore"]
+__all__ = ["LocalStore", "open_file"]
+
+
+_SPECIAL_FILES = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @dataclass(frozen=True)
@@ -44,9 +55,17 @@ class LocalStore:
         """Return the path of an object, whether it exists or not. "" stands for the folder."""
         return join_url(self.url, name)
 
-    def read(self, name: str) -> bytes:
-        """Return a whole object. Raises FileNotFoundError when there is none."""
-        return Path(self.url, name).read_bytes()
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        """Return a whole object.
+
+        Raises:
+            FileNotFoundError: No such object.
+            StorageError: The object is no file, or has more than `max_bytes`.
+        """
+        path = self.url_of(name)
+        with os.fdopen(open_file(path), "rb") as file:
+            require_size(path, os.fstat(file.fileno()).st_size, max_bytes)
+            return file.read()
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place."""
@@ -65,34 +84,39 @@ class LocalStore:
             FileNotFoundError: No such object.
             StorageError: The object is shorter than `stop`.
         """
-        fd = os.open(self.url_of(name), os.O_RDONLY)
+        fd = open_file(self.url_of(name))
         try:
             return _read(fd, self.url_of(name), start, stop)
         finally:
             os.close(fd)
 
     def size(self, name: str) -> int:
-        """Return the size of an object in bytes. Raises FileNotFoundError when there is none."""
-        return Path(self.url, name).stat().st_size
+        """Return the size of an object in bytes; errors as `read`."""
+        return self.stat(name).size
+
+    def stat(self, name: str) -> ObjectStat:
+        """Return the size and the version of an object; errors as `read`."""
+        path = self.url_of(name)
+        return _object_stat(_require_file(path, Path(path).stat()))
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""
         return Path(self.url, name).is_file()
 
-    def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of the objects directly under the root, sorted by name.
+    def list(self) -> dict[str, ObjectStat]:
+        """Return the objects directly under the root by their names, sorted by name.
 
         Names that start with a dot are left out.
         """
-        sizes = {}
+        stats = {}
         try:
             for entry in os.scandir(self.url):
                 if entry.is_file() and not entry.name.startswith("."):
                     with suppress(FileNotFoundError):  # removed by another thread since
-                        sizes[entry.name] = entry.stat().st_size
+                        stats[entry.name] = _object_stat(entry.stat())
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        return dict(sorted(sizes.items()))
+        return dict(sorted(stats.items()))
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -117,6 +141,45 @@ class LocalStore:
     def remove(self, name: str) -> None:
         """Remove an object. It is no error when there is none."""
         Path(self.url, name).unlink(missing_ok=True)
+
+
+def open_file(path: str) -> int:
+    """Open a file for reading, and return its descriptor.
+
+    A FIFO or a device is never waited for: it is refused as soon as it is open.
+
+    Raises:
+        FileNotFoundError: No such file.
+        NotAFileError: A folder, a FIFO, a socket or a device.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without a driver
+            raise NotAFileError(f"{path}: {error.strerror}; a file is needed") from None
+        raise
+    try:
+        _require_file(path, os.fstat(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _require_file(path: str, status: os.stat_result) -> os.stat_result:
+    """Return the status of a file. Raises NotAFileError for everything else."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = _SPECIAL_FILES.get(stat.S_IFMT(status.st_mode), "a special file")
+        raise NotAFileError(f"{path}: {kind}; a file is needed")
+    return status
+
+
+def _object_stat(status: os.stat_result) -> ObjectStat:
+    # A replaced file may keep the time of its last change: `cp -p` keeps it. Its number tells the
+    # two apart, but only on a disk: FUSE makes numbers up and forgets them. The kernel numbers
+    # such file systems as devices of major number 0.
+    number = f"-{status.st_ino}" if os.major(status.st_dev) else ""
+    return ObjectStat(status.st_size, f"{status.st_mtime_ns}{number}")
 
 
 def _read(fd: int, path: str, start: int, stop: int) -> bytes:

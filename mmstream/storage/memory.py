@@ -10,10 +10,11 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.store import Access
+from mmstream.storage.store import Access, ObjectStat, require_size
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["MemoryStore"]
@@ -37,7 +38,7 @@ class MemoryStore:
         >>> store.read_range("captions.txt", 2, 5)
         b'cat'
         >>> store.list()
-        {'captions.txt': 12}
+        {'captions.txt': ObjectStat(size=12, version='...')}
     """
 
     url: str
@@ -60,9 +61,16 @@ class MemoryStore:
     def local_path(self, name: str) -> None:
         """Return None: an object in memory has no file."""
 
-    def read(self, name: str) -> bytes:
-        """Return a whole object. Raises FileNotFoundError when there is none."""
-        return self._slice(name, None, None)
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        """Return a whole object.
+
+        Raises:
+            FileNotFoundError: No such object.
+            StorageError: The object has more than `max_bytes`.
+        """
+        file = self._file(name)
+        require_size(self.url_of(name), file.size, max_bytes)
+        return bytes(file.getbuffer())
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return exactly bytes [start, stop) of an object.
@@ -71,11 +79,10 @@ class MemoryStore:
             FileNotFoundError: No such object.
             StorageError: The object is shorter than `stop`.
         """
-        data = self._slice(name, start, max(start, stop))
-        if len(data) < stop - start:
-            missing = stop - self.size(name)
-            raise StorageError(f"{self.url_of(name)}: ends {missing} bytes before {stop}")
-        return data
+        file = self._file(name)
+        if start < stop and file.size < stop:
+            raise StorageError(f"{self.url_of(name)}: ends {stop - file.size} bytes before {stop}")
+        return bytes(file.getbuffer()[start:stop])
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place."""
@@ -88,19 +95,19 @@ class MemoryStore:
         return outcomes
 
     def size(self, name: str) -> int:
-        """Return the size of an object in bytes. Raises FileNotFoundError when there is none."""
-        with self._absent_is_named(name):
-            info = _file_system().info(self._path(name))
-        if info["type"] != "file":
-            raise FileNotFoundError(f"{self.url_of(name)}: no such object")
-        return int(info["size"])
+        """Return the size of an object in bytes; errors as `read`."""
+        return self.stat(name).size
+
+    def stat(self, name: str) -> ObjectStat:
+        """Return the size and the version of an object; errors as `read`."""
+        return _object_stat(self._file(name))
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""
         return bool(_file_system().isfile(self._path(name)))
 
-    def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of the objects directly under the root, sorted by name.
+    def list(self) -> dict[str, ObjectStat]:
+        """Return the objects directly under the root by their names, sorted by name.
 
         Names that start with a dot are left out.
         """
@@ -109,12 +116,13 @@ class MemoryStore:
             entries = _file_system().ls(root, detail=True)
         except FileNotFoundError:
             return {}
-        sizes = {
-            entry["name"].removeprefix(f"{root}/"): int(entry["size"])
-            for entry in entries
-            if entry["type"] == "file" and entry["name"].startswith(f"{root}/")
-        }
-        return {name: sizes[name] for name in sorted(sizes) if not name.startswith(".")}
+        stats: dict[str, ObjectStat] = {}
+        for entry in entries:
+            name = entry["name"].removeprefix(f"{root}/")
+            if entry["type"] == "file" and name != entry["name"] and not name.startswith("."):
+                with suppress(FileNotFoundError):  # removed by another thread since
+                    stats[name] = self.stat(name)
+        return dict(sorted(stats.items()))
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -136,34 +144,38 @@ class MemoryStore:
         """Return the name of an object in the file system, where all names are absolute."""
         return "/" + self.url_of(name).removeprefix("memory://").strip("/")
 
-    def _slice(self, name: str, start: int | None, stop: int | None) -> bytes:
-        with self._absent_is_named(name):
-            data: bytes = _file_system().cat_file(self._path(name), start, stop)
-        return data
+    def _file(self, name: str) -> Any:
+        """Return the file of an object. Every write puts a new one in its place."""
+        file = _file_system().store.get(self._path(name))
+        if file is None:
+            raise FileNotFoundError(f"{self.url_of(name)}: no such object")
+        return file
 
-    @contextmanager
-    def _absent_is_named(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{self.url_of(name)}: no such object") from None
-
-    def _objects(self) -> dict[str, bytes]:
-        """Return all objects under the root by their paths, those of subfolders too."""
-        file_system, objects = _file_system(), dict[str, bytes]()
-        for path in file_system.find(self._path("")):
-            with suppress(FileNotFoundError):  # removed by another thread since
-                objects[path] = file_system.cat_file(path)
-        return objects
+    def _objects(self) -> dict[str, tuple[bytes, datetime]]:
+        """Return all objects under the root by their paths, with the times of their changes."""
+        root = self._path("") + "/"
+        files = dict(_file_system().store)
+        return {
+            path: (bytes(file.getbuffer()), file.modified)
+            for path, file in files.items()
+            if path.startswith(root)
+        }
 
 
-def _restore(kind: type[MemoryStore], url: str, objects: Mapping[str, bytes]) -> MemoryStore:
+def _restore(
+    kind: type[MemoryStore], url: str, objects: Mapping[str, tuple[bytes, datetime]]
+) -> MemoryStore:
     """Make a store from its pickle, and the objects that this process does not have yet."""
     file_system = _file_system()
-    for path, data in objects.items():
+    for path, (data, modified) in objects.items():
         if not file_system.isfile(path):
             file_system.pipe_file(path, data)
+            file_system.store[path].modified = modified  # the same version in every process
     return kind(url)
+
+
+def _object_stat(file: Any) -> ObjectStat:
+    return ObjectStat(file.size, file.modified.isoformat())
 
 
 def _file_system() -> Any:

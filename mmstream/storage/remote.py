@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeVar, cast
 
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage.store import Access
+from mmstream.storage.store import Access, ObjectStat, require_size
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["RemoteStore"]
@@ -74,14 +74,16 @@ class RemoteStore:
     def local_path(self, name: str) -> None:
         """Return None: an object behind a URL is no file of this machine."""
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
         """Return a whole object.
 
         Raises:
             FileNotFoundError: No such object.
-            StorageError: The storage failed after retries.
+            StorageError: The object has more than `max_bytes`, or the storage failed after retries.
         """
         url = self.url_of(name)
+        if max_bytes is not None:
+            require_size(url, self.size(name), max_bytes)
         return cast(bytes, _retry(url, lambda: _client(self.url).cat_file(url)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
@@ -149,22 +151,26 @@ class RemoteStore:
 
     def size(self, name: str) -> int:
         """Return the size of an object in bytes; errors as `read`."""
+        return self.stat(name).size
+
+    def stat(self, name: str) -> ObjectStat:
+        """Return the size and the version of an object; errors as `read`."""
         url = self.url_of(name)
         info = _retry(url, lambda: _client(self.url).info(url, refresh=True))
         if info["type"] != "file":  # a prefix of other objects
             raise FileNotFoundError(f"{url}: no such object")
-        return int(info["size"])
+        return self._object_stat(info)
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""
         try:
-            self.size(name)
+            self.stat(name)
         except FileNotFoundError:
             return False
         return True
 
-    def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of the objects directly under the root, sorted by name.
+    def list(self) -> dict[str, ObjectStat]:
+        """Return the objects directly under the root by their names, sorted by name.
 
         Names that start with a dot are left out.
         """
@@ -173,13 +179,18 @@ class RemoteStore:
         except FileNotFoundError:
             return {}
         root = self.url.partition("://")[2] + "/"
-        sizes: dict[str, int] = {}
+        stats: dict[str, ObjectStat] = {}
         for entry in entries:
             path = entry["name"].lstrip("/")  # some file systems begin with a slash
             name = path.removeprefix(root)
             if entry["type"] == "file" and name != path and name and not name.startswith("."):
-                sizes[name] = int(entry["size"])
-        return dict(sorted(sizes.items()))
+                stats[name] = self._object_stat(entry)
+        return dict(sorted(stats.items()))
+
+    def _object_stat(self, info: dict[str, Any]) -> ObjectStat:
+        # Other file systems than S3's do not say which version a range was read from.
+        version = _version(info.get("ETag")) if self.url.startswith("s3://") else None
+        return ObjectStat(int(info["size"]), version)
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -206,6 +217,11 @@ class RemoteStore:
             _retry(url, lambda: _client(self.url).rm_file(url))
         except FileNotFoundError:
             return
+
+
+def _version(etag: str | None) -> str | None:
+    """Return an ETag without its quotes, and without the mark of a weak one."""
+    return (etag or "").removeprefix("W/").strip('"') or None
 
 
 def _client(url: str) -> Any:

@@ -7,9 +7,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from mmstream.errors import StorageError
 from mmstream.storage.urls import Range
 
-__all__ = ["Access", "Store"]
+__all__ = ["Access", "NotAFileError", "ObjectStat", "Store", "require_size"]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """What a store tells of an object without reading it.
+
+    Attributes:
+        size: Bytes of the object.
+        version: What changes when the object is replaced, or None where the storage does not say.
+            It is the ETag in S3, and the time of the last change in a folder. Two versions can be
+            compared and mean nothing else.
+    """
+
+    size: int
+    version: str | None
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,16 @@ class Access:
     min_header_read_bytes: int
     max_header_read_bytes: int
     concurrent: bool
+
+
+class NotAFileError(StorageError):
+    """A folder, a FIFO, a socket or a device has the name of an object."""
+
+
+def require_size(url: str, size: int, max_bytes: int | None) -> None:
+    """Raise a StorageError where an object is larger than its reader takes."""
+    if max_bytes is not None and size > max_bytes:
+        raise StorageError(f"{url}: {size} bytes, {max_bytes} are the most that it can have")
 
 
 class Store(Protocol):
@@ -60,12 +86,16 @@ class Store(Protocol):
             The path, or None where objects are not files of this machine.
         """
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
         """Return a whole object.
+
+        Args:
+            name: Of the object.
+            max_bytes: The largest object that is read. A larger one takes no memory.
 
         Raises:
             FileNotFoundError: No such object.
-            StorageError: The storage failed after retries.
+            StorageError: The object has more than `max_bytes`, or the storage failed after retries.
         """
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
@@ -86,11 +116,14 @@ class Store(Protocol):
     def size(self, name: str) -> int:
         """Return the size of an object in bytes; errors as `read`."""
 
+    def stat(self, name: str) -> ObjectStat:
+        """Return the size and the version of an object; errors as `read`."""
+
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists. A folder is no object."""
 
-    def list(self) -> dict[str, int]:
-        """Return {name: size in bytes} of the objects directly under the root, sorted by name.
+    def list(self) -> dict[str, ObjectStat]:
+        """Return the objects directly under the root by their names, sorted by name.
 
         Objects in subfolders and names that start with a dot are left out. A root that does not
         exist gives an empty dict.

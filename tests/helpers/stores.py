@@ -57,9 +57,9 @@ class WatchedStore:
     def local_path(self, name: str) -> str | None:
         return self.store.local_path(name) if self._maps_files else None
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
         self.whole_reads.append(name)
-        return self._raised(self._changed(name, None, self.store.read(name)))
+        return self._raised(self._changed(name, None, self.store.read(name, max_bytes)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return self._raised(self.read_ranges([(name, start, stop)])[0])

@@ -16,7 +16,7 @@ from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.verify import verify
 from mmstream.errors import StorageError
-from mmstream.storage import Access, MemoryStore, Store, open_store
+from mmstream.storage import Access, MemoryStore, ObjectStat, Store, open_store
 
 SETTINGS = {"global_batch_size": 4, "seed": 3, "window": 16}
 
@@ -106,7 +106,7 @@ class ReadOnlyStore:
     def local_path(self, name):
         return None
 
-    def read(self, name):
+    def read(self, name, max_bytes=None):
         for known_name, data in self.objects:
             if known_name == name:
                 return data
@@ -130,11 +130,14 @@ class ReadOnlyStore:
     def size(self, name):
         return len(self.read(name))
 
+    def stat(self, name):
+        return ObjectStat(self.size(name), None)
+
     def exists(self, name):
         return any(name == known_name for known_name, _ in self.objects)
 
     def list(self):
-        return {name: len(data) for name, data in sorted(self.objects)}
+        return {name: ObjectStat(len(data), None) for name, data in sorted(self.objects)}
 
     @contextmanager
     def create(self, name):

@@ -53,19 +53,24 @@ def pauses(monkeypatch):
     return taken
 
 
+def sizes(store: Store) -> dict[str, int]:
+    """The bytes of all objects that a store lists."""
+    return {name: stat.size for name, stat in store.list().items()}
+
+
 def test_what_was_written_is_read(store):
     store.write("a.bin", DATA)
     assert store.read("a.bin") == DATA
     assert store.size("a.bin") == len(DATA)
     assert store.exists("a.bin")
-    assert store.list() == {"a.bin": len(DATA)}
+    assert sizes(store) == {"a.bin": len(DATA)}
 
 
 def test_a_second_write_replaces_the_first(store):
     store.write("a.bin", DATA)
     store.write("a.bin", b"short")
     assert store.read("a.bin") == b"short"
-    assert store.list() == {"a.bin": 5}
+    assert sizes(store) == {"a.bin": 5}
 
 
 def test_an_empty_object_is_an_object(store):
@@ -73,7 +78,7 @@ def test_an_empty_object_is_an_object(store):
     assert store.exists("empty")
     assert store.read("empty") == b""
     assert store.read_range("empty", 0, 0) == b""
-    assert store.list() == {"empty": 0}
+    assert sizes(store) == {"empty": 0}
 
 
 @pytest.mark.parametrize("name", ["sp ace", "per%20cent", "q?x=1", "h#sh", "ümlaut", "a+b", "[x]"])
@@ -81,17 +86,36 @@ def test_odd_names_are_names(store, name):
     store.write(name, DATA)
     assert store.read_range(name, 3, 5) == DATA[3:5]
     assert store.read(name) == DATA
-    assert store.list() == {name: len(DATA)}
+    assert sizes(store) == {name: len(DATA)}
 
 
 def test_names_may_lie_in_folders_which_are_not_listed(store):
     store.write("reports/deep/a.json", b"{}")
     store.write("top", b"1")
     assert store.read("reports/deep/a.json") == b"{}"
-    assert store.list() == {"top": 1}
-    assert open_store(store.url_of("reports/deep")).list() == {"a.json": 2}
+    assert sizes(store) == {"top": 1}
+    assert sizes(open_store(store.url_of("reports/deep"))) == {"a.json": 2}
     assert not store.exists("reports")
     assert not store.exists("reports/deep")
+
+
+def test_a_version_stays_until_the_object_is_replaced(store):
+    store.write("a", DATA)
+    first = store.stat("a")
+    assert first.version
+    assert store.read("a") == DATA
+    assert store.stat("a") == first == store.list()["a"]
+    store.write("a", DATA[::-1])
+    assert store.stat("a").size == first.size
+    assert store.stat("a").version != first.version
+    assert store.list()["a"] == store.stat("a")
+
+
+def test_an_object_above_the_limit_of_its_reader_is_not_read(store):
+    store.write("a", DATA)
+    assert store.read("a", max_bytes=len(DATA)) == DATA
+    with pytest.raises(StorageError, match=r"/a: 1024 bytes, 1023 are the most"):
+        store.read("a", max_bytes=1023)
 
 
 def test_a_list_is_sorted_and_leaves_dotted_names_out(store):
@@ -108,10 +132,10 @@ def test_the_list_of_nothing_and_of_a_file_is_empty(store):
 
 def test_a_list_sees_what_was_written_and_removed_since(store):
     store.write("a", b"x")
-    assert store.list() == {"a": 1}
+    assert sizes(store) == {"a": 1}
     store.write("b", b"xy")
     store.remove("a")
-    assert store.list() == {"b": 2}
+    assert sizes(store) == {"b": 2}
     assert not store.exists("a")
 
 
@@ -119,7 +143,7 @@ def test_removing_what_is_absent_is_fine(store):
     store.remove("never there")
 
 
-@pytest.mark.parametrize("call", ["read", "size", "read_range"])
+@pytest.mark.parametrize("call", ["read", "size", "stat", "read_range"])
 def test_what_is_absent_is_a_file_not_found_that_names_it(store, call):
     arguments = (0, 4) if call == "read_range" else ()
     store.write("near.bin", DATA)
@@ -242,7 +266,7 @@ def test_threads_see_whole_objects_while_others_write_them(store):
 
 def read_in_child(store, environment, out):
     os.environ.update(environment)  # a fork server may have started before the S3 server
-    out.put((store.read("a"), store.read_ranges([("a", 1, 3)]), store.list()))
+    out.put((store.read("a"), store.read_ranges([("a", 1, 3)]), store.stat("a")))
 
 
 @pytest.mark.slow
@@ -256,7 +280,7 @@ def test_a_child_process_reads_after_its_parent_has_read(store, method):
     child = context.Process(target=read_in_child, args=(store, dict(os.environ), out))
     child.start()
     try:
-        assert out.get(timeout=60) == (DATA, [DATA[1:3]], {"a": len(DATA)})
+        assert out.get(timeout=60) == (DATA, [DATA[1:3]], store.stat("a"))
         child.join(60)
         assert child.exitcode == 0
     finally:
