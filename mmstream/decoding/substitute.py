@@ -170,22 +170,29 @@ class RowDecoder:
         image_out: torch.Tensor | None,
         text: TextTokens | None = None,
     ) -> Sample:
-        """Return a sample ready to be collated. Read it again before calling it bad."""
+        """Return a sample ready to be collated. Read it again before calling it bad.
+
+        Decoders give the same answer to the same bytes, so bytes that one of them has refused are
+        not decoded again: the refusal may have taken all the time that a sample has.
+        """
         earlier_outcomes: list[Outcome] = []
         while True:
             try:
                 return self._decode(address, ref, outcome, image_out, text)
             except SkipSample:
                 raise
-            except (SampleError, ShardError):
+            except (SampleError, ShardError) as error:
                 is_last = len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
                 if is_last or any(_is_same(earlier, outcome) for earlier in earlier_outcomes):
                     raise
+                if isinstance(outcome, Exception):  # the index may have been delivered wrong
+                    self.lookup.forget_index(ref[0])
+                again = self.lookup.read(ref)
+                if isinstance(error, DecodeError) and _is_same(outcome, again):
+                    raise
             earlier_outcomes.append(outcome)
             text = None
-            if isinstance(outcome, Exception):  # the index may have been delivered wrong
-                self.lookup.forget_index(ref[0])
-            outcome = self.lookup.read(ref)
+            outcome = again
 
     def _decode(
         self,

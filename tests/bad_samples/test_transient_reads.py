@@ -156,6 +156,22 @@ def test_a_shard_that_stays_away_stops_the_run_after_a_second_look(pipeline):
     assert len([name for name, _, _ in store.ranges if name == "shard-000003.tar"]) > 1
 
 
+def test_bytes_that_a_decoder_refuses_are_read_twice_and_decoded_once(pipeline, monkeypatch):
+    refused = []
+
+    def decode(decoder, data, *args, real=mm.ImageDecoder.decode, **settings):
+        try:
+            return real(decoder, data, *args, **settings)
+        except mm.DecodeError:
+            refused.append(data)
+            raise
+
+    monkeypatch.setattr(mm.ImageDecoder, "decode", decode)
+    steps = run(pipeline).steps
+    assert sum(len(step.bad) for step in steps) == len(BAD)
+    assert len(refused) == len(set(refused)) == len(BAD)
+
+
 def test_a_bad_sample_is_read_twice_and_one_in_other_bytes_each_time_no_more_than_some(tmp_path):
     corpus = write_faulty(tmp_path, [12], {5})
     start = int(offsets(corpus, 0)[5])
