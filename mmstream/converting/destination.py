@@ -31,6 +31,7 @@ from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.storage import Store, open_store
+from mmstream.storage.new_file import remove_temporaries
 
 __all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect"]
 
@@ -45,7 +46,11 @@ State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 - "clear": something that the caller agreed to replace.
 """
 
+_SINGLE_FILES = (MANIFEST_NAME, MARKER_NAME, REJECTS_NAME)
 _SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx|\.crc32c)?")
+_REPORT_FILE = r"shard-\d{6,}\.json"
+_OWNED_FILE = "|".join([_SHARD_FILE.pattern, *map(re.escape, _SINGLE_FILES)])
+"""The names of all files that a conversion writes into a dataset's folder."""
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
@@ -87,7 +92,8 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
 def begin(
     store: Store, state: State, plan: dict[str, Any], media_root: str | None, command: str
 ) -> None:
-    """Write the marker. Before that, remove what is to be replaced."""
+    """Write the marker. Before that, remove what is to be replaced, and what killed runs left."""
+    _remove_temporaries(store)
     marker: dict[str, Any] = {"command": command, "media_root": media_root, "plan": plan}
     if state == "clear":
         # Until all is removed, the marker says "clearing". If this call is killed before that, the
@@ -150,10 +156,14 @@ def _clear(store: Store) -> None:
     for name in store.list():
         if _SHARD_FILE.fullmatch(name):
             store.remove(name)
+
+
+def _remove_temporaries(store: Store) -> None:
+    """Remove what killed conversions left of files that they were writing."""
     folder = store.local_path("")
     if folder is not None:
-        for path in Path(folder).glob(".shard-*.tmp"):  # half written by a killed conversion
-            path.unlink(missing_ok=True)
+        remove_temporaries(Path(folder), _OWNED_FILE)
+        remove_temporaries(Path(folder, REPORTS), _REPORT_FILE)
 
 
 def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
     store.py     what every store can do
     local.py     a folder of this machine
     remote.py    a prefix of an object store, through fsspec (``s3://``): clients, retries
+    new_file.py  a new local file: a temporary name, then renamed
     memory.py    objects in this process (``memory://``), for tests and small corpora
     urls.py      names of objects
 

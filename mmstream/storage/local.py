@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
+from mmstream.storage.new_file import create_file
 from mmstream.storage.store import Access, NotAFileError, ObjectStat, require_size
 from mmstream.storage.urls import Range, join_url
 
@@ -123,15 +124,8 @@ class LocalStore:
         """Open a new object for writing; it appears whole when the block ends, or not at all."""
         path = Path(self.url, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with create_file(path) as file:
+            yield file
 
     def write(self, name: str, data: bytes) -> None:
         """Write one object, whole or not at all."""

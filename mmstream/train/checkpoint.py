@@ -26,6 +26,7 @@ import torch.distributed as dist
 from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import StateError
 from mmstream.storage import Store
+from mmstream.storage.new_file import remove_temporaries
 from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.step import Trained
@@ -87,8 +88,7 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     """
     folder = store.local_path("")
     if folder is not None:
-        for path in Path(folder).glob(".step-*.pt.tmp"):  # each as large as a checkpoint
-            path.unlink(missing_ok=True)
+        remove_temporaries(Path(folder), r"step-\d+\.pt")  # each as large as a checkpoint
     buffer = io.BytesIO()
     torch.save(checkpoint.content, buffer)
     store.write(checkpoint_name(checkpoint.num_steps), buffer.getvalue())

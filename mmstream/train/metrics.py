@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from mmstream.storage.new_file import create_file
+
 __all__ = ["StepLog", "cut_history"]
 
 logger = logging.getLogger(__name__)
@@ -197,9 +199,8 @@ def cut_history(folder: Path, rank: int, world_size: int, num_steps: int) -> int
         kept = [line for line in lines if _steps_of(line) <= num_steps]
         if len(kept) < len(lines):
             num_cut += len(lines) - len(kept)
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_text("".join(kept), encoding="utf-8")
-            temporary.replace(path)
+            with create_file(path) as file:
+                file.write("".join(kept).encode())
     return num_cut
 
 

@@ -82,6 +82,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 10)
+    (tmp_path / ".step-00000017.pt.311-0a1b2c.tmp").write_bytes(b"half a checkpoint")
     (tmp_path / ".step-00000017.pt.tmp").write_bytes(b"half a checkpoint")
     (tmp_path / ".notes.tmp").write_bytes(b"another program's")
     save(tmp_path, 20)

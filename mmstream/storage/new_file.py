@@ -1,0 +1,67 @@
+"""A new file of a local folder: written under a temporary name, then renamed.
+
+`LocalStore` writes all objects this way, and so does whoever rewrites a file of its own. The
+temporary name of ``a.tar`` is ``.a.tar.PID-RANDOM.tmp``: two processes never share one, and nobody
+can put a link in its place beforehand. A killed process leaves it behind;
+`remove_temporaries` is for whoever knows that no other process writes there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from mmstream.errors import StorageError
+
+__all__ = ["create_file", "remove_temporaries"]
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def create_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file for writing, front to back. It has its name when the block ends.
+
+    After an error there is no new file; an old one stays as it was. If `path` is a link, the new
+    file replaces the link and not the file that it leads to.
+
+    Raises:
+        StorageError: The file does not have all bytes that were written to it.
+        OSError: The disk failed, or is full.
+    """
+    name = f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp"
+    temporary = path.with_name(name)
+    descriptor = os.open(temporary, _FLAGS, 0o666)  # the umask takes its bits away
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            num_written, size = file.tell(), os.fstat(file.fileno()).st_size
+        if size != num_written:
+            raise StorageError(
+                f"{path}: {num_written} bytes were written, but the file has {size}; "
+                "see which other program changes files there"
+            )
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_temporaries(folder: Path, name: str) -> None:
+    """Remove what killed processes left of files that they were writing.
+
+    Args:
+        folder: It need not exist.
+        name: Regular expression of the files' final names.
+    """
+    # Version 0.1 wrote `.NAME.tmp`.
+    pattern = re.compile(rf"\.(?:{name})(?:\.\d+-[0-9a-f]+)?\.tmp")
+    for path in folder.glob(".*.tmp"):
+        if pattern.fullmatch(path.name):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,94 @@
+"""Files are written under temporary names that nobody else has."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from mmstream.errors import StorageError
+from mmstream.storage import open_store
+from mmstream.storage.new_file import create_file, remove_temporaries
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_two_writers_of_one_name_never_share_a_file(tmp_path):
+    store = open_store(tmp_path)
+    with store.create("a.tar") as first:
+        first.write(b"1" * 10_000)
+        with store.create("a.tar") as second:
+            assert len(names(tmp_path)) == 2
+            second.write(b"2" * 20_000)
+        assert (tmp_path / "a.tar").read_bytes() == b"2" * 20_000
+        first.write(b"1" * 10_000)
+    assert (tmp_path / "a.tar").read_bytes() == b"1" * 20_000
+    assert names(tmp_path) == ["a.tar"]
+
+
+def test_links_that_were_put_in_the_way_are_not_followed(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".a.tar.tmp").symlink_to(victim)
+    (out / "a.tar").symlink_to(victim)
+    open_store(out).write("a.tar", b"new")
+    assert victim.read_bytes() == b"precious"
+    assert not (out / "a.tar").is_symlink()
+    assert (out / "a.tar").read_bytes() == b"new"
+
+    monkeypatch.setattr("mmstream.storage.new_file.secrets.token_hex", lambda _: "0")
+    (out / f".b.tar.{os.getpid()}-0.tmp").symlink_to(victim)  # even if the name were guessed
+    with pytest.raises(FileExistsError):
+        open_store(out).write("b.tar", b"new")
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_file_that_another_program_cut_is_not_committed(tmp_path):
+    def cut_while_written():
+        with create_file(tmp_path / "a.tar") as file:
+            file.write(b"x" * 5000)
+            file.flush()
+            os.truncate(next(tmp_path.glob(".a.tar.*")), 100)
+
+    with pytest.raises(StorageError, match=r"a\.tar: 5000 bytes were written, .* has 100; see"):
+        cut_while_written()
+    assert names(tmp_path) == []
+
+
+def test_a_file_has_the_mode_that_the_umask_gives(tmp_path):
+    before = os.umask(0o027)
+    try:
+        open_store(tmp_path).write("a", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_an_error_leaves_the_old_file_and_no_other(tmp_path):
+    store = open_store(tmp_path)
+    store.write("a", b"old")
+
+    def interrupted():
+        with store.create("a") as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert names(tmp_path) == ["a"]
+    assert store.read("a") == b"old"
+
+
+def test_what_killed_writers_left_is_removed_by_its_final_name(tmp_path):
+    left = [".shard-000001.tar.tmp", ".shard-000001.tar.41-0a1b2c.tmp", ".shard-1.tar.idx.7-0.tmp"]
+    stays = [".shard-000001.tar", ".shard-x.tar.tmp", ".notes.tmp", "shard-000001.tar.tmp"]
+    for name in left + stays:
+        (tmp_path / name).write_bytes(b"")
+    remove_temporaries(tmp_path, r"shard-\d+\.tar(\.idx)?")
+    assert names(tmp_path) == sorted(stays)
+    remove_temporaries(tmp_path / "absent", "a")
