@@ -24,7 +24,15 @@ from typing import Any
 
 import mmstream as mm
 
-__all__ = ["MAX_RESIDENT_BYTES", "MAX_SECONDS", "Attack", "Result", "run_attack", "train"]
+__all__ = [
+    "MAX_RESIDENT_BYTES",
+    "MAX_SECONDS",
+    "NOT_PRINTABLE",
+    "Attack",
+    "Result",
+    "run_attack",
+    "train",
+]
 
 MAX_SECONDS = 30
 """Longest time of one attack. Most take less than one second."""
@@ -32,7 +40,7 @@ MAX_SECONDS = 30
 MAX_RESIDENT_BYTES = 1_200_000_000
 """Most memory of the victim, with torch and everything else that it has imported."""
 
-_NOT_PRINTABLE = re.compile(
+NOT_PRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
@@ -146,7 +154,7 @@ def _child(attack: Attack, folder: Path, report: Path) -> None:
             failure = "was not refused"
     logged = [text.strip("\n") for text in log.read_text("utf-8").split("\x00")]
     for text in (message, *logged):
-        if not failure and _NOT_PRINTABLE.search(text):
+        if not failure and NOT_PRINTABLE.search(text):
             failure = f"says what is not printable: {text!r}"
     report.write_text(json.dumps({"failure": failure, "message": message}))
     os._exit(0)

@@ -95,58 +95,107 @@ def _bad_list(content: object) -> Callable[[Path], None]:
     return _with_bytes("mmstream.bad.json", json.dumps(content).encode())
 
 
-NAMES = ("/etc/passwd", "../x.tar", "a/../b.tar", "a//b.tar", "./a.tar", "a/", "", "a\0.tar",
-         "a\n.tar", "s3://other/x.tar", "http://127.0.0.1:9/x.tar", "file:///x.tar")  # fmt: skip
-FOREIGN_URLS = ("/", "/etc", "..", "http://127.0.0.1:9/latest/meta-data", "s3://other/prefix",
-                "file:///", "memory://other")  # fmt: skip
+NAMES = (
+    "/etc/passwd",
+    "../x.tar",
+    "a/../b.tar",
+    "a//b.tar",
+    "./a.tar",
+    "a/",
+    "",
+    "a\0.tar",
+    "a\n.tar",
+    "s3://other/x.tar",
+    "http://127.0.0.1:9/x.tar",
+    "file:///x.tar",
+)
+FOREIGN_URLS = (
+    "/",
+    "/etc",
+    "..",
+    "http://127.0.0.1:9/latest/meta-data",
+    "s3://other/prefix",
+    "file:///",
+    "memory://other",
+)
 
 ATTACKS = (
-    *(Attack(f"manifest: the shard name {name!r}", _with_manifest(_shard(name=name)), "json")
-      for name in NAMES),
-    *(Attack(f"manifest: data_url {url}",
-             _with_manifest(lambda manifest, url=url: manifest.update(data_url=url)),
-             "allow_foreign_urls")
-      for url in FOREIGN_URLS),
+    *(
+        Attack(f"manifest: the shard name {name!r}", _with_manifest(_shard(name=name)), "json")
+        for name in NAMES
+    ),
+    *(
+        Attack(
+            f"manifest: data_url {url}",
+            _with_manifest(lambda manifest, url=url: manifest.update(data_url=url)),
+            "allow_foreign_urls",
+        )
+        for url in FOREIGN_URLS
+    ),
     Attack("manifest: a shard under two names", _with_manifest(_same_shard_twice), "json"),
     Attack("manifest: more samples than blocks", _with_manifest(_shard(num_samples=10**6)), "json"),
     Attack("manifest: a negative count", _with_manifest(_shard(num_samples=-1)), "json"),
     Attack("manifest: 2^64 samples", _with_manifest(_shard(num_samples=1 << 64)), "json"),
-    Attack("manifest: a count that is no whole number",
-           _with_manifest(_shard(num_samples=1.5)), "json"),
+    Attack(
+        "manifest: a count that is no whole number", _with_manifest(_shard(num_samples=1.5)), "json"
+    ),
     Attack("manifest: 16,385 shards of 2^50 samples", _with_manifest(_many_huge_shards), "json"),
-    Attack("manifest: nested a million times",
-           _with_bytes("mmstream.json", b"[" * 1_000_000), "json"),
-    Attack("manifest: nested in its source",
-           _with_bytes("mmstream.json", b'{"version":1,"shards":[],"source":{"a":' +
-                       b"[" * 1_000_000), "json"),
+    Attack(
+        "manifest: nested a million times", _with_bytes("mmstream.json", b"[" * 1_000_000), "json"
+    ),
+    Attack(
+        "manifest: nested in its source",
+        _with_bytes("mmstream.json", b'{"version":1,"shards":[],"source":{"a":' + b"[" * 1_000_000),
+        "json",
+    ),
     Attack("manifest: no JSON", _with_bytes("mmstream.json", b"\x00\xff"), "json"),
     Attack("manifest: an endless one", _with_special("mmstream.json", "/dev/zero"), "json", True),
     Attack("manifest: a terabyte of nothing", _with_special("mmstream.json", "sparse"), "json"),
     Attack("manifest: a pipe", _with_special("mmstream.json", "fifo"), "json", True),
     Attack("bad list: all of 10^12 samples", _with_manifest(_huge_bad_list), "json"),
-    Attack("bad list: an index out of range",
-           _bad_list({"version": 1, "bad": {SHARD: [12]}}), "bad.json"),
-    Attack("bad list: a negative index",
-           _bad_list({"version": 1, "bad": {SHARD: [-1]}}), "bad.json"),
-    Attack("bad list: another shard",
-           _bad_list({"version": 1, "bad": {"\x1b[2J.tar": [1]}}), "bad.json"),
-    Attack("bad list: nested a million times",
-           _with_bytes("mmstream.bad.json", b"[" * 1_000_000), "bad.json"),
-    Attack("bad list: an endless one", _with_special("mmstream.bad.json", "/dev/zero"), "bad.json", True),
+    Attack(
+        "bad list: an index out of range",
+        _bad_list({"version": 1, "bad": {SHARD: [12]}}),
+        "bad.json",
+    ),
+    Attack(
+        "bad list: a negative index", _bad_list({"version": 1, "bad": {SHARD: [-1]}}), "bad.json"
+    ),
+    Attack(
+        "bad list: another shard",
+        _bad_list({"version": 1, "bad": {"\x1b[2J.tar": [1]}}),
+        "bad.json",
+    ),
+    Attack(
+        "bad list: nested a million times",
+        _with_bytes("mmstream.bad.json", b"[" * 1_000_000),
+        "bad.json",
+    ),
+    Attack(
+        "bad list: an endless one",
+        _with_special("mmstream.bad.json", "/dev/zero"),
+        "bad.json",
+        True,
+    ),
     Attack("bad list: a pipe", _with_special("mmstream.bad.json", "fifo"), "bad.json", True),
     Attack("index: a pipe", _with_special(f"{SHARD}.idx", "fifo"), SHARD),
     Attack("index: an endless one", _with_special(f"{SHARD}.idx", "/dev/zero"), SHARD),
     Attack("index: a terabyte of nothing", _with_special(f"{SHARD}.idx", "sparse"), SHARD),
     Attack("index: a folder", _with_special(f"{SHARD}.idx", "folder"), SHARD),
-    Attack("index: offsets that descend",
-           _with_bytes(f"{SHARD}.idx", (1024).to_bytes(8, "little") * 13), SHARD),
-    Attack("index: offsets beyond the tar",
-           _with_bytes(f"{SHARD}.idx", b"".join((n << 50).to_bytes(8, "little")
-                                                for n in range(13))), SHARD),
+    Attack(
+        "index: offsets that descend",
+        _with_bytes(f"{SHARD}.idx", (1024).to_bytes(8, "little") * 13),
+        SHARD,
+    ),
+    Attack(
+        "index: offsets beyond the tar",
+        _with_bytes(f"{SHARD}.idx", b"".join((n << 50).to_bytes(8, "little") for n in range(13))),
+        SHARD,
+    ),
     Attack("index: too few offsets", _with_bytes(f"{SHARD}.idx", bytes(8)), SHARD),
     Attack("index: no whole offsets", _with_bytes(f"{SHARD}.idx", bytes(13)), SHARD),
     Attack("shard: a pipe", _with_special(SHARD, "fifo"), SHARD),
     Attack("shard: a device", _with_special(SHARD, "/dev/zero"), SHARD),
     Attack("shard: a folder", _with_special(SHARD, "folder"), SHARD),
     Attack("folder: a marker with a command of the stranger", _other_marker, "not finished"),
-)  # fmt: skip
+)

@@ -97,9 +97,22 @@ def _planted_link(folder: Path) -> None:
     assert not (dest / "shard-000000.tar").is_symlink(), "the shard is a link"
 
 
-PATHS = ("/etc/passwd", "../rows.jsonl", "pipe.jpg", "link.jpg", "zero.jpg", "folder.jpg", "",
-         "a\0b.jpg", "x" * 5000, "http://127.0.0.1:9/a.jpg", "file:///etc/passwd", "%2e%2e/a",
-         "\x1b[2J.jpg", "\ud800.jpg")  # fmt: skip
+PATHS = (
+    "/etc/passwd",
+    "../rows.jsonl",
+    "pipe.jpg",
+    "link.jpg",
+    "zero.jpg",
+    "folder.jpg",
+    "",
+    "a\0b.jpg",
+    "x" * 5000,
+    "http://127.0.0.1:9/a.jpg",
+    "file:///etc/passwd",
+    "%2e%2e/a",
+    "\x1b[2J.jpg",
+    "\ud800.jpg",
+)
 SYSTEM_FILES = ("/proc/self/mem", "/proc/kmsg", "/proc/self/environ", "/dev/zero", "/dev/stdin")
 ROWS = {
     "no JSON": b"{{{{\n",
@@ -122,9 +135,14 @@ ATTACKS = (
     *(Attack(f"row: the image {path[:40]!r}", _media(path)) for path in PATHS),
     *(Attack(f"row: the image {path} under /", _system_file(path)) for path in SYSTEM_FILES),
     Attack("rows: a gzip bomb", _gzip_bomb, "."),
-    *(Attack(f"rows: inside the destination as {name}{' (overwrite)' * overwrite}",
-             _rows_inside(name, overwrite=overwrite), "rows")
-      for name in ("rejects.jsonl", "shard-000000.tar.idx", "mmstream.json")
-      for overwrite in (False, True)),
+    *(
+        Attack(
+            f"rows: inside the destination as {name}{' (overwrite)' * overwrite}",
+            _rows_inside(name, overwrite=overwrite),
+            "rows",
+        )
+        for name in ("rejects.jsonl", "shard-000000.tar.idx", "mmstream.json")
+        for overwrite in (False, True)
+    ),
     Attack("rows: links where temporary files would lie", _planted_link),
-)  # fmt: skip
+)

@@ -53,24 +53,70 @@ def _deep() -> object:
 
 
 ATTACKS = (
-    *(Attack(f"state: {content!r}", _load(lambda _state, content=content: content), ".")
-      for content in (None, [], "state", 7, {}, {"version": 1})),
-    *(Attack(f"state: without {name}", _without(name), ".")
-      for name in ("version", "epoch", "step", "order")),
-    *(Attack(f"state: {name} {value!r}",
-             _load(lambda state, name=name, value=value: {**state, name: value}), ".")
-      for name, value in (
-          ("version", True), ("version", "1"), ("version", 2), ("epoch", -1), ("epoch", True),
-          ("epoch", HUGE), ("epoch", 1.0), ("step", -1), ("step", HUGE), ("step", "3"),
-          ("step", float("nan")), ("order", None), ("order", []), ("order", {}))),
-    *(Attack(f"state: order.{name} {str(value)[:40]!r}", _order(**{name: value}), ".")
-      for name, value in (
-          ("version", True), ("version", 99), ("corpus", 5), ("corpus", "0" * 32),
-          ("num_shards", HUGE), ("num_shards", -1), ("num_shards", True), ("bad", [1]),
-          ("global_batch_size", HUGE), ("global_batch_size", 0), ("global_batch_size", "4"),
-          ("seed", "x"), ("seed", None), ("grid", [10**9, 4]), ("grid", [0, 0]), ("grid", 4),
-          ("grid", [1]), ("window", HUGE), ("window", -1), ("window", True), ("interleave", HUGE),
-          ("chunk", HUGE), ("chunk", 0), ("shuffle", "yes"), ("drop_last", "yes"),
-          ("sizes", 5), ("sha256", [1]), ("seed", "\x1b[2J\n"), ("sources", {"a": {}}))),
+    *(
+        Attack(f"state: {content!r}", _load(lambda _state, content=content: content), ".")
+        for content in (None, [], "state", 7, {}, {"version": 1})
+    ),
+    *(
+        Attack(f"state: without {name}", _without(name), ".")
+        for name in ("version", "epoch", "step", "order")
+    ),
+    *(
+        Attack(
+            f"state: {name} {value!r}",
+            _load(lambda state, name=name, value=value: {**state, name: value}),
+            ".",
+        )
+        for name, value in (
+            ("version", True),
+            ("version", "1"),
+            ("version", 2),
+            ("epoch", -1),
+            ("epoch", True),
+            ("epoch", HUGE),
+            ("epoch", 1.0),
+            ("step", -1),
+            ("step", HUGE),
+            ("step", "3"),
+            ("step", float("nan")),
+            ("order", None),
+            ("order", []),
+            ("order", {}),
+        )
+    ),
+    *(
+        Attack(f"state: order.{name} {str(value)[:40]!r}", _order(**{name: value}), ".")
+        for name, value in (
+            ("version", True),
+            ("version", 99),
+            ("corpus", 5),
+            ("corpus", "0" * 32),
+            ("num_shards", HUGE),
+            ("num_shards", -1),
+            ("num_shards", True),
+            ("bad", [1]),
+            ("global_batch_size", HUGE),
+            ("global_batch_size", 0),
+            ("global_batch_size", "4"),
+            ("seed", "x"),
+            ("seed", None),
+            ("grid", [10**9, 4]),
+            ("grid", [0, 0]),
+            ("grid", 4),
+            ("grid", [1]),
+            ("window", HUGE),
+            ("window", -1),
+            ("window", True),
+            ("interleave", HUGE),
+            ("chunk", HUGE),
+            ("chunk", 0),
+            ("shuffle", "yes"),
+            ("drop_last", "yes"),
+            ("sizes", 5),
+            ("sha256", [1]),
+            ("seed", "\x1b[2J\n"),
+            ("sources", {"a": {}}),
+        )
+    ),
     Attack("state: nested 50,000 times", _load(lambda state: {**state, "order": _deep()}), "."),
-)  # fmt: skip
+)

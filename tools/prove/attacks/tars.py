@@ -115,43 +115,74 @@ FIELDS = ("__source__", "__lineage__", "__valid__", "__key__", "__url__", "__any
 
 ATTACKS = (
     *(Attack(f"tar: a field {name}", _reserved(name)) for name in FIELDS),
-    Attack("tar: a key that is not UTF-8",
-           partial(_epoch, odd=[member(b"\xff\xfe7.jpg", jpeg(7))], expected_bad=0)),
-    Attack("tar: a key with newline and escape sequences",
-           partial(_epoch, odd=[member("a\n\x1b[2Jb.jpg", b"no image")], expected_bad=None)),
-    Attack("tar: a key that turns text around",
-           partial(_epoch, odd=[member("a\u202eb.jpg", b"no image")], expected_bad=None)),
-    Attack("tar: a key of 100 slashes and dots",
-           partial(_epoch, odd=[member("../" * 33 + "x.jpg", b"no image")], expected_bad=None)),
-    Attack("tar: a field twice",
-           partial(_epoch, odd=[member("000099.jpg", jpeg(9)) * 2], expected_bad=None)),
-    *(Attack(f"tar: a member of type {kind!r}",
-             partial(_epoch, odd=[member("000099.jpg", b"", kind=kind)], expected_bad=None))
-      for kind in "123456KLVx"),
-    Attack("tar: a member that is larger than the tar",
-           lambda folder: _opened(folder, good_members(1) + member("2.jpg", b"x", HUGE)),
-           r"shard-000000\.tar"),
-    Attack("tar: a member of negative size",
-           lambda folder: _opened(folder, good_members(1) + member("2.jpg", b"x", -512)),
-           r"shard-000000\.tar"),
-    Attack("tar: a long name of a gigabyte",
-           lambda folder: _opened(folder, member("n", b"n" * 512, 1 << 30, "L") + good_members(1)),
-           r"shard-000000\.tar"),
-    Attack("tar: extended headers of a gigabyte",
-           lambda folder: _opened(folder, member("p", b"9 a=b\n", 1 << 30, "x") + good_members(1)),
-           r"shard-000000\.tar"),
-    Attack("tar: 100,000 extended headers in a row",
-           lambda folder: _opened(folder, member("p", b"", kind="x") * 100_000 + good_members(1)),
-           r"shard-000000\.tar"),
-    Attack("tar: an extended header that renames to a reserved field",
-           partial(_epoch, odd=[_pax({"path": "000777.__source__"})], expected_bad=None)),
-    Attack("tar: an extended header with a size of its own",
-           partial(_epoch, odd=[_pax({"size": "-1"})], expected_bad=None), r"shard-000000\.tar"),
+    Attack(
+        "tar: a key that is not UTF-8",
+        partial(_epoch, odd=[member(b"\xff\xfe7.jpg", jpeg(7))], expected_bad=0),
+    ),
+    Attack(
+        "tar: a key with newline and escape sequences",
+        partial(_epoch, odd=[member("a\n\x1b[2Jb.jpg", b"no image")], expected_bad=None),
+    ),
+    Attack(
+        "tar: a key that turns text around",
+        partial(_epoch, odd=[member("a\u202eb.jpg", b"no image")], expected_bad=None),
+    ),
+    Attack(
+        "tar: a key of 100 slashes and dots",
+        partial(_epoch, odd=[member("../" * 33 + "x.jpg", b"no image")], expected_bad=None),
+    ),
+    Attack(
+        "tar: a field twice",
+        partial(_epoch, odd=[member("000099.jpg", jpeg(9)) * 2], expected_bad=None),
+    ),
+    *(
+        Attack(
+            f"tar: a member of type {kind!r}",
+            partial(_epoch, odd=[member("000099.jpg", b"", kind=kind)], expected_bad=None),
+        )
+        for kind in "123456KLVx"
+    ),
+    Attack(
+        "tar: a member that is larger than the tar",
+        lambda folder: _opened(folder, good_members(1) + member("2.jpg", b"x", HUGE)),
+        r"shard-000000\.tar",
+    ),
+    Attack(
+        "tar: a member of negative size",
+        lambda folder: _opened(folder, good_members(1) + member("2.jpg", b"x", -512)),
+        r"shard-000000\.tar",
+    ),
+    Attack(
+        "tar: a long name of a gigabyte",
+        lambda folder: _opened(folder, member("n", b"n" * 512, 1 << 30, "L") + good_members(1)),
+        r"shard-000000\.tar",
+    ),
+    Attack(
+        "tar: extended headers of a gigabyte",
+        lambda folder: _opened(folder, member("p", b"9 a=b\n", 1 << 30, "x") + good_members(1)),
+        r"shard-000000\.tar",
+    ),
+    Attack(
+        "tar: 100,000 extended headers in a row",
+        lambda folder: _opened(folder, member("p", b"", kind="x") * 100_000 + good_members(1)),
+        r"shard-000000\.tar",
+    ),
+    Attack(
+        "tar: an extended header that renames to a reserved field",
+        partial(_epoch, odd=[_pax({"path": "000777.__source__"})], expected_bad=None),
+    ),
+    Attack(
+        "tar: an extended header with a size of its own",
+        partial(_epoch, odd=[_pax({"size": "-1"})], expected_bad=None),
+        r"shard-000000\.tar",
+    ),
     Attack("tar: 200,000 members of one sample", _many_small),
     Attack("tar: 200,000 samples", _many_samples),
-    Attack("tar: cut in the middle of a header",
-           lambda folder: _opened(folder, good_members(1) + good_members(2)[:300]),
-           r"shard-000000\.tar"),
+    Attack(
+        "tar: cut in the middle of a header",
+        lambda folder: _opened(folder, good_members(1) + good_members(2)[:300]),
+        r"shard-000000\.tar",
+    ),
     Attack("tar: text", lambda folder: _opened(folder, b"<html>" * 500), r"shard-000000\.tar"),
     Attack("tar: empty", lambda folder: _opened(folder, b""), r"."),
-)  # fmt: skip
+)

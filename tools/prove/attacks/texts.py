@@ -50,13 +50,16 @@ CHATS = {
     "50 MB in one turn": b'{"messages": [' + MESSAGE[:-1].replace(b"x", b"y" * 50_000_000) + b"]}",
     "a million turns": b'{"messages": [' + MESSAGE * 999_999 + MESSAGE[:-1] + b"]}",
     "nested a million times": b'{"messages": ' + b"[" * 1_000_000,
-    "a template as text": b'{"messages": [' + MESSAGE[:-1].replace(
-        b"x", b"{% for a in range(10**9) %}{{ a }}{% endfor %}{{ ''.__class__ }}") + b"]}",
+    "a template as text": b'{"messages": ['
+    + MESSAGE[:-1].replace(
+        b"x", b"{% for a in range(10**9) %}{{ a }}{% endfor %}{{ ''.__class__ }}"
+    )
+    + b"]}",
     "roles that are no roles": b'{"messages": [{"role": "\\u001b[2J", "content": "x"}]}',
     "content that is a number": b'{"messages": [{"role": "user", "content": 1e999}]}',
     "a part that nothing decodes": b'{"messages": [{"role": "user", "content": '
-                                   b'[{"type": "video", "video": 0}]}]}',
-}  # fmt: skip
+    b'[{"type": "video", "video": 0}]}]}',
+}
 
 ATTACKS = (
     *(Attack(f"text: {name}", _trained("txt", data)) for name, data in TEXTS.items()),

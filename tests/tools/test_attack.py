@@ -1,0 +1,96 @@
+"""The attacks of tools.prove.attack are held off, and the judge sees those that are not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from tests.helpers.paths import ROOT
+from tools.prove.attack import ATTACKS
+from tools.prove.attacks.attack import Attack, run_attack
+
+
+@pytest.mark.slow
+def test_every_attack_is_held_off() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tools.prove.attack"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.endswith(f"{len(ATTACKS)} attacks, 0 succeeded\n")
+
+
+def test_every_attack_has_a_name_of_its_own() -> None:
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) > 150
+
+
+def refuse(_folder: Path) -> None:
+    raise mm.ManifestError("mmstream.json: impossible")
+
+
+def goes_on(_folder: Path) -> None:
+    pass
+
+
+def has_a_bug(_folder: Path) -> None:
+    raise KeyError("__source__")
+
+
+def hoards(_folder: Path) -> None:
+    assert len(bytearray(os.urandom(1 << 20)) * 1300)
+
+
+def speaks_in_two_lines(_folder: Path) -> None:
+    raise FileNotFoundError("mmstream.json:\n\x1b[2J")
+
+
+def logs_an_escape_sequence(_folder: Path) -> None:
+    logging.getLogger("mmstream").warning("a key: %s", "\x1b[2J")
+
+
+def waits(_folder: Path) -> None:
+    time.sleep(60)
+
+
+def dies(_folder: Path) -> None:
+    os.abort()
+
+
+@pytest.mark.parametrize(
+    ("run", "refusal"), [(refuse, "impossible"), (goes_on, None)], ids=["refused", "survived"]
+)
+def test_an_attack_that_is_held_off_is_no_failure(
+    run: Callable[[Path], None], refusal: str | None
+) -> None:
+    assert run_attack(Attack("x", run, refusal)).failure == ""
+
+
+@pytest.mark.parametrize(
+    ("run", "refusal", "failure"),
+    [
+        (refuse, None, "refused"),
+        (refuse, "another reason", "does not say"),
+        (goes_on, "impossible", "was not refused"),
+        (has_a_bug, ".", "KeyError"),
+        (hoards, None, "MB of memory"),
+        (speaks_in_two_lines, ".", "not printable"),
+        (logs_an_escape_sequence, None, "not printable"),
+        (waits, None, "still running"),
+        (dies, None, "SIGABRT"),
+    ],
+)
+def test_an_attack_that_succeeds_is_a_failure(
+    run: Callable[[Path], None], refusal: str | None, failure: str
+) -> None:
+    assert failure in run_attack(Attack("x", run, refusal), max_seconds=5).failure

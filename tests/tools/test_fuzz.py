@@ -1,0 +1,77 @@
+"""The parsers keep their promise on mutated inputs, and the fuzzer sees those that do not."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from tools.prove import fuzz
+from tools.prove.fuzz import BrokenPromiseError, Parser, mutate, parsers
+
+SECONDS = 6.0
+"""For each parser. `python -m tools.prove.fuzz --seconds 3600` is the long form."""
+
+NAMES = ("tar", "index", "column", "manifest", "bad_list", "mixture", "state", "row", "chat")
+
+
+def test_all_parsers_are_fuzzed_here() -> None:
+    with parsers() as known:
+        assert set(known) == set(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_mutated_inputs_are_parsed_or_refused(name: str, tmp_path: Path) -> None:
+    with parsers() as known:
+        report = fuzz.fuzz(known[name], SECONDS, seed=1, save=tmp_path / "input.bin")
+    assert report.num_inputs > 50
+    assert 0 < report.num_accepted < report.num_inputs
+
+
+def has_a_bug(data: bytes) -> None:
+    {"a": 1}[data.decode("latin-1")]
+
+
+class TwoLinesError(mm.SampleError):
+    def __str__(self) -> str:
+        return "bad:\nvery bad"
+
+
+def speaks_in_two_lines(_data: bytes) -> None:
+    raise TwoLinesError
+
+
+def waits(_data: bytes) -> None:
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("parse", "message"),
+    [(has_a_bug, "KeyError"), (speaks_in_two_lines, "not printable"), (waits, "took 0")],
+)
+def test_a_parser_that_breaks_its_promise_is_caught_and_the_input_saved(
+    parse: Callable[[bytes], None],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fuzz, "MAX_SECONDS", 0.1)
+    save = tmp_path / "input.bin"
+    with pytest.raises(BrokenPromiseError, match=message):
+        fuzz.fuzz(Parser(parse, [b"seed"]), 1.0, seed=1, save=save)
+    with pytest.raises(BrokenPromiseError, match=message):
+        fuzz.accepts(Parser(parse, []), save.read_bytes())
+
+
+def test_the_same_seed_gives_the_same_mutations() -> None:
+    one, two = (
+        [mutate(b'{"a": [1, 2]}', random.Random(seed), is_json=True) for seed in range(50)]
+        for _ in range(2)
+    )
+    assert one == two
+    assert len(set(one)) > 25

@@ -1,0 +1,320 @@
+"""Fuzz everything in mmstream that reads what a stranger may have written.
+
+    python -m tools.prove.fuzz                         # all parsers, a minute in all
+    python -m tools.prove.fuzz tar state --seconds 3600 --seed 7
+
+Each parser gets mutations of real inputs: flipped and replaced bytes, cuts, repeats, and, for JSON,
+other values in other places. A parser may return something, or raise an MMStreamError of one
+printable line. Anything else is a failure. Then the input is saved, and the exit code is 1. An
+input that takes more than `MAX_SECONDS` is a failure too.
+
+The image formats have fuzzers of their own: `fuzz_jpeg.sh` and `fuzz_images.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+import mmstream as mm
+from mmstream.converting.draft import samples_of
+from mmstream.converting.formats import draft_of
+from mmstream.converting.shard import _parse as parse_row
+from mmstream.dataset.bad_list import BAD_NAME, read_bad
+from mmstream.dataset.index import build_index, decode_index, index_name
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.decoding.sample import decode_sample
+from mmstream.state import resume
+from mmstream.storage import MemoryStore, open_store
+from mmstream.tar.samples import parse_sample
+from mmstream.tar.scan import blocks_of, scan_samples
+from tests.helpers import chats
+from tests.helpers.corpora import write_corpus
+from tools.prove.attacks.attack import NOT_PRINTABLE
+
+__all__ = ["Parser", "Report", "accepts", "fuzz", "mutate", "parsers"]
+
+MAX_SECONDS = 5.0
+"""Longest time of one input. An input has a few kilobytes, so most take a millisecond."""
+
+VALUES = (
+    *(None, True, False, 0, -1, 1, 1 << 31, 1 << 53, 1 << 63, 1 << 64, 10**30, -0.5, 1e308),
+    *("", "all", "\x1b[2J\n", "\ud800", "../x", "x" * 10_000, "<image>", "\u202e"),
+    *([], {}, [[]], [0] * 1000, {"": {}}, {"type": "video"}, {"__source__": 1}),
+)
+"""What JSON mutations put in the place of other values."""
+
+NUMBERS = tuple(
+    number.to_bytes(8, "little")
+    for number in (0, 1, 511, 512, 513, 1 << 31, (1 << 53) - 1, 1 << 63, (1 << 64) - 1)
+)
+"""What byte mutations put in the place of other bytes."""
+
+
+class BrokenPromiseError(AssertionError):
+    """A parser broke its promise."""
+
+
+@dataclass(frozen=True)
+class Parser:
+    """Something that reads bytes of strangers.
+
+    Attributes:
+        parse: Reads an input. What it returns does not matter.
+        seeds: Real inputs.
+        is_json: Whether JSON values are mutated too, not bytes alone.
+    """
+
+    parse: Callable[[bytes], object]
+    seeds: Sequence[bytes]
+    is_json: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a fuzzer did."""
+
+    num_inputs: int
+    num_accepted: int
+    """Inputs that raised nothing."""
+
+
+def fuzz(parser: Parser, seconds: float, seed: int, save: Path) -> Report:
+    """Give mutated inputs to a parser for some seconds.
+
+    Args:
+        parser: What is fuzzed.
+        seconds: How long. At least one input is tried.
+        seed: Of the mutations.
+        save: Where an input that fails is written.
+
+    Raises:
+        BrokenPromiseError: The parser broke its promise.
+    """
+    draw = random.Random(seed)
+    deadline = time.monotonic() + seconds
+    num_inputs = num_accepted = 0
+    while not num_inputs or time.monotonic() < deadline:
+        data = mutate(draw.choice(parser.seeds), draw, is_json=parser.is_json)
+        num_inputs += 1
+        try:
+            num_accepted += accepts(parser, data)
+        except BaseException:
+            save.write_bytes(data)
+            raise
+    return Report(num_inputs, num_accepted)
+
+
+def mutate(data: bytes, draw: random.Random, *, is_json: bool = False) -> bytes:
+    """Return a changed copy of an input."""
+    for _ in range(draw.choice((1, 1, 2, 4, 16))):
+        data = _mutate_json(data, draw) if is_json and draw.random() < 0.7 else _splice(data, draw)
+    return data
+
+
+def accepts(parser: Parser, data: bytes) -> bool:
+    """Tell whether a parser accepts an input. Raise BrokenPromiseError if it breaks its promise."""
+    started = time.monotonic()
+    try:
+        parser.parse(data)
+    except mm.MMStreamError as error:
+        if NOT_PRINTABLE.search(str(error)):
+            raise BrokenPromiseError(f"says what is not printable: {str(error)!r}") from error
+        return False
+    except Exception as error:
+        raise BrokenPromiseError(f"{type(error).__name__}: {error}") from error
+    if time.monotonic() - started > MAX_SECONDS:
+        raise BrokenPromiseError(f"took {time.monotonic() - started:.1f} s")
+    return True
+
+
+def _splice(data: bytes, draw: random.Random) -> bytes:
+    """Return data with a few of its bytes changed, cut out, repeated or moved."""
+    start = draw.randrange(len(data) + 1)
+    stop = min(len(data), start + draw.choice((1, 1, 2, 8, 64, 512, 4096)))
+    piece = data[start:stop]
+    kind = draw.randrange(7)
+    if kind == 0 and piece:  # flip a bit
+        position = draw.randrange(len(piece))
+        flipped = bytes([piece[position] ^ (1 << draw.randrange(8))])
+        piece = piece[:position] + flipped + piece[position + 1 :]
+    elif kind == 1:
+        piece = draw.randbytes(len(piece))
+    elif kind == 2:
+        piece = b""
+    elif kind == 3:
+        piece *= draw.choice((2, 3, 100))
+    elif kind == 4:
+        piece = draw.choice(NUMBERS)[: max(1, len(piece))]
+    elif kind == 5:
+        piece = draw.choice((b"\x00", b"\xff", b"[", b"{", b'"', b"-", b"9")) * len(piece)
+    else:  # cut the rest off
+        return data[:start]
+    return data[:start] + piece + data[stop:]
+
+
+def _mutate_json(data: bytes, draw: random.Random) -> bytes:
+    """Return JSON with one value replaced, removed or nested."""
+    try:
+        root = {"": json.loads(data)}
+    except (ValueError, RecursionError):
+        return _splice(data, draw)
+    containers: list[tuple[Any, Any]] = [(root, "")]
+    for container, key in containers:  # grows while it is read
+        value = container[key]
+        if isinstance(value, dict | list) and len(containers) < 1000:
+            keys = value if isinstance(value, dict) else range(len(value))
+            containers += [(value, inner) for inner in keys]
+    container, key = draw.choice(containers)
+    kind = draw.randrange(4)
+    if kind == 0 and container is not root:
+        del container[key]
+    elif kind == 1:
+        for _ in range(draw.choice((1, 50, 400))):
+            container[key] = [container[key]]
+    else:
+        container[key] = deepcopy(draw.choice(VALUES))
+    try:
+        return json.dumps(root[""]).encode()
+    except RecursionError:  # nested deeper than this writer goes
+        return _splice(data, draw)
+
+
+class _OneTar:
+    """A store that holds one tar in memory."""
+
+    access: ClassVar = MemoryStore.access
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def size(self, _name: str) -> int:
+        return len(self._data)
+
+    def read_range(self, _name: str, start: int, stop: int) -> bytes:
+        return self._data[start:stop]
+
+
+def _parse_tar(data: bytes) -> None:
+    offsets = build_index(_OneTar(data), "x.tar")  # type: ignore[arg-type]
+    starts, stops = offsets[:-1], offsets[1:]
+    sources = np.zeros(starts.size, dtype=np.int64)
+    scan_samples([blocks_of(data)], sources, starts, stops)
+    for start, stop in pairwise(offsets.tolist()):
+        try:
+            parse_sample(data[start:stop], "x.tar")
+        except mm.SampleError:
+            continue
+
+
+def _parse_row(line: bytes) -> None:
+    draft = draft_of(parse_row(line))
+    media = [("jpg", b"")] * len(draft.media)
+    list(samples_of("000000001", draft, media, each=False))
+
+
+@contextmanager
+def parsers() -> Iterator[Mapping[str, Parser]]:
+    """Make all parsers, with a small corpus as the source of their inputs."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder = Path(name, "corpus")
+        write_corpus(folder, [4, 3])
+        yield _parsers(folder)
+
+
+def _parsers(folder: Path) -> dict[str, Parser]:
+    shard = "shard-000000.tar"
+    dataset = mm.open_dataset(folder)
+    manifest = (folder / MANIFEST_NAME).read_bytes()
+    pipeline = mm.Pipeline(dataset, global_batch_size=2)
+    loader = mm.Loader(pipeline)
+    next(iter(loader))
+    state = json.dumps(loader.state_dict()).encode()
+    mixture = {"sources": {name: {"url": "corpus", "weight": 0.5} for name in "ab"}}
+    chat = [chats.user("what is this?"), chats.assistant("a cat")]
+    decode = mm.Decode(text=mm.TextDecoder(chats.tokenizer(chats.CHATML), max_length=32))
+    scratch = open_store(folder.parent)
+
+    def parse_bad_list(data: bytes) -> None:
+        scratch.write(BAD_NAME, data)
+        read_bad(scratch, dataset.manifest)
+
+    def parse_mixture(data: bytes) -> None:
+        scratch.write("mixture.json", data)
+        mm.open_mixture(folder.parent / "mixture.json")
+
+    def parse_state(data: bytes) -> None:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        resume(dataset, pipeline.order, value, "finish_epoch")
+
+    def parse_chat(data: bytes) -> None:
+        decode_sample({"__key__": "k", "__url__": "x.tar", "json": data}, decode)
+
+    rows = [
+        {"image": "a.jpg", "caption": "a cat"},
+        {"messages": chat, "images": ["a.jpg"]},
+        {"conversations": [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "!"}]},
+        {"instruction": "say", "input": "a", "output": "b"},
+    ]
+    return {
+        "tar": Parser(_parse_tar, [(folder / shard).read_bytes()]),
+        "index": Parser(
+            lambda data: decode_index(data, "x.tar.idx"),
+            [(folder / index_name(shard)).read_bytes()],
+        ),
+        "manifest": Parser(Manifest.from_bytes, [manifest], is_json=True),
+        "bad_list": Parser(
+            parse_bad_list, [b'{"version": 1, "bad": {"%s": [1, 2]}}' % shard.encode()], True
+        ),
+        "mixture": Parser(parse_mixture, [json.dumps(mixture).encode()], True),
+        "state": Parser(parse_state, [state], True),
+        "row": Parser(_parse_row, [json.dumps(row).encode() for row in rows], True),
+        "chat": Parser(parse_chat, [json.dumps({"messages": chat}).encode()], True),
+    }
+
+
+def main() -> int:
+    """Fuzz, print what was tried, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parsers; default: all of them")
+    parser.add_argument("--seconds", type=float, default=60, help="in all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", type=Path, default=Path("build/fuzz"), help="folder of failures")
+    parser.add_argument("--replay", type=Path, help="give this saved input to one parser")
+    arguments = parser.parse_args()
+    arguments.save.mkdir(parents=True, exist_ok=True)
+    with parsers() as known:
+        names = arguments.names or list(known)
+        if arguments.replay:
+            accepts(known[names[0]], arguments.replay.read_bytes())
+            return 0
+        for name in names:
+            save = arguments.save / f"{name}.bin"
+            try:
+                report = fuzz(known[name], arguments.seconds / len(names), arguments.seed, save)
+            except BrokenPromiseError as failure:
+                print(f"{name}: FAILED: {failure}\nits input: {save}")
+                return 1
+            print(f"{name}: {report.num_inputs:,} inputs, {report.num_accepted:,} accepted")
+    print("no failures")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
