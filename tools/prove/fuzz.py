@@ -34,6 +34,7 @@ from mmstream.converting.draft import samples_of
 from mmstream.converting.formats import draft_of
 from mmstream.converting.shard import _parse as parse_row
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
+from mmstream.dataset.checksums import decode_checksums, encode_checksums
 from mmstream.dataset.index import build_index, decode_index, index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.decoding.sample import decode_sample
@@ -50,7 +51,7 @@ __all__ = ["Parser", "Report", "accepts", "fuzz", "mutate", "parsers"]
 MAX_SECONDS = 5.0
 """Longest time of one input. An input has a few kilobytes, so most take a millisecond."""
 
-VALUES = (
+VALUES: tuple[object, ...] = (
     *(None, True, False, 0, -1, 1, 1 << 31, 1 << 53, 1 << 63, 1 << 64, 10**30, -0.5, 1e308),
     *("", "all", "\x1b[2J\n", "\ud800", "../x", "x" * 10_000, "<image>", "\u202e"),
     *([], {}, [[]], [0] * 1000, {"": {}}, {"type": "video"}, {"__source__": 1}),
@@ -238,6 +239,7 @@ def parsers() -> Iterator[Mapping[str, Parser]]:
 def _parsers(folder: Path) -> dict[str, Parser]:
     shard = "shard-000000.tar"
     dataset = mm.open_dataset(folder)
+    index = (folder / index_name(shard)).read_bytes()
     manifest = (folder / MANIFEST_NAME).read_bytes()
     pipeline = mm.Pipeline(dataset, global_batch_size=2)
     loader = mm.Loader(pipeline)
@@ -247,14 +249,15 @@ def _parsers(folder: Path) -> dict[str, Parser]:
     chat = [chats.user("what is this?"), chats.assistant("a cat")]
     decode = mm.Decode(text=mm.TextDecoder(chats.tokenizer(chats.CHATML), max_length=32))
     scratch = open_store(folder.parent)
+    mixture_file = folder.parent / "mixture.json"
 
     def parse_bad_list(data: bytes) -> None:
-        scratch.write(BAD_NAME, data)
+        (folder.parent / BAD_NAME).write_bytes(data)
         read_bad(scratch, dataset.manifest)
 
     def parse_mixture(data: bytes) -> None:
-        scratch.write("mixture.json", data)
-        mm.open_mixture(folder.parent / "mixture.json")
+        mixture_file.write_bytes(data)
+        mm.open_mixture(mixture_file)
 
     def parse_state(data: bytes) -> None:
         try:
@@ -274,9 +277,10 @@ def _parsers(folder: Path) -> dict[str, Parser]:
     ]
     return {
         "tar": Parser(_parse_tar, [(folder / shard).read_bytes()]),
-        "index": Parser(
-            lambda data: decode_index(data, "x.tar.idx"),
-            [(folder / index_name(shard)).read_bytes()],
+        "index": Parser(lambda data: decode_index(data, "x.tar.idx"), [index]),
+        "column": Parser(
+            lambda data: decode_checksums(data[len(index) :], data[: len(index)], "x.tar.crc32c"),
+            [index + encode_checksums([1, 2, 3, 4], index)],
         ),
         "manifest": Parser(Manifest.from_bytes, [manifest], is_json=True),
         "bad_list": Parser(

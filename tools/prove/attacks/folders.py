@@ -68,6 +68,10 @@ def _shard(**values: Any) -> Callable[[dict[str, Any]], object]:
     return lambda manifest: manifest["shards"][0].update(values)
 
 
+def _data_url(url: str) -> Callable[[Path], None]:
+    return _with_manifest(lambda manifest: manifest.update(data_url=url))
+
+
 def _same_shard_twice(manifest: dict[str, Any]) -> None:
     manifest["shards"][1] = {**manifest["shards"][0], "name": f"./{SHARD}"}
 
@@ -127,7 +131,7 @@ ATTACKS = (
     *(
         Attack(
             f"manifest: data_url {url}",
-            _with_manifest(lambda manifest, url=url: manifest.update(data_url=url)),
+            _data_url(url),
             "allow_foreign_urls",
         )
         for url in FOREIGN_URLS

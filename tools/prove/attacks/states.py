@@ -41,6 +41,14 @@ def _order(**values: Any) -> Callable[[Path], None]:
     return _load(lambda state: {**state, "order": {**state["order"], **values}})
 
 
+def _state(**values: Any) -> Callable[[Path], None]:
+    return _load(lambda state: {**state, **values})
+
+
+def _replaced(content: object) -> Callable[[Path], None]:
+    return _load(lambda _state: content)
+
+
 def _without(name: str) -> Callable[[Path], None]:
     return _load(lambda state: {k: v for k, v in state.items() if k != name})
 
@@ -52,11 +60,10 @@ def _deep() -> object:
     return value
 
 
+CONTENTS: tuple[object, ...] = (None, [], "state", 7, {}, {"version": 1})
+
 ATTACKS = (
-    *(
-        Attack(f"state: {content!r}", _load(lambda _state, content=content: content), ".")
-        for content in (None, [], "state", 7, {}, {"version": 1})
-    ),
+    *(Attack(f"state: {content!r}", _replaced(content), ".") for content in CONTENTS),
     *(
         Attack(f"state: without {name}", _without(name), ".")
         for name in ("version", "epoch", "step", "order")
@@ -64,7 +71,7 @@ ATTACKS = (
     *(
         Attack(
             f"state: {name} {value!r}",
-            _load(lambda state, name=name, value=value: {**state, name: value}),
+            _state(**{name: value}),
             ".",
         )
         for name, value in (
