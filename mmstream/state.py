@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from mmstream.dataset.source import ShardSource
-from mmstream.errors import StateError
+from mmstream.errors import StateError, escaped
 from mmstream.order import AnyOrder
 
 __all__ = ["STATE_VERSION", "OnChange", "load_state", "make_state", "order_of_state", "resume"]
@@ -19,6 +19,9 @@ __all__ = ["STATE_VERSION", "OnChange", "load_state", "make_state", "order_of_st
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
+
+MAX_EPOCH = 1 << 40
+"""Largest epoch of a state."""
 
 OnChange: TypeAlias = Literal["refuse", "finish_epoch"]
 """What to do with a state of mid-epoch that does not fit the present order."""
@@ -80,7 +83,7 @@ def order_of_state(state: Mapping[str, Any], source: ShardSource) -> tuple[AnyOr
     Raises:
         StateError: not a state of a Loader, or one of another source.
     """
-    identity = state.get("order")
+    identity = state.get("order") if isinstance(state, Mapping) else None
     if not isinstance(identity, Mapping):
         raise StateError("not a state of a Loader: it holds no order")
     order = source.order_from_identity(identity)
@@ -105,13 +108,15 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
         saved = dict(state["order"])
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"not a state of a Loader: {type(error).__name__}: {error}") from None
-    if version != STATE_VERSION:
+    if type(version) is not int or version != STATE_VERSION:
         raise StateError(
-            f"state version {version}, this mmstream reads {STATE_VERSION}: "
+            f"state version {_shown(version)}, this mmstream reads {STATE_VERSION}: "
             "resume with the version that saved it"
         )
     if not (type(epoch) is int and type(step) is int and epoch >= 0 and step >= 0):
-        raise StateError(f"epoch {epoch!r}, step {step!r}: must be integers, 0 or more")
+        raise StateError(f"epoch {_shown(epoch)}, step {_shown(step)}: must be integers, 0 or more")
+    if epoch > MAX_EPOCH:
+        raise StateError(f"epoch {_shown(epoch)}: at most {MAX_EPOCH:,}")
     present = order.identity()
     if ("sources" in saved) != ("sources" in present):
         kinds = {True: "a mixture", False: "one dataset"}
@@ -125,9 +130,10 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"not an order of a state: {type(error).__name__}: {error}") from None
     differences = {
-        name: f"{name} was {saved_binding.get(name)!r} and is {present_binding.get(name)!r}"
+        name: f"{escaped(name)} was {_shown(saved_binding.get(name))} "
+        f"and is {_shown(present_binding.get(name))}"
         for name in sorted(saved_binding.keys() | present_binding.keys())
-        if saved_binding.get(name) != present_binding.get(name)
+        if _differs(saved_binding.get(name), present_binding.get(name))
     }
     if differences:
         advice = (
@@ -140,6 +146,19 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     if step >= order.steps_per_epoch:
         raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
     return epoch, step
+
+
+def _differs(saved: Any, present: Any) -> bool:
+    """Tell whether two values of a setting differ. True and 1.0 are not 1."""
+    return type(saved) is not type(present) or saved != present
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a saved state for a message."""
+    try:
+        return escaped(repr(value))
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a deep list
+        return f"a {type(value).__name__} that is too long to show"
 
 
 def _without_unused_bad_list(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstream.errors import StateError
-from mmstream.order import Corpus, MixtureOrder, Order
+from mmstream.order import Corpus, MixtureOrder, Order, Recipe
 from mmstream.state import load_state, make_state, order_of_state, resume
+from tests.helpers.memory import allocations_below
 from tests.helpers.orders import COUNTS, mixture_order, recipe
 
 
@@ -72,6 +73,10 @@ def test_corpus_and_seed_may_never_change(change):
         ({"epoch": -1}, "epoch -1, step 5: must be integers, 0 or more"),
         ({"epoch": 1.5}, r"epoch 1\.5, step 5: must be integers, 0 or more"),
         ({"step": 10}, "step 10: an epoch has 10 steps"),
+        ({"version": True}, "state version True, this mmstream reads 1"),
+        ({"version": 1.0}, "state version 1.0, this mmstream reads 1"),
+        ({"epoch": 10**30}, r"epoch 1000000000000000000000000000000: at most 1,099,511,627,776"),
+        ({"epoch": 10**5000}, "epoch a int that is too long to show: at most"),
         ({"order": None}, "not a state of a Loader: TypeError"),
     ],
 )
@@ -296,3 +301,76 @@ def test_a_state_without_an_order_is_refused(state):
         order_of_state(state, Source())
     with pytest.raises(StateError):
         resume(Source(), order(), state, "finish_epoch")
+
+
+HUGE = [
+    {"grid": [10**9, 5]},
+    {"grid": [10**9, 10**9]},
+    {"grid": "11"},
+    {"grid": [1, 1, 1]},
+    {"grid": 1},
+    {"window": 10**30},
+    {"window": "7"},
+    {"interleave": 10**30},
+    {"chunk": 10**30},
+    {"global_batch_size": 10**12, "drop_last": False},
+    {"global_batch_size": 10**30},
+    {"drop_last": "yes"},
+    {"shuffle": "no"},
+    {"seed": "1"},
+    {"num_shards": 10**30},
+    {"version": True},
+]
+
+
+@pytest.mark.parametrize("change", HUGE, ids=repr)
+@pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
+def test_impossible_settings_in_a_state_are_refused_before_anything_is_allocated(change, on_change):
+    state = make_state(order(), 1, 5)
+    state["order"] = {**state["order"], **change}
+    source = Source()
+    with pytest.raises(StateError), allocations_below(16 << 20):
+        resume(source, order(), state, on_change)
+
+
+MIXTURE_CHANGES = [
+    {"grid": [10**9, 4]},
+    {"grid": [1 << 10, 1 << 10]},
+    {"grid": "22"},
+    {"interleave": 10**30},
+    {"interleave": 0},
+    {"global_batch_size": 10**12},
+    {"epoch_steps": 10**30},
+    {"epoch_steps": "first"},
+    {"seed": None},
+    {"weights": []},
+    {"weights": [{"step": 0, "shares": {"a": 10**12}}]},
+    {"weights": [{"step": 0, "shares": {"a": -1, "b": 2}}]},
+    {"weights": [{"step": 0, "shares": {}}]},
+    {"weights": [{"step": 5, "shares": {"a": 1}}]},
+    {"weights": [{"step": 0.5, "shares": {"a": 1}}]},
+    {"weights": 7},
+    {"sources": []},
+    {"sources": [[]]},
+]
+
+
+@pytest.mark.parametrize("change", MIXTURE_CHANGES, ids=repr)
+def test_impossible_settings_in_a_state_of_a_mixture_are_refused(change):
+    identity = {**mixture_order().identity(), **change}
+    with pytest.raises(StateError), allocations_below(64 << 20):
+        MixtureOrder(Recipe.from_identity(identity, mixture_order().recipe.corpora))
+
+
+@pytest.mark.parametrize("state", [None, [], "state", 3, {}, {"order": []}])
+def test_what_is_no_state_has_no_order(state):
+    with pytest.raises(StateError, match="not a state of a Loader: it holds no order"):
+        order_of_state(state, Source())
+
+
+def test_a_long_value_of_a_state_leaves_room_for_the_other_differences():
+    state = make_state(order(), 1, 5)
+    state["order"] = {**state["order"], "bad": "x" * 10_000, "chunk": 9}
+    text = refused(order(), state)
+    assert "characters left out]" in text
+    assert "chunk was 9 and is 64" in text

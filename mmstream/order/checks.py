@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from mmstream.errors import ConfigError
 
-__all__ = ["integer", "keep", "require"]
+__all__ = ["MAX_LANES", "MAX_ROWS", "MAX_SETTING", "checked_grid", "integer", "keep", "require"]
+
+# A saved state is a stranger's data too. These limits keep it from taking the machine's memory.
+MAX_ROWS = 1 << 24
+"""Largest global batch size."""
+MAX_LANES = 1 << 20
+"""Most lanes of a grid, P * Q."""
+MAX_SETTING = 1 << 40
+"""Largest window, interleave and chunk: more samples than a dataset has."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -16,18 +25,44 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def integer(name: str, value: Any) -> int:
+def integer(name: str, value: Any, most: int | None = None) -> int:
     """Return a value as a plain int.
 
     Keys and saved states contain the repr of such values, and numpy's integers have another repr.
 
+    Args:
+        name: of the setting, for messages.
+        value: any value.
+        most: the largest value that is allowed.
+
     Raises:
-        ConfigError: the value is not an integer; the message names it.
+        ConfigError: the value is not an integer, or too large; the message names it.
     """
     try:
-        return int(operator.index(value))
+        number = int(operator.index(value))
     except TypeError:
         raise ConfigError(f"{name} {value!r}: needs an integer") from None
+    if most is not None:
+        require(number <= most, f"{name} {number}: at most {most:,}")
+    return number
+
+
+def checked_grid(grid: Any, most: int = MAX_LANES) -> tuple[int, int]:
+    """Return a grid (P, Q) as plain ints.
+
+    Args:
+        grid: any value.
+        most: lanes that are allowed, P * Q.
+
+    Raises:
+        ConfigError: it is not two integers, or has too many lanes.
+    """
+    require(
+        isinstance(grid, Sequence) and len(grid) == 2, f"grid {grid!r}: needs two integers, P and Q"
+    )
+    groups, lanes = (integer("grid", number, most) for number in grid)
+    require(groups * lanes <= most, f"grid {(groups, lanes)}: at most {most:,} lanes")
+    return groups, lanes
 
 
 def keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:

@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
-from mmstream.order.checks import integer, keep, require
+from mmstream.order.checks import (
+    MAX_ROWS,
+    MAX_SETTING,
+    checked_grid,
+    integer,
+    keep,
+    require,
+)
 from mmstream.order.chunks import ChunkTable, EpochChunks
 from mmstream.order.corpus import Corpus
 from mmstream.order.defaults import default_chunk, default_grid, default_window
@@ -129,11 +136,11 @@ class Order:
         """
         corpus = Corpus(np.asarray(counts), names, num_bytes, np.asarray(bad))
         num_samples = corpus.num_samples
-        rows = integer("global_batch_size", global_batch_size)
+        rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
         seed = integer("seed", seed)
-        interleave = integer("interleave", interleave)
-        window = None if window is None else integer("window", window)
-        chunk = None if chunk is None else integer("chunk", chunk)
+        interleave = integer("interleave", interleave, MAX_SETTING)
+        window = None if window is None else integer("window", window, MAX_SETTING)
+        chunk = None if chunk is None else integer("chunk", chunk, MAX_SETTING)
         require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
         only_bad = " that are not on its bad list" if corpus.bad.size else ""
         require(num_samples > 0, f"the dataset has no samples{only_bad}")
@@ -142,7 +149,7 @@ class Order:
             f"{num_samples} samples do not fill one step of global_batch_size {rows}: "
             "lower it, or in Python pass drop_last=False",
         )
-        grid = (int(grid[0]), int(grid[1])) if grid else default_grid(num_samples, rows)
+        grid = checked_grid(grid) if grid else default_grid(num_samples, rows)
         require(
             min(grid) >= 1 and rows % grid[1] == 0,
             f"grid {grid}: P and Q must be positive, and Q must divide global_batch_size {rows}",
@@ -159,10 +166,10 @@ class Order:
             grid=grid if shuffle else (1, 1),
             window=window,
             interleave=interleave if shuffle else 1,
-            shuffle=shuffle,
+            shuffle=bool(shuffle),
         )
         table = ChunkTable.cut(corpus, chunk)
-        return cls(corpus, table, lanes, seed=seed, drop_last=drop_last)
+        return cls(corpus, table, lanes, seed=seed, drop_last=bool(drop_last))
 
     @classmethod
     def from_identity(

@@ -6,21 +6,24 @@ can be rebuilt from a state and the same datasets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from mmstream.errors import StateError
-from mmstream.order.checks import integer, require
+from mmstream.errors import ConfigError, StateError
+from mmstream.order.checks import MAX_ROWS, MAX_SETTING, checked_grid, integer, require
 from mmstream.order.corpus import Corpus
 from mmstream.order.defaults import default_grid, mixture_window
-from mmstream.order.mixture.schedule import whole_shares
+from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
 from mmstream.order.mixture.source import SourceSettings
 
 __all__ = ["Recipe", "Stop", "binding"]
 
 MIXTURE_VERSION = 1
 """Part of every saved state; a change of any rule of the order must raise it."""
+
+MAX_LANES_OF_MIXTURE = 1 << 12
+"""Most lanes of a grid, P * Q. The schedule of lanes takes memory for their square."""
 
 Stop: TypeAlias = Literal["first", "all"]
 """When an epoch ends: when the first source, or the last ("all"), has been seen once."""
@@ -82,11 +85,11 @@ class Recipe:
         Raises:
             ConfigError: impossible settings, or a source without samples or weight.
         """
-        rows = integer("global_batch_size", global_batch_size)
+        rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
         seed = integer("seed", seed)
         require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
         if not isinstance(epoch_steps, str):
-            epoch_steps = integer("epoch_steps", epoch_steps)
+            epoch_steps = integer("epoch_steps", epoch_steps, MAX_SETTING)
             require(epoch_steps >= 1, f"epoch_steps {epoch_steps}: needs at least 1")
         shares = {
             step: whole_shares([weights_by_name[name] for name in corpora])
@@ -101,15 +104,15 @@ class Recipe:
         ]
         total = sum(corpus.num_samples for corpus in at_start)
         grid = grid or default_grid(total, rows)
-        grid = (int(grid[0]), int(grid[1])) if shuffle else (1, 1)
+        grid = checked_grid(grid, MAX_LANES_OF_MIXTURE) if shuffle else (1, 1)
         require(
             min(grid) >= 1 and rows % grid[1] == 0,
             f"grid {grid}: P and Q must be positive, and Q must divide global_batch_size {rows}",
         )
-        interleave = integer("interleave", interleave)
+        interleave = integer("interleave", interleave, MAX_SETTING)
         require(interleave >= 1, f"interleave {interleave}: needs at least 1")
         if window is not None:
-            window = integer("window", window)
+            window = integer("window", window, MAX_SETTING)
             require(window >= 1, f"window {window}: needs at least 1")
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
         settings = {}
@@ -146,23 +149,32 @@ class Recipe:
             sources = identity["sources"]
             names = [source["name"] for source in sources]
             settings = {
-                source["name"]: SourceSettings(source["window"], source["chunk"])
+                source["name"]: SourceSettings(
+                    integer("window", source["window"], MAX_SETTING),
+                    integer("chunk", source["chunk"], MAX_SETTING),
+                )
                 for source in sources
             }
             shares = {
-                change["step"]: [change["shares"].get(name, 0) for name in names]
+                integer("step", change["step"]): _checked_shares(change["shares"], names)
                 for change in identity["weights"]
             }
-            other_fields = {
-                key: identity[key]
-                for key in ("epoch_steps", "global_batch_size", "seed", "interleave", "shuffle")
-            }
-            grid = (int(identity["grid"][0]), int(identity["grid"][1]))
-            grid_fits = min(grid) >= 1 and other_fields["global_batch_size"] % grid[1] == 0
+            epoch_steps = integer("epoch_steps", identity["epoch_steps"], MAX_SETTING)
+            rows = integer("global_batch_size", identity["global_batch_size"], MAX_ROWS)
+            grid = checked_grid(identity["grid"], MAX_LANES_OF_MIXTURE)
+            seed = integer("seed", identity["seed"])
+            interleave = integer("interleave", identity["interleave"], MAX_SETTING)
+            shuffle = bool(identity["shuffle"])
+            numbers = [rows, epoch_steps, interleave, *grid]
+            numbers += [size for each in settings.values() for size in (each.window, each.chunk)]
+            require(min(numbers) >= 1, "each setting needs at least 1")
+            require(rows % grid[1] == 0, f"grid {grid}: does not divide global_batch_size {rows}")
+            require(min(shares) == 0, "no weights at step 0")
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            raise StateError(f"not a mixture's order: {type(error).__name__}: {error}") from None
-        if not grid_fits:
-            raise StateError(f"not a mixture's order: grid {grid}")
+            reason = (
+                str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            )
+            raise StateError(f"not a mixture's order: {reason}") from None
         if version != MIXTURE_VERSION:
             raise StateError(f"mixture version {version}, this mmstream has {MIXTURE_VERSION}")
         for source in sources:
@@ -177,7 +189,7 @@ class Recipe:
                     "resume on the old dataset, or start anew"
                 )
         corpora = {name: corpora[name] for name in names}
-        return cls(corpora, settings, shares, grid=grid, **other_fields)
+        return cls(corpora, settings, shares, epoch_steps, rows, seed, grid, interleave, shuffle)
 
     def identity(self) -> dict[str, Any]:
         """Return the recipe in plain JSON types: part of a saved state."""
@@ -210,6 +222,20 @@ class Recipe:
             "interleave": self.interleave,
             "shuffle": self.shuffle,
         }
+
+
+def _checked_shares(share_of_source: Mapping[str, Any], names: Sequence[str]) -> list[int]:
+    """Return the shares of a saved state, one per source.
+
+    Raises:
+        ConfigError: they are not whole numbers from 0, or no schedule has them.
+    """
+    shares = [integer("share", share_of_source.get(name, 0), MAX_PERIOD) for name in names]
+    require(
+        min(shares) >= 0 and 0 < sum(shares) <= MAX_PERIOD,
+        f"shares {shares}: need a sum from 1 to {MAX_PERIOD:,}",
+    )
+    return shares
 
 
 def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from mmstream.order.checks import require
 from mmstream.order.permute import random_words
 from mmstream.types import IntArray
 
-__all__ = ["Schedule", "lane_phases", "whole_shares"]
+__all__ = ["MAX_PERIOD", "Schedule", "lane_phases", "whole_shares"]
 
 
 MAX_PERIOD = 65_536
