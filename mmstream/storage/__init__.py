@@ -21,10 +21,17 @@ import os
 from pathlib import Path
 
 from mmstream.errors import ConfigError
-from mmstream.storage.local import LocalStore
+from mmstream.storage.local import LocalStore, map_file
 from mmstream.storage.memory import MemoryStore
 from mmstream.storage.remote import RemoteStore
-from mmstream.storage.store import Access, NotAFileError, ObjectStat, Store
+from mmstream.storage.store import (
+    Access,
+    NotAFileError,
+    ObjectStat,
+    ReplacedError,
+    Store,
+    require_known,
+)
 from mmstream.storage.urls import is_remote, join_url, split_url
 
 __all__ = [
@@ -34,10 +41,13 @@ __all__ = [
     "NotAFileError",
     "ObjectStat",
     "RemoteStore",
+    "ReplacedError",
     "Store",
     "is_remote",
     "join_url",
+    "map_file",
     "open_store",
+    "require_known",
     "split_url",
 ]
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
 from mmstream.storage.new_file import create_file
-from mmstream.storage.store import Access, NotAFileError, ObjectStat, require_size
+from mmstream.storage.store import Access, NotAFileError, ObjectStat, require_known, require_size
 from mmstream.storage.urls import Range, join_url
 
-__all__ = ["LocalStore", "open_file"]
+__all__ = ["LocalStore", "map_file", "open_file"]
 
 
 _SPECIAL_FILES = {
@@ -68,12 +69,14 @@ class LocalStore:
             require_size(path, os.fstat(file.fileno()).st_size, max_bytes)
             return file.read()
 
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+    def read_ranges(
+        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+    ) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place."""
         outcomes: list[bytes | OSError] = []
         for name, start, stop in ranges:
             try:
-                outcomes.append(self.read_range(name, start, stop))
+                outcomes.append(self._read_range(name, start, stop, known))
             except OSError as error:
                 outcomes.append(error)
         return outcomes
@@ -85,11 +88,30 @@ class LocalStore:
             FileNotFoundError: No such object.
             StorageError: The object is shorter than `stop`.
         """
-        fd = open_file(self.url_of(name))
+        return self._read_range(name, start, stop, None)
+
+    def _read_range(
+        self, name: str, start: int, stop: int, known: MutableMapping[str, ObjectStat] | None
+    ) -> bytes:
+        path = self.url_of(name)
+        fd = open_file(path)
         try:
-            return _read(fd, self.url_of(name), start, stop)
+            current = _object_stat(os.fstat(fd))
+            require_known(path, name, current, known)
+            return _read(fd, path, start, stop, current.size)
         finally:
             os.close(fd)
+
+    def drop_cache(self, name: str, start: int, stop: int) -> None:
+        """Have the disk read again for bytes [start, stop). Pages that are mapped stay."""
+        if not hasattr(os, "posix_fadvise"):  # macOS
+            return
+        with suppress(OSError):  # the read that follows says it
+            fd = open_file(self.url_of(name))
+            try:
+                os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
 
     def size(self, name: str) -> int:
         """Return the size of an object in bytes; errors as `read`."""
@@ -160,6 +182,30 @@ def open_file(path: str) -> int:
     return fd
 
 
+def map_file(path: str, name: str, known: MutableMapping[str, ObjectStat] | None = None) -> mmap:
+    """Return the bytes of a file as a map of it.
+
+    Args:
+        path: Of the file.
+        name: Of the object that the file is, in `known`.
+        known: As for `Store.read_ranges`.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ReplacedError: The file is not the known one.
+        StorageError: It is no file, or it is empty.
+    """
+    fd = open_file(path)
+    try:
+        current = _object_stat(os.fstat(fd))
+        require_known(path, name, current, known)
+        if not current.size:
+            raise StorageError(f"{path}: is empty and cannot be mapped")
+        return mmap(fd, 0, access=ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
 def _require_file(path: str, status: os.stat_result) -> os.stat_result:
     """Return the status of a file. Raises NotAFileError for everything else."""
     if not stat.S_ISREG(status.st_mode):
@@ -176,9 +222,8 @@ def _object_stat(status: os.stat_result) -> ObjectStat:
     return ObjectStat(status.st_size, f"{status.st_mtime_ns}{number}")
 
 
-def _read(fd: int, path: str, start: int, stop: int) -> bytes:
-    """Return exactly bytes [start, stop) of an open file."""
-    size = os.fstat(fd).st_size
+def _read(fd: int, path: str, start: int, stop: int, size: int) -> bytes:
+    """Return exactly bytes [start, stop) of an open file of `size` bytes."""
     # Checked before the read: a damaged index may name more bytes than there is memory.
     if size < stop:
         raise StorageError(f"{path}: ends {stop - size} bytes before {stop}")

@@ -7,14 +7,14 @@ memory file system, so other libraries that use fsspec see the same ones.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.store import Access, ObjectStat, require_size
+from mmstream.storage.store import Access, ObjectStat, require_known, require_size
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["MemoryStore"]
@@ -79,20 +79,31 @@ class MemoryStore:
             FileNotFoundError: No such object.
             StorageError: The object is shorter than `stop`.
         """
+        return self._read_range(name, start, stop, None)
+
+    def _read_range(
+        self, name: str, start: int, stop: int, known: MutableMapping[str, ObjectStat] | None
+    ) -> bytes:
         file = self._file(name)
+        require_known(self.url_of(name), name, _object_stat(file), known)
         if start < stop and file.size < stop:
             raise StorageError(f"{self.url_of(name)}: ends {stop - file.size} bytes before {stop}")
         return bytes(file.getbuffer()[start:stop])
 
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+    def read_ranges(
+        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+    ) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place."""
         outcomes: list[bytes | OSError] = []
         for name, start, stop in ranges:
             try:
-                outcomes.append(self.read_range(name, start, stop))
+                outcomes.append(self._read_range(name, start, stop, known))
             except OSError as error:
                 outcomes.append(error)
         return outcomes
+
+    def drop_cache(self, name: str, start: int, stop: int) -> None:
+        """Do nothing: an object in memory has no copy."""
 
     def size(self, name: str) -> int:
         """Return the size of an object in bytes; errors as `read`."""

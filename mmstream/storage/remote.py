@@ -11,21 +11,22 @@ worker.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
 
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage.store import Access, ObjectStat, require_size
+from mmstream.storage.store import Access, ObjectStat, ReplacedError, require_known, require_size
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["RemoteStore"]
@@ -40,6 +41,9 @@ MAX_REQUEST_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2
 """Seconds before the second attempt. Each further pause is twice as long: 0.2, 0.4, 0.8, 1.6. All
 vary by 50 % at random, so that many workers do not ask again at the same moment."""
+
+MAX_REQUESTS_IN_FLIGHT = 128
+"""Ranges of one call that are requested at a time. A client has fewer connections than that."""
 
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
 """Errors of botocore. They are known by name, so that botocore is imported only for S3."""
@@ -82,9 +86,12 @@ class RemoteStore:
             StorageError: The object has more than `max_bytes`, or the storage failed after retries.
         """
         url = self.url_of(name)
-        if max_bytes is not None:
-            require_size(url, self.size(name), max_bytes)
-        return cast(bytes, _retry(url, lambda: _client(self.url).cat_file(url)))
+        if max_bytes is None:
+            return cast(bytes, _retry(url, lambda: _client(self.url).cat_file(url)))
+        if self._is_s3:
+            return _retry(url, lambda: _read_object(_client(self.url), url, max_bytes))
+        require_size(url, self.size(name), max_bytes)
+        return cast(bytes, _retry(url, lambda: _client(self.url).cat_file(url, 0, max_bytes)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return exactly bytes [start, stop) of an object.
@@ -98,7 +105,9 @@ class RemoteStore:
             raise outcome
         return outcome
 
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+    def read_ranges(
+        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+    ) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place. All are read in parallel.
 
         Ranges that fail or come back short are requested again, together.
@@ -111,18 +120,19 @@ class RemoteStore:
             missing = [i for i in range(len(ranges)) if i not in outcomes]
             if not missing:
                 return
-            names, starts, stops = zip(*(ranges[i] for i in missing), strict=True)
-            urls = [self.url_of(name) for name in names]
-            answers = _client(self.url).cat_ranges(urls, list(starts), list(stops))
+            answers = self._request([ranges[i] for i in missing])
             faults: list[Exception] = []
             for i, answer in zip(missing, answers, strict=True):
-                outcome = self._outcome(*ranges[i], answer)
+                try:
+                    outcome = self._outcome(*ranges[i], answer, known)
+                except ReplacedError as error:
+                    outcome = error
                 if outcome is not None:
                     outcomes[i] = outcome
                 elif isinstance(answer, Exception):
                     faults.append(answer)
                 else:
-                    faults.append(OSError(f"{len(answer)} bytes came of {ranges[i]}"))
+                    faults.append(OSError(f"{len(answer.data)} bytes came of {ranges[i]}"))
             if faults:
                 # The first one stands for all. `_retry` calls again, for ranges without an outcome.
                 raise faults[0]
@@ -134,20 +144,54 @@ class RemoteStore:
             return [outcomes.get(i, error) for i in range(len(ranges))]
         return [outcomes[i] for i in range(len(ranges))]
 
-    def _outcome(self, name: str, start: int, stop: int, answer: object) -> bytes | OSError | None:
-        """Return the bytes of a range, or its final error. None: it must be requested again."""
-        if isinstance(answer, bytes) and len(answer) == stop - start:
-            return answer
+    def _request(self, ranges: Sequence[Range]) -> list[_Answer | Exception]:
+        """Request ranges once, side by side."""
+        client = _client(self.url)
+        urls = [self.url_of(name) for name, _, _ in ranges]
+        bounds = [(start, stop) for _, start, stop in ranges]
+        if self._is_s3:
+            return _read_ranges(client, urls, bounds)
+        answers = client.cat_ranges(urls, *map(list, zip(*bounds, strict=True)))
+        return [
+            answer if isinstance(answer, Exception) else _Answer(answer, None) for answer in answers
+        ]
+
+    def _outcome(
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        answer: _Answer | Exception,
+        known: MutableMapping[str, ObjectStat] | None,
+    ) -> bytes | OSError | None:
+        """Return the bytes of a range, or its final error. None: it must be requested again.
+
+        Raises:
+            ReplacedError: The object is not the known one.
+        """
         url = self.url_of(name)
         if isinstance(answer, FileNotFoundError):
             return FileNotFoundError(f"{url}: no such object")
+        current = answer.stat if isinstance(answer, _Answer) else None
+        if current is not None:
+            require_known(url, name, current, known)
+        if isinstance(answer, _Answer) and len(answer.data) == stop - start:
+            return answer.data
         # Fewer bytes than requested: the range goes past the end (S3 may also answer "invalid
         # range"), or the connection broke. The size tells which.
-        if isinstance(answer, bytes) or getattr(answer, "errno", None) == errno.EINVAL:
-            size = self.size(name)
-            if size < stop:
-                return StorageError(f"{url}: ends {stop - size} bytes before {stop}")
+        if isinstance(answer, _Answer) or getattr(answer, "errno", None) == errno.EINVAL:
+            current = current or self.stat(name)
+            require_known(url, name, current, known)
+            if current.size < stop:
+                return StorageError(f"{url}: ends {stop - current.size} bytes before {stop}")
         return None
+
+    @property
+    def _is_s3(self) -> bool:
+        return self.url.startswith("s3://")
+
+    def drop_cache(self, name: str, start: int, stop: int) -> None:
+        """Do nothing: this machine holds no copy of an object."""
 
     def size(self, name: str) -> int:
         """Return the size of an object in bytes; errors as `read`."""
@@ -189,7 +233,7 @@ class RemoteStore:
 
     def _object_stat(self, info: dict[str, Any]) -> ObjectStat:
         # Other file systems than S3's do not say which version a range was read from.
-        version = _version(info.get("ETag")) if self.url.startswith("s3://") else None
+        version = _version(info.get("ETag")) if self._is_s3 else None
         return ObjectStat(int(info["size"]), version)
 
     @contextmanager
@@ -217,6 +261,57 @@ class RemoteStore:
             _retry(url, lambda: _client(self.url).rm_file(url))
         except FileNotFoundError:
             return
+
+
+class _Answer(NamedTuple):
+    """The answer to the request of a range."""
+
+    data: bytes
+    stat: ObjectStat | None
+    """The object that it is a range of. None: the storage did not say."""
+
+
+def _read_ranges(
+    client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
+) -> list[_Answer | Exception]:
+    """Request ranges of objects in S3, side by side.
+
+    `cat_ranges` of s3fs sends the same requests, but it drops what the answers say of the object.
+    """
+    from fsspec.asyn import sync
+
+    async def read_range(limit: asyncio.Semaphore, url: str, start: int, stop: int) -> _Answer:
+        bucket, key, _ = client.split_path(url)
+        async with limit:
+            answer = await client._call_s3(
+                "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}"
+            )
+            async with answer["Body"] as body:
+                data: bytes = await body.read()
+        size = answer.get("ContentRange", "").rpartition("/")[2]  # "bytes 0-9/100"
+        version = _version(answer.get("ETag"))
+        return _Answer(data, ObjectStat(int(size), version) if size.isdigit() else None)
+
+    async def read_all() -> list[_Answer | BaseException]:
+        limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
+        requests = (read_range(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    return cast(list[_Answer | Exception], sync(client.loop, read_all))
+
+
+def _read_object(client: Any, url: str, max_bytes: int) -> bytes:
+    """Request a whole object in S3. The answer says its size before its bytes are taken."""
+    from fsspec.asyn import sync
+
+    async def read() -> bytes:
+        bucket, key, _ = client.split_path(url)
+        answer = await client._call_s3("get_object", Bucket=bucket, Key=key)
+        async with answer["Body"] as body:
+            require_size(url, int(answer["ContentLength"]), max_bytes)
+            return cast(bytes, await body.read())
+
+    return cast(bytes, sync(client.loop, read))
 
 
 def _version(etag: str | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -10,7 +10,15 @@ from typing import BinaryIO, Protocol
 from mmstream.errors import StorageError
 from mmstream.storage.urls import Range
 
-__all__ = ["Access", "NotAFileError", "ObjectStat", "Store", "require_size"]
+__all__ = [
+    "Access",
+    "NotAFileError",
+    "ObjectStat",
+    "ReplacedError",
+    "Store",
+    "require_known",
+    "require_size",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,47 @@ class Access:
 
 class NotAFileError(StorageError):
     """A folder, a FIFO, a socket or a device has the name of an object."""
+
+
+class ReplacedError(StorageError):
+    """An object is another one than before: it was replaced, or changed where it lies.
+
+    Attributes:
+        known: The object that was known.
+        current: The object that answered.
+    """
+
+    def __init__(self, url: str, known: ObjectStat, current: ObjectStat) -> None:
+        super().__init__(f"{url}: was replaced: {_difference(known, current)}")
+        self.known, self.current = known, current
+
+    @property
+    def difference(self) -> str:
+        """What differs, as messages say it."""
+        return _difference(self.known, self.current)
+
+
+def _difference(known: ObjectStat, current: ObjectStat) -> str:
+    if known.size != current.size:
+        return f"its size was {known.size} bytes and is {current.size}"
+    return f"its version was {known.version} and is {current.version}"
+
+
+def require_known(
+    url: str, name: str, current: ObjectStat, known: MutableMapping[str, ObjectStat] | None
+) -> None:
+    """Raise a ReplacedError where an object is not the known one. Remember it if none is known.
+
+    Versions are compared where both are known, and sizes always.
+    """
+    if known is None:
+        return
+    expected = known.setdefault(name, current)
+    is_other_version = None not in (expected.version, current.version) and (
+        expected.version != current.version
+    )
+    if is_other_version or expected.size != current.size:
+        raise ReplacedError(url, expected, current)
 
 
 def require_size(url: str, size: int, max_bytes: int | None) -> None:
@@ -106,11 +155,25 @@ class Store(Protocol):
             StorageError: The object is shorter than `stop`, or the storage failed after retries.
         """
 
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes | OSError]:
+    def read_ranges(
+        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+    ) -> list[bytes | OSError]:
         """Return the bytes of every (name, start, stop), in the order of `ranges`.
 
         A range that cannot be read has the error of `read_range` as its value. Nothing is raised
         for it, so the other ranges stay usable.
+
+        Args:
+            ranges: What to read.
+            known: The objects as they are expected, by name. Where another version or size
+                answers, the value is a ReplacedError. An object that is not in it is entered as it
+                was read. None: nothing is compared.
+        """
+
+    def drop_cache(self, name: str, start: int, stop: int) -> None:
+        """Make the next read of bytes [start, stop) pass what this machine has cached of them.
+
+        It is asked for when bytes came wrong, and it is a request to the system: it raises nothing.
         """
 
     def size(self, name: str) -> int:

@@ -64,9 +64,9 @@ class WatchedStore:
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return self._raised(self.read_ranges([(name, start, stop)])[0])
 
-    def read_ranges(self, ranges: Sequence[Range]) -> list[Answer]:
+    def read_ranges(self, ranges: Sequence[Range], known: Any = None) -> list[Answer]:
         self.range_reads.append(list(ranges))
-        answers = self.store.read_ranges(ranges)
+        answers = self.store.read_ranges(ranges, known)
         return [
             self._changed(name, (start, stop), answer)
             for (name, start, stop), answer in zip(ranges, answers, strict=True)

@@ -102,7 +102,7 @@ def test_an_absent_shard_is_asked_for_once_and_not_sample_by_sample(tmp_path):
     read_ranges = type(dataset.store).read_ranges
 
     class Counting(type(dataset.store)):
-        def read_ranges(self, ranges):
+        def read_ranges(self, ranges, known=None):
             nonlocal num_reads
             num_reads += len(ranges)
             return read_ranges(self, ranges)

@@ -118,7 +118,7 @@ class ReadOnlyStore:
             raise StorageError(f"{name}: ends before {stop}")
         return data[start:stop]
 
-    def read_ranges(self, ranges):
+    def read_ranges(self, ranges, known=None):
         outcomes = []
         for name, start, stop in ranges:
             try:
@@ -126,6 +126,9 @@ class ReadOnlyStore:
             except OSError as error:
                 outcomes.append(error)
         return outcomes
+
+    def drop_cache(self, name, start, stop):
+        pass
 
     def size(self, name):
         return len(self.read(name))

@@ -26,25 +26,6 @@ from mmstream.storage import (
 DATA = bytes(range(256)) * 4
 
 
-@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
-def store(request, tmp_path) -> Store:
-    if request.param == "local":
-        return open_store(tmp_path / "root")
-    if request.param == "memory":
-        return open_store(request.getfixturevalue("memory_url"))
-    return open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
-
-
-@pytest.fixture
-def memory_url(tmp_path):
-    """A URL in memory; what lies under it is gone after the test."""
-    url = f"memory://{tmp_path.name}/root"
-    yield url
-    file_system = fsspec.filesystem("memory")
-    for path in file_system.find(f"/{tmp_path.name}"):
-        file_system.rm_file(path)
-
-
 @pytest.fixture
 def pauses(monkeypatch):
     """The pauses between tries, which take no time here."""
