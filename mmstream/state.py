@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import StateError, escaped
 from mmstream.order import AnyOrder
+from mmstream.order.corpus import CONTENT_KEYS, differing_keys
 
 __all__ = ["STATE_VERSION", "OnChange", "load_state", "make_state", "order_of_state", "resume"]
 
@@ -97,6 +98,9 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     order. In a mixture, sources already in use stay fixed even at step 0 (see
     ``order/mixture/recipe.py``).
 
+    Sizes and checksums of the shards are compared where both sides know them. States of 0.1 do not:
+    a warning says so.
+
     Raises:
         StateError: malformed, of another version, or of another order. Names what differs, with the
             saved and the present value.
@@ -132,8 +136,7 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     differences = {
         name: f"{escaped(name)} was {_shown(saved_binding.get(name))} "
         f"and is {_shown(present_binding.get(name))}"
-        for name in sorted(saved_binding.keys() | present_binding.keys())
-        if _differs(saved_binding.get(name), present_binding.get(name))
+        for name in differing_keys(saved_binding, present_binding)
     }
     if differences:
         advice = (
@@ -145,12 +148,27 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
         )
     if step >= order.steps_per_epoch:
         raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
+    _warn_of_unknown_content(saved, saved_binding)
     return epoch, step
 
 
-def _differs(saved: Any, present: Any) -> bool:
-    """Tell whether two values of a setting differ. True and 1.0 are not 1."""
-    return type(saved) is not type(present) or saved != present
+def _warn_of_unknown_content(saved: Mapping[str, Any], binding: Mapping[str, Any]) -> None:
+    """Log which datasets of a state have neither sizes nor checksums: mmstream 0.1 saved none."""
+    names = binding.get("sources", ())
+    unknown = [
+        f"source {escaped(str(source['name']))}"
+        for source in saved.get("sources", ())
+        if source["name"] in names and not source.keys() & set(CONTENT_KEYS)
+    ]
+    if "sources" not in saved and not saved.keys() & set(CONTENT_KEYS):
+        unknown = ["the dataset"]
+    if unknown:
+        logger.warning(
+            "this state was saved by mmstream 0.1, without the sizes and checksums of shards: for "
+            "%s, only names and sample counts were compared, so shards of the same shape with "
+            "other bytes would not be noticed; the next state has them",
+            ", ".join(unknown),
+        )
 
 
 def _shown(value: Any) -> str:
@@ -172,6 +190,16 @@ def _without_unused_bad_list(state: Mapping[str, Any]) -> Mapping[str, Any]:
 _OTHER_VERSION = "Resume with the mmstream that saved it: another version plans another order."
 
 
+def _other_content(subject: str, differences: Mapping[str, str]) -> str:
+    """Return what to do where shards have other bytes than those of the state."""
+    is_hashed = any(name.endswith("sha256") for name in differences)
+    return (
+        f"The {'bytes (sha256)' if is_hashed else 'sizes'} of {subject} are not those of the "
+        "state, though names and sample counts are: another conversion, or replaced. Resume on the "
+        "old shards, or start anew."
+    )
+
+
 def _advice(differences: Mapping[str, str], step: int) -> str:
     """Return what to do about a state that does not fit a dataset."""
     if "version" in differences:
@@ -182,6 +210,8 @@ def _advice(differences: Mapping[str, str], step: int) -> str:
             "Shards were added, removed or changed: resume on the old ones, or start anew; where "
             f"they were only added at the end, {finish}."
         )
+    if not differences.keys().isdisjoint(CONTENT_KEYS):
+        return _other_content("the shards", differences)
     if "bad" in differences:
         return (
             "The list of bad samples has changed: put back the one that this epoch began with "
@@ -197,6 +227,10 @@ def _mixture_advice(differences: Mapping[str, str]) -> str:
     """Return what to do about a state that does not fit a mixture."""
     if "version" in differences:
         return _OTHER_VERSION
+    sources = {name.rpartition(" ")[0] for name in differences if name.endswith(CONTENT_KEYS)}
+    sources = {source for source in sources if f"{source} corpus" not in differences}
+    if sources:
+        return _other_content(", ".join(sorted(sources)), differences)
     advice = (
         "Sources of a mixture have epochs of their own, so what has begun goes on: only weights "
         "that begin later, and sources not drawn from yet, may change."

@@ -57,6 +57,83 @@ def test_where_an_epoch_begins_all_but_corpus_and_seed_may_change(change):
     assert load_state(order(**change), make_state(order(), 2, 0)) == (2, 0)
 
 
+CONTENT = {"sizes": [400, 600], "checksums": ["aa", "bb"]}
+OTHER_CONTENT = [
+    ({**CONTENT, "sizes": [401, 600]}, "sizes", "sizes"),
+    ({**CONTENT, "checksums": ["aa", "cc"]}, "sha256", "bytes (sha256)"),
+]
+
+
+@pytest.mark.parametrize("step", [0, 5])
+@pytest.mark.parametrize(("change", "key", "subject"), OTHER_CONTENT)
+def test_shards_with_other_bytes_are_refused_by_name(change, key, subject, step):
+    message = refused(order(**change), make_state(order(**CONTENT), 1, step))
+    assert f"step {step} does not fit this run: {key} was '" in message
+    assert message.endswith(
+        f". The {subject} of the shards are not those of the state, though names and sample counts "
+        "are: another conversion, or replaced. Resume on the old shards, or start anew."
+    )
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_what_only_one_side_knows_of_the_shards_is_not_compared(step, caplog):
+    for saved_as in ({}, CONTENT, {"sizes": CONTENT["sizes"]}):
+        for run in ({}, CONTENT, {"sizes": CONTENT["sizes"]}):
+            assert load_state(order(**run), make_state(order(**saved_as), 1, step)) == (1, step)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("value", [5, "x", ["a" * 32]])
+@pytest.mark.parametrize("key", ["sizes", "sha256"])
+@pytest.mark.parametrize("step", [0, 5])
+def test_malformed_content_of_shards_is_refused_even_where_it_is_not_compared(value, key, step):
+    state = make_state(order(), 1, step)
+    state["order"] = {**state["order"], key: value}
+    assert refused(order(), state).startswith(f"not an order of a state: ValueError: {key} ")
+
+
+def without_content(state):
+    identity = {**state["order"]}
+    for key in ("sizes", "sha256"):
+        identity.pop(key, None)
+    if "sources" in identity:
+        identity["sources"] = [
+            {k: v for k, v in source.items() if k not in ("sizes", "sha256")}
+            for source in identity["sources"]
+        ]
+    return {**state, "order": identity}
+
+
+def test_a_state_of_0_1_loads_with_one_warning(caplog):
+    text = (
+        "this state was saved by mmstream 0.1, without the sizes and checksums of shards: for {}, "
+        "only names and sample counts were compared, so shards of the same shape with other bytes "
+        "would not be noticed; the next state has them"
+    )
+    load_state(order(**CONTENT), without_content(make_state(order(), 1, 5)))
+    assert caplog.messages == [text.format("the dataset")]
+    caplog.clear()
+    mixture = mixture_order(weights=(1, 0, 3), changes={50: (1, 1, 1)})
+    load_state(mixture, without_content(make_state(mixture, 1, 5)))
+    assert caplog.messages == [text.format("source a, source c")]
+    caplog.clear()
+    source = Source(counts=(40, 60, 9), names=("a", "b", "c"))
+    present = order(counts=(40, 60, 9), names=["a", "b", "c"], global_batch_size=20)
+    resume(source, present, without_content(make_state(order(), 1, 5)), "finish_epoch")
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_a_source_of_a_mixture_with_other_bytes_is_refused_by_name():
+    def with_content(checksum):
+        sources = {name: Corpus(np.array(counts)) for name, counts in COUNTS.items()}
+        sources["b"] = Corpus(sources["b"].counts, checksums=[checksum] * len(COUNTS["b"]))
+        return MixtureOrder(dataclasses.replace(recipe(), corpora=sources))
+
+    message = refused(with_content("bb"), make_state(with_content("aa"), 1, 0))
+    assert "this run: source b sha256 was '" in message
+    assert ". The bytes (sha256) of source b are not those of the state, " in message
+
+
 @pytest.mark.parametrize("change", [{"seed": 2}, {"counts": (41, 60)}])
 def test_corpus_and_seed_may_never_change(change):
     with pytest.raises(StateError):

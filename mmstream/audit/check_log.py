@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mmstream.audit.training_log import UNFILLED, LoggedRows, StepId
 from mmstream.dataset.source import ShardSource
-from mmstream.errors import StateError, where
+from mmstream.errors import ConfigError, StateError, where
 from mmstream.order import MAX_ATTEMPTS, AnyOrder
+from mmstream.order.corpus import CONTENT_KEYS, differing_keys, same_order
 from mmstream.state import STATE_VERSION, order_of_state
 from mmstream.types import IntArray
 
@@ -217,26 +218,55 @@ def orders_logged(
             they are of another run, or say nothing about orders.
         logged: all that the run logged.
         source: the dataset or mixture of the run.
+
+    Raises:
+        ConfigError: the logs hold something else in the place of an order.
+        StateError: the logs are of another corpus with the same names and counts.
     """
     identity_from_epoch: dict[int, str] = {}
     for (epoch, _), rows in sorted(logged.items(), key=lambda item: item[0]):
         if rows.order is not None:
             identity_from_epoch[epoch] = json.dumps(rows.order, sort_keys=True)
-    present_identity = json.dumps(order.identity(), sort_keys=True)
-    if present_identity not in identity_from_epoch.values():
-        return lambda _epoch: order
+    present = json.loads(json.dumps(order.identity()))
+    identities = {text: json.loads(text) for text in identity_from_epoch.values()}
+    try:
+        of_present = {
+            text for text, identity in identities.items() if same_order(identity, present)
+        }
+        if not of_present:
+            for identity in identities.values():
+                _refuse_other_content(identity, present)
+            return lambda _epoch: order
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"not an order in these logs: {type(error).__name__}: {error}") from None
 
     @cache
-    def order_of_identity(identity: str) -> AnyOrder:
-        state = {"version": STATE_VERSION, "epoch": 0, "step": 0, "order": json.loads(identity)}
+    def order_of_identity(text: str) -> AnyOrder:
+        state = {"version": STATE_VERSION, "epoch": 0, "step": 0, "order": identities[text]}
         return order_of_state(state, source)[0]
 
     def order_of_epoch(epoch: int) -> AnyOrder:
         earlier_epochs = [known for known in identity_from_epoch if known <= epoch]
-        identity = identity_from_epoch[max(earlier_epochs, default=min(identity_from_epoch))]
+        text = identity_from_epoch[max(earlier_epochs, default=min(identity_from_epoch))]
         try:
-            return order if identity == present_identity else order_of_identity(identity)
+            return order if text in of_present else order_of_identity(text)
         except StateError as error:
             raise StateError(f"epoch {epoch}: {error}; --epoch N checks another alone") from None
 
     return order_of_epoch
+
+
+def _refuse_other_content(logged: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Raise StateError where logs are of a corpus of the same shape with other bytes."""
+    sources = {source["name"]: source for source in present.get("sources", ())}
+    pairs = [("the dataset", logged, present)] + [
+        (f"source {source['name']}", source, sources.get(source["name"], {}))
+        for source in logged.get("sources", ())
+    ]
+    for subject, was, now in pairs:
+        differing = set(differing_keys(was, now))
+        if differing & set(CONTENT_KEYS) and not differing & {"corpus", "num_shards"}:
+            raise StateError(
+                f"{subject} is not the one of these logs: names and sample counts are the same, "
+                "the shards' bytes are not; give the shards that the run was trained on"
+            )

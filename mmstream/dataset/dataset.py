@@ -113,7 +113,9 @@ class Dataset(Sequence[Sample]):
     def corpus(self) -> Corpus:
         """What an order knows of the dataset."""
         names = [shard.name for shard in self.manifest.shards]
-        return Corpus(self.counts, names, self.manifest.num_bytes, self.bad)
+        sizes = np.array([shard.num_bytes for shard in self.manifest.shards], dtype=np.int64)
+        checksums = [shard.sha256 for shard in self.manifest.shards]
+        return Corpus(self.counts, names, self.manifest.num_bytes, self.bad, sizes, checksums)
 
     @cached_property
     def _ends(self) -> IntArray:
@@ -140,6 +142,8 @@ class Dataset(Sequence[Sample]):
             names=corpus.names,
             num_bytes=corpus.num_bytes,
             bad=corpus.bad,
+            sizes=corpus.sizes,
+            checksums=corpus.checksums,
             drop_last=drop_last,
             **settings,
         )
@@ -153,7 +157,9 @@ class Dataset(Sequence[Sample]):
         if "sources" in identity:
             raise StateError("this state is of a mixture: give its JSON file")
         corpus = self.corpus
-        return Order.from_identity(identity, corpus.counts, corpus.names, corpus.bad)
+        return Order.from_identity(
+            identity, corpus.counts, corpus.names, corpus.bad, corpus.sizes, corpus.checksums
+        )
 
     def offsets(self, shard: int) -> IntArray:
         """Return a shard's index: int64 [num_samples + 1], byte offsets of its samples.

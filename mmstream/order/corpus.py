@@ -2,35 +2,45 @@
 
 A `Corpus` holds numbers and names only. `Dataset.corpus` makes one from a manifest and a bad list;
 `Order` and `MixtureOrder` plan from it without reading any shard.
+
+The identity of a corpus says what it is: names and counts, and the shards' sizes and checksums. The
+order depends on the names and counts alone. Sizes and checksums tell a corpus from another one of
+the same shape.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from mmstream.errors import escaped
 from mmstream.order.checks import require
 from mmstream.types import IntArray
 
-__all__ = ["Corpus"]
+__all__ = ["CONTENT_KEYS", "Corpus", "content_of", "differing_keys", "same_order"]
+
+CONTENT_KEYS = ("sizes", "sha256")
+"""Keys of an identity that say what the shards hold. None: not known. States of 0.1 lack them."""
+
+HASH_LENGTH = 32
+"""Hexadecimal digits of the hashes in an identity: 128 bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """The shards of a dataset, as numbers.
 
-    `counts`, `names` and `bad` are the identity of a corpus. A saved state stores a hash of them,
-    and a run that resumes in the middle of an epoch must have the same ones. `num_bytes` is not
-    part of the identity.
+    All fields but `num_bytes` are the identity of a corpus. A saved state stores hashes of them,
+    and a run that resumes in the middle of an epoch must have the same ones.
 
     Raises:
-        ConfigError: a negative count, more or fewer names than counts, or a bad sample that is not
-            in the corpus.
+        ConfigError: a negative count or size, more or fewer names, sizes or checksums than counts,
+            or a bad sample that is not in the corpus.
 
     Examples:
         >>> corpus = Corpus(np.array([5, 5, 5]), bad=np.array([(0, 1)]))
@@ -47,9 +57,14 @@ class Corpus:
     names: Sequence[str] | None = None
     """Names of the shards, in the same order."""
     num_bytes: int | None = None
-    """Size of all shards together, in bytes. It only sets the default window."""
+    """Size of all shards together, in bytes. It only sets the default window. None: the sum of
+    `sizes`, if these are known."""
     bad: IntArray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     """[num_bad, 2] (shard, index) of the samples that are never planned, sorted."""
+    sizes: IntArray | None = None
+    """[num_shards] size of each shard in bytes. None: not known."""
+    checksums: Sequence[str | None] | None = None
+    """sha256 of each shard, in hexadecimal. None: not known."""
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts, dtype=np.int64).reshape(-1)
@@ -58,6 +73,18 @@ class Corpus:
             self.names is None or len(self.names) == counts.size,
             f"{len(self.names or ())} names for {counts.size} counts: give one name for each count",
         )
+        if self.sizes is not None:
+            sizes = np.asarray(self.sizes, dtype=np.int64).reshape(-1)
+            require(not sizes.size or int(sizes.min()) >= 0, "a shard has a negative size")
+            object.__setattr__(self, "sizes", sizes)
+            if self.num_bytes is None:
+                object.__setattr__(self, "num_bytes", int(sizes.sum()))
+        for noun, values in (("sizes", self.sizes), ("checksums", self.checksums)):
+            require(
+                values is None or len(values) == counts.size,
+                f"{len([] if values is None else values)} {noun} for {counts.size} counts: give "
+                "one for each count",
+            )
         bad = np.unique(np.asarray(self.bad, dtype=np.int64).reshape(-1, 2), axis=0)
         shards, indexes = bad.T
         inside = (shards >= 0) & (shards < counts.size) & (indexes >= 0)
@@ -89,24 +116,84 @@ class Corpus:
         """
         bad = self.bad[self.bad[:, 0] < num_shards] if keep_bad else self.bad[:0]
         names = None if self.names is None else self.names[:num_shards]
-        return Corpus(self.counts[:num_shards], names, None, bad)
+        sizes = None if self.sizes is None else self.sizes[:num_shards]
+        checksums = None if self.checksums is None else self.checksums[:num_shards]
+        return Corpus(self.counts[:num_shards], names, None, bad, sizes, checksums)
 
     def identity(self) -> dict[str, Any]:
         """Return what a saved state stores about the corpus, in plain JSON types.
 
         ``corpus`` is a hash of the counts and names, ``bad`` a hash of the bad list or None.
+        ``sizes`` is a hash of the shards' sizes, or None where they are not known. ``sha256`` is a
+        hash of their checksums, or None unless every shard has one.
         """
         return dict(self._identity)
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
         # Cached: a state is made at every step, and a corpus may have 100,000 names.
-        corpus_hash = hashlib.sha256(self.counts.astype("<i8").tobytes())
-        for name in self.names or ():
-            corpus_hash.update(name.encode("utf-8", "surrogateescape") + b"\0")
-        bad_hash = hashlib.sha256(self.bad.astype("<i8").tobytes()).hexdigest()[:32]
+        sizes, checksums = self.sizes, self.checksums
+        known = [] if checksums is None else [text for text in checksums if text is not None]
         return {
-            "corpus": corpus_hash.hexdigest()[:32],
+            "corpus": _hash(self.counts, self.names or ()),
             "num_shards": int(self.counts.size),
-            "bad": bad_hash if self.bad.size else None,
+            "bad": _hash(self.bad) if self.bad.size else None,
+            "sizes": None if sizes is None else _hash(sizes),
+            "sha256": _hash(None, known) if known and len(known) == self.counts.size else None,
         }
+
+
+def _hash(numbers: IntArray | None, texts: Iterable[str] = ()) -> str:
+    """Return the first half of the SHA-256 of numbers and texts, in hexadecimal."""
+    content = hashlib.sha256(b"" if numbers is None else numbers.astype("<i8").tobytes())
+    for text in texts:
+        content.update(text.encode("utf-8", "surrogateescape") + b"\0")
+    return content.hexdigest()[:HASH_LENGTH]
+
+
+def content_of(identity: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what an identity says about the content of the shards; absent keys are left out.
+
+    Raises:
+        ValueError: a value is not a hash.
+    """
+    content = {key: identity[key] for key in CONTENT_KEYS if key in identity}
+    for key, value in content.items():
+        is_hash = isinstance(value, str) and len(value) == HASH_LENGTH and value.isalnum()
+        if value is not None and not is_hash:
+            is_short = isinstance(value, str | int | float)  # a deep list has no repr
+            shown = escaped(repr(value)) if is_short else f"of type {type(value).__name__}"
+            raise ValueError(f"{key} {shown} is not a hash")
+    return content
+
+
+def differing_keys(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """Return the keys, sorted, whose values differ between two identities or parts of them.
+
+    An absent key counts as None; True and 1.0 are not 1. The content of shards is compared only
+    where both sides know it: a corpus may get checksums after a state was saved. That holds for
+    "sha256" of a dataset and for "source web sha256" of a mixture.
+
+    Examples:
+        >>> differing_keys({"seed": 1, "sha256": "a"}, {"seed": 2, "sha256": None})
+        ['seed']
+    """
+    return [
+        key
+        for key in sorted(saved.keys() | present.keys())
+        if (type(saved.get(key)), saved.get(key)) != (type(present.get(key)), present.get(key))
+        and not (
+            key.rpartition(" ")[2] in CONTENT_KEYS
+            and (saved.get(key) is None or present.get(key) is None)
+        )
+    ]
+
+
+def same_order(identity: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two identities are of one order, as far as both know the shards' content."""
+    sources, other_sources = identity.get("sources", ()), other.get("sources", ())
+    return (
+        len(sources) == len(other_sources)
+        and not any(map(differing_keys, sources, other_sources))
+        and not differing_keys({**identity, "sources": None}, {**other, "sources": None})
+    )

@@ -26,7 +26,7 @@ from mmstream.order.checks import (
     require,
 )
 from mmstream.order.chunks import ChunkTable, EpochChunks
-from mmstream.order.corpus import Corpus
+from mmstream.order.corpus import CONTENT_KEYS, Corpus, content_of, differing_keys
 from mmstream.order.defaults import default_chunk, default_grid, default_window
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
@@ -96,6 +96,8 @@ class Order:
         names: Sequence[str] | None = None,
         num_bytes: int | None = None,
         bad: Sequence[tuple[int, int]] | IntArray = (),
+        sizes: Sequence[int] | IntArray | None = None,
+        checksums: Sequence[str | None] | None = None,
         grid: tuple[int, int] | None = None,
         window: int | None = None,
         interleave: int = 32,
@@ -114,6 +116,9 @@ class Order:
                 size of a sample.
             bad: [num_bad, 2] (shard, index) of known bad samples, which are never planned. Part of
                 the identity in saved states.
+            sizes: size of each shard in bytes. Part of the identity in saved states.
+            checksums: sha256 of each shard in hexadecimal, None for a shard without. Part of the
+                identity in saved states if every shard has one.
             grid: (P, Q), groups of lanes and lanes of a group. Q must divide G. Default: derived
                 from the number of samples and G.
             window: M, samples of a lane that are permuted together: the shuffle buffer of a lane.
@@ -134,7 +139,14 @@ class Order:
             >>> list(zip(refs.shard.tolist(), refs.index.tolist()))
             [(0, 4), (1, 0), (1, 1), (1, 2)]
         """
-        corpus = Corpus(np.asarray(counts), names, num_bytes, np.asarray(bad))
+        corpus = Corpus(
+            np.asarray(counts),
+            names,
+            num_bytes,
+            np.asarray(bad),
+            None if sizes is None else np.asarray(sizes),
+            checksums,
+        )
         num_samples = corpus.num_samples
         rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
         seed = integer("seed", seed)
@@ -178,6 +190,8 @@ class Order:
         counts: Sequence[int] | IntArray,
         names: Sequence[str] | None = None,
         bad: Sequence[tuple[int, int]] | IntArray = (),
+        sizes: Sequence[int] | IntArray | None = None,
+        checksums: Sequence[str | None] | None = None,
     ) -> Order:
         """Rebuild the order of a saved state, even if shards were appended to the corpus since.
 
@@ -186,33 +200,57 @@ class Order:
             counts: samples of each shard now.
             names: names of the shards now.
             bad: the bad list now. It is ignored if the state was saved without a bad list.
+            sizes: size of each shard in bytes now.
+            checksums: sha256 of each shard now.
 
         Raises:
             StateError: `identity` is malformed or of another version, the first shards of the
-                corpus are not those of the state, or the bad list is another one.
+                corpus are not those of the state, or the bad list is another one. Sizes and
+                checksums are compared where both the state and the corpus have them.
         """
         try:
             saved = {key: identity[key] for key in ("version", "corpus", "bad")}
+            saved |= content_of(identity)
             num_shards = integer("num_shards", identity["num_shards"])
             settings = {key: identity[key] for key in _SETTINGS}
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not an order's identity: {type(error).__name__}: {error}") from None
         if saved["version"] != ORDER_VERSION:
             raise StateError(f"order version {saved['version']}, this mmstream has {ORDER_VERSION}")
-        corpus = Corpus(np.asarray(counts), names, None, np.asarray(bad))
-        corpus = corpus.first_shards(num_shards, keep_bad=saved["bad"] is not None)
+        corpus = Corpus(
+            np.asarray(counts),
+            names,
+            None,
+            np.asarray(bad),
+            None if sizes is None else np.asarray(sizes),
+            checksums,
+        ).first_shards(num_shards, keep_bad=saved["bad"] is not None)
         current = corpus.identity()
+        differing = differing_keys(saved, current)
         for key, subject, advice in (
             ("corpus", f"the corpus' first {num_shards} shards", "resume on the old ones"),
+            ("sizes", f"the sizes of the first {num_shards} shards", "resume on the old ones"),
+            (
+                "sha256",
+                f"the bytes (sha256) of the first {num_shards} shards",
+                "resume on the old ones",
+            ),
             ("bad", "the known bad samples", "put back mmstream.bad.previous.json"),
         ):
-            if current[key] != saved[key]:
+            if key in differing:
                 raise StateError(
                     f"{subject} are not those of the state ({key} was {saved[key]!r} and is "
                     f"{current[key]!r}): {advice}, or start anew"
                 )
         try:
-            return cls.from_counts(corpus.counts, names=corpus.names, bad=corpus.bad, **settings)
+            return cls.from_counts(
+                corpus.counts,
+                names=corpus.names,
+                bad=corpus.bad,
+                sizes=corpus.sizes,
+                checksums=corpus.checksums,
+                **settings,
+            )
         except (ConfigError, TypeError, ValueError, IndexError) as error:
             raise StateError(f"not an order's identity: {error}") from None
 
@@ -224,11 +262,16 @@ class Order:
         """Return the part of an identity that must be unchanged at a resume at (epoch, step).
 
         In the middle of an epoch that is all of it. At the start of an epoch it is the corpus and
-        the seed.
+        the seed. Compare it by `corpus.differing_keys`.
+
+        Raises:
+            ValueError: `identity` is malformed.
         """
+        content_of(identity)
         if step:
             return dict(identity)
-        return {k: v for k, v in identity.items() if k in ("corpus", "num_shards", "seed")}
+        keys = ("corpus", "num_shards", "seed", *CONTENT_KEYS)
+        return {k: v for k, v in identity.items() if k in keys}
 
     @property
     def stride(self) -> int:

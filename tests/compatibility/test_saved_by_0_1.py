@@ -233,7 +233,22 @@ def test_random_crops_and_flips_after_a_state_are_those_of_0_1():
 def test_a_state_that_was_loaded_is_saved_as_0_1_saved_it(name, saved):
     (loader,) = loaders_of(expected(name), with_bad_lists(saved, name))
     loader.load_state_dict(saved_state(name))
-    assert json.loads(json.dumps(loader.state_dict())) == saved_state(name)
+    state = json.loads(json.dumps(loader.state_dict()))
+    for corpus in state["order"].get("sources", [state["order"]]):
+        assert corpus.pop("sizes")  # what 0.1 did not save
+        corpus.pop("sha256")
+    assert state == saved_state(name)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_of_0_1_is_loaded_with_one_warning_of_what_cannot_be_checked(name, saved, caplog):
+    (loader,) = loaders_of(expected(name), with_bad_lists(saved, name))
+    with caplog.at_level("WARNING", "mmstream.state"):
+        loader.load_state_dict(saved_state(name))
+        assert len(caplog.messages) == 1
+        assert "only names and sample counts were compared" in caplog.text
+        loader.load_state_dict(loader.state_dict())
+    assert len(caplog.messages) == 1
 
 
 def test_a_state_with_the_bad_list_before_the_last_change_needs_that_list_back(saved):

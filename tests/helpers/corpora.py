@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +64,15 @@ def write_corpus(
         number += count
     open_store(folder).write(MANIFEST_NAME, Manifest(tuple(shards)).to_bytes())
     return str(folder)
+
+
+def write_checksums(folder: str) -> str:
+    """Write the sha256 of every shard into the manifest of a corpus; return its folder."""
+    path = Path(folder, MANIFEST_NAME)
+    manifest = Manifest.from_bytes(path.read_bytes())
+    shards = tuple(
+        replace(shard, sha256=hashlib.sha256(Path(folder, shard.name).read_bytes()).hexdigest())
+        for shard in manifest.shards
+    )
+    path.write_bytes(replace(manifest, shards=shards).to_bytes())
+    return folder

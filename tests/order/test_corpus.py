@@ -5,10 +5,11 @@ import pytest
 
 from mmstream.errors import ConfigError
 from mmstream.order import Corpus
+from mmstream.order.corpus import content_of, differing_keys
 
 
-def corpus(counts=(5, 0, 3), names=None, num_bytes=None, bad=()):
-    return Corpus(np.array(counts), names, num_bytes, np.array(bad))
+def corpus(counts=(5, 0, 3), names=None, num_bytes=None, bad=(), sizes=None, checksums=None):
+    return Corpus(np.array(counts), names, num_bytes, np.array(bad), sizes, checksums)
 
 
 def test_known_bad_samples_are_counted_once_and_are_not_planned():
@@ -44,6 +45,71 @@ def test_counts_and_bad_list_may_be_any_integers(counts):
     assert plain.identity() == corpus(bad=[(2, 1)]).identity()
 
 
+@pytest.mark.parametrize("field", ["sizes", "checksums"])
+def test_sizes_and_checksums_come_one_for_each_count(field):
+    with pytest.raises(ConfigError, match=f"2 {field} for 3 counts: give one for each count"):
+        corpus(**{field: [1, 2] if field == "sizes" else ["a", "b"]})
+
+
+def test_sizes_are_positive_and_their_sum_is_the_size_of_the_corpus():
+    with pytest.raises(ConfigError, match=r"^a shard has a negative size$"):
+        corpus(sizes=[1, -1, 0])
+    assert corpus(sizes=[1, 2, 4]).num_bytes == 7
+    assert corpus(sizes=[1, 2, 4], num_bytes=9).num_bytes == 9
+    assert corpus().num_bytes is None
+
+
+def test_sizes_and_checksums_are_in_the_identity_apart_from_counts_and_names():
+    plain = corpus().identity()
+    sized = corpus(sizes=[7, 1, 9])
+    assert sized.identity() == plain | {"sizes": sized.identity()["sizes"]}
+    assert sized.identity() == corpus(sizes=np.array([7, 1, 9], dtype=np.int32)).identity()
+    assert sized.identity()["sizes"] != corpus(sizes=[7, 9, 1]).identity()["sizes"]
+    hashed = corpus(checksums=["aa", "bb", "cc"]).identity()
+    assert hashed == plain | {"sha256": hashed["sha256"]}
+    assert hashed["sha256"] != corpus(checksums=["aa", "cc", "bb"]).identity()["sha256"]
+
+
+def test_a_checksum_of_the_corpus_needs_one_of_every_shard():
+    some = corpus(checksums=["aa", "bb", None])
+    assert some.identity()["sha256"] is None
+    first = some.first_shards(2)
+    assert first.identity() == Corpus(np.array([5, 0]), checksums=["aa", "bb"]).identity()
+    assert first.identity()["sha256"] is not None
+    assert corpus(checksums=[None, None, None]).identity()["sha256"] is None
+    assert corpus(counts=(), checksums=[]).identity()["sha256"] is None
+
+
+def test_the_first_shards_keep_their_sizes():
+    first = corpus(sizes=[7, 1, 9], num_bytes=17).first_shards(2)
+    assert first.identity() == Corpus(np.array([5, 0]), sizes=np.array([7, 1])).identity()
+    assert first.num_bytes == 8
+
+
+@pytest.mark.parametrize("value", [5, "", "a" * 31, "a" * 33, ["a"], True, "-" * 32])
+@pytest.mark.parametrize("key", ["sizes", "sha256"])
+def test_what_is_no_hash_is_refused(key, value):
+    with pytest.raises(ValueError, match=f"{key} .* is not a hash"):
+        content_of({key: value})
+
+
+def test_the_content_is_what_an_identity_says_about_it():
+    assert content_of({"corpus": "x", "bad": None}) == {}
+    assert content_of({"corpus": "x", "sizes": None}) == {"sizes": None}
+    content = {"sizes": "0" * 32, "sha256": "f" * 32}
+    assert content_of({"corpus": "x", **content}) == content
+
+
+def test_identities_differ_in_content_only_where_both_know_it():
+    known, other, unknown = ({"sha256": value, "seed": 1} for value in ("a", "b", None))
+    assert differing_keys(known, other) == ["sha256"]
+    assert differing_keys(known, unknown) == differing_keys(unknown, known) == []
+    assert differing_keys(known, {"seed": 2}) == ["seed"]
+    assert differing_keys({"source web sizes": "a"}, {"source web sizes": "b"}) != []
+    assert differing_keys({"source web sizes": "a"}, {}) == []
+    assert differing_keys({"bad": "a", "window": 3}, {"bad": None}) == ["bad", "window"]
+
+
 def test_counts_names_and_bad_list_are_the_identity_and_the_size_is_not():
     plain = corpus().identity()
     assert plain["num_shards"] == 3
@@ -71,12 +137,21 @@ def test_golden_identities():
         "corpus": "08fd140c89ed3d2a8b97b7821e951b94",
         "num_shards": 3,
         "bad": None,
+        "sizes": None,
+        "sha256": None,
     }
     odd = corpus(names=["a", "\udcff.tar", "é"], bad=[(2, 1), (0, 0)])  # a name that is not UTF-8
     assert odd.identity() == {
         "corpus": "0b261310b6e7aa7d9b9da27b691a0606",
         "num_shards": 3,
         "bad": "b89d82308d53e487f1d65573e224b53c",
+        "sizes": None,
+        "sha256": None,
+    }
+    content = corpus(sizes=[1, 2, 3], checksums=["a" * 64, "b" * 64, "c" * 64]).identity()
+    assert content == corpus().identity() | {
+        "sizes": "e2e2033ae7e19d680599d4eb0a1359a2",
+        "sha256": "547d8dae43abe53b189a3f6e80d26249",
     }
 
 

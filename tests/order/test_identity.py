@@ -13,8 +13,20 @@ NAMES = ["a.tar", "b.tar", "c.tar"]
 BAD = [(0, 3), (2, 40)]
 
 
+SIZES = [300, 10, 410]
+CHECKSUMS = ["aa", "bb", "cc"]
+
+
 def order(**settings):
-    defaults = {"global_batch_size": 6, "names": NAMES, "bad": BAD, "window": 7, "grid": (2, 3)}
+    defaults = {
+        "global_batch_size": 6,
+        "names": NAMES,
+        "bad": BAD,
+        "window": 7,
+        "grid": (2, 3),
+        "sizes": SIZES,
+        "checksums": CHECKSUMS,
+    }
     return Order.from_counts(COUNTS, **{**defaults, **settings})
 
 
@@ -24,8 +36,9 @@ def saved(**settings):
 
 def test_an_identity_names_every_setting():
     identity = saved(seed=9, interleave=5, chunk=4, shuffle=True, drop_last=False)
-    hashes = {key: identity.pop(key) for key in ("corpus", "bad")}
-    assert {key: len(value) for key, value in hashes.items()} == {"corpus": 32, "bad": 32}
+    hashes = [identity.pop(key) for key in ("corpus", "bad", "sizes", "sha256")]
+    assert [len(value) for value in hashes] == [32] * 4
+    assert len(set(hashes)) == 4
     assert identity == {
         "version": 1,
         "num_shards": 3,
@@ -45,7 +58,12 @@ def test_an_identity_names_every_setting():
 def test_an_order_comes_back_from_its_identity(shuffle, drop_last):
     first = order(shuffle=shuffle, drop_last=drop_last, seed=4, interleave=3, chunk=5)
     again = Order.from_identity(
-        json.loads(json.dumps(first.identity())), counts=COUNTS, names=NAMES, bad=BAD
+        json.loads(json.dumps(first.identity())),
+        counts=COUNTS,
+        names=NAMES,
+        bad=BAD,
+        sizes=SIZES,
+        checksums=CHECKSUMS,
     )
     assert again.identity() == first.identity()
     for refs, other in zip(steps_of_epoch(again, 2), steps_of_epoch(first, 2), strict=True):
@@ -53,12 +71,61 @@ def test_an_order_comes_back_from_its_identity(shuffle, drop_last):
 
 
 def test_an_order_comes_back_after_shards_were_appended():
-    again = Order.from_identity(saved(), [*COUNTS, 9], [*NAMES, "d.tar"], [*BAD, (3, 0)])
+    for checksum in ("dd", None):
+        again = Order.from_identity(
+            saved(),
+            [*COUNTS, 9],
+            [*NAMES, "d.tar"],
+            [*BAD, (3, 0)],
+            [*SIZES, 90],
+            [*CHECKSUMS, checksum],
+        )
+        assert again.identity() == saved()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "checksums", "message"),
+    [
+        ([300, 11, 410], CHECKSUMS, r"the sizes of the first 3 shards are not .* \(sizes was '"),
+        ([300, 11, 410], None, "the sizes of the first 3 shards are not those of the state"),
+        (SIZES, ["aa", "bb", "cd"], r"the bytes \(sha256\) of the first 3 shards are not those"),
+        (None, ["aa", "bb", "cd"], r"the bytes \(sha256\) of the first 3 shards are not those"),
+        ([*SIZES, 5], ["aa", "bb", "cd", "dd"], r"the bytes \(sha256\) of the first 3 shards"),
+    ],
+)
+def test_shards_of_the_same_names_and_counts_with_other_bytes_are_refused(
+    sizes, checksums, message
+):
+    more = len(sizes or SIZES) - 3
+    with pytest.raises(StateError, match=message):
+        Order.from_identity(
+            saved(), [*COUNTS, 9][: 3 + more], [*NAMES, "d"][: 3 + more], BAD, sizes, checksums
+        )
+
+
+@pytest.mark.parametrize(
+    ("saved_content", "sizes", "checksums"),
+    [
+        ({}, None, None),
+        ({}, SIZES, ["aa", None, "cc"]),
+        ({"checksums": None}, SIZES, CHECKSUMS),
+        ({"sizes": None, "checksums": None}, SIZES, CHECKSUMS),
+    ],
+)
+def test_what_only_one_side_knows_of_the_shards_is_not_compared(saved_content, sizes, checksums):
+    again = Order.from_identity(saved(**saved_content), COUNTS, NAMES, BAD, sizes, checksums)
+    assert again.identity() == saved(sizes=sizes, checksums=checksums)
+
+
+def test_an_identity_of_0_1_says_nothing_about_the_content_of_shards():
+    old = saved()
+    del old["sizes"], old["sha256"]
+    again = Order.from_identity(old, COUNTS, NAMES, BAD, SIZES, CHECKSUMS)
     assert again.identity() == saved()
 
 
 def test_a_state_without_a_bad_list_ignores_a_later_one():
-    again = Order.from_identity(saved(bad=[]), COUNTS, NAMES, bad=BAD)
+    again = Order.from_identity(saved(bad=[]), COUNTS, NAMES, BAD, SIZES, CHECKSUMS)
     assert again.identity() == saved(bad=[])
     assert again.num_samples == 71
 
@@ -100,7 +167,7 @@ def test_a_refusal_names_the_saved_and_the_present_value_and_what_to_do():
     )
 
 
-@pytest.mark.parametrize("missing", sorted(order().identity()))
+@pytest.mark.parametrize("missing", sorted(order().identity().keys() - {"sizes", "sha256"}))
 def test_an_identity_without_one_of_its_keys_is_refused(missing):
     identity = saved()
     del identity[missing]
@@ -122,6 +189,8 @@ def test_an_identity_without_one_of_its_keys_is_refused(missing):
         ({"grid": "x"}, "not an order's identity"),
         ({"seed": None}, "not an order's identity: seed None"),
         ({"global_batch_size": 1000}, "not an order's identity: 69 samples do not fill"),
+        ({"sizes": 5}, "not an order's identity: ValueError: sizes 5 is not a hash"),
+        ({"sha256": "abc"}, "not an order's identity: ValueError: sha256 'abc' is not a hash"),
     ],
 )
 def test_a_damaged_identity_is_refused(change, message):
@@ -140,5 +209,10 @@ def test_a_resume_in_mid_epoch_is_bound_to_all_settings_and_one_at_its_start_to_
     assert Order.binding(identity, 3, 0) == {
         "corpus": identity["corpus"],
         "num_shards": 3,
+        "sizes": identity["sizes"],
+        "sha256": identity["sha256"],
         "seed": 5,
     }
+    for step in (0, 1):
+        with pytest.raises(ValueError, match="sizes 5 is not a hash"):
+            Order.binding(identity | {"sizes": 5}, 0, step)

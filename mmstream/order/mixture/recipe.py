@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order.checks import MAX_ROWS, MAX_SETTING, checked_grid, integer, require
-from mmstream.order.corpus import Corpus
+from mmstream.order.corpus import Corpus, content_of, differing_keys
 from mmstream.order.defaults import default_grid, mixture_window
 from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
 from mmstream.order.mixture.source import SourceSettings
@@ -155,6 +155,7 @@ class Recipe:
                 )
                 for source in sources
             }
+            contents = {source["name"]: content_of(source) for source in sources}
             shares = {
                 integer("step", change["step"]): _checked_shares(change["shares"], names)
                 for change in identity["weights"]
@@ -182,10 +183,12 @@ class Recipe:
             if name not in corpora:
                 raise StateError(f"source {name!r} of the state is missing: add it to the mixture")
             current = corpora[name].identity()
-            saved = {key: source.get(key) for key in current}
-            if current != saved:
+            saved = {key: source.get(key) for key in current} | contents[name]
+            differing = differing_keys(saved, current)
+            if differing:
+                was, now = ({key: side[key] for key in differing} for side in (saved, current))
                 raise StateError(
-                    f"source {name!r} of the state has changed: it was {saved} and is {current}: "
+                    f"source {name!r} of the state has changed: it was {was} and is {now}: "
                     "resume on the old dataset, or start anew"
                 )
         corpora = {name: corpora[name] for name in names}
@@ -243,11 +246,13 @@ def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any
 
     That is everything that the steps before it depended on. Weights that begin later may change.
     Sources that no step has drawn from may be added or removed. Before the first step of a run,
-    only the seed must be the same.
+    only the seed must be the same. Compare it by `corpus.differing_keys`.
 
     Raises:
         KeyError, TypeError or ValueError: `identity` is malformed.
     """
+    for source in identity["sources"]:
+        content_of(source)
     bound: dict[str, Any] = {"seed": identity["seed"]}
     run_step = epoch * int(identity["epoch_steps"]) + step
     if not run_step:

@@ -1,6 +1,7 @@
 """What a mixture is made of, and how its recipe comes back from a state."""
 
 import copy
+import dataclasses
 import json
 
 import numpy as np
@@ -191,6 +192,28 @@ def test_a_source_that_is_missing_or_has_changed_is_refused_by_name():
         Recipe.from_identity(saved(), listed)
 
 
+def with_content(name="b", sizes=(9,), checksums=("aa",)):
+    sources = corpora()
+    sizes = np.array(sizes * len(COUNTS[name]))
+    checksums = list(checksums) * len(COUNTS[name])
+    sources[name] = Corpus(np.array(COUNTS[name]), sizes=sizes, checksums=checksums)
+    return sources
+
+
+@pytest.mark.parametrize(
+    ("content", "key"), [({"sizes": (8,)}, "sizes"), ({"checksums": ("bb",)}, "sha256")]
+)
+def test_a_source_with_other_bytes_is_refused_by_name(content, key):
+    made = dataclasses.replace(recipe(), corpora=with_content())
+    identity = json.loads(json.dumps(MixtureOrder(made).identity()))
+    again = Recipe.from_identity(identity, with_content())
+    assert MixtureOrder(again).identity() == identity
+    with pytest.raises(StateError, match=f"source 'b' of the state has changed: it was {{'{key}'"):
+        Recipe.from_identity(identity, with_content(**content))
+    Recipe.from_identity(identity, corpora())  # whose sizes and checksums are not known
+    Recipe.from_identity(saved(), with_content())
+
+
 @pytest.mark.parametrize("key", sorted(mixture_order().identity()))
 def test_an_identity_without_one_of_its_keys_is_refused(key):
     identity = saved()
@@ -209,6 +232,10 @@ def test_an_identity_without_one_of_its_keys_is_refused(key):
         ({"grid": ["x", 3]}, "not a mixture's order: grid 'x': needs an integer"),
         ({"grid": None}, "not a mixture's order: grid None: needs two integers"),
         ({"sources": "x"}, "not a mixture's order: TypeError"),
+        (
+            {"sources": [saved()["sources"][0] | {"sizes": 5}]},
+            "not a mixture's order: ValueError: sizes 5 is not a hash",
+        ),
         ({"weights": [{"step": 0, "shares": [1]}]}, "not a mixture's order: AttributeError"),
     ],
 )
@@ -251,5 +278,7 @@ def test_a_change_of_what_has_begun_is_in_the_binding():
     other = copy.deepcopy(identity)
     other["sources"][2]["chunk"] += 1
     other["interleave"] = 9
+    with pytest.raises(ValueError, match="sha256 5 is not a hash"):
+        binding({**identity, "sources": [{**identity["sources"][0], "sha256": 5}]}, 0, 0)
     was, now = binding(identity, 0, 1), binding(other, 0, 1)
     assert {key for key in was if was[key] != now[key]} == {"source c chunk", "interleave"}
