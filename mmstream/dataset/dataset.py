@@ -9,6 +9,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from mmap import mmap
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -17,7 +18,14 @@ from mmstream.dataset.index import decode_index, index_name
 from mmstream.dataset.manifest import Manifest
 from mmstream.errors import SampleError, ShardError, StateError, where
 from mmstream.order import Corpus, Order
-from mmstream.storage import Store
+from mmstream.storage import (
+    NotAFileError,
+    ObjectStat,
+    ReplacedError,
+    Store,
+    map_file,
+    require_known,
+)
 from mmstream.tar.samples import parse_sample
 from mmstream.types import IntArray, Sample, SampleLineage
 
@@ -58,10 +66,14 @@ class Dataset(Sequence[Sample]):
         index_store: Store | None = None,
         offsets: Mapping[str, IntArray] | None = None,
         bad: IntArray | None = None,
+        stats: Mapping[str, ObjectStat] | None = None,
     ) -> None:
         self.manifest, self.store = manifest, store
         self.index_store = store if index_store is None else index_store
         self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
+        # The shards as they were when the dataset was opened, or first read in this process.
+        names = (shard.name for shard in manifest.shards)
+        self._known = {name: stats[name] for name in names if name in stats} if stats else {}
         self._built = dict(offsets or {})  # indexes built at opening, of tars without one
         self._indexes: dict[int, IntArray] = {}
         self._urls: dict[int, str] = {}
@@ -184,11 +196,42 @@ class Dataset(Sequence[Sample]):
         """Return one raw sample; raises what `dataset[i]` raises."""
         offsets = self.offsets(shard)
         start, stop = int(offsets[index]), int(offsets[index + 1])
-        try:
-            data = self.store.read_range(self.name_of(shard), start, stop)
-        except OSError as error:
-            raise self.explain(error, shard, stop) from error
+        data = self.read_ranges([(shard, start, stop)])[0]
+        if isinstance(data, OSError):
+            raise self.explain(data, shard, stop) from data
         return self.parse(data, shard, index)
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
+        """Return the bytes of each (shard, start, stop), or in its place the error that it met.
+
+        A shard that is not the one that was opened gives a `ReplacedError`.
+        """
+        return self.store.read_ranges(
+            [(self.name_of(shard), start, stop) for shard, start, stop in ranges], self._known
+        )
+
+    def map(self, shard: int, earlier: mmap | None = None) -> mmap | None:
+        """Return a shard's file as a map of its bytes.
+
+        Args:
+            shard: position of the shard in the manifest.
+            earlier: the map of an earlier call. It is returned again if the file is still the same.
+
+        Returns:
+            The map, or None where the shard is no file of this machine, is empty, or was replaced.
+            `read_ranges` then reads it, or says why it cannot.
+        """
+        name = self.name_of(shard)
+        path = self.store.local_path(name)
+        if path is None:
+            return None
+        try:
+            if earlier is None:
+                return map_file(path, name, self._known)
+            require_known(path, name, self.store.stat(name), self._known)
+        except OSError:
+            return None
+        return earlier
 
     def parse(
         self, data: bytes | memoryview, shard: int, index: int, *, zero_copy: bool = False
@@ -213,8 +256,18 @@ class Dataset(Sequence[Sample]):
         return url
 
     def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
-        """Return a ShardError where a shard is absent or ends before byte `stop`, else `error`."""
+        """Return a ShardError where the fault is the shard's, else `error`.
+
+        Such a shard is absent, replaced, no file, or ends before byte `stop`.
+        """
         name = self.name_of(shard)
+        if isinstance(error, ReplacedError):
+            return ShardError(
+                f"{name}: was replaced while this run read it: {error.difference}; "
+                "start a new run, or put the old file back"
+            )
+        if isinstance(error, NotAFileError):
+            return ShardError(str(error))
         if isinstance(error, FileNotFoundError):
             return ShardError(f"{name}: no such shard in {self.store.url}")
         try:

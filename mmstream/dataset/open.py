@@ -84,7 +84,9 @@ def _open_folder(store: Store, bad_list: bool) -> Dataset:
                 unnamed[0],
             )
         bad = read_bad(store, manifest) if bad_list and BAD_NAME in stats else None
-        return Dataset(manifest, data_store, store, bad=bad)
+        return Dataset(
+            manifest, data_store, store, bad=bad, stats=stats if data_store == store else None
+        )
     names = [name for name in stats if name.endswith(".tar")]
     if gzipped := [name for name in stats if name.endswith((".tgz", ".tar.gz"))]:
         logger.warning(
@@ -192,4 +194,4 @@ def _open_plain(
     manifest = Manifest(tuple(shards))
     uses_list = bad_list and BAD_NAME in stats
     bad = read_bad(store, manifest, is_subset=is_subset) if uses_list else None
-    return Dataset(manifest, store, offsets=offsets, bad=bad)
+    return Dataset(manifest, store, offsets=offsets, bad=bad, stats=stats)

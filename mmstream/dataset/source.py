@@ -57,9 +57,7 @@ def read_ranges(source: ShardSource, ranges: Sequence[ShardRange]) -> list[bytes
 
     def read_one_dataset(numbers: list[int]) -> list[bytes | OSError]:
         dataset = locations[numbers[0]].dataset
-        return dataset.store.read_ranges(
-            [(dataset.name_of(locations[i].shard), *ranges[i][1:]) for i in numbers]
-        )
+        return dataset.read_ranges([(locations[i].shard, *ranges[i][1:]) for i in numbers])
 
     groups = list(by_dataset.values())
     if sum(locations[numbers[0]].dataset.store.access.concurrent for numbers in groups) > 1:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from mmap import ACCESS_READ, MADV_WILLNEED, PAGESIZE, mmap
-from pathlib import Path
+from mmap import MADV_WILLNEED, PAGESIZE, mmap
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
@@ -21,7 +20,7 @@ import numpy as np
 from mmstream.dataset.source import ShardSource, read_ranges
 from mmstream.errors import ShardError
 from mmstream.reading.held import HeldSamples, SampleRange
-from mmstream.storage.store import Store
+from mmstream.storage import NotAFileError, ReplacedError, Store
 from mmstream.types import IntArray, SampleRef
 
 __all__ = ["Fetcher"]
@@ -31,6 +30,9 @@ MAX_BUFFER_BYTES = 2 * 1024 * 1024
 
 MAX_MAPS = 256
 """Shards mapped at a time: each is an open file, and a process may often have 1,024."""
+
+OF_THE_WHOLE_SHARD = (FileNotFoundError, NotAFileError, ReplacedError)
+"""Errors of a range that all other ranges of its shard would meet too."""
 
 RangeData: TypeAlias = bytes | OSError
 """The bytes of a range, or why there are none."""
@@ -119,17 +121,10 @@ class Fetcher:
         shard = samples.shard
         with self._lock:
             file_map = self._maps.get(shard)
-            if file_map is None and len(self._maps) < MAX_MAPS:
+            if file_map is not None or len(self._maps) < MAX_MAPS:
                 location = self._source.locate(shard)
-                name = location.dataset.name_of(location.shard)
-                path = location.dataset.store.local_path(name)
-                if path is None:
-                    return None
-                try:
-                    with Path(path).open("rb") as file:
-                        file_map = mmap(file.fileno(), 0, access=ACCESS_READ)
-                except (OSError, ValueError):  # ValueError: an empty file
-                    return None
+                file_map = location.dataset.map(location.shard, file_map)
+            if file_map is not None:
                 self._maps[shard] = file_map
         if file_map is None or len(file_map) < ranges[-1].bounds[2]:
             return None
@@ -148,7 +143,7 @@ class Fetcher:
         cause = location.dataset.explain(data, location.shard, samples.bounds[2])
         if not isinstance(cause, ShardError):
             raise cause  # storage failed; the shard itself is well
-        if samples.position.size == 1 or isinstance(data, FileNotFoundError):
+        if samples.position.size == 1 or isinstance(data, OF_THE_WHOLE_SHARD):
             held.put_error(samples.position, cause)
             return
         for number in range(samples.position.size):  # samples before the cut are still good

@@ -327,9 +327,9 @@ def test_an_index_of_another_tar_is_a_sample_error_with_the_cure(folder):
 
 
 def test_a_truncated_shard_is_a_shard_error(folder):
-    dataset = open_dataset(folder)
     path = folder / "shard-000002.tar"
     path.write_bytes(path.read_bytes()[:6000])
+    dataset = open_dataset(folder)
     assert dataset[3]["__key__"] == "000003"
     with pytest.raises(ShardError, match=r"shard-000002\.tar: truncated: 6000 bytes"):
         dataset[6]

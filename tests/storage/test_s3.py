@@ -196,6 +196,7 @@ def test_a_truncated_shard_is_told_from_failing_storage(prefix):
     store, name = open_store(prefix), "shard-000000.tar"
     cut = int(dataset.offsets(0)[5]) + 512
     store.write(name, store.read(name)[:cut])
+    dataset = mm.open_dataset(prefix)
     assert dataset[4]["__key__"] == "000004"
     with pytest.raises(mm.ShardError, match=f"truncated: {cut} bytes"):
         dataset[5]

@@ -1,0 +1,162 @@
+"""A shard that is replaced while a run reads it stops the run by name. No batch mixes two files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import ShardError
+from mmstream.storage import open_store
+from tests.helpers.corpora import write_corpus
+
+SHARD = "shard-000001.tar"
+WITHDRAWN = rf"^{SHARD}: was replaced while this run read it: its .*; start a new run, or put the "
+
+
+def same_size(data: bytes) -> bytes:
+    """Other captions in a tar of the same length."""
+    return data.replace(b"caption", b"CAPTION")
+
+
+def longer(data: bytes) -> bytes:
+    return data + bytes(10_240)
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def folder(request, tmp_path) -> str:
+    """40 samples in each of two shards."""
+    root = tmp_path if request.param == "local" else request.getfixturevalue("s3")
+    return write_corpus(f"{root}/{tmp_path.name}", [40, 40])
+
+
+def loader_of(source, num_workers: int = 0, **settings) -> mm.Loader:
+    settings = {"global_batch_size": 4, "seed": 3, "window": 8, **settings}
+    source = source if isinstance(source, mm.Dataset) else mm.open_dataset(source)
+    return mm.Loader(mm.Pipeline(source, **settings), num_workers=num_workers)
+
+
+def replace(folder: str, change=same_size) -> None:
+    store = open_store(folder)
+    store.write(SHARD, change(store.read(SHARD)))
+
+
+def batches_around(loader: mm.Loader, change) -> Iterator[dict]:
+    """Yield the batches of a loader; call `change` after the second one."""
+    for number, batch in enumerate(loader, start=1):
+        yield batch
+        if number == 2:
+            change()
+
+
+def read_until_replaced(loader: mm.Loader, change) -> list[dict]:
+    """Return the batches that came before the error."""
+    batches: list[dict] = []
+    with pytest.raises(ShardError, match=WITHDRAWN):
+        batches.extend(batches_around(loader, change))
+    loader.close()
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "zero_copy"),
+    [(0, False), (0, True), pytest.param(2, False, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("change", [same_size, longer])
+def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_workers, zero_copy):
+    expected = [batch["__key__"] for batch in loader_of(folder)]
+    loader = loader_of(folder, num_workers, zero_copy=zero_copy)
+    batches = read_until_replaced(loader, lambda: replace(folder, change))
+    assert [batch["__key__"] for batch in batches] == expected[: len(batches)]
+    assert len(batches) < len(expected)
+    assert all(bytes(text).startswith(b"caption") for batch in batches for text in batch["txt"])
+
+
+def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
+    loader = loader_of(folder)
+    replace(folder)
+    with pytest.raises(ShardError, match=WITHDRAWN):
+        list(loader)
+    assert len(list(loader_of(folder))) == 20  # a new run has no quarrel with the new shard
+
+
+def test_random_access_notices_it(folder):
+    dataset = mm.open_dataset(folder)
+    replace(folder)
+    assert dataset[0]["txt"]
+    with pytest.raises(ShardError, match=WITHDRAWN):
+        dataset[40]
+
+
+def test_what_no_listing_held_is_remembered_at_its_first_read(folder, tmp_path):
+    store, listed = open_store(folder), mm.open_dataset(folder)
+    dataset = mm.Dataset(listed.manifest, store)  # as of a manifest with a data_url
+    text = dataset[40]["txt"]
+    assert dataset[41]["txt"] != text
+    replace(folder)
+    with pytest.raises(ShardError, match=WITHDRAWN):
+        dataset[40]
+
+
+def test_a_policy_may_count_its_samples_as_bad(folder):
+    loader = loader_of(
+        folder, bad_samples=mm.BadSamplePolicy(shards=True, max_fraction=1), decode=None
+    )
+    replace(folder)
+    texts = [bytes(text) for batch in loader for text in batch["txt"]]
+    assert len(texts) == 80
+    assert all(text.startswith(b"caption") for text in texts)
+    assert loader.stats.bad == {"ShardError": 40}
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_a_touched_file_is_another_one(tmp_path, zero_copy):
+    folder = write_corpus(tmp_path, [40, 40])
+    loader = loader_of(folder, zero_copy=zero_copy)
+    stream = iter(loader)
+    next(stream)
+    os.utime(tmp_path / SHARD)
+    with pytest.raises(ShardError, match=WITHDRAWN):
+        list(stream)
+
+
+def test_a_mapped_shard_written_over_where_it_lies_is_noticed(tmp_path):
+    folder = write_corpus(tmp_path, [40, 40])
+    path = Path(folder, SHARD)
+
+    def write_over() -> None:
+        with path.open("r+b") as file:
+            file.write(same_size(path.read_bytes()))
+
+    loader = loader_of(folder, zero_copy=True)
+    held = read_until_replaced(loader, write_over)  # its views keep the map alive
+    assert len(held) < 20
+
+
+def test_the_old_file_put_back_is_read_on(tmp_path):
+    folder = write_corpus(tmp_path / "corpus", [40, 40])
+    path = Path(folder, SHARD)
+    aside = tmp_path / "aside"
+    dataset = mm.open_dataset(folder)
+    text = dataset[40]["txt"]
+    path.rename(aside)
+    shutil.copy(aside, path)
+    with pytest.raises(ShardError, match=WITHDRAWN):
+        dataset[40]
+    aside.replace(path)
+    assert dataset[40]["txt"] == text
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+@pytest.mark.timeout(60)
+def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path, zero_copy):
+    folder = write_corpus(tmp_path, [40, 40])
+    loader = loader_of(folder, zero_copy=zero_copy)
+    Path(folder, SHARD).unlink()
+    os.mkfifo(Path(folder, SHARD))
+    with pytest.raises(ShardError, match=rf"{SHARD}: a FIFO; a file is needed"):
+        list(loader)
