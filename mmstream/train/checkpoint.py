@@ -24,11 +24,12 @@ import torch
 import torch.distributed as dist
 
 from mmstream.device.to_device import DeviceLoader
-from mmstream.errors import StateError
+from mmstream.errors import StateError, escaped
 from mmstream.storage import Store
 from mmstream.storage.new_file import remove_temporaries
 from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import TrainProcess
+from mmstream.train.saved_state import loader_state
 from mmstream.train.step import Trained
 
 __all__ = [
@@ -128,6 +129,10 @@ def load_checkpoint(store: Store, num_steps: int) -> Checkpoint:
         zlib.error,
     ) as error:
         raise StateError(f"{store.url_of(name)}: damaged checkpoint: {error}") from error
+    if not isinstance(content, dict):
+        raise StateError(
+            f"{store.url_of(name)}: damaged checkpoint: a {type(content).__name__}, not a dict"
+        )
     return Checkpoint(num_steps, content)
 
 
@@ -193,15 +198,17 @@ def resume_training(
         return 0
     try:
         trained.load_state_dict(checkpoint.content)
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        difference = _difference(trained, checkpoint.content)
         raise StateError(
             f"{store.url}: step {checkpoint.num_steps} is of another model: "
-            f"{_difference(trained, checkpoint.content) or str(error).partition(chr(10))[0]}; give "
+            f"{difference or escaped(str(error).partition(chr(10))[0])}; give "
             "the settings that it was trained with (model=, image_size=, max_length=, tokenizer=, "
             "freeze=), or another folder (out=)"
         ) from error
     try:
-        batches.load_state_dict(json.loads(checkpoint.content["loader"]))
+        state = loader_state(checkpoint.content, "its loader's state")
+        batches.load_state_dict(state)
     except StateError as error:
         raise StateError(f"{store.url}: step {checkpoint.num_steps}: {error}") from error
     if process.rank == 0:
@@ -212,18 +219,24 @@ def resume_training(
 def _difference(trained: Trained, content: dict[str, Any]) -> str:
     """Describe in one line which weights of a checkpoint do not fit the model; "" when all fit."""
     model = trained.model.state_dict()
-    saved = content.get("model", {})
+    saved = content.get("model")
+    if not isinstance(saved, dict):
+        return "it holds no weights"
     missing = [name for name in model if name not in saved]
     unknown = [name for name in saved if name not in model]
-    reshaped = [name for name in model if name in saved and model[name].shape != saved[name].shape]
+    reshaped = [
+        name
+        for name in model
+        if name in saved and model[name].shape != getattr(saved[name], "shape", None)
+    ]
     differences = []
     if missing:
         differences.append(f"{len(missing):,} weights are missing in it ({missing[0]})")
     if unknown:
-        differences.append(f"{len(unknown):,} weights are unknown here ({unknown[0]})")
+        differences.append(f"{len(unknown):,} weights are unknown here ({escaped(unknown[0])})")
     if reshaped:
         name = reshaped[0]
-        saved_shape = tuple(saved[name].shape)
+        saved_shape = tuple(getattr(saved[name], "shape", ()))
         model_shape = tuple(model[name].shape)
         differences.append(
             f"{len(reshaped):,} weights have another shape "

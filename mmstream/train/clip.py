@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
+from mmstream.train.pretrained import load_pretrained
 from mmstream.types import IGNORED_LABEL, Batch
 
 __all__ = ["ContrastiveClip", "contrastive_loss", "gather_rows", "load_clip", "small_clip"]
@@ -193,8 +194,12 @@ def small_clip(*, image_size: int, vocab_size: int, max_length: int, seed: int) 
 
 
 def load_clip(folder: str) -> Any:
-    """Return the CLIPModel that is saved in a local folder, in float32. No code in it is run."""
+    """Return the CLIPModel that is saved in a local folder, in float32. No code in it is run.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
     import_torchvision()
     from transformers import CLIPModel
 
-    return CLIPModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    return load_pretrained(CLIPModel, folder, f"{folder}: no CLIP model", dtype=torch.float32)

@@ -8,7 +8,6 @@ write these two methods and pass the model to `mmstream.train.loop.fit`.
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,9 +21,10 @@ from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.sample import Decode
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.device.to_device import Normalize
-from mmstream.errors import ConfigError, MMStreamError
+from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.train import clip
 from mmstream.train.config import TrainConfig
+from mmstream.train.pretrained import read_json
 from mmstream.train.tokenizer import open_tokenizer
 from mmstream.types import Batch
 
@@ -130,10 +130,13 @@ def normalize_for(config: TrainConfig) -> Normalize:
     path = None if folder is None else Path(folder, "preprocessor_config.json")
     if path is None or not path.exists():
         return CLIP_NORMALIZE
-    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = read_json(path)
     if "image_mean" not in settings or "image_std" not in settings:
         return CLIP_NORMALIZE
-    return Normalize(tuple(settings["image_mean"]), tuple(settings["image_std"]))
+    try:
+        return Normalize(tuple(settings["image_mean"]), tuple(settings["image_std"]))
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: image_mean and image_std: {escaped(error)}") from None
 
 
 def hint_at_model(config: TrainConfig, data: Dataset | Mixture) -> str:
@@ -165,12 +168,12 @@ def _folder(config: TrainConfig) -> str | None:
 def _model_config(folder: str) -> dict[str, Any]:
     """Return ``config.json`` of a model's folder."""
     try:
-        model_config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        model_config = read_json(Path(folder, "config.json"))
+    except ConfigError as error:
         raise ConfigError(
             f"model: {folder} is not clip, vlm or a model's folder: {error}"
         ) from None
-    if not isinstance(model_config, dict) or "vision_config" not in model_config:
+    if "vision_config" not in model_config:
         raise ConfigError(
             f"model: {folder} is not a CLIP or Llava-style model: it has no vision tower"
         )

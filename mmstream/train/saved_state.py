@@ -9,10 +9,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mmstream.errors import StateError
+from mmstream.errors import StateError, escaped
 from mmstream.storage import join_url, open_store, split_url
 
-__all__ = ["parse_state", "read_state"]
+__all__ = ["loader_state", "parse_state", "read_state"]
+
+MAX_STATE_BYTES = 64 << 20
+"""Largest JSON file of a state."""
 
 
 def parse_state(text: str | bytes, source: str) -> dict[str, Any]:
@@ -23,8 +26,8 @@ def parse_state(text: str | bytes, source: str) -> dict[str, Any]:
     """
     try:
         state = json.loads(text)
-    except ValueError as error:
-        raise StateError(f"{source}: not the JSON of a state: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{source}: not the JSON of a state: {escaped(error)}") from None
     if not isinstance(state, dict):
         raise StateError(f"{source}: not a state of a Loader")
     return state
@@ -48,7 +51,7 @@ def read_state(source: str) -> dict[str, Any]:
         return _read_checkpoint(folder, name)
     if not store.exists(name):
         return _read_newest(source)
-    return parse_state(store.read(name), source)
+    return parse_state(store.read(name, max_bytes=MAX_STATE_BYTES), source)
 
 
 def _read_checkpoint(folder: str, name: str) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def _read_checkpoint(folder: str, name: str) -> dict[str, Any]:
         raise StateError(
             f"{name}: not a checkpoint of `mmstream train`, which are named step-NNNNNNNN.pt"
         )
-    return _loader_state(load_checkpoint(open_store(folder), int(digits)).content, name)
+    return loader_state(load_checkpoint(open_store(folder), int(digits)).content, name)
 
 
 def _read_newest(source: str) -> dict[str, Any]:
@@ -68,11 +71,16 @@ def _read_newest(source: str) -> dict[str, Any]:
     for url in (join_url(source, "checkpoints"), source):
         checkpoint = load_newest(open_store(url))
         if checkpoint is not None:
-            return _loader_state(checkpoint.content, url)
+            return loader_state(checkpoint.content, url)
     raise StateError(f"{source}: neither a state's JSON nor a folder with checkpoints")
 
 
-def _loader_state(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+def loader_state(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the loader's state that a checkpoint holds.
+
+    Raises:
+        StateError: it holds none. The message begins with `source`.
+    """
     try:
         return parse_state(content["loader"], source)
     except (KeyError, TypeError):

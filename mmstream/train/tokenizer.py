@@ -11,9 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from mmstream.errors import ConfigError
+from mmstream.train.pretrained import load_pretrained, read_json
 
 __all__ = ["byte_tokenizer", "image_token_of", "open_tokenizer"]
 
@@ -90,13 +89,7 @@ def open_tokenizer(folder: str | None, *, chat: bool = False) -> Any:
         raise ConfigError(f"tokenizer: {folder} is not a folder; save one with save_pretrained")
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"tokenizer: {folder} has no tokenizer: {reason}") from error
+    tokenizer = load_pretrained(AutoTokenizer, folder, f"tokenizer: {folder} has no tokenizer")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if chat and not tokenizer.chat_template:
@@ -127,5 +120,5 @@ def _template_of_processor(folder: Path) -> str:
     if jinja_file.is_file():
         return jinja_file.read_text("utf-8")
     if json_file.is_file():
-        return str(msgspec.json.decode(json_file.read_bytes())["chat_template"])
+        return str(read_json(json_file).get("chat_template", ""))
     raise ConfigError(f"{folder}: the tokenizer has no chat template")

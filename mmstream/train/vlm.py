@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
+from mmstream.train.pretrained import load_pretrained
 from mmstream.train.tokenizer import image_token_of
 from mmstream.train.vision import choose_image_size, embed_images, image_inputs
 from mmstream.types import IGNORED_LABEL
@@ -184,12 +185,12 @@ def load_vlm(
     import_torchvision()
     from transformers import AutoModelForImageTextToText
 
-    try:
-        vlm = AutoModelForImageTextToText.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: no vision-language model: {error}") from error
+    vlm = load_pretrained(
+        AutoModelForImageTextToText,
+        folder,
+        f"{folder}: no vision-language model",
+        dtype=torch.float32,
+    )
     model = ConversationVlm(vlm.train(), image_size)
     if tokenizer is not None:
         token = image_token_of(tokenizer)

@@ -156,7 +156,9 @@ class Spy:
     def __init__(self, monkeypatch, kind):
         self.read, self.ranges = [], []
         read, read_ranges = kind.read, kind.read_ranges
-        monkeypatch.setattr(kind, "read", lambda s, n: self.read.append(n) or read(s, n))
+        monkeypatch.setattr(
+            kind, "read", lambda s, n, *a, **k: self.read.append(n) or read(s, n, *a, **k)
+        )
         monkeypatch.setattr(
             kind,
             "read_ranges",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from mmstream.train.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     load_newest,
+    resume_training,
     save_checkpoint,
 )
+from mmstream.train.distributed import TrainProcess
 
 
 def content(value: float) -> dict[str, object]:
@@ -175,3 +178,69 @@ def test_no_flipped_bit_of_the_zips_directory_goes_into_the_weights(tmp_path: Pa
             assert newest is not None
             weights = newest.content["model"]["w"]
             assert torch.equal(weights, torch.full((50, 50), float(newest.num_steps)))
+
+
+class _Trained:
+    """Takes any weights, or raises what a model raises for those of another model."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.model = torch.nn.Linear(2, 2)
+        self.error = error
+
+    def load_state_dict(self, content: dict[str, Any]) -> None:
+        del content
+        if self.error is not None:
+            raise self.error
+
+
+class _Batches:
+    def __init__(self) -> None:
+        self.state: Any = None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def resumed(folder: Path, content: Any, trained: _Trained | None = None) -> Any:
+    save_checkpoint(open_store(folder), Checkpoint(3, content), keep=1)
+    batches = _Batches()
+    process = TrainProcess(torch.device("cpu"))
+    resume_training(open_store(folder), trained or _Trained(), batches, process)
+    return batches.state
+
+
+def test_a_run_goes_on_with_the_loaders_state(tmp_path: Path) -> None:
+    assert resumed(tmp_path, {"loader": '{"epoch": 2}'}) == {"epoch": 2}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        [1, 2],
+        7,
+        {},
+        {"loader": "not JSON"},
+        {"loader": None},
+        {"loader": "[1]"},
+        {"loader": 3},
+        {"loader": "[" * 100_000},
+    ],
+    ids=lambda content: repr(content)[:30],
+)
+def test_a_checkpoint_without_a_loaders_state_is_a_state_error(
+    tmp_path: Path, content: Any
+) -> None:
+    with pytest.raises(StateError) as caught:
+        resumed(tmp_path, content)
+    assert str(caught.value).startswith(str(tmp_path))
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("model", [None, [], {"weight": 3}, {"weight": torch.zeros(1)}, {3: 4}])
+@pytest.mark.parametrize("error", [TypeError("x"), AttributeError("x"), KeyError("x")])
+def test_a_checkpoint_of_another_model_is_a_state_error(
+    tmp_path: Path, model: Any, error: Exception
+) -> None:
+    with pytest.raises(StateError, match="step 3 is of another model: "):
+        resumed(tmp_path, {"model": model, "loader": "{}"}, _Trained(error))

@@ -1,0 +1,69 @@
+"""Open what `save_pretrained` wrote to a folder: models and tokenizers. No code of it is run.
+
+    tokenizer.open_tokenizer, clip.load_clip, vlm.load_vlm -> `load_pretrained`
+
+The folder may come from a stranger. `transformers` raises nearly any error for a damaged one, and
+some of its messages tell the reader to run the folder's code. Here every error is one line.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mmstream.errors import ConfigError, escaped
+
+__all__ = ["load_pretrained", "read_json"]
+
+
+def load_pretrained(kind: Any, folder: str, message: str, **settings: Any) -> Any:
+    """Return ``kind.from_pretrained(folder)``. Nothing is downloaded.
+
+    Args:
+        kind: A class of `transformers`.
+        folder: The folder, as `save_pretrained` writes it.
+        message: The error's message without its reason: "FOLDER has no tokenizer".
+        settings: Further arguments of `from_pretrained`.
+
+    Raises:
+        ConfigError: The folder cannot be opened, or only by running code of its own.
+    """
+    try:
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **settings
+        )
+    except Exception as error:
+        raise ConfigError(f"{message}: {_reason(error)}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON file of a folder.
+
+    Raises:
+        ConfigError: It is no JSON object, or cannot be read.
+    """
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON: {escaped(error)}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return content
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text or "custom code" in text:
+        return (
+            "it needs code of its own, and code of a folder is never run; take one that "
+            "transformers itself knows"
+        )
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
+        return (
+            "its weights are a pickle that holds more than tensors, and such a file is never "
+            "opened; save them as safetensors"
+        )
+    return f"{type(error).__name__}: {escaped(text)}"
