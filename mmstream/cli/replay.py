@@ -82,7 +82,8 @@ def replay(
     from mmstream.audit.replay import replay as run
     from mmstream.dataset.mixture_file import open_data
     from mmstream.state import order_of_state
-    from mmstream.train.saved_state import parse_state, read_state
+    from mmstream.train.saved_state import read_state
+    from mmstream.train.state_json import parse_state
 
     if more_logs and not logs:
         raise click.UsageError(

@@ -29,7 +29,7 @@ from mmstream.storage import Store
 from mmstream.storage.new_file import remove_temporaries
 from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import TrainProcess
-from mmstream.train.saved_state import loader_state
+from mmstream.train.state_json import loader_state
 from mmstream.train.step import Trained
 
 __all__ = [

@@ -5,32 +5,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
-from mmstream.errors import StateError, escaped
+from mmstream.errors import StateError
 from mmstream.storage import join_url, open_store, split_url
+from mmstream.train.state_json import loader_state, parse_state
 
-__all__ = ["loader_state", "parse_state", "read_state"]
+__all__ = ["read_state"]
 
 MAX_STATE_BYTES = 64 << 20
 """Largest JSON file of a state."""
-
-
-def parse_state(text: str | bytes, source: str) -> dict[str, Any]:
-    """Return the state that is saved as JSON in `text`.
-
-    Raises:
-        StateError: it is not a state. The message begins with `source`.
-    """
-    try:
-        state = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{source}: not the JSON of a state: {escaped(error)}") from None
-    if not isinstance(state, dict):
-        raise StateError(f"{source}: not a state of a Loader")
-    return state
 
 
 def read_state(source: str) -> dict[str, Any]:
@@ -73,15 +57,3 @@ def _read_newest(source: str) -> dict[str, Any]:
         if checkpoint is not None:
             return loader_state(checkpoint.content, url)
     raise StateError(f"{source}: neither a state's JSON nor a folder with checkpoints")
-
-
-def loader_state(content: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the loader's state that a checkpoint holds.
-
-    Raises:
-        StateError: it holds none. The message begins with `source`.
-    """
-    try:
-        return parse_state(content["loader"], source)
-    except (KeyError, TypeError):
-        raise StateError(f"{source}: a checkpoint without a loader's state") from None
