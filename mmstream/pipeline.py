@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from copy import copy
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, islice
 from typing import Any
@@ -199,8 +199,10 @@ class PipelineRunner:
 
     def decoded(self, job: Job) -> DecodedStep:
         """Return the decoded and transformed samples of a job; raises as `batch`."""
-        raw = self._reader.step(job)
-        return self._decode(raw)
+        decoded = self._decode(self._reader.step(job))
+        num_wrong_reads = self._reader.pop_wrong_reads()  # of the reads that decoding asked for too
+        lineage = replace(decoded.lineage, num_wrong_reads=num_wrong_reads)
+        return decoded._replace(lineage=lineage) if num_wrong_reads else decoded
 
     def close(self) -> None:
         """Stop reading ahead, and end all threads."""

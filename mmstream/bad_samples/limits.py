@@ -13,11 +13,15 @@ from pathlib import Path
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import FILTERED, BadSample, append_records
-from mmstream.errors import BadSampleLimitError, DecodeError
+from mmstream.errors import BadSampleLimitError, ChecksumError, DecodeError
 
 __all__ = ["Stats", "count_samples"]
 
 logger = logging.getLogger(__name__)
+
+MAX_DAMAGED = 3
+"""So many samples of one shard that do not fit their checksums are more than a chance: a warning
+names the shard."""
 
 MAX_WARNINGS = 10
 """Bad samples that are logged as warnings; later ones go to the quarantine file only."""
@@ -42,10 +46,15 @@ class Stats:
     """Bytes read from storage."""
     num_requests: int = 0
     """Ranges read from storage."""
+    num_wrong_reads: int = 0
+    """Samples and indexes that came with bytes unlike their checksums. Each was read again, and
+    each of its reads counts."""
     wait_s: float = 0.0
     """Seconds that the consumer has waited for batches."""
     consecutive: Counter[str] = field(default_factory=Counter)
     """Bad samples in a row up to now, by source of a mixture; "" for a single dataset."""
+    damaged: dict[str, set[int]] = field(default_factory=dict)
+    """The first `MAX_DAMAGED` samples of each shard that do not fit their checksums."""
 
 
 def count_samples(
@@ -92,6 +101,7 @@ def count_samples(
             record.step,
             record.row,
         )
+    _warn_of_damaged_shards(stats, bad)
     path = None
     if policy.quarantine is not None:
         path = Path(policy.quarantine, f"quarantine-rank{rank}.jsonl")
@@ -109,6 +119,24 @@ def count_samples(
             f"{stats.num_bad} of {stats.num_samples} samples are bad ({limit}), "
             f"by kind: {dict(stats.bad)}; {_advice(path, is_mixture=any(sources))}"
         )
+
+
+def _warn_of_damaged_shards(stats: Stats, bad: Sequence[BadSample]) -> None:
+    """Name each shard once, when its third sample does not fit its checksum."""
+    for record in bad:
+        if record.kind != ChecksumError.__name__:
+            continue
+        indexes = stats.damaged.setdefault(record.shard, set())
+        if len(indexes) == MAX_DAMAGED or record.index in indexes:
+            continue
+        indexes.add(record.index)
+        if len(indexes) == MAX_DAMAGED:
+            logger.warning(
+                "%d samples of %s have other bytes than their checksums say: the shard was "
+                "replaced or is damaged; run `mmstream verify` on its dataset",
+                MAX_DAMAGED,
+                record.shard,
+            )
 
 
 def _advice(path: Path | None, *, is_mixture: bool) -> str:

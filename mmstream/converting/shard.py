@@ -24,7 +24,7 @@ from mmstream.converting.formats import draft_of
 from mmstream.converting.media import load_media
 from mmstream.converting.rows import MAX_ROW_BYTES, RowRange, read_rows
 from mmstream.dataset.checksums import checksums_name, checksums_size, encode_checksums
-from mmstream.dataset.index import encode_index, index_name
+from mmstream.dataset.index import encode_index, index_name, index_size
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
 from mmstream.tar.writer import TarWriter
@@ -117,7 +117,7 @@ def _committed_report(job: ShardJob) -> ShardReport | None:
         if report.num_samples:
             sizes = {
                 job.name: report.num_bytes,
-                index_name(job.name): 8 * (report.num_samples + 1),
+                index_name(job.name): index_size(report.num_samples),
                 checksums_name(job.name): checksums_size(report.num_samples),
             }
             if any(job.store.size(name) != size for name, size in sizes.items()):

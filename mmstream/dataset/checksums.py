@@ -63,7 +63,7 @@ def sample_checksum(data: bytes | memoryview, before: int = 0) -> int:
         '0xe3069283'
     """
     # The 0 keeps Python's lock: to give it back and wait for it costs more than the checksum.
-    return crc32c(data, before, 0)
+    return int(crc32c(data, before, 0))
 
 
 def encode_checksums(checksums: Sequence[int] | Checksums, index: bytes) -> bytes:

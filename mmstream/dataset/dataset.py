@@ -1,22 +1,30 @@
 """One dataset: its length, its indexes, and random access to raw samples.
 
-`open_dataset` makes it. An index is read whole, once, when its shard is first used.
+`open_dataset` makes it. An index is read whole, once, when its shard is first used, and the
+checksums of the shard's samples with it. Bytes that do not fit their checksum are read again, past
+all caches.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from mmap import mmap
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from mmstream.dataset.index import decode_index, index_name
-from mmstream.dataset.manifest import Manifest
-from mmstream.errors import SampleError, ShardError, StateError, where
+from mmstream.dataset.checksums import (
+    Checksums,
+    checksums_name,
+    checksums_size,
+    decode_checksums,
+    sample_checksum,
+)
+from mmstream.dataset.index import decode_index, index_name, index_size
+from mmstream.dataset.manifest import Manifest, ShardInfo
+from mmstream.errors import ChecksumError, SampleError, ShardError, StateError, where
 from mmstream.order import Corpus, Order
 from mmstream.storage import (
     NotAFileError,
@@ -26,17 +34,30 @@ from mmstream.storage import (
     map_file,
     require_known,
 )
+from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import parse_sample
 from mmstream.types import IntArray, Sample, SampleLineage
 
-__all__ = ["Dataset", "DatasetView", "ShardLocation"]
+__all__ = ["Dataset", "DatasetView", "ShardIndex", "ShardLocation"]
 
 
-MAX_INDEX_READS = 4
-"""Reads of an index whose bytes are no index: storage may have delivered them wrong."""
+MAX_INDEX_READS = 8
+"""Reads of an index that is no index, or does not fit its checksums: storage may be at fault."""
+
+MAX_SAMPLE_READS = 8
+"""Reads of a sample whose bytes differ each time, or that comes as no sample each time."""
 
 MAX_INDEXES = 4096
 """Indexes kept in memory; 160 MB for shards of 5,000 samples."""
+
+
+class ShardIndex(NamedTuple):
+    """Where the samples of a shard lie, and what their bytes must be."""
+
+    offsets: IntArray
+    """int64 [num_samples + 1], byte offsets of the samples, ascending."""
+    checksums: Checksums | None
+    """uint32 [num_samples], CRC-32C of the bytes of each sample. None: nothing is compared."""
 
 
 class Dataset(Sequence[Sample]):
@@ -50,6 +71,7 @@ class Dataset(Sequence[Sample]):
         index_store: where the indexes lie. Another store only after ``index --output``.
         bad: int64 [num_bad, 2], sorted (shard, index) of known-bad samples (see ``bad_list.py``).
             Length and random access include them; an epoch leaves them out.
+        has_checksums: whether bytes that are read are compared with their checksums.
 
     Examples:
         >>> dataset = mm.open_dataset("shards/")
@@ -67,6 +89,8 @@ class Dataset(Sequence[Sample]):
         offsets: Mapping[str, IntArray] | None = None,
         bad: IntArray | None = None,
         stats: Mapping[str, ObjectStat] | None = None,
+        *,
+        checksums: bool = True,
     ) -> None:
         self.manifest, self.store = manifest, store
         self.index_store = store if index_store is None else index_store
@@ -74,8 +98,9 @@ class Dataset(Sequence[Sample]):
         # The shards as they were when the dataset was opened, or first read in this process.
         names = (shard.name for shard in manifest.shards)
         self._known = {name: stats[name] for name in names if name in stats} if stats else {}
+        self.has_checksums = checksums and manifest.checksums is not None
         self._built = dict(offsets or {})  # indexes built at opening, of tars without one
-        self._indexes: dict[int, IntArray] = {}
+        self._indexes: dict[int, ShardIndex] = {}
         self._urls: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,6 +118,7 @@ class Dataset(Sequence[Sample]):
 
         Raises:
             IndexError: no such sample.
+            ChecksumError: its bytes are not those of its checksum, in `MAX_SAMPLE_READS` reads.
             SampleError, ShardError, StorageError: it cannot be read.
         """
         if isinstance(item, slice):
@@ -177,16 +203,26 @@ class Dataset(Sequence[Sample]):
         """Return a shard's index: int64 [num_samples + 1], byte offsets of its samples.
 
         Raises:
-            ShardError: no index, a damaged one, or one that does not fit the manifest.
+            ShardError: no index, a damaged one, or one that does not fit the manifest or the
+                checksums.
             StorageError: storage failed after retries.
         """
-        offsets = self._indexes.get(shard)
-        if offsets is None:
-            offsets = self._load_index(shard)
+        return self.index_of(shard).offsets
+
+    def index_of(self, shard: int, count_wrong: Callable[[int], None] | None = None) -> ShardIndex:
+        """Return a shard's index with the checksums of its samples; raises what `offsets` raises.
+
+        Args:
+            shard: position of the shard in the manifest.
+            count_wrong: called with the number of reads that came wrong, after each of them.
+        """
+        index = self._indexes.get(shard)
+        if index is None:
+            index = self._load_index(shard, count_wrong or (lambda _: None))
             if len(self._indexes) >= MAX_INDEXES:
                 self._indexes.pop(list(self._indexes)[0], None)  # noqa: RUF015 - threads share it
-            self._indexes[shard] = offsets
-        return offsets
+            self._indexes[shard] = index
+        return index
 
     def forget_index(self, shard: int) -> None:
         """Read a shard's index again at its next use."""
@@ -194,12 +230,11 @@ class Dataset(Sequence[Sample]):
 
     def read(self, shard: int, index: int) -> Sample:
         """Return one raw sample; raises what `dataset[i]` raises."""
-        offsets = self.offsets(shard)
-        start, stop = int(offsets[index]), int(offsets[index + 1])
-        data = self.read_ranges([(shard, start, stop)])[0]
-        if isinstance(data, OSError):
-            raise self.explain(data, shard, stop) from data
-        return self.parse(data, shard, index)
+        return self.parse(self._read_bytes(shard, index), shard, index)
+
+    def checksum_error(self, shard: int, index: int) -> ChecksumError:
+        """Return the error of a sample whose bytes are not those of its checksum."""
+        return ChecksumError(f"{where(self.name_of(shard), index)} bytes unlike their checksum")
 
     def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
         """Return the bytes of each (shard, start, stop), or in its place the error that it met.
@@ -278,35 +313,87 @@ class Dataset(Sequence[Sample]):
             return ShardError(f"{name}: truncated: {size} bytes, its index needs {stop} or more")
         return error
 
-    def _load_index(self, shard: int) -> IntArray:
+    def _read_bytes(self, shard: int, index: int) -> bytes:
+        """Return the bytes of a sample. Those that do not fit their checksum are read again."""
+        name = self.name_of(shard)
+        offsets, checksums = self.index_of(shard)
+        start, stop = int(offsets[index]), int(offsets[index + 1])
+        for _ in range(MAX_SAMPLE_READS):
+            (data,) = self.read_ranges([(shard, start, stop)])
+            if isinstance(data, OSError):
+                raise self.explain(data, shard, stop) from data
+            if checksums is None or sample_checksum(data) == checksums[index]:
+                return data
+            self.store.drop_cache(name, start, stop)
+        raise self.checksum_error(shard, index)
+
+    def _load_index(self, shard: int, count_wrong: Callable[[int], None]) -> ShardIndex:
+        """Return an index. Bytes that are no index are read again: storage may be at fault."""
         info = self.manifest.shards[shard]
-        name = index_name(info.name)
         if info.name in self._built:
-            return self._built[info.name]
-        try:
-            offsets = self._read_index(name)
-        except FileNotFoundError:
+            return ShardIndex(self._built[info.name], None)
+        if info.num_samples * BLOCK > info.num_bytes:  # before memory is taken for them
             raise ShardError(
-                f"{info.name}: no index {name} in {self.index_store.url}; run `mmstream index`"
-            ) from None
-        if offsets.size != info.num_samples + 1:
-            raise ShardError(
-                f"{name}: {offsets.size - 1} samples, the manifest says {info.num_samples}; "
-                "run `mmstream index --overwrite`"
+                f"{info.name}: {info.num_bytes} bytes cannot hold {info.num_samples} samples; run "
+                "`mmstream index --overwrite`"
             )
+        for _ in range(MAX_INDEX_READS - 1):
+            try:
+                return self._read_index(info)
+            except ShardError:
+                count_wrong(1)
+                num_bytes = index_size(info.num_samples)  # the checksums have fewer
+                for name in (index_name(info.name), checksums_name(info.name)):
+                    self.index_store.drop_cache(name, 0, num_bytes)
+        return self._read_index(info)
+
+    def _read_index(self, info: ShardInfo) -> ShardIndex:
+        """Read the index of a shard, and its checksums if there are any.
+
+        Not a byte more is read than they can have by the manifest.
+        """
+        name, column_name = index_name(info.name), checksums_name(info.name)
+        sizes = {name: index_size(info.num_samples)}
+        if self.has_checksums:
+            sizes[column_name] = checksums_size(info.num_samples)
+        else:
+            self._require_size(info, name, sizes[name])  # a longer index is of other samples
+        # Both at once: on an object store, each of them is a request.
+        answers = self.index_store.read_ranges([(file, 0, size) for file, size in sizes.items()])
+        data = dict[str, bytes]()
+        for (file, size), answer in zip(sizes.items(), answers, strict=True):
+            if isinstance(answer, OSError):
+                self._require_size(info, file, size)
+                raise answer
+            data[file] = answer
+        offsets = decode_index(data[name], name)
         if offsets[-1] > info.num_bytes:
             raise ShardError(
                 f"{info.name}: {info.num_bytes} bytes, its index goes to {offsets[-1]}: truncated, "
                 "or the index is not this tar's"
             )
-        return offsets
+        if not self.has_checksums:
+            return ShardIndex(offsets, None)
+        return ShardIndex(offsets, decode_checksums(data[column_name], data[name], column_name))
 
-    def _read_index(self, name: str) -> IntArray:
-        """Return an index. Bytes that are no index are read again: storage may be at fault."""
-        for _ in range(MAX_INDEX_READS - 1):
-            with suppress(ShardError):
-                return decode_index(self.index_store.read(name), name)
-        return decode_index(self.index_store.read(name), name)
+    def _require_size(self, info: ShardInfo, file: str, size: int) -> None:
+        """Raise a ShardError if an index, or a file of checksums, is absent or has another size."""
+        is_index = file == index_name(info.name)
+        command = "mmstream index" if is_index else "mmstream index --checksums"
+        try:
+            actual_size = self.index_store.size(file)
+        except FileNotFoundError:
+            absent = "no index" if is_index else "no checksums"
+            raise ShardError(
+                f"{info.name}: {absent} {file} in {self.index_store.url}; run `{command}`"
+            ) from None
+        except NotAFileError as error:
+            raise ShardError(str(error)) from None
+        if actual_size != size:
+            raise ShardError(
+                f"{file}: {actual_size} bytes, but the manifest says {info.num_samples} samples, "
+                f"{size} bytes; run `{command} --overwrite`"
+            )
 
 
 class ShardLocation(NamedTuple):

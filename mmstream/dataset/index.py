@@ -21,7 +21,7 @@ from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members, sample_offsets
 from mmstream.types import IntArray
 
-__all__ = ["build_index", "decode_index", "encode_index", "index_name", "num_indexed"]
+__all__ = ["build_index", "decode_index", "encode_index", "index_name", "index_size", "num_indexed"]
 
 
 _CURE = "run `mmstream index --overwrite`"
@@ -56,6 +56,11 @@ def decode_index(data: bytes, name: str) -> IntArray:
     if offsets.min() < 0 or np.any(np.diff(offsets) <= 0) or np.any(offsets % BLOCK):
         raise ShardError(f"{name}: offsets are not ascending blocks; {_CURE}")
     return offsets
+
+
+def index_size(num_samples: int) -> int:
+    """Return the size in bytes of the index of so many samples."""
+    return 8 * (num_samples + 1)
 
 
 def num_indexed(index_bytes: int) -> int:

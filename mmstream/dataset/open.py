@@ -27,7 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 def open_dataset(
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, bad_list: bool = True
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    bad_list: bool = True,
+    checksums: bool = True,
 ) -> Dataset:
     """Open a dataset.
 
@@ -36,6 +39,8 @@ def open_dataset(
             a brace pattern such as ``"s3://bucket/shard-{000000..000099}.tar"``.
         bad_list: Leave the samples of the bad list out of all epochs. The list lies in the
             dataset's root, where ``mmstream verify --write-bad`` has put it.
+        checksums: Compare the bytes of every sample that is read with its checksum, where the
+            manifest says that there are checksums. Bytes that differ are read again.
 
     Returns:
         The dataset. Local tars without an index are indexed in memory, which takes a few
@@ -58,7 +63,7 @@ def open_dataset(
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         if "{" not in name and not name.endswith((".tar", ".tgz", ".tar.gz")):
-            return _open_folder(open_store(name), bad_list)
+            return _open_folder(open_store(name), bad_list, checksums)
         urls = list(braceexpand.braceexpand(name)) if "{" in name else [name]
     else:
         urls = [os.fspath(item) for item in source]
@@ -67,7 +72,7 @@ def open_dataset(
     return _open_tars(urls, bad_list)
 
 
-def _open_folder(store: Store, bad_list: bool) -> Dataset:
+def _open_folder(store: Store, bad_list: bool, checksums: bool) -> Dataset:
     stats = store.list()
     if MARKER_NAME in stats:
         raise ManifestError(f"{store.url}: conversion has not finished; {_finish_hint(store)}")
@@ -85,7 +90,12 @@ def _open_folder(store: Store, bad_list: bool) -> Dataset:
             )
         bad = read_bad(store, manifest) if bad_list and BAD_NAME in stats else None
         return Dataset(
-            manifest, data_store, store, bad=bad, stats=stats if data_store == store else None
+            manifest,
+            data_store,
+            store,
+            bad=bad,
+            stats=stats if data_store == store else None,
+            checksums=checksums,
         )
     names = [name for name in stats if name.endswith(".tar")]
     if gzipped := [name for name in stats if name.endswith((".tgz", ".tar.gz"))]:

@@ -2,7 +2,8 @@
 
 This is the only place that catches errors of samples, and the only one that drops samples. A sample
 is bad when two reads gave the same bytes and no decoder accepts them, or when `MAX_SAMPLE_READS`
-reads gave no sample. A fault that storage makes once in a while is no fault of the data.
+reads gave no sample, or other bytes than its checksum says. A fault that storage makes once in a
+while is no fault of the data.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
+from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.decoding.sample import Decode, TextTokens, decode_sample
 from mmstream.errors import (
+    ChecksumError,
     ConfigError,
     DecodeError,
     MMStreamError,
@@ -36,9 +39,6 @@ Transform: TypeAlias = Callable[[Sample], Sample]
 BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
 """What a transform raises because of its code, not its data. These errors stop the run."""
 
-MAX_SAMPLE_READS = 8
-"""Reads of a sample whose bytes differ each time, or that comes as no sample each time."""
-
 MAX_SUBSTITUTES = {SkipSample: 256, SampleError: 32}
 """Substitutes tried for a row: more where a filter leaves samples out than where data is bad.
 
@@ -55,6 +55,9 @@ class Lookup(Protocol):
 
     def read(self, ref: SampleRef) -> Outcome:
         """Read one sample from storage, now."""
+
+    def read_again(self, ref: SampleRef) -> Outcome:
+        """Read one sample once more, past what this machine holds of its shard."""
 
     def forget_index(self, shard: int) -> None:
         """Read the index of a shard again at its next use."""
@@ -185,9 +188,10 @@ class RowDecoder:
                 is_last = len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
                 if is_last or any(_is_same(earlier, outcome) for earlier in earlier_outcomes):
                     raise
-                if isinstance(outcome, Exception):  # the index may have been delivered wrong
+                # The index may have been delivered wrong, but not one that fits its checksums.
+                if isinstance(outcome, Exception) and not isinstance(outcome, ChecksumError):
                     self.lookup.forget_index(ref[0])
-                again = self.lookup.read(ref)
+                again = self.lookup.read_again(ref)
                 if isinstance(error, DecodeError) and _is_same(outcome, again):
                     raise
             earlier_outcomes.append(outcome)

@@ -79,6 +79,7 @@ def loader_html(loader: Any) -> str:
         ("workers", str(loader.num_workers)),
         ("delivered", f"{stats.num_steps:,} steps, {stats.num_samples:,} samples of this rank"),
         ("read", f"{size_text(stats.num_bytes)} in {stats.num_requests:,} ranges"),
+        ("reads that came wrong", f"{stats.num_wrong_reads:,}"),
         ("waited for", f"{stats.wait_s:.1f} s"),
         ("bad samples", html_text(bad)),
     ]

@@ -172,6 +172,7 @@ class Loader(IterableDataset[Batch]):
             )
         self.stats.num_bytes += lineage.num_bytes
         self.stats.num_requests += lineage.num_requests
+        self.stats.num_wrong_reads += lineage.num_wrong_reads
         source = self.pipeline.dataset
         count_samples(
             self.stats,

@@ -19,7 +19,7 @@ import numpy as np
 
 from mmstream.dataset.source import ShardSource, read_ranges
 from mmstream.errors import ShardError
-from mmstream.reading.held import HeldSamples, SampleRange
+from mmstream.reading.held import NO_CHECKSUM, HeldSamples, SampleRange
 from mmstream.storage import NotAFileError, ReplacedError, Store
 from mmstream.types import IntArray, SampleRef
 
@@ -47,10 +47,17 @@ class Fetcher:
         self._maps: WeakValueDictionary[int, mmap] = WeakValueDictionary()  # views keep them alive
         self._num_bytes = 0
         self._num_requests = 0
+        self._num_wrong_reads = 0
         self._lock = threading.Lock()
 
-    def fetch(self, refs: Sequence[SampleRef] | IntArray) -> HeldSamples:
+    def fetch(
+        self, refs: Sequence[SampleRef] | IntArray, *, past_caches: bool = False
+    ) -> HeldSamples:
         """Return samples, in the order of `refs`; errors of data become values here.
+
+        Args:
+            refs: which samples.
+            past_caches: read anew what this machine may hold of the shards, mapped files too.
 
         Raises:
             StorageError: storage failed after retries.
@@ -62,16 +69,32 @@ class Fetcher:
             shard, index = int(shards[positions[0]]), indexes[positions]
             location = self._source.locate(shard)
             try:
-                offsets = location.dataset.offsets(location.shard)
+                offsets, checksums = location.dataset.index_of(
+                    location.shard, self._count_wrong_reads
+                )
             except ShardError as error:
                 held.put_error(positions, error)
                 continue
-            samples = SampleRange(shard, index, offsets[index], offsets[index + 1], positions)
+            checksum = np.full(index.size, NO_CHECKSUM) if checksums is None else checksums[index]
+            samples = SampleRange(
+                shard,
+                index,
+                offsets[index],
+                offsets[index + 1],
+                positions,
+                checksum.astype(np.int64, copy=False),
+            )
             access = location.dataset.store.access
             ranges = _merge(samples, access.max_gap_bytes, access.max_range_bytes)
             num_requests += len(ranges)
             num_bytes += sum(one_range.num_bytes for one_range in ranges)
-            mapped = self._mapped(samples, ranges) if self._zero_copy else None
+            if past_caches:
+                name = location.dataset.name_of(location.shard)
+                for sample_range in ranges:
+                    _, start, stop = sample_range.bounds
+                    location.dataset.store.drop_cache(name, start, stop)
+            is_mapped = self._zero_copy and not past_caches
+            mapped = self._mapped(samples, ranges) if is_mapped else None
             if mapped is None:
                 unread += ranges
             else:
@@ -85,6 +108,7 @@ class Fetcher:
         with self._lock:
             self._num_bytes += num_bytes
             self._num_requests += num_requests
+        self._count_wrong_reads(held.num_wrong)
         return held
 
     def pop_counts(self) -> tuple[int, int]:
@@ -93,6 +117,16 @@ class Fetcher:
             counts = self._num_bytes, self._num_requests
             self._num_bytes = self._num_requests = 0
         return counts
+
+    def pop_wrong_reads(self) -> int:
+        """Return how many samples and indexes came with wrong bytes since the previous call."""
+        with self._lock:
+            count, self._num_wrong_reads = self._num_wrong_reads, 0
+        return count
+
+    def _count_wrong_reads(self, count: int) -> None:
+        with self._lock:
+            self._num_wrong_reads += count
 
     def _read(self, ranges: Sequence[SampleRange]) -> Iterator[tuple[SampleRange, RangeData]]:
         """Yield each range with its bytes: remote ones all together, local ones in buffers."""

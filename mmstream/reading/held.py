@@ -1,5 +1,7 @@
 """Samples that were read together, held until they are taken.
 
+Bytes are compared with their checksums before anything is made of them.
+
 They are held as columns with one entry per sample. Numpy arrays cost Python's garbage collector
 nothing, while it would walk the dicts of a whole window again and again. Dicts are made when
 samples are taken.
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.dataset.checksums import wrong_samples
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
 from mmstream.reading.step import Outcome
@@ -23,6 +26,8 @@ from mmstream.types import IntArray, Sample, SampleLineage
 __all__ = ["HeldSamples", "SampleRange"]
 
 ObjectArray = npt.NDArray[np.object_]
+
+NO_CHECKSUM = -1
 
 MAX_SCANNED = 512
 """Samples whose headers are parsed together: 256 KiB of headers at a time."""
@@ -38,10 +43,16 @@ class SampleRange(NamedTuple):
     stop: IntArray
     position: IntArray
     """Position among the samples that were asked for."""
+    checksum: IntArray
+    """CRC-32C of the sample's bytes; `NO_CHECKSUM` in all entries where there is none."""
 
     def slice(self, first: int, end: int) -> SampleRange:
         """Return samples [first, end)."""
         return SampleRange(self.shard, *(column[first:end] for column in self[1:]))
+
+    def select(self, is_wanted: npt.NDArray[np.bool_]) -> SampleRange:
+        """Return some of the samples."""
+        return SampleRange(self.shard, *(column[is_wanted] for column in self[1:]))
 
     @property
     def bounds(self) -> tuple[int, int, int]:
@@ -71,13 +82,18 @@ class HeldSamples:
         source: what they belong to.
         num_samples: how many there are.
         zero_copy: fields will be views of what was read, not bytes of their own.
+
+    Attributes:
+        num_wrong: samples whose bytes are not those of their checksums. A ChecksumError takes
+            their place.
     """
 
     def __init__(self, source: ShardSource, num_samples: int, *, zero_copy: bool) -> None:
         self._source = source
         self._zero_copy = zero_copy
         self._num_samples = num_samples
-        self._errors: dict[int, ShardError] = {}
+        self.num_wrong = 0
+        self._errors: dict[int, ShardError | SampleError] = {}
         self._unscanned: list[tuple[SampleRange, Any, int]] = []
         self._is_mixture = False
         self._key, self._url, self._source_name = (self._objects(None) for _ in range(3))
@@ -106,7 +122,26 @@ class HeldSamples:
                 memory.
             data_start: the byte of the shard where `data` begins.
         """
-        self._unscanned.append((samples, data, data_start))
+        samples = self._right_samples(samples, data, data_start)
+        if samples.position.size:
+            self._unscanned.append((samples, data, data_start))
+
+    def _right_samples(self, samples: SampleRange, data: Any, data_start: int) -> SampleRange:
+        """Return the samples whose bytes fit their checksums; hold an error for the others."""
+        if samples.checksum[0] == NO_CHECKSUM:
+            return samples
+        start, stop = samples.start - data_start, samples.stop - data_start
+        wrong = wrong_samples(data, start, stop, samples.checksum)
+        if not wrong:
+            return samples
+        location = self._source.locate(samples.shard)
+        for number in wrong:
+            index, position = int(samples.index[number]), int(samples.position[number])
+            self._errors[position] = location.dataset.checksum_error(location.shard, index)
+        self.num_wrong += len(wrong)
+        is_right = np.ones(samples.position.size, dtype=np.bool_)
+        is_right[wrong] = False
+        return samples.select(is_right)
 
     def scan(self) -> None:
         """Find the members of all samples that were put since the previous call."""
@@ -117,7 +152,7 @@ class HeldSamples:
         range_of_sample = np.repeat(
             np.arange(len(ranges)), [samples.position.size for samples in ranges]
         )
-        index, start, stop, position = map(
+        index, start, stop, position, _ = map(
             np.concatenate, zip(*(samples[1:] for samples in ranges), strict=True)
         )
         data_start = np.array(data_starts)[range_of_sample]

@@ -26,6 +26,10 @@ class SampleLookup:
         """Read one sample from storage, now."""
         return self.fetcher.fetch([ref]).take(0)
 
+    def read_again(self, ref: SampleRef) -> Outcome:
+        """Read one sample once more, past what this machine holds of its shard."""
+        return self.fetcher.fetch([ref], past_caches=True).take(0)
+
     def forget_index(self, shard: int) -> None:
         """Read the index of a shard again at its next use."""
         location = self.source.locate(shard)

@@ -95,6 +95,10 @@ class Reader:
         )
         return RawStep(lineage, outcomes)
 
+    def pop_wrong_reads(self) -> int:
+        """Return how many samples and indexes came with wrong bytes since the previous call."""
+        return self._fetcher.pop_wrong_reads()
+
     def close(self) -> None:
         """Stop reading ahead."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -49,6 +49,9 @@ class BatchLineage:
     """Bytes read from storage since the step before."""
     num_requests: int = 0
     """Ranges read from storage since the step before."""
+    num_wrong_reads: int = 0
+    """Samples and indexes that came with bytes unlike their checksums since the step before. Each
+    was read again."""
 
     def to(self, *_: Any, **__: Any) -> BatchLineage:
         """Return itself. Code that moves batches to a device calls this on each value."""

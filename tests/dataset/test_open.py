@@ -305,7 +305,7 @@ def test_a_missing_index_is_a_shard_error_with_the_command(folder):
 
 def test_an_index_of_another_length_is_a_shard_error(folder):
     (folder / "shard-000000.tar.idx").write_bytes(encode_index([0, 512]))
-    with pytest.raises(ShardError, match=r"1 samples, the manifest says 3.*--overwrite"):
+    with pytest.raises(ShardError, match=r"16 bytes, but the manifest says 3 samples.*--overwrite"):
         open_dataset(folder)[0]
 
 

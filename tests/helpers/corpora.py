@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mmstream.dataset.checksums import checksums_name, encode_checksums
 from mmstream.dataset.index import encode_index, index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.storage import open_store
@@ -38,16 +39,23 @@ def captioned(number: int) -> dict[str, bytes]:
 
 
 def write_shard(
-    folder: str | Path, name: str, samples: Sequence[tuple[str, dict[str, bytes]]]
+    folder: str | Path,
+    name: str,
+    samples: Sequence[tuple[str, dict[str, bytes]]],
+    *,
+    checksums: bool = False,
 ) -> ShardInfo:
-    """Write a shard and its index; return its line of the manifest."""
+    """Write a shard, its index and, if wanted, its checksums; return its line of the manifest."""
     store = open_store(folder)
     with store.create(name) as file:
         writer = TarWriter(file)
         for key, fields in samples:
             writer.add(key, fields)
         writer.close()
-    store.write(index_name(name), encode_index(writer.offsets))
+    index = encode_index(writer.offsets)
+    store.write(index_name(name), index)
+    if checksums:
+        store.write(checksums_name(name), encode_checksums(writer.checksums, index))
     return ShardInfo(name, len(samples), writer.num_bytes)
 
 
@@ -55,14 +63,17 @@ def write_corpus(
     folder: str | Path,
     counts: Sequence[int],
     fields_of: Callable[[int], dict[str, bytes]] = captioned,
+    *,
+    checksums: bool = False,
 ) -> str:
     """Write a whole dataset of so many samples a shard; return its folder."""
     number, shards = 0, []
     for shard, count in enumerate(counts):
         samples = [(f"{n:06d}", fields_of(n)) for n in range(number, number + count)]
-        shards.append(write_shard(folder, f"shard-{shard:06d}.tar", samples))
+        shards.append(write_shard(folder, f"shard-{shard:06d}.tar", samples, checksums=checksums))
         number += count
-    open_store(folder).write(MANIFEST_NAME, Manifest(tuple(shards)).to_bytes())
+    manifest = Manifest(tuple(shards), checksums="written" if checksums else None)
+    open_store(folder).write(MANIFEST_NAME, manifest.to_bytes())
     return str(folder)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import mmstream as mm
@@ -42,6 +46,8 @@ class WatchedStore:
         self._maps_files = maps_files
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by pickle, of a store that is still empty
+            raise AttributeError(name)
         return getattr(self.__dict__["store"], name)
 
     @property
@@ -94,3 +100,38 @@ def watched_pipeline(
     """Return the pipeline on a `WatchedStore`, and the store."""
     dataset = watched(pipeline.dataset, change, **options)
     return replace(pipeline, dataset=dataset), dataset.store
+
+
+class BitFlips:
+    """Flips one bit in a part of all answers of a store. Works in worker processes too.
+
+    The chance and the bit depend on the bytes that are read and on how often this process has read
+    them before. The order of threads plays no part.
+
+    Args:
+        log: a file that gets a line for each flip, from all processes.
+        rate: the part of answers that is changed, 0 to 1.
+    """
+
+    def __init__(self, log: Path, rate: float = 0.2) -> None:
+        self.log, self.rate = log, rate
+        self.num_reads = Counter[tuple[Any, ...]]()
+        log.touch()
+
+    def __call__(self, name: str, bounds: tuple[int, int] | None, answer: Answer) -> Answer:
+        key = (name, bounds)
+        self.num_reads[key] += 1
+        chance = random.Random(f"{key} {self.num_reads[key]}")
+        if chance.random() >= self.rate or isinstance(answer, OSError) or not answer:
+            return answer
+        bit = chance.randrange(8 * len(answer))
+        with self.log.open("a") as file:
+            file.write(json.dumps([name, bounds, bit]) + "\n")
+        flipped = bytearray(answer)
+        flipped[bit // 8] ^= 1 << bit % 8
+        return bytes(flipped)
+
+    @property
+    def flips(self) -> list[tuple[str, tuple[int, int], int]]:
+        """Of each flip: the object, the range that was read, and the bit of the answer."""
+        return [tuple(json.loads(line)) for line in self.log.read_text().splitlines()]

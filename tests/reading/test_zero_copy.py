@@ -20,7 +20,7 @@ from mmstream.order import Order
 from mmstream.reading import fetcher as fetching
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
-from mmstream.storage import LocalStore
+from mmstream.storage import LocalStore, local
 from mmstream.tar.header import BLOCK, plain_file, read_member
 from tests.helpers.corpora import write_corpus
 from tests.helpers.foreign_tars import make_tar
@@ -72,7 +72,7 @@ def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
     elif instead == "too many shards":
         monkeypatch.setattr(fetching, "MAX_MAPS", 1)
     else:
-        monkeypatch.setattr(fetching, "mmap", refuse)
+        monkeypatch.setattr(local, "mmap", refuse)
     viewed = list(steps_of(dataset, True))
     assert viewed == expected
     assert {type(value) for step in viewed for value in payloads(step)} == {memoryview}

@@ -1,0 +1,270 @@
+"""Reads that come wrong by a bit: noticed, read again, counted, and no batch changes."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.dataset.checksums import checksums_name
+from mmstream.dataset.dataset import MAX_INDEX_READS, MAX_SAMPLE_READS
+from mmstream.reading.fetcher import Fetcher
+from mmstream.storage import local
+from tests.helpers.bad_corpus import make_pipeline, offsets, patch
+from tests.helpers.corpora import write_corpus
+from tests.helpers.stores import BitFlips, watched, watched_pipeline
+from tests.helpers.topology import described, run
+
+COUNTS = [30, 1, 0, 40, 26]
+DECODED = {"decode": mm.Decode(image=mm.ImageDecoder(size=16))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return write_corpus(tmp_path / "corpus", COUNTS, checksums=True)
+
+
+def damage(folder: str, shard: int, index: int) -> None:
+    """Change a byte of a sample's payload for good."""
+    patch(folder, shard, int(offsets(folder, shard)[index]) + 700, b"\xa5")
+
+
+def epoch(loader: mm.Loader) -> Iterator[tuple[Any, Any]]:
+    """Of each batch, what it shows, and its pixels or bytes."""
+    for batch in loader:
+        shown = batch["image"] if "image" in batch else [bytes(data) for data in batch["jpg"]]
+        yield described(batch), shown
+    loader.close()
+
+
+def assert_same(batches: list[Any], others: list[Any]) -> None:
+    assert [step for step, _ in batches] == [step for step, _ in others]
+    for (_, pixels), (_, other) in zip(batches, others, strict=True):
+        assert torch.equal(pixels, other) if torch.is_tensor(pixels) else pixels == other
+
+
+def assert_flips_change_nothing(
+    pipeline: mm.Pipeline, log: Path, num_workers: int = 0, **store: Any
+) -> None:
+    """Without gaps between the samples of a range, each flip hits a sample, or an index."""
+    calm = list(epoch(mm.Loader(pipeline)))
+    flips = BitFlips(log)
+    flipped, _ = watched_pipeline(pipeline, flips, max_gap_bytes=0, **store)
+    loader = mm.Loader(flipped, num_workers=num_workers)
+    assert_same(list(epoch(loader)), calm)
+    assert not loader.stats.bad
+    names = [name.rpartition(".")[2] for name, _, _ in flips.flips]
+    num_samples, num_indexes = names.count("tar"), len(names) - names.count("tar")
+    assert num_samples > 3
+    # An index and its checksums are one read, in which both may be flipped.
+    least = num_samples + (num_indexes + 1) // 2
+    assert least <= loader.stats.num_wrong_reads <= num_samples + num_indexes
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("settings", [{}, DECODED], ids=["bytes", "pixels"])
+def test_one_flipped_bit_in_a_fifth_of_reads_changes_no_batch_and_is_counted(
+    folder, tmp_path, settings, num_workers
+):
+    pipeline = make_pipeline(folder, **settings)
+    assert_flips_change_nothing(pipeline, tmp_path / "flips", num_workers)
+
+
+@pytest.mark.parametrize("access", [{}, {"concurrent": True}], ids=["local", "remote"])
+def test_views_of_what_was_read_are_checked_too(folder, tmp_path, access):
+    pipeline = make_pipeline(folder, zero_copy=True)
+    assert_flips_change_nothing(pipeline, tmp_path / "flips", maps_files=False, **access)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_flipped_bits_change_nothing_on_a_real_server(s3, tmp_path, num_workers):
+    folder = write_corpus(f"{s3}/{tmp_path.name}", COUNTS, checksums=True)
+    for settings in ({}, DECODED):
+        pipeline = make_pipeline(folder, **settings)
+        log = tmp_path / f"flips of {len(settings)}"
+        assert_flips_change_nothing(pipeline, log, num_workers)
+
+
+def test_every_source_of_a_mixture_is_checked(tmp_path):
+    corpora = [
+        mm.open_dataset(write_corpus(tmp_path / name, [20, 30], checksums=name == "a"))
+        for name in ("a", "b")
+    ]
+    flips = BitFlips(tmp_path / "flips")
+    flipped = watched(corpora[0], flips, max_gap_bytes=0)
+
+    def batches(first: mm.Dataset) -> list[Any]:
+        mixture = mm.Mixture({"a": (first, 1), "b": (corpora[1], 1)}, stop="first")
+        return list(epoch(mm.Loader(mm.Pipeline(mixture, global_batch_size=8, window=16))))
+
+    assert_same(batches(flipped), batches(corpora[0]))
+    assert len(flips.flips) > 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_flip_anywhere_in_a_sample_is_noticed_once_and_elsewhere_never(folder, tmp_path, seed):
+    """Header, padding and payload; bytes between two samples of a range belong to neither."""
+    dataset = mm.open_dataset(folder)
+    for shard in range(len(COUNTS)):
+        dataset.index_of(shard)
+    wanted = np.random.default_rng(seed).permutation(40)[:20]
+    flips = BitFlips(tmp_path / "flips", rate=1.0)
+    flipped = watched(dataset, lambda name, *read: flips(name, *read) if is_tar(name) else read[1])
+    fetcher = Fetcher(flipped, zero_copy=False)
+    held = fetcher.fetch([(3, index) for index in wanted])
+    bounds = offsets(folder, 3)
+    hit = {
+        int(np.searchsorted(bounds, start + bit // 8, side="right")) - 1
+        for _, (start, _), bit in flips.flips
+    } & set(wanted.tolist())
+    outcomes = {index: held.take(position) for position, index in enumerate(wanted.tolist())}
+    wrong = {index for index, outcome in outcomes.items() if not isinstance(outcome, dict)}
+    assert wrong == hit
+    assert fetcher.pop_wrong_reads() == len(hit)
+    for index in wrong:
+        assert isinstance(outcomes[index], mm.ChecksumError)
+        assert str(outcomes[index]) == f"shard-000003.tar[{index}] bytes unlike their checksum"
+
+
+def is_tar(name: str) -> bool:
+    return name.endswith(".tar")
+
+
+def test_a_map_that_shows_other_bytes_is_passed_by(folder, monkeypatch):
+    pipeline = make_pipeline(folder, zero_copy=True)
+    calm = list(epoch(mm.Loader(pipeline)))
+    sizes = {(Path(folder) / info.name).stat().st_size for info in pipeline.dataset.manifest.shards}
+
+    def damaged(file: int, *_: Any, **__: Any) -> mmap.mmap:
+        """What a bad page of the page cache would be."""
+        data = bytearray(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
+        assert len(data) in sizes
+        data[700] ^= 1
+        copy = mmap.mmap(-1, len(data))
+        copy.write(data)
+        return copy
+
+    monkeypatch.setattr(local, "mmap", damaged)
+    loader = mm.Loader(replace(pipeline, dataset=mm.open_dataset(folder)))
+    assert_same(list(epoch(loader)), calm)
+    assert loader.stats.num_wrong_reads == 4  # the first sample of each shard that has any
+
+
+def test_a_damaged_sample_is_a_bad_sample_and_the_rest_of_the_epoch_is_untouched(folder):
+    pipeline = make_pipeline(folder, **DECODED)
+    calm = list(epoch(mm.Loader(pipeline)))
+    damage(folder, 3, 8)
+    loader = mm.Loader(make_pipeline(folder, **DECODED))
+    batches = list(epoch(loader))
+    assert loader.stats.bad == {"ChecksumError": 1}
+    assert loader.stats.num_wrong_reads == MAX_SAMPLE_READS
+    (bad,) = [bad for step, _ in batches for bad in step.bad]
+    changed = 0
+    for (step, pixels), (calm_step, calm_pixels) in zip(batches, calm, strict=True):
+        for row, ref in enumerate(calm_step.shown):
+            if ref == (3, 8):
+                changed += 1
+            else:
+                assert step.shown[row] == ref
+                assert torch.equal(pixels[row], calm_pixels[row])
+    assert changed == 1
+    assert "shard-000003.tar[8] bytes unlike their checksum" in str(bad)
+
+
+def test_random_access_reads_again_and_then_raises(folder, tmp_path):
+    dataset = mm.open_dataset(folder)
+    flipped = watched(dataset, BitFlips(tmp_path / "flips"))
+    assert [flipped[n] for n in range(len(flipped))] == list(dataset)
+    assert len(BitFlips(tmp_path / "flips").flips) > 3
+    damage(folder, 0, 4)
+    start = int(offsets(folder, 0)[4])
+    flipped = watched(mm.open_dataset(folder))
+    with pytest.raises(mm.ChecksumError, match=r"^shard-000000\.tar\[4\] "):
+        flipped[4]
+    assert len([one for one in flipped.store.ranges if one[1] == start]) == MAX_SAMPLE_READS
+
+
+def test_without_checksums_nothing_is_compared(folder):
+    damage(folder, 0, 4)
+    assert len(mm.open_dataset(folder, checksums=False)[4]["jpg"]) > 0
+    for info in mm.open_dataset(folder).manifest.shards:
+        Path(folder, checksums_name(info.name)).unlink()
+    dataset = mm.open_dataset(folder, checksums=False)
+    assert not dataset.has_checksums
+    assert dataset[4]["__key__"] == "000004"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 164, b"\0" * 4000])
+def test_checksums_that_are_lost_or_damaged_are_read_again_and_then_an_error(folder, content):
+    path = Path(folder, "shard-000003.tar.crc32c")
+    assert path.stat().st_size == 164
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    dataset = watched(mm.open_dataset(folder))
+    with pytest.raises(mm.ShardError, match=r"shard-000003\.tar.*mmstream index --checksums"):
+        dataset.offsets(3)
+    requests = [one for one in dataset.store.range_reads if one[0][0] == "shard-000003.tar.idx"]
+    assert len(requests) == MAX_INDEX_READS
+    with pytest.raises(mm.ShardError, match=r"shard-000003\.tar"):
+        list(mm.Loader(make_pipeline(folder)))
+
+
+def test_an_index_and_its_checksums_come_in_one_request(folder):
+    dataset = watched(mm.open_dataset(folder))
+    dataset.offsets(3)
+    (request,) = dataset.store.range_reads
+    assert request == [("shard-000003.tar.idx", 0, 328), ("shard-000003.tar.crc32c", 0, 164)]
+
+
+def test_of_an_index_larger_than_memory_no_more_is_read_than_an_index_has(folder):
+    right = mm.open_dataset(folder).offsets(3)
+    with Path(folder, "shard-000003.tar.idx").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert mm.open_dataset(folder).offsets(3).tolist() == right.tolist()  # the checksums fit it
+    dataset = watched(mm.open_dataset(folder, checksums=False))
+    dataset.has_checksums = False
+    with pytest.raises(mm.ShardError, match=r"shard-000003\.tar\.idx: 1099511627776 bytes, but"):
+        dataset.offsets(3)
+    assert dataset.store.ranges == []
+
+
+def test_a_manifest_with_more_samples_than_bytes_is_refused_before_memory_is_taken(folder):
+    dataset = mm.open_dataset(folder)
+    shards = [replace(info, num_samples=1 << 45) for info in dataset.manifest.shards]
+    dataset = watched(mm.Dataset(replace(dataset.manifest, shards=tuple(shards)), dataset.store))
+    with pytest.raises(mm.ShardError, match="cannot hold"):
+        dataset.offsets(0)
+    assert dataset.store.ranges == []
+
+
+def test_three_damaged_samples_of_a_shard_are_one_warning_that_names_it(folder, caplog):
+    for shard, index in [(3, 3), (3, 9), (3, 12), (3, 20), (0, 2)]:
+        damage(folder, shard, index)
+    caplog.set_level(logging.WARNING)
+    loader = mm.Loader(make_pipeline(folder))
+    for _ in range(2):
+        list(loader)
+    assert loader.stats.bad == {"ChecksumError": 10}
+    (warning,) = [text for text in caplog.messages if "3 samples of" in text]
+    assert warning.startswith(
+        "3 samples of shard-000003.tar have other bytes than their checksums say: the shard was "
+        "replaced or is damaged; run `mmstream verify"
+    )
+
+
+def test_the_first_reads_of_decoded_samples_are_checked_in_every_topology(folder, tmp_path):
+    pipeline = make_pipeline(folder, **DECODED)
+    calm = run(pipeline).steps
+    flipped, _ = watched_pipeline(pipeline, BitFlips(tmp_path / "flips"))
+    assert run(flipped, 2, 2).steps == calm
