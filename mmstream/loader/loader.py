@@ -11,8 +11,10 @@ from typing import Any, get_args
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from mmstream.agreement import agree
 from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.errors import ConfigError, MMStreamError
+from mmstream.loader.settings import rank_settings
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
 from mmstream.order.defaults import better_grid
@@ -103,6 +105,7 @@ class Loader(IterableDataset[Batch]):
         self._workers: Workers | None = None
         self._iteration = 0
         self._has_advised = False
+        self._rank_settings: dict[Pipeline, dict[str, str]] = {}
         if num_workers and multiprocessing_context == "forkserver":
             preload_server(pipeline)
 
@@ -132,6 +135,7 @@ class Loader(IterableDataset[Batch]):
                 "batch_size=None, num_workers=0 for a DataLoader around it"
             )
         world = resolve_world(self._world)
+        self._agree(world)
         # A list of rows fits the present batch size; an old epoch is finished with equal shares.
         shares = self._rows_per_rank if self._current is self.pipeline else "balanced"
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
@@ -231,6 +235,20 @@ class Loader(IterableDataset[Batch]):
         """Return the memory of this process and its workers; shared pages count once (PSS)."""
         workers = [] if self._workers is None else self._workers.pids
         return pss_bytes([os.getpid(), *workers])
+
+    def _agree(self, world: World) -> None:
+        """Compare with all other ranks what this one is about to deliver."""
+        pipeline = self._current
+        if world.world_size > 1 and pipeline not in self._rank_settings:
+            self._rank_settings = {pipeline: rank_settings(pipeline, self._rows_per_rank)}
+        epoch, step = self._position
+        agree(
+            {"epoch": str(epoch), "step": str(step), **self._rank_settings.get(pipeline, {})},
+            world,
+            beginning="this iteration",
+            advice="every rank must iterate its Loader; for one rank alone pass "
+            "world=mm.World(0, 1)",
+        )
 
     def _advise(self, world: World) -> None:
         """Log once when there are too many threads, or when another grid allows longer reads."""

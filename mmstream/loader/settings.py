@@ -1,0 +1,161 @@
+"""What must be the same on every rank: the settings of a pipeline, as short texts by name.
+
+    Loader.iter_undelivered -> `rank_settings` -> mmstream.agreement
+
+Everything that decides which rows a rank delivers and what is in them: the identity of the order,
+the decoders, the transforms, the policy for bad samples, and the versions of the libraries whose
+pixels or tokens the batches hold. Functions count by their names, not by their code. What may
+differ between machines is left out: where shards lie, workers, threads, folders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.errors import escaped
+from mmstream.pipeline import Pipeline
+
+__all__ = ["described", "rank_settings"]
+
+MAX_TEXT = 60
+"""Longer texts are cut, and end in a hash of the whole."""
+
+IMAGE_PACKAGES = ("simplejpeg", "pillow", "torch", "numpy")
+"""They decode JPEG, decode other formats, resize, and draw random crops."""
+
+TEXT_PACKAGES = ("tokenizers", "transformers", "jinja2")
+"""They tokenize, hold the special tokens, and render chat templates."""
+
+_ORDER_NAMES = {
+    "version": "version of the order",
+    "corpus": "names and sample counts of the shards (hash)",
+    "num_shards": "number of shards",
+    "bad": "bad list (hash)",
+    "sizes": "sizes of the shards (hash)",
+    "sha256": "bytes of the shards (hash of their sha256)",
+}
+
+
+def rank_settings(pipeline: Pipeline, rows_per_rank: Any) -> dict[str, str]:
+    """Return what all ranks must have in common to run a pipeline.
+
+    It hashes the tokenizer, so it is computed once per pipeline.
+
+    Args:
+        pipeline: what this rank runs.
+        rows_per_rank: as the Loader has it.
+    """
+    settings = _order_settings(pipeline.order.identity())
+    settings["rows_per_rank"] = rows_per_rank
+    packages = ["mmstream"]
+    image = pipeline.decode.image if pipeline.decode else None
+    text = pipeline.decode.text if pipeline.decode else None
+    settings["image decoder"] = None if image is None else type(image)
+    settings["text decoder"] = None if text is None else type(text)
+    if isinstance(image, ImageDecoder):
+        settings |= _fields(image)
+        packages += IMAGE_PACKAGES
+    if isinstance(text, TextDecoder):
+        settings |= _fields(text) | {"TextDecoder.tokenizer": f"hash {_tokenizer_hash(text)}"}
+        packages += TEXT_PACKAGES
+    settings["zero_copy"] = pipeline.zero_copy
+    settings["transforms"] = list(pipeline.transforms)
+    settings["collate"] = pipeline.collate
+    policy = _fields(pipeline.bad_samples)
+    del policy["BadSamplePolicy.quarantine"]  # a folder of this machine
+    settings |= policy
+    settings |= {f"version of {name}": _version(name) for name in packages}
+    return {name: _cut(described(value)) for name, value in settings.items()}
+
+
+def described(value: Any) -> str:
+    """Return a text that is the same in every process: no address, no order of a set.
+
+    Examples:
+        >>> described([1, None, "a"])
+        "[1, None, 'a']"
+        >>> described(partial(sorted, reverse=True))
+        'partial(builtins.sorted, reverse=True)'
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, partial):
+        words = [described(value.func), *map(described, value.args)]
+        words += [f"{name}={described(item)}" for name, item in sorted(value.keywords.items())]
+        return f"partial({', '.join(words)})"
+    if isinstance(value, Mapping):
+        items = sorted((described(key), described(item)) for key, item in value.items())
+        return "{" + ", ".join(f"{key}: {item}" for key, item in items) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(described, value))}]"
+    if hasattr(value, "__qualname__"):  # functions and classes
+        return f"{value.__module__}.{value.__qualname__}"
+    if dataclasses.is_dataclass(value):
+        fields = (f"{name}={described(item)}" for name, item in _fields(value).items())
+        return f"({', '.join(fields)})"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the settings of a dataclass, by ``Class.field``."""
+    name = type(value).__name__
+    return {
+        f"{name}.{field.name}": getattr(value, field.name)
+        for field in dataclasses.fields(value)
+        if field.init
+    }
+
+
+def _order_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity of an order by names that a message can show."""
+    settings: dict[str, Any] = {}
+    for source in identity.get("sources", ()):
+        prefix = f"source {escaped(source['name'])}: "
+        settings |= {prefix + _ORDER_NAMES.get(key, key): source[key] for key in source}
+    settings |= {
+        _ORDER_NAMES.get(key, key): value for key, value in identity.items() if key != "sources"
+    }
+    return settings
+
+
+def _tokenizer_hash(text: TextDecoder) -> str:
+    """Return a hash of the content of a tokenizer, wherever its files lie.
+
+    Its settings of truncation and padding are left out: `transformers` writes into them at each
+    call, and TextDecoder has its own. They come before "added_tokens" in the JSON.
+    """
+    tokenizer = text.tokenizer
+    core = tokenizer.backend_tokenizer.to_str()
+    content = hashlib.sha256(core[max(0, core.find('"added_tokens"')) :].encode())
+    extra = [tokenizer.chat_template, text.pad_token_id, text.padding_side]
+    content.update(json.dumps(extra, sort_keys=True).encode())
+    return content.hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    try:
+        if package == "mmstream":  # as imported: the metadata may be that of another copy
+            return str(sys.modules["mmstream"].__version__)
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _cut(text: str) -> str:
+    """Return a text that fits into a message, and still differs from other texts."""
+    if len(text) <= MAX_TEXT:
+        return escaped(text)
+    return f"{escaped(text[:MAX_TEXT])}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"

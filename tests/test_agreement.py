@@ -1,0 +1,520 @@
+"""Ranks compare their settings before they begin: one that differs is named, and nobody trains."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import mmstream as mm
+from mmstream import agreement
+from mmstream.agreement import agree
+from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.dataset.bad_list import write_bad
+from mmstream.decoding.image.tiles import InternVLTiles
+from mmstream.loader import settings as loader_settings
+from mmstream.loader.settings import described, rank_settings
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.corpora import write_corpus
+from tests.test_other_corpus import one_byte_changed, write
+
+WORLD_SIZE = 4
+COUNTS = [30, 20, 14]
+
+
+class Outcome(NamedTuple):
+    text: str
+    seconds: float
+    logged: list[str]
+
+
+# -- what the ranks do ---------------------------------------------------------------------------
+
+
+def first(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+def second(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+def pipeline(corpus: str, **changes: Any) -> mm.Pipeline:
+    text = mm.TextDecoder(changes.pop("tokenizer", None) or byte_tokenizer(), max_length=16)
+    image = mm.ImageDecoder(size=changes.pop("size", 16))
+    settings = {
+        "global_batch_size": 8,
+        "decode": mm.Decode(image=image, text=text),
+        "transforms": (first,),
+        "bad_samples": BadSamplePolicy(quarantine=None),
+    }
+    return mm.Pipeline(mm.open_dataset(corpus), **{**settings, **changes})
+
+
+def other_tokenizer() -> Any:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<another>"])
+    return tokenizer
+
+
+def same(folder: Path, rank: int) -> mm.Loader:
+    return mm.Loader(pipeline(str(folder / "a")), num_threads=1)
+
+
+def differing(changes: Callable[[], dict[str, Any]], folder: Path, rank: int) -> mm.Loader:
+    given = changes() if rank == 2 else {}
+    return mm.Loader(pipeline(str(folder / given.pop("corpus", "a")), **given), num_threads=1)
+
+
+def further_state(folder: Path, rank: int) -> mm.Loader:
+    loader = same(folder, rank)
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "step": 3 if rank == 2 else 2})
+    return loader
+
+
+def uneven(folder: Path, rank: int) -> mm.Loader:
+    rows = [3, 1, 2, 2] if rank == 2 else [2, 2, 2, 2]
+    return mm.Loader(pipeline(str(folder / "a")), rows_per_rank=rows, num_threads=1)
+
+
+def other_folder_for_bad_samples(folder: Path, rank: int) -> mm.Loader:
+    policy = BadSamplePolicy(quarantine=str(folder / f"rank{rank}"))
+    return mm.Loader(pipeline(str(folder / "a"), bad_samples=policy), num_threads=1 + rank)
+
+
+def other_version(folder: Path, rank: int) -> mm.Loader:
+    if rank == 2:
+        real = loader_settings.version
+        loader_settings.version = lambda name: "0.0.1" if name == "pillow" else real(name)
+    return same(folder, rank)
+
+
+def own_seed_for_each(folder: Path, rank: int) -> mm.Loader:
+    return mm.Loader(pipeline(str(folder / "a"), seed=rank), num_threads=1)
+
+
+def two_sides(folder: Path, rank: int) -> mm.Loader:
+    return mm.Loader(pipeline(str(folder / "a"), seed=7 * (rank % 2)), num_threads=1)
+
+
+def two_with_the_same_rows(folder: Path, rank: int) -> mm.Loader:
+    world = mm.World(1 if rank == 3 else rank, WORLD_SIZE)
+    return mm.Loader(pipeline(str(folder / "a")), world=world, num_threads=1)
+
+
+def permuted_worlds(folder: Path, rank: int) -> mm.Loader:
+    world = mm.World((rank + 1) % WORLD_SIZE, WORLD_SIZE)
+    return mm.Loader(pipeline(str(folder / "a")), world=world, num_threads=1)
+
+
+def smaller_worlds(folder: Path, rank: int) -> mm.Loader:
+    world = mm.World(rank // 2, 2)
+    return mm.Loader(pipeline(str(folder / "a"), seed=rank // 2), world=world, num_threads=1)
+
+
+def alone(folder: Path, rank: int) -> mm.Loader | None:
+    if rank:
+        return None
+    return mm.Loader(pipeline(str(folder / "a")), world=mm.World(0, 1), num_threads=1)
+
+
+def missing(folder: Path, rank: int) -> mm.Loader | None:
+    return None if rank == 2 else same(folder, rank)
+
+
+def without_rank_0(folder: Path, rank: int) -> mm.Loader | None:
+    return same(folder, rank) if rank else None
+
+
+EQUAL = [same, other_folder_for_bad_samples, permuted_worlds, smaller_worlds, alone]
+
+THERE = "rank 2 differs from the other ranks: "
+DIFFERENT: dict[str, tuple[Any, str]] = {
+    "seed": (partial(differing, lambda: {"seed": 1}), THERE + "seed is 1 there and 0 elsewhere;"),
+    "batch size": (
+        partial(differing, lambda: {"global_batch_size": 7}),
+        "global_batch_size is 7 there and 8 elsewhere",
+    ),
+    "window": (partial(differing, lambda: {"window": 5}), THERE + "window is 5 there and "),
+    "decode size": (
+        partial(differing, lambda: {"size": 32}),
+        THERE + "ImageDecoder.size is 32 there and 16 elsewhere;",
+    ),
+    "tokenizer": (
+        partial(differing, lambda: {"tokenizer": other_tokenizer()}),
+        THERE + "TextDecoder.tokenizer is 'hash ",
+    ),
+    "no decoder": (
+        partial(differing, lambda: {"decode": None}),
+        "image decoder is None there and mmstream.decoding.image.decoder.ImageDecoder elsewhere",
+    ),
+    "corpus": (
+        partial(differing, lambda: {"corpus": "b"}),
+        THERE + "bytes of the shards (hash of their sha256) is '",
+    ),
+    "grown corpus": (
+        partial(differing, lambda: {"corpus": "grown"}),
+        "number of shards is 4 there and 3 elsewhere",
+    ),
+    "bad list": (partial(differing, lambda: {"corpus": "listed"}), "bad list (hash) is '"),
+    "transforms": (
+        partial(differing, lambda: {"transforms": (second,)}),
+        THERE + "transforms is [tests.test_agreement.second] there and "
+        "[tests.test_agreement.first] elsewhere;",
+    ),
+    "policy": (
+        partial(differing, lambda: {"bad_samples": BadSamplePolicy("mask", quarantine=None)}),
+        THERE + "BadSamplePolicy.action is 'mask' there and 'substitute' elsewhere;",
+    ),
+    "position": (further_state, THERE + "step is 3 there and 2 elsewhere;"),
+    "rows": (uneven, THERE + "rows_per_rank is [3, 1, 2, 2] there and [2, 2, 2, 2] elsewhere;"),
+    "version": (other_version, THERE + "version of pillow is '0.0.1' there and '"),
+    "each its own": (
+        own_seed_for_each,
+        "rank 1 differs from the other ranks: seed is 1 there and 0 elsewhere; "
+        "rank 2 differs from the other ranks: seed is 2 there and 0 elsewhere; rank 3 ",
+    ),
+    "two sides": (
+        two_sides,
+        "ranks 1 and 3 differ from the other ranks: seed is 7 there and 0 elsewhere;",
+    ),
+    "world": (two_with_the_same_rows, "ranks 1 and 3 all have World(rank=1), and so the same "),
+}
+ABSENT = {missing: "rank 2 has", without_rank_0: "rank 0 has"}
+
+
+class Noted(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def outcome_of(loader: mm.Loader | None) -> Outcome:
+    noted = Noted()
+    logging.getLogger("mmstream.agreement").addHandler(noted)
+    started = time.monotonic()
+    try:
+        text = "not begun" if loader is None else str(len(next(iter(loader))["__key__"]))
+    except mm.MMStreamError as error:
+        text = f"{type(error).__name__}: {error}"
+    logging.getLogger("mmstream.agreement").removeHandler(noted)
+    return Outcome(text, time.monotonic() - started, noted.messages)
+
+
+def in_a_thread_beside_collectives(folder: Path, rank: int) -> str:
+    """As a prefetch thread does: the main thread is in collectives meanwhile."""
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(outcome_of(same(folder, rank))))
+    time.sleep(0.3 * rank)
+    thread.start()
+    total = torch.ones(())
+    for _ in range(5):
+        dist.all_reduce(total)
+    thread.join(60)
+    return f"{outcomes[0].text} {total.item()}"
+
+
+def play(rank: int, folder_name: str) -> None:
+    """What each rank does: all cases one after another, in one process group."""
+    folder, outcomes = Path(folder_name), {}
+    torch.set_num_threads(1)
+    real_version = loader_settings.version
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=WORLD_SIZE,
+        timeout=timedelta(seconds=60),
+    )
+    for case in EQUAL:
+        outcomes[case.__name__] = outcome_of(case(folder, rank))
+    for name, (case, _) in DIFFERENT.items():
+        outcomes[name] = outcome_of(case(folder, rank))
+        loader_settings.version = real_version
+    outcomes["same again"] = outcome_of(same(folder, rank))
+    threaded = in_a_thread_beside_collectives(folder, rank)
+    outcomes["in a thread"] = Outcome(threaded, 0.0, [])
+    store = agreement._default_store()
+    dist.barrier()
+    store.set_timeout(timedelta(seconds=2))
+    agreement.WARNING_S = 0.5
+    for case in ABSENT:
+        loader = case(folder, rank)
+        outcomes[case.__name__] = outcome_of(loader)
+        if loader is None:
+            store.add(f"mmstream/begun/{rank}", 1)  # else this rank stays behind in the next case
+        dist.barrier()
+    (folder / f"outcomes-{rank}.json").write_text(json.dumps(outcomes))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+    """The outcome of every case, on each rank."""
+    folder = tmp_path_factory.mktemp("agreement")
+    write(folder / "a", COUNTS)
+    one_byte_changed(folder / "b", COUNTS)
+    write(folder / "grown", [*COUNTS, 9])
+    write_bad(mm.open_dataset(write(folder / "listed", COUNTS)), [(0, 3)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        context = mp.spawn(play, args=(str(folder),), nprocs=WORLD_SIZE, join=False)
+        for process in context.processes:
+            process.join(200)
+            process.kill()
+        assert context.join(10), "the ranks did not end"
+    ranks = [json.loads((folder / f"outcomes-{n}.json").read_text()) for n in range(WORLD_SIZE)]
+    return {name: [Outcome(*outcomes[name]) for outcomes in ranks] for name in ranks[0]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*DIFFERENT])
+def test_a_rank_that_differs_is_named_on_every_rank_and_nobody_trains(played, name):
+    expected = DIFFERENT[name][1]
+    for outcome in played[name]:
+        assert outcome.text.startswith("ConfigError: ")
+        assert outcome.text.endswith("; nobody trains")
+        assert expected in outcome.text
+        assert outcome.seconds < 30  # a rank that hung would wait for 60
+    assert len({outcome.text for outcome in played[name]}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.__name__ for case in (same, permuted_worlds)])
+def test_ranks_with_the_same_settings_begin(played, name):
+    assert [outcome.text for outcome in played[name]] == ["2"] * WORLD_SIZE
+
+
+@pytest.mark.slow
+def test_folders_and_threads_may_differ_between_ranks(played):
+    name = other_folder_for_bad_samples.__name__
+    assert [outcome.text for outcome in played[name]] == ["2"] * WORLD_SIZE
+
+
+@pytest.mark.slow
+def test_a_world_of_another_size_is_not_compared(played):
+    assert [outcome.text for outcome in played["smaller_worlds"]] == ["4"] * WORLD_SIZE
+    assert [outcome.text for outcome in played["alone"]] == ["8", *["not begun"] * 3]
+
+
+@pytest.mark.slow
+def test_ranks_that_have_refused_can_begin_anew(played):
+    assert [outcome.text for outcome in played["same again"]] == ["2"] * WORLD_SIZE
+
+
+@pytest.mark.slow
+def test_a_thread_compares_beside_the_collectives_of_the_main_thread(played):
+    total = float(WORLD_SIZE**5)
+    assert [outcome.text for outcome in played["in a thread"]] == [f"2 {total}"] * WORLD_SIZE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ABSENT)
+def test_a_rank_that_never_iterates_is_named_first_in_a_warning_then_in_an_error(played, case):
+    absent = 2 if case is missing else 0
+    outcomes = played[case.__name__]
+    assert outcomes[absent].text == "not begun"
+    for rank, outcome in enumerate(outcomes):
+        if rank != absent:
+            assert outcome.text == (
+                f"ConfigError: within 2 s {ABSENT[case]} not begun this iteration: every rank must "
+                "iterate its Loader; for one rank alone pass world=mm.World(0, 1); nobody trains"
+            )
+    warnings = outcomes[0 if absent else 1].logged
+    assert warnings
+    assert all(text.startswith(f"waiting for rank {absent} since ") for text in warnings)
+
+
+# -- the comparison itself -----------------------------------------------------------------------
+
+
+def written(settings: dict[str, str], world_rank: int) -> str:
+    digest = agreement.hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return digest + json.dumps([world_rank, settings])
+
+
+def compared(*settings: dict[str, str]) -> str:
+    return agreement._compare([written(own, rank) for rank, own in enumerate(settings)])
+
+
+def test_the_settings_of_most_ranks_are_taken_for_the_right_ones():
+    zero, one = {"seed": "0"}, {"seed": "1"}
+    assert compared(zero, zero) == "same"
+    assert compared(zero, one, one).startswith("rank 0 differs from the other ranks: seed is 0 ")
+    assert compared(zero, one).startswith("rank 1 differs from the other ranks: seed is 1 there")
+    assert compared(one, zero, zero, one).startswith("ranks 1 and 2 differ from the other ranks:")
+
+
+def test_the_order_of_settings_does_not_matter():
+    assert compared({"a": "1", "b": "2"}, {"b": "2", "a": "1"}) == "same"
+
+
+def test_a_setting_that_a_rank_does_not_have_is_named():
+    assert compared({"a": "1"}, {"a": "1"}, {}) == (
+        "rank 2 differs from the other ranks: a is not set there and 1 elsewhere"
+    )
+    assert compared({}, {}, {"b": "1"}).endswith("b is 1 there and not set elsewhere")
+
+
+def test_a_long_verdict_is_cut():
+    each = [{"seed": str(rank)} for rank in range(1024)]
+    verdict = compared(*each)
+    assert verdict.count("differs") == 4
+    assert verdict.endswith("rank 4 differs from the other ranks: seed is 4 there and 0 elsewhere; "
+                            "and 1019 more kinds")  # fmt: skip
+    halves = [{"seed": str(rank % 2)} for rank in range(1024)]
+    assert compared(*halves).startswith("ranks 1, 3, 5, 7 and 508 more differ from the other ")
+    many = {f"setting {number}": "1" for number in range(9)}
+    assert compared(many, many, dict.fromkeys(many, "2")).endswith("elsewhere, and 5 more")
+
+
+class CountedStore:
+    """A store that many ranks share as threads, and that counts their requests."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.timeout = timedelta(seconds=60)
+        self.num_requests = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.num_requests += name != "check"
+        return getattr(self.store, name)
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Run a function on so many ranks, as threads with one store."""
+    local = threading.local()
+    monkeypatch.setattr(dist, "is_initialized", lambda: hasattr(local, "rank"))
+    monkeypatch.setattr(dist, "get_rank", lambda: local.rank)
+
+    def run(world_size: int, function: Callable[[int], None]) -> CountedStore:
+        store = CountedStore()
+        monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
+        monkeypatch.setattr(agreement, "_default_store", lambda: store)
+
+        def play_rank(rank: int) -> None:
+            local.rank = rank
+            function(rank)
+
+        threads = [threading.Thread(target=play_rank, args=(n,)) for n in range(world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return store
+
+    return run
+
+
+def test_a_long_run_does_not_fill_the_store_and_requests_grow_with_the_ranks_alone(ranks):
+    num_requests = {}
+    for world_size in (4, 32):
+
+        def begin(rank: int, world_size: int = world_size) -> None:
+            for epoch in range(5):
+                settings = {"epoch": str(epoch)}
+                agree(settings, mm.World(rank, world_size), beginning="", advice="")
+
+        store = ranks(world_size, begin)
+        assert store.store.num_keys() <= world_size + 1  # the counters, and the last verdict
+        num_requests[world_size] = store.num_requests / world_size / 5
+    assert num_requests[32] < num_requests[4] + 1
+
+
+def test_a_store_that_fails_is_an_error_of_one_line(ranks, monkeypatch):
+    errors = []
+
+    def begin(rank: int) -> None:
+        try:
+            agree({}, mm.World(rank, 2), beginning="", advice="")
+        except mm.MMStreamError as error:
+            errors.append(str(error))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("connection\nreset")
+
+    monkeypatch.setattr(CountedStore, "add", fail, raising=False)
+    ranks(2, begin)
+    assert len(errors) == 2
+    assert "store of the process group has failed (connection\\nreset)" in errors[0]
+
+
+def test_without_a_process_group_nothing_is_compared():
+    agree({"seed": "1"}, mm.World(1, 4), beginning="", advice="")
+
+
+# -- what is compared ----------------------------------------------------------------------------
+
+
+def test_texts_of_settings_are_the_same_in_every_process(corpus):
+    made = pipeline(corpus, tokenizer=byte_tokenizer())
+    again = pipeline(corpus, tokenizer=byte_tokenizer())
+    assert rank_settings(made, None) == rank_settings(again, None)
+    text = json.dumps(rank_settings(made, None))
+    assert " at 0x" not in text
+    assert len(text) < 4000
+
+
+def test_a_tokenizer_that_was_used_is_still_the_same(corpus):
+    tokenizer = byte_tokenizer()
+    made = pipeline(corpus, tokenizer=tokenizer)
+    before = rank_settings(made, None)
+    tokenizer(["a", "longer text"], truncation=True, max_length=3, padding=True)
+    assert rank_settings(made, None) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"),
+        (np.int64(3), "3"),
+        ((1, 2.5, "a"), "[1, 2.5, 'a']"),
+        ({"b": 1, "a": [True]}, "{'a': [True], 'b': 1}"),
+        (first, "tests.test_agreement.first"),
+        (partial(first, 1, size=2), "partial(tests.test_agreement.first, 1, size=2)"),
+        (object(), "builtins.object"),
+        (mm.World(0, 2), "(World.rank=0, World.world_size=2)"),
+        (InternVLTiles, "mmstream.decoding.image.tiles.InternVLTiles"),
+    ],
+)
+def test_settings_are_described_without_addresses(value, text):
+    assert described(value) == text
+
+
+def test_a_long_setting_is_cut_and_still_told_from_others(corpus):
+    many = pipeline(corpus, transforms=(first,) * 20)
+    others = replace(many, transforms=(*many.transforms[:-1], second))
+    texts = [rank_settings(made, None)["transforms"] for made in (many, others)]
+    assert texts[0] != texts[1]
+    assert max(map(len, texts)) < 90
+
+
+def test_the_sources_of_a_mixture_are_compared_by_name(tmp_path):
+    def settings(corpus: str) -> dict[str, str]:
+        mixture = mm.Mixture({"web": (mm.open_dataset(corpus), 1)}, epoch_steps=6)
+        return rank_settings(mm.Pipeline(mixture, global_batch_size=8), None)
+
+    was = settings(write(tmp_path / "a", COUNTS))
+    now = settings(one_byte_changed(tmp_path / "b", COUNTS))
+    name = "source web: bytes of the shards (hash of their sha256)"
+    assert {key for key in was if was[key] != now[key]} == {name}
+    assert settings(write_corpus(tmp_path / "c", COUNTS))[name] == "None"
