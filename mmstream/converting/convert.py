@@ -15,6 +15,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from mmstream.converting.shard import ShardJob, ShardReport
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, is_remote, join_url, open_store
+from mmstream.storage.write_lock import LOCK_NAME, WriteLock, write_lock
 from mmstream.types import IntArray
 
 __all__ = ["ConvertReport", "convert"]
@@ -121,7 +123,7 @@ def convert(
 
     Raises:
         ConfigError: The options are impossible, there are no rows, a JSON array cannot be parsed,
-            or `dest` holds something else. Nothing was written.
+            `dest` holds something else, or another process writes there. Nothing was written.
         FileNotFoundError: There is no such file of rows.
         StorageError: Storage failed after retries.
         MMStreamError: No row became a sample (see ``rejects.jsonl``), a worker process died, or the
@@ -152,19 +154,23 @@ def convert(
     if num_workers > 1 and store.url.startswith("memory://"):
         raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
     command = _command(rows, dest, media_root, options)
-    with open_rows(rows) as row_file:
-        outputs = _outputs(store, row_file, options, root, overwrite)
+    reports: dict[str | None, ConvertReport] = {}
+    with open_rows(rows) as row_file, ExitStack() as locks:
+        outputs = [
+            _locked(output, locks, root, overwrite)
+            for output in _outputs(store, row_file, options, root, overwrite)
+        ]
         for output in outputs:
-            if output.state != "finished":
+            if output.lock is not None:
                 begin(output.store, output.state, output.plan, root, command)
         shard_reports = _write_shards(outputs, row_file, options, root, num_workers, progress)
-    _require_samples(outputs, shard_reports, root)
-    reports: dict[str | None, ConvertReport] = {}
-    for output in outputs:
-        if output.state != "finished":
-            finish(output.store, output.plan, shard_reports[output.split])
-        seconds = time.monotonic() - started
-        reports[output.split] = _report(output, shard_reports[output.split], seconds)
+        _require_samples(outputs, shard_reports, root)
+        for output in outputs:
+            if output.lock is not None:
+                output.lock.require()
+                finish(output.store, output.plan, shard_reports[output.split])
+            seconds = time.monotonic() - started
+            reports[output.split] = _report(output, shard_reports[output.split], seconds)
     report = reports[None] if options.splits is None else _total(reports, started)
     logger.info(
         "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
@@ -187,6 +193,8 @@ class _Output(NamedTuple):
     """int64 [n] 0-based row numbers, in the order of the shards."""
     plan: dict[str, Any]
     state: State
+    lock: WriteLock | None = None
+    """None: nothing needs to be written."""
 
 
 def _media_folder(rows: str, media_root: str | None) -> str | None:
@@ -220,6 +228,16 @@ def _outputs(
         state = inspect(split_store, plan, root, overwrite)
         outputs.append(_Output(split, split_store, rows, plan, state))
     return outputs
+
+
+def _locked(output: _Output, locks: ExitStack, root: str | None, overwrite: bool) -> _Output:
+    """Return an output with the lock on its destination, if something is to be written there."""
+    if output.state == "finished" and not output.store.exists(LOCK_NAME):
+        return output
+    lock = locks.enter_context(write_lock(output.store, "convert"))
+    # Until now, another convert may have been writing. What it did is seen only now.
+    state = inspect(output.store, output.plan, root, overwrite)
+    return output._replace(state=state, lock=None if state == "finished" else lock)
 
 
 def _write_shards(
@@ -278,11 +296,12 @@ def _shard_order(report: ShardReport) -> tuple[int, str]:
 def _jobs(
     output: _Output, row_file: RowFile, options: Options, root: str | None
 ) -> Iterator[ShardJob]:
-    num_rows = options.samples_per_shard
+    num_rows, lock = options.samples_per_shard, output.lock
+    assert lock is not None
     for index, start in enumerate(range(0, len(output.rows), num_rows)):
         rows = row_file.select(output.rows[start : start + num_rows])
         yield ShardJob(
-            output.store, shard_name(index), rows, root, options.format, options.captions
+            output.store, shard_name(index), rows, root, options.format, options.captions, lock
         )
 
 

@@ -27,6 +27,7 @@ from mmstream.dataset.checksums import checksums_name, checksums_size, encode_ch
 from mmstream.dataset.index import encode_index, index_name, index_size
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
+from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
 
 __all__ = ["REPORTS", "Reject", "ShardJob", "ShardReport", "report_name", "write_shard"]
@@ -77,6 +78,8 @@ class ShardJob:
     media_root: str | None
     format: str | None
     captions: str
+    lock: WriteLock
+    """Held by the main process. Nothing is committed without it."""
 
 
 def write_shard(job: ShardJob) -> ShardReport:
@@ -100,6 +103,7 @@ def write_shard(job: ShardJob) -> ShardReport:
         report = _write_tar(job, chain([first], samples), report)
     report = replace(report, rejects=tuple(rejects))
     stored = {k: v for k, v in msgspec.to_builtins(report).items() if k != "reused"}
+    job.lock.require()
     job.store.write(report_name(job.name), msgspec.json.encode(stored) + b"\n")
     return report
 
@@ -141,6 +145,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
             writer.add(key, sample)
             fields.update(sample.keys())
         writer.close()
+        job.lock.require()
     index = encode_index(writer.offsets)
     job.store.write(index_name(job.name), index)
     job.store.write(checksums_name(job.name), encode_checksums(writer.checksums, index))

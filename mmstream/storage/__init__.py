@@ -4,6 +4,7 @@
     local.py     a folder of this machine
     remote.py    a prefix of an object store, through fsspec (``s3://``): clients, retries
     new_file.py  a new local file: a temporary name, then renamed
+    write_lock.py  one writer at a time in a folder or prefix
     memory.py    objects in this process (``memory://``), for tests and small corpora
     urls.py      names of objects
 

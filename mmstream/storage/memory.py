@@ -7,6 +7,7 @@ memory file system, so other libraries that use fsspec see the same ones.
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from mmstream.storage.store import Access, ObjectStat, require_known, require_si
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["MemoryStore"]
+
+_write_if = threading.Lock()
+"""Held between the look at an object and its replacement."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,21 @@ class MemoryStore:
     def write(self, name: str, data: bytes) -> None:
         """Write one object, whole or not at all."""
         _file_system().pipe_file(self._path(name), bytes(data))
+
+    def write_if(self, name: str, data: bytes, version: str | None) -> bool:
+        """Write one object if nobody else wrote it meanwhile. Return whether it was written.
+
+        Args:
+            name: Of the object.
+            data: Its content.
+            version: What `stat` said of the object that is replaced. None: there must be none.
+        """
+        with _write_if:
+            current = self.stat(name).version if self.exists(name) else None
+            if current != version:
+                return False
+            self.write(name, data)
+            return True
 
     def remove(self, name: str) -> None:
         """Remove an object. It is no error when there is none."""

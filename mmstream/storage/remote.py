@@ -48,6 +48,9 @@ MAX_REQUESTS_IN_FLIGHT = 128
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
 """Errors of botocore. They are known by name, so that botocore is imported only for S3."""
 
+_CONDITION_FAILED = ("PreconditionFailed", "412", "NoSuchKey")
+"""Codes of S3: the object is not the one that was expected, or it is gone."""
+
 _CREDENTIALS_HINT = (
     "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws; "
     "AWS_ENDPOINT_URL)"
@@ -254,6 +257,35 @@ class RemoteStore:
         url = self.url_of(name)
         _retry(url, lambda: _client(self.url).pipe_file(url, data))
 
+    def write_if(self, name: str, data: bytes, version: str | None) -> bool:
+        """Write one small object if nobody else wrote it meanwhile. Return whether it was written.
+
+        S3 decides, if the server knows conditional writes. Other storage just writes.
+
+        Args:
+            name: Of the object.
+            data: Its content.
+            version: What `stat` said of the object that is replaced. None: there must be none.
+        """
+        url = self.url_of(name)
+        condition: dict[str, str] = {}
+        if self.url.startswith("s3://"):
+            condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": f'"{version}"'}
+
+        def request() -> bool:
+            try:
+                _client(self.url).pipe_file(url, data, **condition)
+            except Exception as error:
+                code = _code(error)
+                if code in _CONDITION_FAILED:
+                    return False
+                if code != "NotImplemented":
+                    raise
+                _client(self.url).pipe_file(url, data)
+            return True
+
+        return _retry(url, request)
+
     def remove(self, name: str) -> None:
         """Remove an object. It is no error when there is none."""
         url = self.url_of(name)
@@ -317,6 +349,16 @@ def _read_object(client: Any, url: str, max_bytes: int) -> bytes:
 def _version(etag: str | None) -> str | None:
     """Return an ETag without its quotes, and without the mark of a weak one."""
     return (etag or "").removeprefix("W/").strip('"') or None
+
+
+def _code(error: BaseException | None) -> str | None:
+    """Return the code of S3's answer that led to an error, if there was one."""
+    while error is not None:
+        answer = getattr(error, "response", None)  # of a ClientError of botocore
+        if isinstance(answer, dict):
+            return cast(dict[str, Any], answer).get("Error", {}).get("Code")
+        error = error.__cause__
+    return None
 
 
 def _client(url: str) -> Any:

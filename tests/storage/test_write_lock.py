@@ -1,0 +1,283 @@
+"""One writer at a time in a folder or prefix, and dead ones do not count."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+
+import fsspec
+import msgspec
+import pytest
+
+from mmstream.errors import ConfigError, MMStreamError
+from mmstream.storage import open_store, write_lock
+from mmstream.storage.write_lock import LOCK_NAME, Holder
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def store(request, tmp_path):
+    if request.param == "local":
+        yield open_store(tmp_path / "root")
+    elif request.param == "memory":
+        yield open_store(f"memory://{tmp_path.name}/root")
+        for path in fsspec.filesystem("memory").find(f"/{tmp_path.name}"):
+            fsspec.filesystem("memory").rm_file(path)
+    else:
+        yield open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Signs of life every 50 ms, and death after 500 ms."""
+    monkeypatch.setattr(write_lock, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(write_lock, "SILENCE_S", 0.5)
+
+
+def holder(**changes):
+    """Somebody on another machine."""
+    values = {
+        "token": "t", "command": "convert", "host": "far", "boot": "b", "namespace": "n",
+        "pid": 7, "pid_started": 8, "since": "2026-11-22 12:03:11 UTC",
+    }  # fmt: skip
+    return Holder(**(values | changes))
+
+
+def put(store, holder):
+    store.write(LOCK_NAME, msgspec.json.encode(holder))
+
+
+def hold(store, pipe):
+    """Hold the lock of a store in a child process, until told to end."""
+    with write_lock.write_lock(store, "convert"):
+        pipe.send("ready")
+        pipe.poll(60)
+
+
+@pytest.fixture
+def child(store):
+    """A process that holds the lock."""
+    if store.url.startswith("memory:"):
+        pytest.skip("no other process has this memory")
+    pipe, other_end = FORK.Pipe()
+    process = FORK.Process(target=hold, args=(store, other_end))
+    process.start()
+    assert pipe.poll(60)
+    yield process, pipe
+    process.kill()
+    process.join()
+
+
+def test_a_second_writer_is_told_who_the_first_one_is(store, child):
+    process, pipe = child
+    message = (
+        rf"^{re.escape(store.url)}: another convert \(pid {process.pid} on host \S+, since "
+        r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\) is writing here; wait for it, or end it$"
+    )
+    with pytest.raises(ConfigError, match=message), write_lock.write_lock(store, "index"):
+        pass
+    pipe.send("end")
+    process.join()
+    with write_lock.write_lock(store, "index") as lock:
+        lock.require()
+
+
+def test_a_killed_writer_does_not_count(store, child, caplog):
+    process, _ = child
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert store.exists(LOCK_NAME)
+    with caplog.at_level(logging.INFO), write_lock.write_lock(store, "convert") as lock:
+        lock.require()
+    assert f"took over the lock of another convert (pid {process.pid} " in caplog.text
+    assert not store.exists(LOCK_NAME)
+
+
+def test_a_second_thread_is_refused_too_and_the_lock_is_gone_at_the_end(store):
+    def fail():
+        with write_lock.write_lock(store, "convert") as lock:
+            lock.require()
+            assert store.exists(LOCK_NAME)
+            assert LOCK_NAME not in store.list()
+            error: list[Exception] = []
+
+            def second():
+                try:
+                    with write_lock.write_lock(store, "convert"):
+                        pass
+                except ConfigError as caught:
+                    error.append(caught)
+
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+            assert f"(pid {os.getpid()} " in str(error[0])
+            lock.require()
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write_lock, "HEARTBEAT_S", 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+    assert not store.exists(LOCK_NAME)
+
+
+def test_a_writer_on_another_machine_that_gives_signs_of_life_is_respected(store, quick):
+    put(store, holder())
+    ended = threading.Event()
+
+    def live():
+        beat = 0
+        while not ended.wait(0.05):
+            beat += 1
+            put(store, holder(beat=beat))
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        with (
+            pytest.raises(ConfigError, match=r"pid 7 on host far, since .* is writing here"),
+            write_lock.write_lock(store, "convert"),
+        ):
+            pass
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_silent_writer_on_another_machine_is_taken_over_with_a_warning(store, quick, caplog):
+    put(store, holder())
+    with write_lock.write_lock(store, "convert") as lock:
+        lock.require()
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "to see whether another convert (pid 7 on host far" in warnings[0]
+    assert "took over the lock" in warnings[1]
+    assert not store.exists(LOCK_NAME)
+
+
+def test_the_signs_of_life_of_a_real_holder_are_seen(store, quick):
+    with write_lock.write_lock(store, "convert"):
+        content = store.read(LOCK_NAME)
+        version = store.stat(LOCK_NAME).version
+        deadline = time.monotonic() + 60
+        while (store.read(LOCK_NAME), store.stat(LOCK_NAME).version) == (content, version):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_a_lock_of_nobody_is_taken_over(store, quick):
+    for garbage in (b"", b"\xff\xfe", b"[" * 5000, b'{"token": 1}'):
+        store.write(LOCK_NAME, garbage)
+        with write_lock.write_lock(store, "convert") as lock:
+            lock.require()
+        assert not store.exists(LOCK_NAME)
+
+
+def test_whoever_lost_the_lock_notices_and_leaves_the_new_one(store, quick):
+    with write_lock.write_lock(store, "convert") as lock:
+        put(store, holder())
+        for _ in range(2):
+            with pytest.raises(
+                MMStreamError, match=r"lost it to another convert \(pid 7 on host f"
+            ):
+                lock.require()
+            time.sleep(0.2)  # the heartbeat does not take it back
+        store.remove(LOCK_NAME)
+        with pytest.raises(MMStreamError, match="had the lock and lost it, after a pause"):
+            lock.require()
+        put(store, holder())
+    if store.local_path("") is None:
+        assert msgspec.json.decode(store.read(LOCK_NAME), type=Holder) == holder()
+
+
+def test_the_name_of_a_holder_is_printable(store, quick):
+    put(store, holder(host="a\x1b[2J\n", command="evil\nname"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write_lock, "_boot", lambda: "b")
+        patch.setattr(write_lock, "_namespace", lambda: "n")
+        patch.setattr(write_lock, "_start_of", lambda _: 8)
+        with (
+            pytest.raises(ConfigError, match=r"evil\\nname \(pid 7 on host a\\x1b\[2J\\n"),
+            write_lock.write_lock(store, "convert"),
+        ):
+            pass
+
+
+def test_what_is_no_file_is_not_used_as_a_lock(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / LOCK_NAME).symlink_to(victim)
+    (tmp_path / "fifo").mkdir()
+    os.mkfifo(tmp_path / "fifo" / LOCK_NAME)
+    (tmp_path / "folder" / LOCK_NAME).mkdir(parents=True)
+    for name in ("link", "fifo", "folder"):
+        with (
+            pytest.raises(ConfigError, match=rf"{name}/\.mmstream\.lock: is no file; remove it"),
+            write_lock.write_lock(open_store(tmp_path / name), "convert"),
+        ):
+            pass
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_process_that_the_holder_forked_does_not_keep_the_lock(tmp_path):
+    """The child of a killed holder lives on, as a DataLoader's worker may."""
+    store, pids = open_store(tmp_path), FORK.Queue()
+
+    def hold_and_fork():
+        with write_lock.write_lock(store, "convert"):
+            grandchild = os.fork()
+            if grandchild == 0:
+                time.sleep(60)
+                os._exit(0)
+            pids.put(grandchild)
+            time.sleep(60)
+
+    process = FORK.Process(target=hold_and_fork)
+    process.start()
+    grandchild = pids.get(timeout=60)
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        with write_lock.write_lock(store, "convert") as lock:
+            lock.require()
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+
+
+def contend(store, mark, barrier, counts):
+    barrier.wait(60)
+    wins = 0
+    for _ in range(40):
+        try:
+            with write_lock.write_lock(store, "convert") as lock:
+                fd = os.open(mark, os.O_CREAT | os.O_EXCL)  # fails if another holder is inside
+                os.close(fd)
+                lock.require()
+                mark.unlink()
+                wins += 1
+        except ConfigError:
+            pass
+    counts.put(wins)
+
+
+def test_of_many_processes_that_come_and_go_never_two_hold_the_lock(store, tmp_path):
+    if store.url.startswith("memory:"):
+        pytest.skip("no other process has this memory")
+    barrier, counts = FORK.Barrier(4), FORK.Queue()
+    processes = [
+        FORK.Process(target=contend, args=(store, tmp_path / "mark", barrier, counts))
+        for _ in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert sum(counts.get() for _ in processes) >= 4
