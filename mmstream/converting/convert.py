@@ -157,16 +157,16 @@ def convert(
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows) as row_file, ExitStack() as locks:
         outputs = [
-            _locked(output, locks, root, overwrite)
-            for output in _outputs(store, row_file, options, root, overwrite)
+            output if output.state == "finished" else _locked(output, locks, root, overwrite)
+            for output in _outputs(store, row_file, options, root, overwrite, locks)
         ]
         for output in outputs:
-            if output.lock is not None:
+            if output.state != "finished":
                 begin(output.store, output.state, output.plan, root, command)
         shard_reports = _write_shards(outputs, row_file, options, root, num_workers, progress)
         _require_samples(outputs, shard_reports, root)
         for output in outputs:
-            if output.lock is not None:
+            if output.state != "finished" and output.lock is not None:
                 output.lock.require()
                 finish(output.store, output.plan, shard_reports[output.split])
             seconds = time.monotonic() - started
@@ -215,29 +215,41 @@ def _local_path(path: str) -> str:
 
 
 def _outputs(
-    store: Store, row_file: RowFile, options: Options, root: str | None, overwrite: bool
+    store: Store,
+    row_file: RowFile,
+    options: Options,
+    root: str | None,
+    overwrite: bool,
+    locks: ExitStack,
 ) -> list[_Output]:
-    """Plan every dataset and check its destination. Writes nothing."""
+    """Plan every dataset and check its destination. Writes nothing.
+
+    A destination that has a lock is locked: if its holder lives, that is the error to report. If it
+    is dead, the lock is removed at the end.
+    """
     outputs: list[_Output] = []
     for split, rows in select(row_file, options).items():
         split_store = store if split is None else open_store(join_url(store.url, split))
         folder = split_store.local_path("")
         if folder is not None and Path(folder).is_file():
             raise ConfigError(f"{split_store.url}: is a file, not a folder; name another folder")
+        lock = None
+        if split_store.exists(LOCK_NAME):
+            lock = locks.enter_context(write_lock(split_store, "convert"))
         plan = plan_of(row_file, options, split, len(rows))
         state = inspect(split_store, plan, root, overwrite)
-        outputs.append(_Output(split, split_store, rows, plan, state))
+        outputs.append(_Output(split, split_store, rows, plan, state, lock))
     return outputs
 
 
 def _locked(output: _Output, locks: ExitStack, root: str | None, overwrite: bool) -> _Output:
-    """Return an output with the lock on its destination, if something is to be written there."""
-    if output.state == "finished" and not output.store.exists(LOCK_NAME):
-        return output
-    lock = locks.enter_context(write_lock(output.store, "convert"))
-    # Until now, another convert may have been writing. What it did is seen only now.
-    state = inspect(output.store, output.plan, root, overwrite)
-    return output._replace(state=state, lock=None if state == "finished" else lock)
+    """Return an output with the lock on its destination."""
+    if output.lock is None:
+        lock = locks.enter_context(write_lock(output.store, "convert"))
+        # Another convert may have come and gone since the first look.
+        state = inspect(output.store, output.plan, root, overwrite)
+        output = output._replace(lock=lock, state=state)
+    return output
 
 
 def _write_shards(

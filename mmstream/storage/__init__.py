@@ -3,9 +3,9 @@
     store.py     what every store can do
     local.py     a folder of this machine
     remote.py    a prefix of an object store, through fsspec (``s3://``): clients, retries
-    new_file.py  a new local file: a temporary name, then renamed
-    write_lock.py  one writer at a time in a folder or prefix
     memory.py    objects in this process (``memory://``), for tests and small corpora
+    new_file.py  a new local file: a temporary name, then renamed
+    write_lock.py    one writer at a time in a folder or prefix
     urls.py      names of objects
 
 A store has a root: a folder, or a prefix such as ``s3://bucket/corpus``. Everything else names

@@ -24,6 +24,7 @@ from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ManifestError
 from mmstream.storage import LocalStore
+from mmstream.storage.write_lock import LOCK_NAME
 from tests.helpers.convert_corpus import tree
 from tests.helpers.corpora import jpeg
 
@@ -85,7 +86,10 @@ def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path
             with pytest.raises(ManifestError):
                 open_dataset(out)
         else:
-            assert tree(out) == tree(tmp_path / "whole")
+            objects = tree(out)
+            assert LOCK_NAME in objects  # only the kernel knows that its holder has died
+            assert objects | tree(tmp_path / "whole") == objects
+            assert len(objects) == len(tree(tmp_path / "whole")) + 1
         convert(rows, out, progress=False, **options)
         assert tree(out) == tree(tmp_path / "whole")
         moment += 1
