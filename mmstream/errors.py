@@ -96,7 +96,7 @@ class StorageError(MMStreamError, OSError):
 
 
 class ShardError(MMStreamError):
-    """One shard is unreadable: truncated, not a tar, or its checksum is wrong.
+    """One shard is unreadable: truncated, not a tar, replaced in mid-run, or its checksum is wrong.
 
     It stops a run, unless the `BadSamplePolicy` has ``shards=True``. Then all
     samples of the shard count as bad.

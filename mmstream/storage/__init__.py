@@ -2,7 +2,8 @@
 
     store.py     what every store can do
     local.py     a folder of this machine
-    remote.py    a prefix of an object store, through fsspec (``s3://``): clients, retries
+    remote.py    a prefix of an object store, through fsspec (``s3://``): clients, requests
+    patience.py  how long failing requests are sent again
     memory.py    objects in this process (``memory://``), for tests and small corpora
     new_file.py  a new local file: a temporary name, then renamed
     write_lock.py    one writer at a time in a folder or prefix

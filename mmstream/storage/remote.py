@@ -1,8 +1,6 @@
 """Storage: a prefix of an object store, through fsspec.
 
-The package retries requests here and nowhere else: a request that fails for a passing reason is
-sent again, up to `MAX_REQUEST_ATTEMPTS` times. (Bytes that came but make no sense are another case:
-`Dataset` reads such an index again, and `decoding.substitute` such a sample.)
+A request that fails for a passing reason is sent again, see `mmstream.storage.patience`.
 
 Clients are made at the first call. There is one per process and set of ``AWS_*`` variables, because
 a client does not survive a fork. So a store that was used in the main process also works in a
@@ -13,48 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
-import random
 import tempfile
-import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
 from mmstream.errors import ConfigError, StorageError
+from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.store import Access, ObjectStat, ReplacedError, require_known, require_size
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["RemoteStore"]
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-MAX_REQUEST_ATTEMPTS = 5
-"""How often one request is sent before it counts as failed, the first time included."""
-
-FIRST_PAUSE_S = 0.2
-"""Seconds before the second attempt. Each further pause is twice as long: 0.2, 0.4, 0.8, 1.6. All
-vary by 50 % at random, so that many workers do not ask again at the same moment."""
-
 MAX_REQUESTS_IN_FLIGHT = 128
 """Ranges of one call that are requested at a time. A client has fewer connections than that."""
 
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
-"""Errors of botocore. They are known by name, so that botocore is imported only for S3."""
-
 _CONDITION_FAILED = ("PreconditionFailed", "412", "NoSuchKey")
 """Codes of S3: the object is not the one that was expected, or it is gone."""
-
-_CREDENTIALS_HINT = (
-    "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws; "
-    "AWS_ENDPOINT_URL)"
-)
 
 
 @dataclass(frozen=True)
@@ -74,6 +51,9 @@ class RemoteStore:
         concurrent=True,
     )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.url, patience_of(self.url).has_answered)
+
     def url_of(self, name: str) -> str:
         """Return the URL of an object, whether it exists or not."""
         return join_url(self.url, name)
@@ -90,11 +70,11 @@ class RemoteStore:
         """
         url = self.url_of(name)
         if max_bytes is None:
-            return cast(bytes, _retry(url, lambda: _client(self.url).cat_file(url)))
+            return cast(bytes, retry(url, lambda: _client(self.url).cat_file(url)))
         if self._is_s3:
-            return _retry(url, lambda: _read_object(_client(self.url), url, max_bytes))
+            return retry(url, lambda: _read_object(_client(self.url), url, max_bytes))
         require_size(url, self.size(name), max_bytes)
-        return cast(bytes, _retry(url, lambda: _client(self.url).cat_file(url, 0, max_bytes)))
+        return cast(bytes, retry(url, lambda: _client(self.url).cat_file(url, 0, max_bytes)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return exactly bytes [start, stop) of an object.
@@ -124,6 +104,8 @@ class RemoteStore:
             if not missing:
                 return
             answers = self._request([ranges[i] for i in missing])
+            if any(isinstance(answer, _Answer) for answer in answers):
+                patience_of(self.url).answered()
             faults: list[Exception] = []
             for i, answer in zip(missing, answers, strict=True):
                 try:
@@ -137,12 +119,12 @@ class RemoteStore:
                 else:
                     faults.append(OSError(f"{len(answer.data)} bytes came of {ranges[i]}"))
             if faults:
-                # The first one stands for all. `_retry` calls again, for ranges without an outcome.
+                # The first one stands for all. `retry` calls again, for ranges without an outcome.
                 raise faults[0]
 
         names = {name for name, _, _ in ranges}
         try:
-            _retry(self.url_of(names.pop()) if len(names) == 1 else self.url, request_missing)
+            retry(self.url_of(names.pop()) if len(names) == 1 else self.url, request_missing)
         except OSError as error:
             return [outcomes.get(i, error) for i in range(len(ranges))]
         return [outcomes[i] for i in range(len(ranges))]
@@ -203,7 +185,7 @@ class RemoteStore:
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""
         url = self.url_of(name)
-        info = _retry(url, lambda: _client(self.url).info(url, refresh=True))
+        info = retry(url, lambda: _client(self.url).info(url, refresh=True))
         if info["type"] != "file":  # a prefix of other objects
             raise FileNotFoundError(f"{url}: no such object")
         return self._object_stat(info)
@@ -222,7 +204,7 @@ class RemoteStore:
         Names that start with a dot are left out.
         """
         try:
-            entries = _retry(self.url, lambda: _client(self.url).ls(self.url, detail=True))
+            entries = retry(self.url, lambda: _client(self.url).ls(self.url, detail=True))
         except FileNotFoundError:
             return {}
         root = self.url.partition("://")[2] + "/"
@@ -250,12 +232,12 @@ class RemoteStore:
             path = Path(folder, "object")
             with path.open("wb") as file:
                 yield file
-            _retry(url, lambda: _client(self.url).put_file(str(path), url))
+            retry(url, lambda: _client(self.url).put_file(str(path), url))
 
     def write(self, name: str, data: bytes) -> None:
         """Write one object, whole or not at all."""
         url = self.url_of(name)
-        _retry(url, lambda: _client(self.url).pipe_file(url, data))
+        retry(url, lambda: _client(self.url).pipe_file(url, data))
 
     def write_if(self, name: str, data: bytes, version: str | None) -> bool:
         """Write one small object if nobody else wrote it meanwhile. Return whether it was written.
@@ -269,7 +251,7 @@ class RemoteStore:
         """
         url = self.url_of(name)
         condition: dict[str, str] = {}
-        if self.url.startswith("s3://"):
+        if self._is_s3:
             condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": f'"{version}"'}
 
         def request() -> bool:
@@ -284,15 +266,21 @@ class RemoteStore:
                 _client(self.url).pipe_file(url, data)
             return True
 
-        return _retry(url, request)
+        return retry(url, request)
 
     def remove(self, name: str) -> None:
         """Remove an object. It is no error when there is none."""
         url = self.url_of(name)
         try:
-            _retry(url, lambda: _client(self.url).rm_file(url))
+            retry(url, lambda: _client(self.url).rm_file(url))
         except FileNotFoundError:
             return
+
+
+def _restore(kind: type[RemoteStore], url: str, has_answered: bool) -> RemoteStore:
+    """Make a store from its pickle. A worker has the patience of the process that started it."""
+    patience_of(url).has_answered |= has_answered
+    return kind(url)
 
 
 class _Answer(NamedTuple):
@@ -386,45 +374,3 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
     # s3fs and botocore would retry too: 5 * 5 * 5 requests to a server that is down.
     client.retries = 1
     return client
-
-
-def _retry(url: str, call: Callable[[], T]) -> T:
-    """Call a function that sends requests, and call it again when it fails for a passing reason.
-
-    Not retried: an absent object, missing rights, and errors of the caller or of this package.
-
-    Args:
-        url: Named in errors.
-        call: Sends one request or several.
-
-    Raises:
-        FileNotFoundError: No such object or bucket.
-        ConfigError: The storage cannot take such a name or setting.
-        StorageError: Wrong credentials, or all attempts failed.
-    """
-    for attempt in range(1, MAX_REQUEST_ATTEMPTS + 1):
-        try:
-            return call()
-        except (StorageError, ConfigError):  # `call` has called `_retry` itself
-            raise
-        except FileNotFoundError as error:
-            absent = "bucket" if "bucket does not exist" in str(error) else "object"
-            raise FileNotFoundError(f"{url}: no such {absent}") from None
-        except ValueError as error:
-            raise ConfigError(f"{url}: {error}") from error
-        except (TypeError, ImportError, AttributeError, MemoryError):
-            raise
-        except Exception as error:
-            kind = type(error).__name__
-            if kind == "ParamValidationError":
-                raise ConfigError(f"{url}: {error}") from error
-            if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
-                raise StorageError(f"{url}: {error}; {_CREDENTIALS_HINT}") from error
-            if attempt == MAX_REQUEST_ATTEMPTS:
-                raise StorageError(
-                    f"{url}: failed {attempt} times, last {kind}: {error}"
-                ) from error
-            pause = FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-            logger.info("%s: %s; again in %.1f s", url, error, pause)
-            time.sleep(pause)
-    raise AssertionError("unreachable")

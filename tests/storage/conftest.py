@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import fsspec
 import pytest
 
-from mmstream.storage import Store, open_store
+from mmstream.storage import Store, open_store, patience
 
 
 @pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
@@ -25,3 +28,16 @@ def memory_url(tmp_path):
     file_system = fsspec.filesystem("memory")
     for path in file_system.find(f"/{tmp_path.name}"):
         file_system.rm_file(path)
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The pauses between tries. They take no time here, but the clock goes on. No store answered
+    before.
+    """
+    taken: list[float] = []
+    monkeypatch.setattr(patience, "_pause", lambda url, seconds: taken.append(seconds))
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(taken))
+    monkeypatch.setattr(patience, "time", clock)
+    patience._patience.cache_clear()
+    return taken

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import threading
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -19,19 +18,10 @@ from mmstream.storage import (
     Store,
     join_url,
     open_store,
-    remote,
     split_url,
 )
 
 DATA = bytes(range(256)) * 4
-
-
-@pytest.fixture
-def pauses(monkeypatch):
-    """The pauses between tries, which take no time here."""
-    taken = []
-    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=taken.append))
-    return taken
 
 
 def sizes(store: Store) -> dict[str, int]:

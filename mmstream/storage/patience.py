@@ -1,0 +1,217 @@
+"""Storage: how long failing requests are sent again.
+
+The package retries requests here and nowhere else. (Bytes that came but make no sense are another
+case: `Dataset` reads such an index again, and `decoding.substitute` such a sample.)
+
+A store that has answered is expected to come back: its requests are sent again until nothing came
+from it for `STORAGE_PATIENCE_S`. All calls of a process count from the same moment, so that calls
+side by side, or one after the other, do not add up. A store that never answered may be a wrong
+address: its requests are sent `MAX_FIRST_ATTEMPTS` times.
+
+Example: a server is away from second 10 on. A request that fails at second 12 counts from there. So
+does a second one that starts at second 200, and both give up at second 312.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from mmstream.errors import ConfigError, StorageError
+
+__all__ = ["Patience", "patience_of", "retry"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STORAGE_PATIENCE_S = 300.0
+"""Seconds without an answer after which a store counts as failed. ``MMSTREAM_STORAGE_PATIENCE_S``
+sets another number."""
+
+PATIENCE_VARIABLE = "MMSTREAM_STORAGE_PATIENCE_S"
+
+MAX_FIRST_ATTEMPTS = 5
+"""How often a request is sent to a store that never answered, the first time included."""
+
+FIRST_PAUSE_S = 0.4
+"""The longest pause before the second attempt. Each further one may be twice as long. A pause is
+drawn between 0 and that, so that many workers do not ask again at the same moment."""
+
+MAX_PAUSE_S = 10.0
+
+FIRST_WARNING_S = 5.0
+"""Seconds without an answer after which a WARNING says so."""
+
+WARNING_INTERVAL_S = 30.0
+
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
+"""Errors of botocore. They are known by name, so that botocore is imported only for S3."""
+
+_CREDENTIALS_HINT = (
+    "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws; "
+    "AWS_ENDPOINT_URL)"
+)
+
+
+@dataclass
+class Patience:
+    """What this process knows of a store: whether it ever answered, and since when it is silent.
+
+    Times are those of `time.monotonic`.
+    """
+
+    has_answered: bool = False
+    silent_since: float | None = None
+    """Start of the first request that failed after the last answer."""
+    last_failure: float = -math.inf
+    last_warning: float = -math.inf
+
+    def answered(self) -> None:
+        """Note that an answer came."""
+        self.has_answered = True
+        self.silent_since = None
+
+    def failed(self, started: float, now: float, limit_s: float) -> float:
+        """Note that a request failed; return since when the store is silent."""
+        if self.silent_since is None or now - self.last_failure > limit_s:  # idle since
+            self.silent_since = started
+        self.last_failure = now
+        return self.silent_since
+
+
+def patience_of(url: str) -> Patience:
+    """Return what this process knows of the store of a URL. One bucket is one store."""
+    scheme, _, rest = url.partition("://")
+    endpoints = os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL")
+    return _patience(scheme, rest.partition("/")[0], *endpoints)
+
+
+@lru_cache(maxsize=64)
+def _patience(_scheme: str, _bucket: str, *_endpoints: str | None) -> Patience:
+    return Patience()
+
+
+def retry(url: str, call: Callable[[], T]) -> T:
+    """Call a function that sends requests, and call it again when it fails for a passing reason.
+
+    Not retried: an absent object, missing rights, and errors of the caller or of this package.
+
+    Args:
+        url: Named in errors.
+        call: Sends one request or several.
+
+    Raises:
+        FileNotFoundError: No such object or bucket.
+        ConfigError: The storage cannot take such a name or setting.
+        StorageError: Wrong credentials, or all attempts failed.
+    """
+    patience = patience_of(url)
+    since = math.inf
+    attempt = 0
+    while True:
+        attempt += 1
+        started = time.monotonic()
+        try:
+            result = call()
+        except (StorageError, ConfigError, TypeError, ImportError, AttributeError, MemoryError):
+            raise  # a bug, or the final error of a `retry` inside `call`
+        except Exception as error:
+            if isinstance(error, FileNotFoundError):
+                patience.answered()
+            if (final := _final_error(url, error)) is not None:
+                raise final from error
+            limit_s, now = _limit_s(), time.monotonic()
+            # A call has the same limit alone: other requests may be answered all the time.
+            since = min(since, started, patience.failed(started, now, limit_s))
+            left_s = since + limit_s - now
+            if left_s <= 0 or (not patience.has_answered and attempt == MAX_FIRST_ATTEMPTS):
+                setting = f" ({PATIENCE_VARIABLE}={limit_s:g})" if left_s <= 0 else ""
+                raise StorageError(
+                    f"{url}: failed {attempt} times in {now - since:.1f} s{setting}, "
+                    f"last {type(error).__name__}: {error}"
+                ) from error
+            if now - since > FIRST_WARNING_S:
+                _warn(patience, url, error, since, now, limit_s)
+            longest_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 10))
+            pause_s = max(random.uniform(0, longest_s), _retry_after_s(error))
+            _pause(url, min(pause_s, left_s))
+        else:
+            patience.answered()
+            return result
+
+
+def _final_error(url: str, error: Exception) -> Exception | None:
+    """Return what the caller gets of an error that no second request mends."""
+    if isinstance(error, FileNotFoundError):
+        absent = "bucket" if "bucket does not exist" in str(error) else "object"
+        return FileNotFoundError(f"{url}: no such {absent}")
+    kind = type(error).__name__
+    if isinstance(error, ValueError) or kind == "ParamValidationError":
+        return ConfigError(f"{url}: {error}")
+    if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
+        return StorageError(f"{url}: {error}; {_CREDENTIALS_HINT}")
+    return None
+
+
+def _limit_s() -> float:
+    """Return the patience of this process in seconds."""
+    text = os.environ.get(PATIENCE_VARIABLE)
+    if text is None:
+        return STORAGE_PATIENCE_S
+    try:
+        limit_s = float(text)
+    except ValueError:
+        limit_s = math.nan
+    if not 0 <= limit_s < math.inf:
+        raise ConfigError(f"{PATIENCE_VARIABLE}={text}: a number of seconds, 0 or more")
+    return limit_s
+
+
+def _warn(
+    patience: Patience, url: str, error: Exception, since: float, now: float, limit_s: float
+) -> None:
+    """Say which request fails, why, since when and until when; once in a while for a store."""
+    if now - patience.last_warning < WARNING_INTERVAL_S:
+        return
+    patience.last_warning = now
+    clock = datetime.now()
+    logger.warning(
+        "%s: fails since %s (%.0f s): %s: %s; it is tried again until %s",
+        url,
+        f"{clock - timedelta(seconds=now - since):%H:%M:%S}",
+        now - since,
+        type(error).__name__,
+        error,
+        f"{clock + timedelta(seconds=since + limit_s - now):%H:%M:%S}",
+    )
+
+
+def _retry_after_s(error: BaseException | None) -> float:
+    """Return the seconds that a server asks to wait. s3fs keeps its answer as a cause."""
+    while error is not None:
+        response: Any = getattr(error, "response", None)
+        if isinstance(response, dict):
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+            text = str(headers.get("retry-after", ""))
+            return float(text) if text.isdecimal() else 0.0
+        error = error.__cause__
+    return 0.0
+
+
+def _pause(url: str, seconds: float) -> None:
+    """Wait. A program that ends does not wait: it would have to be killed."""
+    end = time.monotonic() + seconds
+    while (left_s := end - time.monotonic()) > 0:
+        if getattr(threading, "_SHUTTING_DOWN", False):
+            raise StorageError(f"{url}: the program ends")
+        time.sleep(min(left_s, 0.5))

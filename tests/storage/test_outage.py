@@ -1,0 +1,86 @@
+"""A real server that goes away: for a while, and for too long."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import StorageError
+from mmstream.storage import open_store
+from tests.helpers.corpora import write_corpus
+from tests.helpers.fault_proxy import FaultProxy, fault_proxy
+
+pytestmark = [pytest.mark.s3, pytest.mark.slow]
+
+
+@pytest.fixture
+def proxy(s3, monkeypatch):
+    """A proxy before the server, which the environment leads to."""
+    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        yield server
+
+
+@pytest.fixture
+def corpus_url(s3, tmp_path) -> str:
+    return write_corpus(f"{s3}/{tmp_path.name}", [200, 200])
+
+
+def loader_of(url: str, num_workers: int = 0) -> mm.Loader:
+    pipeline = mm.Pipeline(mm.open_dataset(url), global_batch_size=4, seed=3, window=8)
+    return mm.Loader(pipeline, num_workers=num_workers)
+
+
+def go_away_for(proxy: FaultProxy, seconds: float) -> threading.Timer:
+    proxy.go_away()
+    timer = threading.Timer(seconds, proxy.come_back)
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_workers, caplog):
+    expected = [batch["txt"] for batch in loader_of(corpus_url)]
+    loader, batches = loader_of(corpus_url, num_workers), []
+    with caplog.at_level(logging.WARNING):
+        for batch in loader:
+            batches.append(batch["txt"])
+            if len(batches) == 2:
+                timer = go_away_for(proxy, 8)
+    loader.close()
+    timer.join()
+    assert batches == expected
+    if num_workers == 0:  # workers log in their own processes
+        [warning] = [text for text in caplog.messages if "it is tried again until" in text]
+        assert re.search(r"s3://.*: fails since \d\d:\d\d:\d\d \([5-9] s\): ", warning)
+
+
+def test_a_server_that_stays_away_is_an_error_after_the_patience(corpus_url, proxy, monkeypatch):
+    monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "2")
+    store = open_store(corpus_url)
+    store.stat("shard-000000.tar")
+    proxy.go_away()
+    start = time.monotonic()
+    pattern = r"failed \d+ times in [2-5]\.\d s \(MMSTREAM_STORAGE_PATIENCE_S=2\), last \w+: "
+    with pytest.raises(StorageError, match=pattern):
+        store.read("shard-000000.tar")
+    with pytest.raises(StorageError, match=r"failed 1 times in \d+\.\d s"):  # the clock runs on
+        store.stat("shard-000000.tar")
+    assert time.monotonic() - start < 30
+    proxy.come_back()
+    assert store.stat("shard-000000.tar").size
+
+
+def test_a_run_without_its_server_ends_after_the_patience(corpus_url, proxy, monkeypatch):
+    monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "2")
+    stream = iter(loader_of(corpus_url))
+    next(stream)
+    proxy.go_away()
+    with pytest.raises(StorageError, match=r"in \d+\.\d s \(MMSTREAM_STORAGE_PATIENCE_S=2\)"):
+        list(stream)
