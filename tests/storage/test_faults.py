@@ -165,9 +165,7 @@ def test_a_fault_that_stays_is_a_storage_error_after_the_last_try(s3, monkeypatc
     store = open_store(f"{s3}/flaky")
     client = Flaky(storage._client(store.url), 99)
     monkeypatch.setattr(storage, "_client", lambda url: client)
-    with pytest.raises(
-        StorageError, match=r"failed 5 times in .* s, last ConnectionReset"
-    ):
+    with pytest.raises(StorageError, match=r"failed 5 times in .* s, last ConnectionReset"):
         store.write("a", DATA)
     assert client.calls == ["pipe_file"] * patience.MAX_FIRST_ATTEMPTS
 
