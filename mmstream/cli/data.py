@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -102,7 +103,12 @@ def convert(
     help="Folder or URL prefix for the indexes and the manifest.  [default: beside the tars]",
 )
 @click.option("--repack", is_flag=True, help="Also unpack gzipped tars to plain tars.")
-@click.option("--overwrite", is_flag=True, help="Build existing indexes again.")
+@click.option(
+    "--checksums",
+    is_flag=True,
+    help="Also write a checksum of every sample. This reads all bytes of the tars.",
+)
+@click.option("--overwrite", is_flag=True, help="Build existing indexes, and checksums, again.")
 @click.option(
     "--num-threads",
     type=AT_LEAST_1,
@@ -113,20 +119,25 @@ def convert(
 def index(url: str, **options: Any) -> None:
     """Index tars at URL that other tools wrote, so that they open quickly.
 
-    Only the tar headers are read: 2 % of the bytes of a local tar with images of 1 MB.
+    Only the tar headers are read: 2 % of the bytes of a local tar with images of 1 MB. With
+    --checksums, all bytes are read. Training then notices bytes that have changed since.
     """
     from mmstream.dataset.index_tars import index_tars
 
+    logging.getLogger("mmstream.dataset.index_tars").setLevel(logging.INFO)  # how much is read
     report = index_tars(url, **options)
     click.echo(
         f"{report.num_shards:,} tars, {report.num_samples:,} samples; "
         f"{report.num_built:,} indexes built, {report.num_repacked:,} tars repacked"
+        + f", checksums of {report.num_summed:,} tars written"
+        * options["checksums"]
     )
 
 
 @command("mmstream verify s3://bucket/corpus --decode")
 @click.argument("url")
 @click.option("--decode", is_flag=True, help="Also decode every image and parse every JSON field.")
+@click.option("--quick", is_flag=True, help="Only compare the sizes of all files; read no samples.")
 @click.option(
     "--write-bad",
     is_flag=True,
@@ -145,12 +156,18 @@ def index(url: str, **options: Any) -> None:
     help="With --quarantine of a run on a mixture: the name of this dataset in the mixture.",
 )
 def verify(
-    url: str, decode: bool, write_bad: bool, quarantine: tuple[str, ...], source: str | None
+    url: str,
+    decode: bool,
+    quick: bool,
+    write_bad: bool,
+    quarantine: tuple[str, ...],
+    source: str | None,
 ) -> None:
     """Read the whole dataset at URL and check checksums, indexes and every sample.
 
-    The exit code is 1 if there are problems. With --decode, a line says which types of fields were
-    decoded, and how many samples have others, such as video. Others are only read.
+    The exit code is 1 if there are problems. A line says which checksums there are. With --decode,
+    another says which types of fields were decoded, and how many samples have others, such as
+    video. Others are only read.
 
     --write-bad replaces the list of bad samples, or removes it if no sample is bad. --quarantine
     without --write-bad adds to the existing list and reads no data.
@@ -163,6 +180,8 @@ def verify(
 
     if source is not None and not quarantine:
         raise click.UsageError("--source names the source of --quarantine; use both or neither")
+    if quick and (decode or write_bad or quarantine):
+        raise click.UsageError("--quick reads no samples; use it alone")
     if quarantine and not write_bad:
         if decode:
             raise click.UsageError("--quarantine alone reads no data to decode; add --write-bad")
@@ -181,7 +200,7 @@ def verify(
     problems = []
     if not len(dataset):
         click.echo("bad: the dataset has no samples")
-    for problem in run(dataset, decode=decoder):
+    for problem in run(dataset, decode=decoder, quick=quick):
         problems.append(problem)
         click.echo(f"bad: {problem.reason}")
     if write_bad:
@@ -189,12 +208,21 @@ def verify(
         click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch")
     if decoder is not None:
         click.echo(decoder.summary())
+    click.echo(_CHECKSUMS[dataset.manifest.checksums], err=True)
     if problems or not len(dataset):
         can_be_listed = any(problem.bad for problem in problems) and not write_bad
         hint = "; to leave the bad samples out of new runs, add --write-bad" * can_be_listed
         click.echo(f"{len(problems) or 1:,} problems in {dataset!r}{hint}", err=True)
         sys.exit(PROBLEM)
     click.echo(f"ok: {len(dataset):,} samples in {dataset.num_shards:,} shards")
+
+
+_CHECKSUMS = {
+    "written": "checksums: of every sample, written with the tars",
+    "indexed": "checksums: of every sample, of the bytes that the tars had when they were indexed",
+    None: "no checksums: bytes that changed but still decode are not noticed; "
+    "run `mmstream index --checksums`",
+}
 
 
 def _splits(text: str) -> dict[str, float]:

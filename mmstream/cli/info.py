@@ -69,6 +69,7 @@ def _about(dataset: Any, num_keys: int) -> dict[str, Any]:
         "num_bad": len(dataset.bad),
         "num_shards": dataset.num_shards,
         "num_bytes": manifest.num_bytes,
+        "checksums": manifest.checksums,
         "fields": manifest.fields or names,
         "keys": [sample["__key__"] for sample in samples],
         "source": manifest.source,
@@ -80,6 +81,7 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
     if dataset.num_shards:
         sizes = dataset.counts
         click.echo(f"  samples per shard: {sizes.min():,} to {sizes.max():,}")
+    click.echo(f"  checksums of samples: {about['checksums'] or 'none'}")
     if about["num_bad"]:
         click.echo(f"  on the bad list, left out of every epoch: {about['num_bad']:,} samples")
     if not dataset.manifest.fields and dataset.num_shards:

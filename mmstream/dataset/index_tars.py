@@ -1,28 +1,42 @@
 """Index tars that other programs wrote, so that they open quickly.
 
 `index_tars` reads the headers of each tar. It writes ``NAME.tar.idx`` beside the tar (or into
-another folder), and a manifest that names all of them.
+another folder), and a manifest that names all of them. On request it reads the tars whole, and
+writes the checksums of their samples too.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import logging
 import os
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from mmstream.dataset.bad_list import trim_bad
-from mmstream.dataset.index import build_index, decode_index, encode_index, index_name
+from mmstream.dataset.checksums import (
+    Checksums,
+    checksums_name,
+    decode_checksums,
+    encode_checksums,
+    read_samples,
+    sample_checksum,
+)
+from mmstream.dataset.index import build_index, decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
-from mmstream.errors import ConfigError, ManifestError, ShardError
+from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
+from mmstream.tar.header import BLOCK
+from mmstream.types import IntArray
 
 __all__ = ["IndexReport", "index_tars"]
 
@@ -40,6 +54,8 @@ class IndexReport:
     num_built: int
     """Indexes that this call built. The others existed already."""
     num_repacked: int
+    num_summed: int = 0
+    """Tars that this call read whole for the checksums of their samples."""
 
 
 def index_tars(
@@ -48,6 +64,7 @@ def index_tars(
     output: str | os.PathLike[str] | None = None,
     repack: bool = False,
     overwrite: bool = False,
+    checksums: bool = False,
     num_threads: int = 8,
     progress: bool = True,
 ) -> IndexReport:
@@ -59,7 +76,10 @@ def index_tars(
         repack: Unpack gzipped tars to plain ones first, into `output` or beside them. A gzipped
             tar has no byte index. Gzipped tars end in ``.tar.gz`` or ``.tgz``; a ``.tar`` that is
             gzipped counts too.
-        overwrite: Build indexes again that exist already.
+        overwrite: Build indexes again that exist already, with `checksums` those too.
+        checksums: Also write a checksum of every sample, and a sha256 of every tar into the
+            manifest. All bytes are read, other than of tars that have both. The checksums prove
+            that bytes have not changed since this call.
         num_threads: Tars that are indexed at the same time.
         progress: Show a progress bar (on a terminal only).
 
@@ -87,40 +107,122 @@ def index_tars(
     gzipped = [name for name in sizes if name.endswith(GZIPPED)]
     if gzipped and not repack:
         logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(gzipped))
-    target_names = target.list()
+    old = _old_manifest(target)
+    old_shards = {shard.name: shard for shard in old.shards} if old else {}
     # A tar that has another size than the manifest says was replaced since it was indexed.
-    indexed_sizes = _indexed_sizes(target)
-    outdated = {
-        name for name in names if overwrite or indexed_sizes.get(name, sizes[name]) != sizes[name]
-    }
-    trim_bad(target, set(names) - outdated)
-
-    def index_tar(name: str) -> tuple[ShardInfo, bool]:
-        is_new = name in outdated or index_name(name) not in target_names
-        if is_new:
-            offsets = build_index(store, name)
-            target.write(index_name(name), encode_index(offsets))
-        else:
-            offsets = decode_index(target.read(index_name(name)), index_name(name))
-        return ShardInfo(name, len(offsets) - 1, sizes[name]), is_new
-
+    replaced = {name for name in names if _num_bytes(old_shards, name, sizes) != sizes[name]}
+    trim_bad(target, set() if overwrite else set(names) - replaced)
+    summed = {name for name, shard in old_shards.items() if shard.sha256} - replaced
+    if overwrite or old is None or old.checksums is None:
+        summed = set()
+    if checksums:
+        num_bytes = sum(sizes[name] for name in names if name not in summed)
+        logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
+    indexer = _Indexer(
+        store, target, frozenset(target.list()), old_shards, replaced, summed, overwrite, checksums
+    )
     with ThreadPoolExecutor(num_threads) as pool:
-        results = list(
+        tars = list(
             tqdm(
-                pool.map(index_tar, names),
+                pool.map(indexer, names, map(sizes.__getitem__, names)),
                 total=len(names),
                 unit="tar",
                 disable=None if progress else True,
             )
         )
-    shards = tuple(info for info, _ in results)
-    _write_manifest(target, shards, None if target == store else store.url)
+    _write_manifest(target, old, tars, None if target == store else store.url, checksums)
     return IndexReport(
-        num_shards=len(shards),
-        num_samples=sum(shard.num_samples for shard in shards),
-        num_built=sum(is_new for _, is_new in results),
+        num_shards=len(tars),
+        num_samples=sum(tar.info.num_samples for tar in tars),
+        num_built=sum(tar.is_new for tar in tars),
         num_repacked=num_unpacked,
+        num_summed=sum(tar.was_summed for tar in tars),
     )
+
+
+def _num_bytes(shards: Mapping[str, ShardInfo], name: str, sizes: Mapping[str, int]) -> int:
+    """Return the size of a tar by an old manifest, or now if that does not name it."""
+    return shards[name].num_bytes if name in shards else sizes[name]
+
+
+class _IndexedTar(NamedTuple):
+    """What is known of a tar when its index stands."""
+
+    info: ShardInfo
+    is_new: bool
+    """This call has built its index."""
+    has_checksums: bool
+    was_summed: bool
+    """This call has made its checksums."""
+
+
+@dataclass(frozen=True)
+class _Indexer:
+    """Makes the index of a tar, and its checksums, where they do not stand already."""
+
+    store: Store
+    target: Store
+    target_names: frozenset[str]
+    old_shards: Mapping[str, ShardInfo]
+    replaced: set[str]
+    """Tars that were replaced since the old manifest."""
+    summed: set[str]
+    """Tars whose checksums need not be made again, if they fit the index."""
+    overwrite: bool
+    checksums: bool
+
+    def __call__(self, name: str, size: int) -> _IndexedTar:
+        column_name = checksums_name(name)
+        is_new = (
+            self.overwrite or name in self.replaced or index_name(name) not in self.target_names
+        )
+        if is_new:
+            index = encode_index(build_index(self.store, name))
+            self.target.write(index_name(name), index)
+        else:
+            # No tar has more samples than blocks.
+            index = self.target.read(index_name(name), max_bytes=index_size(size // BLOCK))
+        offsets = decode_index(index, index_name(name))
+        info = ShardInfo(name, len(offsets) - 1, size)
+        has_checksums = column_name in self.target_names and name not in self.replaced
+        if has_checksums and (is_new or self.checksums):
+            has_checksums = _fits(self.target, name, index)
+        if not self.checksums:
+            if not has_checksums:
+                self.target.remove(column_name)  # of another tar, or of another index
+            return _IndexedTar(info, is_new, has_checksums, was_summed=False)
+        if has_checksums and name in self.summed:
+            info = replace(info, sha256=self.old_shards[name].sha256)
+            return _IndexedTar(info, is_new, has_checksums, was_summed=False)
+        column, sha256 = _sum_up(self.store, info, offsets)
+        self.target.write(column_name, encode_checksums(column, index))
+        self._warn_of_other_bytes(name, sha256)
+        return _IndexedTar(replace(info, sha256=sha256), is_new, True, was_summed=True)
+
+    def _warn_of_other_bytes(self, name: str, sha256: str) -> None:
+        if name in self.old_shards and self.old_shards[name].sha256 not in (None, sha256):
+            logger.warning(
+                "%s: other bytes than the sha256 of the old manifest says: it was replaced or is "
+                "damaged; its checksums are those of the bytes that it has now",
+                escaped(name),
+            )
+
+
+def _fits(target: Store, name: str, index: bytes) -> bool:
+    """Tell whether the checksums of a tar belong to this index."""
+    try:
+        decode_checksums(target.read(checksums_name(name)), index, checksums_name(name))
+    except ShardError:
+        return False
+    return True
+
+
+def _sum_up(store: Store, info: ShardInfo, offsets: IntArray) -> tuple[Checksums, str]:
+    """Read a tar whole. Return the checksums of its samples, and its sha256."""
+    digest = hashlib.sha256()
+    samples = read_samples(store, info.name, info.num_bytes, offsets, digest.update)
+    column = np.fromiter(map(sample_checksum, samples), np.uint32, info.num_samples)
+    return column, digest.hexdigest()
 
 
 def _sizes(store: Store) -> dict[str, int]:
@@ -128,25 +230,50 @@ def _sizes(store: Store) -> dict[str, int]:
     return {name: stat.size for name, stat in store.list().items()}
 
 
-def _indexed_sizes(target: Store) -> dict[str, int]:
-    """Return the sizes that tars had when they were indexed, from the manifest if there is one."""
+def _old_manifest(target: Store) -> Manifest | None:
     try:
-        manifest = Manifest.from_bytes(target.read(MANIFEST_NAME))
+        return Manifest.from_bytes(target.read(MANIFEST_NAME))
     except (FileNotFoundError, ManifestError):
-        return {}
-    return {shard.name: shard.num_bytes for shard in manifest.shards}
+        return None
 
 
-def _write_manifest(target: Store, shards: Sequence[ShardInfo], data_url: str | None) -> None:
+def _write_manifest(
+    target: Store,
+    old: Manifest | None,
+    tars: Sequence[_IndexedTar],
+    data_url: str | None,
+    checksums: bool,
+) -> None:
     """Write the manifest; an old one that describes the same shards stays, as it may hold more."""
-    try:
-        old = Manifest.from_bytes(target.read(MANIFEST_NAME))
-    except (FileNotFoundError, ManifestError):
-        old = None
-    old_shards = [replace(shard, sha256=None) for shard in old.shards] if old else None
-    if old is None or old_shards != list(shards) or old.data_url != data_url:
-        manifest = Manifest(tuple(shards), source={"by": "mmstream index"}, data_url=data_url)
+    shards = tuple(tar.info for tar in tars)
+    kind: Literal["written", "indexed"] | None = old.checksums if old else None
+    if checksums and (kind is None or any(tar.was_summed for tar in tars)):
+        kind = "indexed"
+    num_without = sum(not tar.has_checksums for tar in tars)
+    if kind and num_without:
+        logger.warning(
+            "%s: %d of %d tars have no checksums, so none are compared; run "
+            "`mmstream index --checksums`",
+            target.url,
+            num_without,
+            len(tars),
+        )
+        kind = None
+    if (
+        old is not None
+        and old.data_url == data_url
+        and _without_sha256(old.shards) == (_without_sha256(shards))
+    ):
+        manifest = replace(old, shards=shards if checksums else old.shards, checksums=kind)
+    else:
+        source = {"by": "mmstream index"}
+        manifest = Manifest(shards, source=source, data_url=data_url, checksums=kind)
+    if manifest != old:
         target.write(MANIFEST_NAME, manifest.to_bytes())
+
+
+def _without_sha256(shards: Sequence[ShardInfo]) -> list[ShardInfo]:
+    return [replace(shard, sha256=None) for shard in shards]
 
 
 def _repack(
@@ -175,7 +302,8 @@ def _repack(
     for name, plain_name in plain_names.items():
         if plain_name in target_names and not overwrite:
             continue
-        target.remove(index_name(plain_name))  # if there is one, it belongs to an older tar
+        for old_name in (index_name(plain_name), checksums_name(plain_name)):
+            target.remove(old_name)  # if there is one, it belongs to an older tar
         try:
             with (
                 gzip.open(_ObjectReader(store, name, sizes[name])) as source,  # type: ignore[call-overload]

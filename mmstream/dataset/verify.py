@@ -1,8 +1,8 @@
 """Check that a dataset is whole, by reading all of it.
 
-`verify` compares shards with the manifest and indexes with the headers of the tars, and parses (or
-decodes) every sample. Samples that cannot be used can go to the bad list of the dataset. Later runs
-then leave them out (see `mmstream.dataset.bad_list`).
+`verify` compares shards with the manifest, indexes with the headers of the tars, and samples with
+their checksums, and parses (or decodes) every sample. Samples that cannot be used can go to the bad
+list of the dataset. Later runs then leave them out (see `mmstream.dataset.bad_list`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,24 @@ import hashlib
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from tqdm import tqdm
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import build_index, index_name
-from mmstream.errors import SampleError, ShardError
+from mmstream.dataset.checksums import (
+    Checksums,
+    checksums_name,
+    checksums_size,
+    decode_checksums,
+    read_samples,
+    sample_checksum,
+)
+from mmstream.dataset.dataset import MAX_SAMPLE_READS, Dataset
+from mmstream.dataset.index import build_index, encode_index, index_name, index_size
+from mmstream.errors import ChecksumError, SampleError, ShardError
 from mmstream.types import IntArray
 
 __all__ = ["Problem", "bad_samples", "verify"]
@@ -27,7 +36,8 @@ __all__ = ["Problem", "bad_samples", "verify"]
 Check: TypeAlias = Callable[[dict[str, object]], object]
 """Called with a raw sample; raises SampleError when something is wrong with it."""
 
-CHECKSUM_READ_BYTES = 8 << 20
+NO_SAMPLES = np.zeros(1, dtype=np.int64)
+"""The index of a tar that has none: no sample is read."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Problem:
 
 
 def verify(
-    dataset: Dataset, *, decode: Check | None = None, progress: bool = True
+    dataset: Dataset, *, decode: Check | None = None, quick: bool = False, progress: bool = True
 ) -> Iterator[Problem]:
     """Read a whole dataset, and yield what is wrong with it.
 
@@ -50,16 +60,19 @@ def verify(
 
     - the size of each shard, and its sha256 where the manifest has one;
     - the index of each shard, against the headers of the tar;
+    - the checksum of every sample, where the manifest says that there are checksums;
     - that every sample can be parsed, and decoded where `decode` is given;
     - that no key comes twice in a shard.
 
-    A bad sample is read a second time before it counts. Where only the index is missing or wrong,
-    samples are read by the index that `mmstream index` would build. The index of one shard and one
-    sample are in memory at a time. Shards with a checksum are read twice.
+    A bad sample is read a second time before it counts, and one that does not fit its checksum
+    `MAX_SAMPLE_READS` times. Where only the index is missing or wrong, samples are read by the
+    index that `mmstream index` would build. The index of one shard and one sample are in memory at
+    a time. Each shard is read once, and its headers once more.
 
     Args:
         dataset: The dataset to check. Samples on its bad list are checked too.
         decode: Called with every sample. The SampleErrors that it raises become problems.
+        quick: Only compare sizes: of shards, indexes and checksums. No sample is read.
         progress: Show a progress bar (on a terminal only).
 
     Yields:
@@ -70,7 +83,7 @@ def verify(
     """
     shards = range(dataset.num_shards)
     for shard in tqdm(shards, unit="shard", disable=None if progress else True):
-        yield from _check(dataset, shard, decode)
+        yield from _check_sizes(dataset, shard) if quick else _check(dataset, shard, decode)
 
 
 def bad_samples(dataset: Dataset, problems: Iterable[Problem]) -> IntArray:
@@ -80,40 +93,83 @@ def bad_samples(dataset: Dataset, problems: Iterable[Problem]) -> IntArray:
     return np.array(refs, dtype=np.int64).reshape(-1, 2)
 
 
+def _check_sizes(dataset: Dataset, shard: int) -> Iterator[Problem]:
+    """Compare the sizes of a shard's files with the manifest."""
+    info = dataset.manifest.shards[shard]
+    sizes = [(dataset.store, info.name, info.num_bytes, "")]
+    sizes.append((dataset.index_store, index_name(info.name), index_size(info.num_samples), ""))
+    if dataset.manifest.checksums:
+        num_bytes = checksums_size(info.num_samples)
+        command = f"; run `{_index_command(dataset, info.name, checksums=True)}`"
+        sizes.append((dataset.index_store, checksums_name(info.name), num_bytes, command))
+    for store, name, num_bytes, command in sizes:
+        try:
+            size = store.size(name)
+        except FileNotFoundError:
+            yield Problem(info.name, f"{name}: no such file in {store.url}{command}")
+        else:
+            if size != num_bytes:
+                reason = f"{name}: {size} bytes, the manifest says {num_bytes}{command}"
+                yield Problem(info.name, reason)
+
+
 def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Problem]:
-    name, store = dataset.name_of(shard), dataset.store
-    all_samples = range(int(dataset.counts[shard]))
+    info, store = dataset.manifest.shards[shard], dataset.store
+    name, count = info.name, info.num_samples
     try:
         size = store.size(name)
     except FileNotFoundError:
-        yield Problem(name, f"{name}: no such shard in {store.url}", all_samples)
+        yield Problem(name, f"{name}: no such shard in {store.url}", range(count))
         return
-    yield from _check_bytes(dataset, shard, size)
-    offsets: IntArray | None = None  # as stored
-    built: IntArray | None = None  # as the headers of the tar say
-    index_error = ""
+    if size != info.num_bytes:
+        yield Problem(name, f"{name}: {size} bytes, the manifest says {info.num_bytes}")
+    offsets, built, index_error, header_error = _indexes(dataset, shard)
+    if header_error and offsets is not None:  # else the error of the index is reported, below
+        yield Problem(name, header_error)
+    is_other_tar = False
+    if built is not None and built.size == count + 1:
+        if offsets is None or not np.array_equal(built, offsets):
+            yield Problem(name, _wrong_index(dataset, name, offsets, built, index_error))
+        offsets = built
+    elif offsets is not None:
+        is_other_tar = built is not None
+    tar = _Tar(dataset, shard, size, offsets, decode)
+    yield from tar.read_checksums()
+    problems = list(tar.check())
+    yield from _wrong_sha256(dataset, shard, size, tar.digest.hexdigest())
+    if offsets is None:
+        yield Problem(name, index_error, range(count))
+    elif built is not None and is_other_tar:
+        yield _index_of_other_tar(dataset, shard, built, problems)
+    else:
+        yield from problems
+
+
+def _indexes(dataset: Dataset, shard: int) -> tuple[IntArray | None, IntArray | None, str, str]:
+    """Return a shard's index as stored and as the headers of the tar say, and what is wrong."""
+    stored, built, index_error, header_error = None, None, "", ""
+    plain = copy(dataset)
+    plain.has_checksums = False  # they are checked on their own
     try:
-        offsets = dataset.offsets(shard)
+        stored = plain.offsets(shard)
     except ShardError as error:
         index_error = str(error)
     try:
-        built = build_index(store, name)
-    except ShardError as error:
-        # A damaged header. Without an index, the error of the index is reported below instead.
-        if offsets is not None:
-            yield Problem(name, str(error))
-    if built is not None and built.size == len(all_samples) + 1:
-        if offsets is None or not np.array_equal(built, offsets):
-            yield Problem(name, _wrong_index(dataset, name, offsets, built, index_error))
-            dataset = Dataset(dataset.manifest, store, offsets={name: built})
-        yield from _check_samples(dataset, shard, decode)
-    elif offsets is None:
-        yield Problem(name, index_error, all_samples)
-    elif built is None:
-        yield from _check_samples(dataset, shard, decode)
-    else:
-        problems = list(_check_samples(dataset, shard, decode))
-        yield _index_of_other_tar(dataset, shard, built, problems)
+        built = build_index(dataset.store, dataset.name_of(shard))
+    except ShardError as error:  # a damaged header
+        header_error = str(error)
+    return stored, built, index_error, header_error
+
+
+def _wrong_sha256(dataset: Dataset, shard: int, size: int, sha256: str) -> Iterator[Problem]:
+    info = dataset.manifest.shards[shard]
+    if info.sha256 in (None, sha256):
+        return
+    digest = hashlib.sha256()  # the bytes may have come wrong only once
+    dataset.store.drop_cache(info.name, 0, size)
+    list(read_samples(dataset.store, info.name, size, NO_SAMPLES, digest.update))
+    if digest.hexdigest() != info.sha256:
+        yield Problem(info.name, f"{info.name}: checksum differs; convert or fetch it again")
 
 
 def _wrong_index(
@@ -144,52 +200,99 @@ def _index_of_other_tar(
     return Problem(name, reason, bad)
 
 
-def _index_command(dataset: Dataset, name: str) -> str:
-    """Return the command that builds the index of a shard."""
+def _index_command(dataset: Dataset, name: str, *, checksums: bool = False) -> str:
+    """Return the command that builds the index of a shard, or its checksums."""
     index_store = dataset.index_store
     words = ["mmstream", "index", dataset.store.url]
     if index_store.url != dataset.store.url:
         words += ["--output", index_store.url]
-    if index_store.exists(index_name(name)):
+    if checksums:
+        words += ["--checksums"]
+    elif index_store.exists(index_name(name)):
         words += ["--overwrite"]
     return shlex.join(words)
 
 
-def _check_bytes(dataset: Dataset, shard: int, size: int) -> Iterator[Problem]:
-    info = dataset.manifest.shards[shard]
-    if size != info.num_bytes:
-        yield Problem(info.name, f"{info.name}: {size} bytes, the manifest says {info.num_bytes}")
-    if info.sha256 is not None:
-        digest = hashlib.sha256()
-        for start in range(0, size, CHECKSUM_READ_BYTES):
-            stop = min(size, start + CHECKSUM_READ_BYTES)
-            digest.update(dataset.store.read_range(info.name, start, stop))
-        if digest.hexdigest() != info.sha256:
-            yield Problem(info.name, f"{info.name}: checksum differs; convert or fetch it again")
+class _Tar:
+    """One tar that is read once, from front to back.
 
+    Attributes:
+        digest: sha256 of all bytes, after `check`.
+    """
 
-def _check_samples(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Problem]:
-    name, count = dataset.name_of(shard), int(dataset.counts[shard])
-    keys = Counter[object]()
-    for index in range(count):
+    def __init__(
+        self,
+        dataset: Dataset,
+        shard: int,
+        size: int,
+        offsets: IntArray | None,
+        decode: Check | None,
+    ) -> None:
+        self.digest = hashlib.sha256()
+        self._dataset, self._shard, self._size, self._decode = dataset, shard, size, decode
+        self._name = dataset.name_of(shard)
+        self._offsets = NO_SAMPLES if offsets is None else offsets
+        self._checksums: Checksums | None = None
+
+    def read_checksums(self) -> Iterator[Problem]:
+        """Read the checksums of the samples. Yields a problem if they cannot be used."""
+        dataset, name = self._dataset, checksums_name(self._name)
+        if dataset.manifest.checksums is None or self._offsets is NO_SAMPLES:
+            return
+        command = f"run `{_index_command(dataset, self._name, checksums=True)}`"
         try:
+            size = checksums_size(len(self._offsets) - 1)
+            data = dataset.index_store.read(name, max_bytes=size)
+            self._checksums = decode_checksums(data, encode_index(self._offsets), name)
+        except FileNotFoundError:
+            yield Problem(
+                self._name, f"{name}: no such file in {dataset.index_store.url}; {command}"
+            )
+        except ShardError:
+            yield Problem(self._name, f"{name}: damaged, or of another tar or index; {command}")
+
+    def check(self) -> Iterator[Problem]:
+        """Read the tar, and yield what is wrong with its samples."""
+        dataset, name, size = self._dataset, self._name, self._size
+        count = len(self._offsets) - 1
+        num_whole = int(np.searchsorted(self._offsets[1:], size, side="right"))
+        whole = self._offsets[: num_whole + 1]
+        keys = Counter[object]()
+        samples = read_samples(dataset.store, name, size, whole, self.digest.update)
+        for index, data in enumerate(samples):
             try:
-                key = _check_sample(dataset, shard, index, decode)
+                keys[self._key(index, data)] += 1
+            except SampleError as error:
+                yield Problem(name, str(error), range(index, index + 1))
+        if num_whole < count:  # the tar is cut off: so are all later samples
+            stop = self._offsets[num_whole + 1]
+            reason = f"{name}: truncated: {size} bytes, its index needs {stop} or more"
+            yield Problem(name, reason, range(num_whole, count))
+        for key, times in keys.items():
+            if times > 1:
+                yield Problem(name, f"{name}: key {key!r} comes {times} times, not in one piece")
+
+    def _key(self, index: int, data: bytes) -> object:
+        """Return the key of a sample. Read it again before calling it bad."""
+        is_second = False
+        for _ in range(MAX_SAMPLE_READS - 1):
+            try:
+                return self._checked(index, data)
+            except ChecksumError:
+                pass
             except SampleError:
-                key = _check_sample(dataset, shard, index, decode)
-            keys[key] += 1
-        except SampleError as error:
-            yield Problem(name, str(error), range(index, index + 1))
-        except ShardError as error:  # the tar is gone or cut off: so are all later samples
-            yield Problem(name, str(error), range(index, count))
-            break
-    for key, times in keys.items():
-        if times > 1:
-            yield Problem(name, f"{name}: key {key!r} comes {times} times, not in one piece")
+                if is_second or self._checksums is not None:  # the same bytes would come again
+                    raise
+                is_second = True
+            start, stop = int(self._offsets[index]), int(self._offsets[index + 1])
+            self._dataset.store.drop_cache(self._name, start, stop)
+            data = self._dataset.store.read_range(self._name, start, stop)
+        return self._checked(index, data)
 
-
-def _check_sample(dataset: Dataset, shard: int, index: int, decode: Check | None) -> object:
-    sample = dataset.read(shard, index)
-    if decode is not None:
-        decode(sample)
-    return sample["__key__"]
+    def _checked(self, index: int, data: bytes) -> object:
+        if self._checksums is not None and sample_checksum(data) != self._checksums[index]:
+            raise self._dataset.checksum_error(self._shard, index)
+        sample = self._dataset.parse(data, self._shard, index)
+        if self._decode is not None:
+            self._decode(sample)
+        return sample["__key__"]

@@ -50,9 +50,9 @@ def rows(tmp_path):
 OPTIONS = {
     "convert": "rows dest --media-root --samples-per-shard --num-workers --format --captions "
     "--shuffle-seed --split --overwrite",
-    "index": "url --output --repack --overwrite --num-threads",
+    "index": "url --output --repack --checksums --overwrite --num-threads",
     "info": "url --keys --json",
-    "verify": "url --decode --write-bad --quarantine --source",
+    "verify": "url --decode --quick --write-bad --quarantine --source",
     "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "
     "--check more_logs",
     "demo": "--out --shards",

@@ -232,7 +232,7 @@ def test_verify_lists_what_a_decoder_refuses(tmp_path, name):
     write_faulty(tmp_path, COUNTS, {1, 8, 14}, FAULTS[name])
     code, output = verified(tmp_path, "--decode", "--write-bad")
     assert code == 1
-    assert output.splitlines()[-2] == "3 of 15 samples are left out of every epoch"
+    assert "3 of 15 samples are left out of every epoch" in output.splitlines()
     assert known(tmp_path) == [[0, 1], [1, 0], [3, 5]]
     assert json.loads((tmp_path / BAD_NAME).read_bytes())["bad"]["shard-000001.tar"] == "all"
 

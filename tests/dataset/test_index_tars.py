@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from mmstream import Decode, ImageDecoder
+from mmstream.dataset import verify as verify_module
 from mmstream.dataset.index import decode_index, encode_index
 from mmstream.dataset.index_tars import IndexReport, index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
 from mmstream.decoding.sample import decode_sample
-from mmstream.errors import ConfigError, DecodeError, ShardError
+from mmstream.errors import ChecksumError, ConfigError, DecodeError, ShardError
+from mmstream.storage import LocalStore
 from tests.helpers.convert_corpus import make_corpus, run, tree
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.foreign_tars import field_list, make_tar, read_by_mmstream
@@ -246,12 +250,15 @@ def test_good_data_has_no_problems(converted, corpus, tars):
         assert problems(folder) == []
 
 
-def test_a_flipped_payload_byte_is_found_by_the_checksum_alone(converted):
+def test_a_flipped_payload_byte_is_found_by_the_checksums_alone(converted):
     def flip(data):
         data[data.index(b"row 9")] ^= 1
 
     change(converted / SHARD, flip)
-    assert problems(converted) == [f"{SHARD}: checksum differs; convert or fetch it again"]
+    assert problems(converted) == [
+        f"{SHARD}: checksum differs; convert or fetch it again",
+        f"{SHARD}[1] bytes unlike their checksum",
+    ]
 
 
 def test_a_wrong_index_is_found(converted):
@@ -367,3 +374,181 @@ def test_a_manifest_of_another_size_is_found(tars):
     (tars / MANIFEST_NAME).write_text(text.replace(f":{len(A)}", f":{len(A) + 512}", 1))
     assert Manifest.from_bytes((tars / MANIFEST_NAME).read_bytes()).num_bytes > len(A + B)
     assert problems(tars) == [f"a.tar: {len(A)} bytes, the manifest says {len(A) + 512}"]
+
+
+# -- checksums ----------------------------------------------------------------------------------
+
+
+def checksummed(folder):
+    """Files with checksums, by name."""
+    return {path.name for path in Path(folder).glob("*.crc32c")}
+
+
+def test_checksums_of_foreign_tars_are_made_on_request(tars, caplog):
+    index(tars)
+    assert checksummed(tars) == set()
+    caplog.set_level("INFO")
+    assert index(tars, checksums=True).num_summed == 2
+    assert caplog.messages[0] == f"{tars}: 0.00 GB are read for checksums"
+    manifest = open_dataset(tars).manifest
+    assert manifest.checksums == "indexed"
+    assert [shard.sha256 for shard in manifest.shards] == [
+        hashlib.sha256(data).hexdigest() for data in (A, B)
+    ]
+    assert checksummed(tars) == {"a.tar.crc32c", "b.tar.crc32c"}
+    assert samples_of(tars) == read_by_mmstream(A) + read_by_mmstream(B)
+    assert problems(tars) == []
+    before = tree(tars)
+    assert index(tars, checksums=True).num_summed == 0
+    assert index(tars).num_built == 0
+    assert index(tars, overwrite=True).num_built == 2
+    assert index(tars, checksums=True, overwrite=True).num_summed == 2
+    assert tree(tars) == before
+
+
+def test_checksums_lie_beside_the_indexes_also_elsewhere(tars, tmp_path):
+    before = tree(tars)
+    out = tmp_path / "indexes"
+    index(tars, output=out, checksums=True)
+    assert tree(tars) == before
+    assert checksummed(out) == {"a.tar.crc32c", "b.tar.crc32c"}
+    assert samples_of(out) == read_by_mmstream(A) + read_by_mmstream(B)
+    change(tars / "a.tar", lambda data: data.__setitem__(512, ord("9")))
+    with pytest.raises(ChecksumError, match=r"a\.tar\[0\]"):
+        open_dataset(out)[0]
+    assert open_dataset(out, checksums=False)[0]["txt"] == b"9"
+
+
+def test_a_conversion_keeps_its_checksums_when_an_index_is_built_again(converted):
+    before = tree(converted)
+    (converted / f"{SHARD}.idx").unlink()
+    assert index(converted).num_built == 1
+    assert index(converted, overwrite=True).num_built == 5
+    assert index(converted, checksums=True).num_summed == 0
+    assert tree(converted) == before
+
+
+def test_checksums_of_another_tar_are_dropped_and_the_dataset_says_so(converted, caplog):
+    write_shard(converted, SHARD, [(f"new{n}", {"txt": b"n" * 600 * n}) for n in range(8)])
+    index(converted, overwrite=True)
+    assert f"{SHARD}.crc32c" not in checksummed(converted)
+    assert open_dataset(converted).manifest.checksums is None
+    assert any("1 of 5 tars have no checksums" in text for text in caplog.messages)
+    assert len(list(open_dataset(converted))) == 38
+    assert index(converted, checksums=True).num_summed == 5
+    assert open_dataset(converted).manifest.checksums == "indexed"
+    assert problems(converted) == []
+
+
+def test_a_tar_that_came_is_read_for_its_checksums_and_the_others_are_not(converted):
+    shutil.copy(converted / SHARD, converted / "shard-000009.tar")
+    report = index(converted, checksums=True)
+    assert (report.num_built, report.num_summed) == (1, 1)
+    manifest = open_dataset(converted).manifest
+    assert manifest.checksums == "indexed"
+    assert all(shard.sha256 for shard in manifest.shards)
+    assert problems(converted) == []
+
+
+def test_checksums_of_bytes_that_changed_since_the_old_ones_are_a_warning(converted, caplog):
+    change(converted / SHARD, lambda data: data.__setitem__(700, data[700] ^ 1))
+    index(converted, checksums=True)
+    assert caplog.messages == []  # what stands is not read again
+    index(converted, checksums=True, overwrite=True)
+    assert [text.partition(":")[0] for text in caplog.messages] == [SHARD]
+    assert problems(converted) == []
+
+
+def test_a_dataset_of_0_1_gets_checksums(tmp_path):
+    saved = Path(__file__).parent.parent / "data" / "saved_by_0_1"
+    folder = tmp_path / "old"
+    corpus = next(path.parent for path in sorted(saved.rglob(MANIFEST_NAME)))
+    shutil.copytree(corpus, folder)
+    before = samples_of(folder)
+    assert not open_dataset(folder).has_checksums
+    index(folder, checksums=True)
+    assert open_dataset(folder).has_checksums
+    assert samples_of(folder) == before
+    assert problems(folder) == []
+
+
+@pytest.mark.parametrize("damage", ["lost", "short", "a bit", "another tar's"])
+def test_checksums_that_are_no_use_are_one_problem_with_the_cure(converted, damage):
+    path = converted / f"{SHARD}.crc32c"
+    if damage == "lost":
+        path.unlink()
+    elif damage == "short":
+        path.write_bytes(path.read_bytes()[:-4])
+    elif damage == "a bit":
+        change(path, lambda data: data.__setitem__(5, data[5] ^ 4))
+    else:
+        shutil.copy(converted / "shard-000002.tar.crc32c", path)
+    (reason,) = problems(converted)
+    assert reason.startswith(SHARD)
+    assert reason.endswith(f"; run `mmstream index {converted} --checksums`")
+    assert index(converted, checksums=True).num_summed == 1
+    assert problems(converted) == []
+
+
+def test_a_sample_that_changed_is_a_problem_of_its_own(converted):
+    start = int(decode_index((converted / f"{SHARD}.idx").read_bytes(), "")[3])
+    change(converted / SHARD, lambda data: data.__setitem__(start + 3, ord("7")))
+    found = list(verify(open_dataset(converted), progress=False))
+    assert [(problem.shard, *problem.bad) for problem in found if problem.bad] == [(SHARD, 3)]
+
+
+def test_each_shard_is_read_once(converted, monkeypatch):
+    num_bytes = Counter()
+    read_range = LocalStore.read_range
+
+    def counted(self, name, start, stop):
+        num_bytes[name] += stop - start
+        return read_range(self, name, start, stop)
+
+    monkeypatch.setattr(LocalStore, "read_range", counted)
+    assert problems(converted) == []
+    for info in open_dataset(converted).manifest.shards:
+        assert num_bytes[info.name] <= 2 * info.num_bytes  # its headers are a good part of it
+
+
+def test_one_wrong_read_is_no_problem(converted, monkeypatch):
+    seen = set()
+    read_range = LocalStore.read_range
+
+    def once_wrong(self, name, start, stop):
+        data = bytearray(read_range(self, name, start, stop))
+        if name not in seen and len(data) > 4000:
+            seen.add(name)
+            data[len(data) // 2] ^= 1
+        return bytes(data)
+
+    folder = converted
+    monkeypatch.setattr(
+        verify_module, "build_index", lambda store, name: stored_index(folder, name)
+    )
+    monkeypatch.setattr(LocalStore, "read_range", once_wrong)
+    assert problems(folder) == []
+    assert len(seen) == 5
+
+
+def stored_index(folder, name):
+    return decode_index((folder / f"{name}.idx").read_bytes(), name)
+
+
+def test_quick_compares_sizes_and_reads_no_sample(converted, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "read_range", refuse)
+        assert problems(converted, quick=True) == []
+    for name in (SHARD, f"{SHARD}.idx", f"{SHARD}.crc32c"):
+        change(converted / name, lambda data: data.extend(b"more"))
+    (converted / "shard-000002.tar.crc32c").unlink()
+    reasons = problems(converted, quick=True)
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        SHARD,
+        f"{SHARD}.idx",
+        f"{SHARD}.crc32c",
+        "shard-000002.tar.crc32c",
+    ]
