@@ -29,6 +29,7 @@ from mmstream.converting.destination import (
     finish,
     give_up,
     inspect,
+    require_foreign,
 )
 from mmstream.converting.plan import Options, plan_of, select, shard_name
 from mmstream.converting.pool import run_jobs
@@ -158,7 +159,7 @@ def convert(
     with open_rows(rows) as row_file, ExitStack() as locks:
         outputs = [
             output if output.state == "finished" else _locked(output, locks, root, overwrite)
-            for output in _outputs(store, row_file, options, root, overwrite, locks)
+            for output in _outputs(store, rows, row_file, options, root, overwrite, locks)
         ]
         for output in outputs:
             if output.state != "finished":
@@ -216,6 +217,7 @@ def _local_path(path: str) -> str:
 
 def _outputs(
     store: Store,
+    rows_url: str,
     row_file: RowFile,
     options: Options,
     root: str | None,
@@ -233,6 +235,7 @@ def _outputs(
         folder = split_store.local_path("")
         if folder is not None and Path(folder).is_file():
             raise ConfigError(f"{split_store.url}: is a file, not a folder; name another folder")
+        require_foreign(rows_url, split_store)
         lock = None
         if split_store.exists(LOCK_NAME):
             lock = locks.enter_context(write_lock(split_store, "convert"))

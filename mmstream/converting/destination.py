@@ -17,6 +17,7 @@ written. If no row became a sample, only the rejects stay; the next call tries e
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -29,11 +30,12 @@ import msgspec
 from mmstream.converting.shard import REPORTS, ShardReport
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
-from mmstream.errors import ConfigError, ManifestError
-from mmstream.storage import Store, open_store
+from mmstream.errors import ConfigError, ManifestError, escaped
+from mmstream.storage import Store, is_remote, open_store
 from mmstream.storage.new_file import remove_temporaries
+from mmstream.storage.write_lock import LOCK_NAME
 
-__all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect"]
+__all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect", "require_foreign"]
 
 REJECTS_NAME = "rejects.jsonl"
 
@@ -46,11 +48,54 @@ State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 - "clear": something that the caller agreed to replace.
 """
 
-_SINGLE_FILES = (MANIFEST_NAME, MARKER_NAME, REJECTS_NAME)
+_SINGLE_FILES = (MANIFEST_NAME, MARKER_NAME, REJECTS_NAME, BAD_NAME, PREVIOUS_NAME, LOCK_NAME)
 _SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx|\.crc32c)?")
 _REPORT_FILE = r"shard-\d{6,}\.json"
 _OWNED_FILE = "|".join([_SHARD_FILE.pattern, *map(re.escape, _SINGLE_FILES)])
-"""The names of all files that a conversion writes into a dataset's folder."""
+"""The names of all files that a conversion writes into a dataset's folder, or removes there."""
+
+
+def require_foreign(rows: str, store: Store) -> None:
+    """Raise a ConfigError if the file of rows is one that the conversion would replace or remove.
+
+    Links count as the file that they lead to.
+
+    Args:
+        rows: Path or URL of the file of rows.
+        store: The destination.
+    """
+    name = None
+    folders = {store: _OWNED_FILE, open_store(store.url_of(REPORTS)): _REPORT_FILE}
+    for folder, owned in folders.items():
+        path = folder.local_path("")
+        if is_remote(rows):
+            if folder.url == rows.rpartition("/")[0].rstrip("/"):
+                name = re.fullmatch(owned, rows.rpartition("/")[2])
+        elif path is not None:
+            name = _same_file(rows.removeprefix("file://"), path, owned)
+        if name is not None:
+            raise ConfigError(
+                f"{escaped(rows)}: is {escaped(folder.url_of(name[0]))}, which convert would "
+                "replace or remove; move the rows, or name another destination"
+            )
+
+
+def _same_file(path: str, folder: str, owned: str) -> re.Match[str] | None:
+    """Return the owned name in a folder that leads to a file, if there is one."""
+    status = Path(path).stat()
+    try:
+        entries = os.scandir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with entries:
+        for entry in entries:
+            name = re.fullmatch(owned, entry.name)
+            # Most files are told apart without a look at them: a folder may hold a million.
+            if name and (entry.is_symlink() or entry.inode() == status.st_ino):
+                with suppress(OSError):  # a link that leads nowhere
+                    if os.path.samestat(entry.stat(), status):
+                        return name
+    return None
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
@@ -141,7 +186,8 @@ def _write_rejects(store: Store, plan: dict[str, Any], reports: Sequence[ShardRe
 def _remove_reports(store: Store) -> None:
     reports = open_store(store.url_of(REPORTS))
     for name in reports.list():
-        reports.remove(name)
+        if re.fullmatch(_REPORT_FILE, name):
+            reports.remove(name)
     folder = reports.local_path("")
     if folder is not None:
         with suppress(OSError):  # it does not exist, or holds other files

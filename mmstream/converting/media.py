@@ -17,6 +17,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from mmstream.converting.draft import Kind, MediaRef, RowError
+from mmstream.errors import StorageError, escaped
 
 __all__ = ["MediaType", "load_media", "sniff"]
 
@@ -24,6 +25,9 @@ MAX_ROW_BYTES = 1 << 30
 """Limit on the media of one row. A sample is held in memory whole, when written and when read."""
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(?=//|[^/\\])")
+_KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
+"""Their files are no data. Some of them fail when they are read, or never end."""
+
 _NOT_DECODED = ("tiff", "heic")
 _BAD_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
 
@@ -44,8 +48,9 @@ def load_media(refs: Sequence[MediaRef], root: str | None) -> list[tuple[str, by
             None: there is no such folder, so every file is an error.
 
     Raises:
-        RowError: A file is missing, outside the root, empty, too large, or of another kind.
-        OSError: The disk failed. That is not the row's fault, so the conversion stops.
+        RowError: A file is missing, outside the root, empty, too large, or of another kind; or it
+            is one of the kernel's, such as those in ``/proc``.
+        StorageError: The disk failed. That is not the row's fault, so the conversion stops.
     """
     media: list[tuple[str, bytes]] = []
     bytes_left = MAX_ROW_BYTES
@@ -126,18 +131,19 @@ def _extension(ref: MediaRef, data: bytes) -> str:
 def _read(path: str, root: str, limit: int) -> bytes:
     real = _resolve(path, root)
     try:
-        fd = os.open(
-            real, os.O_RDONLY | os.O_NONBLOCK
-        )  # opening a pipe must not wait for its writer
+        # Opening a pipe must not wait for its writer.
+        fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise RowError(f"{_short(path)}: not a file")
+            if not status.st_size:  # the files of /proc have no size either, wherever it is mounted
+                raise RowError(f"{_short(path)}: empty file")
             if status.st_size > limit:
                 raise RowError(
                     f"{_short(path)}: the row's media are over the limit of {MAX_ROW_BYTES} bytes"
                 )
-            data = file.read()
+            data = file.read(status.st_size + 1)
     except PermissionError:
         raise RowError(f"{_short(path)}: no permission to read it") from None
     except OSError as error:
@@ -145,9 +151,12 @@ def _read(path: str, root: str, limit: int) -> bytes:
             raise RowError(f"{_short(path)}: no such file") from None
         if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV):
             raise RowError(f"{_short(path)}: not a file") from None
-        raise
-    if not data:
-        raise RowError(f"{_short(path)}: empty file")
+        raise StorageError(
+            f"{escaped(real)}: {error.strerror}; this is no fault of a row, so the conversion "
+            "stops. Mend the disk, then run the same command again"
+        ) from error
+    if len(data) != status.st_size:
+        raise RowError(f"{_short(path)}: changed its size while it was read")
     return data
 
 
@@ -164,6 +173,8 @@ def _resolve(path: str, root: str) -> str:
     real = os.path.realpath(os.path.join(root, local_path))  # noqa: PTH118 - twice as fast as pathlib
     if not real.startswith(root.rstrip("/") + "/"):
         raise RowError(f"{_short(path)}: lies outside the media root")
+    if real.startswith(_KERNEL_FOLDERS) and not real.startswith("/dev/shm/"):
+        raise RowError(f"{_short(path)}: not a file")
     return real
 
 

@@ -38,6 +38,9 @@ REPORTS = "reports"
 KEY_DIGITS = 9
 """Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
 
+MAX_DEPTH = 200
+"""Lists and objects that may lie inside each other in a row."""
+
 Samples = Iterator[tuple[str, dict[str, bytes]]]
 
 
@@ -179,7 +182,7 @@ def _parse(line: bytes | None) -> Any:
     if not line:
         raise RowError("empty row")
     try:
-        return msgspec.json.decode(line)
+        value = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
         position = max(0, line.find(error.object)) + error.start
         raise RowError(f"not UTF-8: {error.reason} (byte {position})") from None
@@ -187,6 +190,27 @@ def _parse(line: bytes | None) -> Any:
         raise RowError(f"not JSON: {error}") from None
     except RecursionError:
         raise RowError("not JSON: nested too deeply") from None
+    _require_depth(line, value)
+    return value
+
+
+def _require_depth(line: bytes, value: Any) -> None:
+    """Refuse a row that is nested deeper than readers follow.
+
+    What the parser follows depends on how deep its caller stands, so it must not decide.
+    """
+    if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
+        return
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    if any(isinstance(value, dict | list) for value in level):
+        raise RowError("not JSON: nested too deeply")
 
 
 class _HashedFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import tempfile
 
 import pytest
 from PIL import Image
@@ -12,6 +13,7 @@ from PIL import Image
 from mmstream.converting import media
 from mmstream.converting.draft import MediaRef, RowError
 from mmstream.converting.media import load_media, sniff
+from mmstream.errors import StorageError
 
 
 def encoded(format):
@@ -130,10 +132,51 @@ def test_media_of_one_row_have_a_limit_together(tmp_path, monkeypatch):
         load_media([*refs, refs[0]], os.path.realpath(tmp_path))
 
 
-def test_a_fault_of_the_disk_is_no_reject(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/proc/self/mem", "/proc/kmsg", "/proc/self/maps", "/proc/1/environ", "proc/self/mem"),
+        *("/sys/kernel/notes", "/dev/zero", "/dev/null", "dev/stdin", "tmp/../proc/self/mem"),
+    ],
+)
+def test_files_of_the_kernel_are_rejects_also_under_a_root_that_holds_everything(path):
+    with pytest.raises(RowError, match=r"not a file|no such file"):
+        load("/", path)
+
+
+def test_a_file_of_the_kernel_that_is_mounted_elsewhere_is_a_reject(monkeypatch):
+    monkeypatch.setattr(media, "_KERNEL_FOLDERS", ("/nowhere/",))
+    with pytest.raises(RowError, match="empty file"):
+        load("/", "/proc/self/mem")
+
+
+def test_shared_memory_is_a_place_for_media():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", suffix=".png") as file:
+        file.write(encoded("PNG"))
+        file.flush()
+        assert load("/", file.name)[0] == "png"
+
+
+def test_a_file_that_grows_while_it_is_read_is_a_reject(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded("PNG"))
+    real = os.fstat
+
+    def status_before_it_grew(fd):
+        status = real(fd)
+        with path.open("ab") as file:
+            file.write(b"more")
+        return status
+
+    monkeypatch.setattr(os, "fstat", status_before_it_grew)
+    with pytest.raises(RowError, match=r"a\.png: changed its size while it was read"):
+        load(tmp_path, "a.png")
+
+
+def test_a_fault_of_the_disk_is_no_reject_and_names_the_file(tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "open", broken)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(StorageError, match=r"/a\.jpg: Input/output error; .* stops"):
         load(tmp_path, "a.jpg")

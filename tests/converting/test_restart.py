@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import fsspec
 import msgspec
 import pytest
 
 from mmstream.converting.convert import ConvertReport
-from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError
 from tests.helpers.convert_corpus import interrupted, make_corpus, run, tree
@@ -156,3 +159,52 @@ def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, m
     report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)
     assert report.num_shards == 2
     assert len(memory.find("/bucket/out")) == 2 * 4 + 2
+
+
+def link(target, path):
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("put", [shutil.copy, os.link, link])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("rejects.jsonl", "shard-000000.tar.idx", "shard-000123.tar", "shard-000000.tar.crc32c"),
+        *(MANIFEST_NAME, MARKER_NAME, "mmstream.bad.json", "reports/shard-000000.json"),
+    ],
+)
+def test_rows_that_the_conversion_would_replace_are_refused_before_anything_is_removed(
+    corpus, tmp_path, name, overwrite, put
+):
+    out = tmp_path / "out"
+    run(corpus, out, samples_per_shard=40)
+    path = out / name
+    path.unlink(missing_ok=True)
+    put(corpus, path)
+    before = tree(out)
+    by_link = tmp_path / "linked"
+    by_link.symlink_to(out)
+    for rows in (path, by_link / name, f"file://{path}"):
+        with pytest.raises(ConfigError, match=r"would replace or remove; move the rows"):
+            run(rows, out, samples_per_shard=40, overwrite=overwrite)
+        assert tree(out) == before
+    with pytest.raises(ConfigError, match=rf"is {path}, which convert would replace or remove"):
+        run(path, tmp_path, splits={"out": 1.0}, overwrite=overwrite)
+    assert tree(out) == before
+
+
+def test_rows_in_the_destination_under_another_name_are_left_alone(corpus, tmp_path):
+    rows = corpus.rename(corpus.with_name("shards.jsonl"))
+    content = rows.read_bytes()
+    for options in ({}, {"samples_per_shard": 5, "overwrite": True}):
+        run(rows, tmp_path, **options)
+    assert rows.read_bytes() == content
+
+
+def test_rows_in_a_prefix_that_the_conversion_would_replace_are_refused(corpus, memory, tmp_path):
+    url = "memory://bucket/out/rejects.jsonl"
+    memory.pipe_file("/bucket/out/rejects.jsonl", corpus.read_bytes())
+    with pytest.raises(ConfigError, match=rf"^{url}: is {url}, which convert would replace"):
+        run(url, "memory://bucket/out", media_root=tmp_path)
+    assert memory.cat_file("/bucket/out/rejects.jsonl") == corpus.read_bytes()

@@ -65,6 +65,25 @@ def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path
     assert by_key["000000016"]["29.jpg"] == jpeg(1)
 
 
+def test_how_deep_a_row_may_be_nested_does_not_depend_on_the_caller(tmp_path):
+    def nested(depth):
+        return b'{"text": "t", "x": ' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+    rows = [nested(200), nested(201), nested(950), nested(100_000)]
+    rows += [b'{"text": "' + b"[" * 300 + b'"}', b'{"text": "t", "x": [' + b"[]," * 300 + b"0]}"]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(rows))
+
+    def convert_deeper(levels):
+        return convert_deeper(levels - 1) if levels else run(path, tmp_path / "deep")
+
+    run(path, tmp_path / "out")
+    convert_deeper(300)
+    expected = dict.fromkeys((2, 3, 4), "not JSON: nested too deeply")
+    assert rejects(tmp_path / "out") == expected
+    assert tree(tmp_path / "out") == tree(tmp_path / "deep")
+
+
 @pytest.mark.parametrize("splits", [None, {"a": 0.5, "b": 0.5}])
 def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_again(
     tmp_path, splits
