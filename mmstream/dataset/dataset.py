@@ -7,6 +7,7 @@ all caches.
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -39,6 +40,8 @@ from mmstream.tar.samples import parse_sample
 from mmstream.types import IntArray, Sample, SampleLineage
 
 __all__ = ["Dataset", "DatasetView", "ShardIndex", "ShardLocation"]
+
+logger = logging.getLogger(__name__)
 
 
 MAX_INDEX_READS = 8
@@ -98,6 +101,7 @@ class Dataset(Sequence[Sample]):
         # The shards as they were when the dataset was opened, or first read in this process.
         names = (shard.name for shard in manifest.shards)
         self._known = {name: stats[name] for name in names if name in stats} if stats else {}
+        self._accepted = set[str]()  # replaced shards that are read nevertheless
         self.has_checksums = checksums and manifest.checksums is not None
         self._built = dict(offsets or {})  # indexes built at opening, of tars without one
         self._indexes: dict[int, ShardIndex] = {}
@@ -239,11 +243,32 @@ class Dataset(Sequence[Sample]):
     def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
         """Return the bytes of each (shard, start, stop), or in its place the error that it met.
 
-        A shard that is not the one that was opened gives a `ReplacedError`.
+        A shard that is not the one that was opened gives a `ReplacedError`. With checksums it is
+        read nevertheless, with a warning: they decide about each sample.
         """
-        return self.store.read_ranges(
-            [(self.name_of(shard), start, stop) for shard, start, stop in ranges], self._known
-        )
+        named_ranges = [(self.name_of(shard), start, stop) for shard, start, stop in ranges]
+        answers = self.store.read_ranges(named_ranges, self._known)
+        if not self.has_checksums:
+            return answers
+        replaced = {i: error for i, error in enumerate(answers) if isinstance(error, ReplacedError)}
+        for i, error in replaced.items():
+            self._accept(named_ranges[i][0], error)
+        answers_again = self.store.read_ranges([named_ranges[i] for i in replaced])
+        for i, answer in zip(replaced, answers_again, strict=True):
+            answers[i] = answer
+        return answers
+
+    def _accept(self, name: str, error: ReplacedError) -> None:
+        """Expect a replaced shard as it is now. A warning says so once."""
+        self._known[name] = error.current
+        if name not in self._accepted:
+            self._accepted.add(name)
+            logger.warning(
+                "%s: was replaced while this run read it: %s; its samples are used where they fit "
+                "their checksums",
+                name,
+                error.difference,
+            )
 
     def map(self, shard: int, earlier: mmap | None = None) -> mmap | None:
         """Return a shard's file as a map of its bytes.

@@ -160,3 +160,28 @@ def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path, zero_c
     os.mkfifo(Path(folder, SHARD))
     with pytest.raises(ShardError, match=rf"{SHARD}: a FIFO; a file is needed"):
         list(loader)
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_with_checksums_a_touched_file_is_a_warning_and_no_error(tmp_path, caplog, zero_copy):
+    folder = write_corpus(tmp_path, [40, 40], checksums=True)
+    expected = [[*map(bytes, batch["txt"])] for batch in loader_of(folder)]
+    loader, texts = loader_of(folder, zero_copy=zero_copy), []
+    for batch in batches_around(loader, lambda: os.utime(tmp_path / SHARD)):
+        texts.append([*map(bytes, batch["txt"])])
+    assert texts == expected
+    assert loader.stats.num_bad == 0
+    [warning] = [text for text in caplog.messages if "was replaced" in text]
+    assert warning.startswith(f"{SHARD}: was replaced while this run read it: its version was ")
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_with_checksums_no_other_bytes_are_delivered(tmp_path, zero_copy):
+    folder = write_corpus(tmp_path, [40, 40], checksums=True)
+    policy = mm.BadSamplePolicy(shards=True, max_fraction=1)
+    loader = loader_of(folder, zero_copy=zero_copy, bad_samples=policy)
+    batches = list(batches_around(loader, lambda: replace(folder)))
+    texts = [bytes(text) for batch in batches for text in batch["txt"]]
+    assert len(texts) == 80
+    assert all(text.startswith(b"caption") for text in texts)
+    assert loader.stats.num_bad > 0
