@@ -1,0 +1,74 @@
+"""Short forms of tools.prove.wrong_reads and tools.prove.two_writers, and what their judges see."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from mmstream.storage import open_store
+from tests.helpers.paths import ROOT
+from tools.prove import two_writers, wrong_reads
+from tools.prove.flipping_proxy import flipping_proxy
+from tools.prove.wrong_reads import Epoch, FlippingStore
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_flipped_bits_change_no_batch_and_are_counted() -> None:
+    command = [sys.executable, "-m", "tools.prove.wrong_reads", "--workers", "2"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("all batches are the same") == 2
+
+
+def test_without_checksums_flipped_bits_change_batches(tmp_path: Path) -> None:
+    folder = wrong_reads.write_corpus(tmp_path)
+    expected = wrong_reads.read_epoch(mm.open_dataset(folder), 0)
+    dataset = mm.open_dataset(folder, checksums=False)
+    dataset.store = FlippingStore(str(folder), 0.5)
+    disturbed = wrong_reads.read_epoch(dataset, 0)
+    assert "batches differ" in wrong_reads.fault_of(disturbed, expected)
+
+
+def test_the_judge_of_wrong_reads_sees_what_is_wrong() -> None:
+    expected = Epoch(["a", "b"], 0, 0)
+    assert wrong_reads.fault_of(Epoch(["a", "b"], 3, 0), expected) == ""
+    assert "1 of 2" in wrong_reads.fault_of(Epoch(["a", "c"], 3, 0), expected)
+    assert "counted" in wrong_reads.fault_of(Epoch(["a", "b"], 0, 0), expected)
+    assert "bad" in wrong_reads.fault_of(Epoch(["a", "b"], 3, 1), expected)
+
+
+@pytest.mark.s3
+def test_the_proxy_flips_one_bit_of_an_answer_and_keeps_its_length(s3, monkeypatch) -> None:
+    store = open_store(f"{s3}/flips")
+    data = random.Random(1).randbytes(10_000)
+    store.write("object", data)
+    with flipping_proxy(os.environ["AWS_ENDPOINT_URL"], rate=1.0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        changed = store.read_range("object", 0, len(data))
+    differing = int.from_bytes(data, "big") ^ int.from_bytes(changed, "big")
+    assert len(changed) == len(data)
+    assert differing.bit_count() == 1
+    assert proxy.num_flips == proxy.num_answers == 1
+
+
+@pytest.mark.slow
+def test_several_converters_in_one_folder_do_no_harm(tmp_path: Path) -> None:
+    rows = two_writers.write_rows(tmp_path)
+    expected = two_writers.undisturbed(rows, tmp_path / "alone")
+    for number in range(2):
+        draw = random.Random(number)
+        assert not two_writers.fault_of_round(rows, tmp_path / f"{number}", expected, draw)
+
+
+def test_other_bytes_after_a_round_are_a_fault(tmp_path: Path) -> None:
+    rows = two_writers.write_rows(tmp_path)
+    expected = two_writers.undisturbed(rows, tmp_path / "alone") | {"shard-000000.tar": "other"}
+    fault = two_writers.fault_of_round(rows, tmp_path / "0", expected, random.Random(1))
+    assert fault == "other bytes: shard-000000.tar"
