@@ -46,6 +46,7 @@ class Loader(IterableDataset[Batch]):
         rows_per_rank: None: equal rows on every rank. "balanced": rows that differ by one at most.
             Or a list with the rows of each rank.
         world: this rank. None: torch.distributed's or the environment's, asked at each ``iter()``.
+            With a world_size other than that of torch.distributed, ranks are not compared.
         num_threads: decode threads of each process. Default: 1 in workers, else one per core up
             to 4.
         prefetch_factor: batches that each worker makes ahead.
@@ -116,7 +117,10 @@ class Loader(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch; each batch counts as delivered when it is handed over.
 
+        Under ``torch.distributed``, all ranks compare their settings first (docs: launching).
+
         Raises:
+            ConfigError: a rank differs from the others, or has not begun.
             BadSampleLimitError: too many bad samples.
             ShardError, StorageError: data or storage that stops a run.
         """

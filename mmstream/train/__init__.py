@@ -44,7 +44,8 @@ def train(config: TrainConfig) -> TrainResult:
         ``TrainResult.stopped_by`` set.
 
     Raises:
-        ConfigError: the settings cannot work, or the model cannot take the data.
+        ConfigError: the settings cannot work, the model cannot take the data, or a rank has other
+            settings or another copy of the data than the others.
         StateError: these settings cannot continue from the checkpoint.
         BadSampleLimitError: too many bad samples.
         MMStreamError: the loss is not finite, or data or storage stop the run.

@@ -185,17 +185,33 @@ def resume_training(
     Raises:
         StateError: all checkpoints are damaged, or the newest good one belongs to another model or
             other data.
+        ConfigError: on every rank, where only some of them can resume. Names them.
     """
     checkpoint = load_newest(store) if process.rank == 0 else None
+    num_steps = -1 if checkpoint is None else checkpoint.num_steps
     if process.world_size > 1:
-        choice = torch.tensor(
-            -1 if checkpoint is None else checkpoint.num_steps, device=process.device
-        )
+        choice = torch.tensor(num_steps, device=process.device)
         dist.broadcast(choice, src=0)
-        if process.rank != 0 and choice.item() >= 0:
-            checkpoint = load_checkpoint(store, int(choice.item()))
-    if checkpoint is None:
+        num_steps = int(choice.item())
+    if num_steps < 0:
         return 0
+    try:
+        _load(checkpoint or load_checkpoint(store, num_steps), store, trained, batches)
+    except (StateError, OSError) as error:
+        process.agree({"resuming": f"refused ({error})"})
+        raise
+    process.agree({"resuming": "possible"})
+    if process.rank == 0:
+        logger.info("resuming from %s, step %d", store.url, num_steps)
+    return num_steps
+
+
+def _load(checkpoint: Checkpoint, store: Store, trained: Trained, batches: DeviceLoader) -> None:
+    """Load a checkpoint into model and loader.
+
+    Raises:
+        StateError: it belongs to another model or to other data.
+    """
     try:
         trained.load_state_dict(checkpoint.content)
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
@@ -211,9 +227,6 @@ def resume_training(
         batches.load_state_dict(state)
     except StateError as error:
         raise StateError(f"{store.url}: step {checkpoint.num_steps}: {error}") from error
-    if process.rank == 0:
-        logger.info("resuming from %s, step %d", store.url, checkpoint.num_steps)
-    return checkpoint.num_steps
 
 
 def _difference(trained: Trained, content: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError
@@ -37,6 +37,23 @@ _AT_LEAST_ZERO = (
     "weight_decay",
     "final_lr_fraction",
 )
+
+_OF_EACH_RANK = (
+    "url",
+    "out",
+    "log_dir",
+    "tokenizer",
+    "micro_batches",
+    "num_workers",
+    "activation_checkpointing",
+    "compile",
+    "keep_checkpoints",
+    "log_keys",
+    "progress",
+    "profile",
+    "device",
+)
+"""Settings that may differ between ranks: paths, what a rank saves, and how it computes."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +228,23 @@ class TrainConfig:
         if self.log_dir is None and is_remote(self.out):
             return None
         return self.log_dir or self.out.removeprefix("file://")
+
+    @property
+    def rank_settings(self) -> dict[str, str]:
+        """What must be the same on all ranks, as texts by name.
+
+        Folders of data and of models may lie elsewhere on another machine. The loaders compare
+        datasets and tokenizers by content, and rank 0 gives its weights to all ranks.
+        """
+        settings = {
+            field.name: repr(getattr(self, field.name))
+            for field in fields(self)
+            if field.name not in _OF_EACH_RANK
+        }
+        if self.model not in ("clip", "vlm"):
+            settings["model"] = "a folder"
+        settings["validation"] = "no" if self.validation is None else "yes"
+        return settings
 
     def most_rows(self, world_size: int) -> int:
         """Return the number of rows of the rank that has the most."""

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -21,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mmstream.agreement import agree
 from mmstream.errors import ConfigError
+from mmstream.world import World
 
 __all__ = [
     "StopRequest",
@@ -65,6 +67,15 @@ class TrainProcess:
         if self.world_size > 1:
             dist.all_reduce(sums)
         return sums
+
+    def agree(self, settings: Mapping[str, str]) -> None:
+        """Compare settings over the ranks; ConfigError on all of them where one differs."""
+        agree(
+            settings,
+            World(self.rank, self.world_size),
+            beginning="to train",
+            advice="start every rank with the same command",
+        )
 
 
 @contextmanager

@@ -67,6 +67,7 @@ def run(config: TrainConfig) -> TrainResult:
     if config.log_folder is not None and Path(config.log_folder).is_file():
         raise ConfigError(f"train: {config.log_folder} is a file; name a folder with out=")
     with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as open_loaders:
+        process.agree(config.rank_settings)
         share_threads(config.num_workers)
         tokenizer = open_model_tokenizer(config)
         model = build_model(config, tokenizer, process.world_size)
