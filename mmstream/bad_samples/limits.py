@@ -42,6 +42,10 @@ class Stats:
     """Samples that a user's filter left out."""
     bad: Counter[str] = field(default_factory=Counter)
     """Bad and filtered samples by kind."""
+    num_cut_texts: int = 0
+    """Delivered texts that `max_length` has cut."""
+    num_dropped_parts: int = 0
+    """Parts of delivered conversations that nothing decodes, with ``undecoded_parts="drop"``."""
     num_bytes: int = 0
     """Bytes read from storage."""
     num_requests: int = 0

@@ -122,6 +122,9 @@ def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLinea
         valid=lineage.valid[start:stop],
         shown=lineage.shown[start:stop],
         bad=tuple(record for record in lineage.bad if record.row in rows),
+        num_cut_texts=0 if start else lineage.num_cut_texts,
+        num_dropped_parts=0 if start else lineage.num_dropped_parts,
+        text_losses=() if start else lineage.text_losses,
         num_bytes=0 if start else lineage.num_bytes,
         num_requests=0 if start else lineage.num_requests,
     )

@@ -19,18 +19,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import msgspec
 import numpy as np
 import torch
 
-from mmstream.decoding.fields import image_fields
+from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.image.encoded import encode_or_decode
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.sample_rng import sample_rng
-from mmstream.decoding.text.decoder import TextDecoder, Tokens, decode_text
+from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.errors import ConfigError, DecodeError, where
 from mmstream.types import Sample
 
@@ -38,8 +37,22 @@ __all__ = ["Decode", "TextTokens", "decode_sample", "decode_texts"]
 
 T = TypeVar("T")
 
-TextTokens: TypeAlias = tuple[Sample, Tokens | DecodeError | None]
+TextTokens: TypeAlias = tuple[Sample, DecodedText | DecodeError | None]
 """A sample with ``json`` parsed, and the tokens of its text. None: not tokenized yet."""
+
+LOSS_FIELD = "__text_loss__"
+"""The field of a decoded sample in which its `TextLoss` travels to the lineage of the batch."""
+
+
+class TextLoss(NamedTuple):
+    """What a text has lost on its way to the model."""
+
+    reason: str
+    """``shard[index] key.field: `` and what was lost."""
+    is_cut: bool
+    """Whether `max_length` has cut its end."""
+    num_dropped_parts: int
+    """Parts of the conversation that nothing decodes, and that were dropped."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +62,12 @@ class Decode:
     Attributes:
         image: The decoder of all image fields of a sample. None: they stay bytes.
         text: The decoder of the messages or the text of a sample. None: they stay as they are.
+        max_json_bytes: The most bytes of a ``json`` field, from 1 up. A longer one makes its sample
+            bad.
 
     Raises:
-        ConfigError: The text decoder's ``image_length`` is a function, and `image` is None.
+        ConfigError: The text decoder's ``image_length`` is a function, and `image` is None. Or
+            `max_json_bytes` is no number from 1 up.
 
     Examples:
         >>> decode = Decode(image=ImageDecoder(size=224))
@@ -59,17 +75,25 @@ class Decode:
 
     image: ImageDecoder | None = None
     text: TextDecoder | None = None
+    max_json_bytes: int = MAX_TEXT_BYTES
 
     def __post_init__(self) -> None:
+        if not isinstance(self.max_json_bytes, int) or self.max_json_bytes < 1:
+            raise ConfigError(f"max_json_bytes={self.max_json_bytes!r}: give a number from 1 up")
         if self.image is None and self.text is not None and self.text.needs_shapes:
             raise ConfigError("image_length is a function of the image: give Decode(image=) too")
+
+    @property
+    def media(self) -> frozenset[str]:
+        """The kinds of media that these decoders decode."""
+        return frozenset() if self.image is None else frozenset({"image"})
 
 
 def decode_sample(
     sample: Sample,
     decode: Decode | None,
     image_out: torch.Tensor | None = None,
-    tokens: Tokens | DecodeError | None = None,
+    tokens: DecodedText | DecodeError | None = None,
 ) -> Sample:
     """Decode one sample.
 
@@ -93,7 +117,8 @@ def decode_sample(
         width.
 
         With ``decode.text``, there are ``input_ids``, ``attention_mask`` and ``labels``, int64 [T]
-        arrays, and ``txt`` is a string.
+        arrays, and ``txt`` is a string. ``__text_loss__`` is a `TextLoss`, where the text was cut
+        or has lost parts.
 
     Raises:
         DecodeError: A field is damaged: ``shard[index] key.field: reason``.
@@ -102,19 +127,22 @@ def decode_sample(
     """
     decoded = dict(sample)
     if isinstance(sample.get("json"), bytes):
-        decoded["json"] = _with_address(sample, "json", partial(_parse_json, sample["json"]))
+        parse = partial(parse_json, sample["json"], _max_json_bytes(decode))
+        decoded["json"] = _with_address(sample, "json", parse)
     if decode is None:
         return decoded
     if decode.text is not None:
         name = decode.text.source(decoded)
-        tokenize = (
-            partial(decode.text, decoded, _image_shapes(sample, decode))
-            if tokens is None
-            else partial(_tokens_or_raise, tokens)
-        )
-        decoded.update(_with_address(sample, name, tokenize))
+        if tokens is None:
+            shapes = _image_shapes(sample, decode)
+            tokens = decode.text.decode_all([decoded], [shapes], media=decode.media)[0]
+        text = _with_address(sample, name, partial(_text_or_raise, tokens))
+        decoded.update(text.tokens)
+        if text.num_dropped_parts or text.num_tokens > decode.text.max_length:
+            decoded[LOSS_FIELD] = _text_loss(_address(sample, name), text, decode.text.max_length)
         if "txt" in sample:
-            decoded["txt"] = _with_address(sample, "txt", partial(decode_text, sample["txt"]))
+            read_text = partial(decode_text, sample["txt"], decode.text.max_bytes)
+            decoded["txt"] = _with_address(sample, "txt", read_text)
     if decode.image is not None:
         decoded.update(_decode_images(sample, decode.image, image_out))
         for name in image_fields(sample):
@@ -135,7 +163,8 @@ def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextT
         returned unchanged. A text whose length depends on a picture with an odd header has no
         tokens yet.
     """
-    parsed = [_try_parse(sample) for sample in samples]
+    max_json_bytes = _max_json_bytes(decode)
+    parsed = [_try_parse(sample, max_json_bytes) for sample in samples]
     if decode is None or decode.text is None:
         return [(sample, None) for sample in parsed]
     shapes = [_prepared_shapes(sample, decode) for sample in parsed]
@@ -145,7 +174,7 @@ def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextT
     ]
     ready_samples = list(compress(parsed, is_ready))
     ready_shapes = list(compress(shapes, is_ready))
-    tokens = iter(decode.text.decode_all(ready_samples, ready_shapes))
+    tokens = iter(decode.text.decode_all(ready_samples, ready_shapes, media=decode.media))
     return [
         (sample, next(tokens) if ready else None)
         for sample, ready in zip(parsed, is_ready, strict=True)
@@ -186,21 +215,36 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
     ]
 
 
-def _try_parse(sample: Sample) -> Sample:
+def _max_json_bytes(decode: Decode | None) -> int:
+    return MAX_TEXT_BYTES if decode is None else decode.max_json_bytes
+
+
+def _try_parse(sample: Sample, max_bytes: int) -> Sample:
     """Return a sample with ``json`` parsed, or the same sample where that is damaged."""
     data = sample.get("json")
     if not isinstance(data, bytes):
         return sample
     try:
-        return {**sample, "json": _parse_json(data)}
+        return {**sample, "json": parse_json(data, max_bytes)}
     except DecodeError:
         return sample
 
 
-def _tokens_or_raise(tokens: Tokens | DecodeError) -> Tokens:
-    if isinstance(tokens, DecodeError):
-        raise tokens
-    return tokens
+def _text_or_raise(text: DecodedText | DecodeError) -> DecodedText:
+    if isinstance(text, DecodeError):
+        raise text
+    return text
+
+
+def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
+    """Say what a text has lost."""
+    is_cut = text.num_tokens > max_length
+    losses = []
+    if is_cut:
+        losses.append(f"text of {text.num_tokens:,} tokens cut to max_length={max_length:,}")
+    if text.num_dropped_parts:
+        losses.append(f"{text.num_dropped_parts} parts that nothing decodes dropped")
+    return TextLoss(f"{address}: {', '.join(losses)}", is_cut, text.num_dropped_parts)
 
 
 def _decode_images(
@@ -245,25 +289,21 @@ def _image_rng(sample: Sample, decoder: ImageDecoder) -> np.random.Generator | N
     return sample_rng(sample, "image")
 
 
-def _parse_json(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except (ValueError, RecursionError) as error:  # msgspec's errors and UnicodeDecodeError
-        raise DecodeError(f"JSON: {error}") from None
-
-
 def _with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
     """Run one decoder. If it fails, put the field's address before the reason."""
     try:
         return decode()
     except DecodeError as error:
-        key = str(sample.get("__key__", ""))
-        lineage = sample.get("__lineage__")
-        if lineage is None:
-            address = ".".join(word for word in (key, name) if word)
-        else:
-            shard = str(sample.get("__url__", "")).rpartition("/")[2]
-            if "__source__" in sample:
-                shard = f"{sample['__source__']}/{shard}"
-            address = where(shard, lineage.index, key, name)
-        raise DecodeError(f"{address}: {error}") from None
+        raise DecodeError(f"{_address(sample, name)}: {error}") from None
+
+
+def _address(sample: Sample, name: str) -> str:
+    """Return the address of a field, as far as it is known."""
+    key = str(sample.get("__key__", ""))
+    lineage = sample.get("__lineage__")
+    if lineage is None:
+        return ".".join(word for word in (key, name) if word)
+    shard = str(sample.get("__url__", "")).rpartition("/")[2]
+    if "__source__" in sample:
+        shard = f"{sample['__source__']}/{shard}"
+    return where(shard, lineage.index, key, name)

@@ -15,7 +15,7 @@ import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
-from mmstream.decoding.sample import Decode, TextTokens, decode_texts
+from mmstream.decoding.sample import LOSS_FIELD, Decode, TextLoss, TextTokens, decode_texts
 from mmstream.decoding.substitute import Lookup, Row, RowDecoder, Transform
 from mmstream.errors import BadSampleLimitError
 from mmstream.reading.step import BatchLineage, RawStep
@@ -170,10 +170,29 @@ def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
             f"substitute (a transform or decoder that refuses all of them?); the first: {reason}"
         )
     spare_ref = next(row.shown for row in rows if row.sample is not None)
+    valid = [valid and row.is_filled for valid, row in zip(lineage.valid, rows, strict=True)]
+    losses = [row.sample.pop(LOSS_FIELD, None) if row.sample else None for row in rows]
+    valid_losses = [
+        loss for loss, is_valid in zip(losses, valid, strict=True) if is_valid and loss is not None
+    ]
+    if valid_losses:
+        lineage = _with_losses(lineage, valid_losses)
     lineage = replace(
         lineage,
-        valid=[valid and row.is_filled for valid, row in zip(lineage.valid, rows, strict=True)],
+        valid=valid,
         shown=[spare_ref if row.sample is None else row.shown for row in rows],
         bad=tuple(row.bad for row in rows if row.bad),
     )
     return DecodedStep(lineage, [spare if row.sample is None else row.sample for row in rows])
+
+
+def _with_losses(lineage: BatchLineage, losses: list[TextLoss]) -> BatchLineage:
+    """Add what texts have lost to the lineage of a batch: counts, and one example of each kind."""
+    cut = [loss for loss in losses if loss.is_cut]
+    shortened = [loss for loss in losses if loss.num_dropped_parts]
+    return replace(
+        lineage,
+        num_cut_texts=len(cut),
+        num_dropped_parts=sum(loss.num_dropped_parts for loss in shortened),
+        text_losses=tuple(dict.fromkeys(loss.reason for loss in (*cut[:1], *shortened[:1]))),
+    )

@@ -17,7 +17,7 @@ import torch
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
-from mmstream.decoding.sample import Decode, TextTokens, decode_sample
+from mmstream.decoding.sample import LOSS_FIELD, Decode, TextTokens, decode_sample
 from mmstream.errors import (
     ChecksumError,
     ConfigError,
@@ -46,8 +46,8 @@ After `order.MAX_ATTEMPTS` of them the row is invalid. What it shows still comes
 so that a batch is the same on every topology.
 """
 
-ORIGIN_FIELDS = ("__key__", "__url__", "__source__", "__lineage__")
-"""Where a sample comes from. These fields stay as they are, whatever a transform returns."""
+ORIGIN_FIELDS = ("__key__", "__url__", "__source__", "__lineage__", LOSS_FIELD)
+"""Where a sample comes from, and what it has lost. A transform cannot change these fields."""
 
 
 class Lookup(Protocol):

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.agreement import agree
 from mmstream.bad_samples.limits import Stats, count_samples
+from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.loader.settings import rank_settings
 from mmstream.loader.worker_process import in_one_line, preload_server
@@ -191,10 +192,14 @@ class Loader(IterableDataset[Batch]):
             start=lineage.start,
             rank=resolve_world(self._world).rank,
         )
+        count_text_losses(
+            self.stats, lineage.num_cut_texts, lineage.num_dropped_parts, lineage.text_losses
+        )
         next_state = make_state(self._current.order, lineage.epoch, lineage.step + 1)
         self._position = next_state["epoch"], next_state["step"]
         self.stats.num_steps += 1
         if lineage.epoch != next_state["epoch"]:
+            log_text_losses(self.stats, lineage.epoch)
             self._current = self.pipeline
 
     def state_dict(self) -> dict[str, Any]:

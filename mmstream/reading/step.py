@@ -45,6 +45,12 @@ class BatchLineage:
     shown: list[SampleRef]
     """(shard, index) of each row as delivered: a substitute's where the planned one was bad."""
     bad: tuple[BadSample, ...] = ()
+    num_cut_texts: int = 0
+    """Texts of valid rows that `max_length` has cut."""
+    num_dropped_parts: int = 0
+    """Parts of conversations in valid rows that nothing decodes, and that were dropped."""
+    text_losses: tuple[str, ...] = ()
+    """One of these texts, and one that has lost parts: ``shard[index] key.field: `` and what."""
     num_bytes: int = 0
     """Bytes read from storage since the step before."""
     num_requests: int = 0

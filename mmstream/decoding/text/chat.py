@@ -22,7 +22,7 @@ from typing import Any
 
 import jinja2
 
-from mmstream.errors import DecodeError
+from mmstream.errors import DecodeError, escaped
 
 Message = dict[str, Any]
 """One turn: ``role`` and ``content``."""
@@ -38,7 +38,23 @@ _SPACE = r"\s{0,64}?"  # bounded, because a search over white space without a li
 _LEADING_SPACE = re.compile(r"\s*")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # What a template raises for messages that it was not written for. Other errors are bugs, and pass.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError)
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+
+MAX_MESSAGES = 1000
+"""Most messages of a conversation. To locate the turns takes a rendering for each of them."""
+
+MAX_PARTS = 10_000
+"""Most parts of all messages of a conversation."""
+
+_MAX_CANDIDATES = 1000
+"""Places at which a turn's text is tried, where a template renders turns in an irregular way."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,7 @@ class Chat:
                     return _render_marked(self.tokenizer, messages)
             text = _render(self.tokenizer, messages)
         except _TEMPLATE_ERRORS as error:
-            raise DecodeError(f"chat template: {' '.join(str(error).split())}") from None
+            raise DecodeError(f"chat template: {escaped(' '.join(str(error).split()))}") from None
         spans: list[Span] = []
         position = 0
         for i, message in enumerate(messages):
@@ -96,16 +112,18 @@ class Chat:
     def _find(self, messages: list[Message], i: int, text: str, position: int) -> Span | None:
         """Find message i, an assistant's, in the text. Earlier turns end before `position`."""
         content = flatten(messages[i]["content"], self.image_token).strip()
-        turn = re.compile(re.escape(content) + _SPACE + re.escape(self.end_of_turn))
+        # The content is no part of the pattern: to compile a megabyte takes seconds.
+        end = re.compile(_SPACE + re.escape(self.end_of_turn))
         before = _try_render(self.tokenizer, messages[:i], add_generation_prompt=True)
         if before is None or not text.startswith(before):
-            match = turn.search(text, self._after(messages[:i], text, position))
-            return match.span() if match else None
+            return _search(text, content, end, self._after(messages[:i], text, position))
         start = len(before)
         spaces = _LEADING_SPACE.match(text, start)
         body = spaces.end() if spaces else start
-        if self.end_of_turn and (match := turn.match(text, body)):
-            return start, match.end()
+        if self.end_of_turn and text.startswith(content, body):
+            match = end.match(text, body + len(content))
+            if match:
+                return start, match.end()
         with_turn = _try_render(self.tokenizer, messages[: i + 1])
         if with_turn is not None and len(with_turn) >= start and text.startswith(with_turn):
             return start, self._trim(text, start, len(with_turn))
@@ -174,6 +192,21 @@ def probe_chat(tokenizer: Any, image_token: str) -> Chat:
     )
 
 
+def _search(text: str, content: str, end: re.Pattern[str], position: int) -> Span | None:
+    """Return the first span from `position` on that holds `content` and then matches `end`."""
+    if not content:
+        match = end.search(text, position)
+        return match.span() if match else None
+    for _ in range(_MAX_CANDIDATES):
+        start = text.find(content, position)
+        if start < 0:
+            return None
+        if match := end.match(text, start + len(content)):
+            return start, match.end()
+        position = start + 1
+    return None
+
+
 def check_messages(messages: Any) -> list[Message]:
     """Check the messages of a dataset before a template sees them.
 
@@ -186,14 +219,23 @@ def check_messages(messages: Any) -> list[Message]:
         string ``text`` if its type is "text".
 
     Raises:
-        DecodeError: A message has another form; the error says which.
+        DecodeError: A message has another form; the error says which. Or there are more than
+            `MAX_MESSAGES` messages, or more than `MAX_PARTS` parts.
     """
     if not isinstance(messages, list) or not messages:
         raise DecodeError("messages: not a list of turns")
+    if len(messages) > MAX_MESSAGES:
+        raise DecodeError(
+            f"{len(messages):,} messages, the limit is {MAX_MESSAGES:,}; split the conversation"
+        )
+    num_parts = 0
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DecodeError(f"messages[{i}]: no role")
         content = message.get("content")
+        num_parts += len(content) if isinstance(content, list) else 0
+        if num_parts > MAX_PARTS:
+            raise DecodeError(f"more than {MAX_PARTS:,} parts in the messages")
         is_valid = isinstance(content, str) or (
             isinstance(content, list) and all(map(_is_content_part, content))
         )

@@ -14,7 +14,7 @@ text of the batch. It asks `TextDecoder` for what to pad with.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -22,18 +22,39 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.fields import image_fields
+from mmstream.decoding.fields import MAX_TEXT_BYTES, check_text, decode_text, image_fields
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.text.chat import Chat, Span, check_messages, probe_chat
 from mmstream.decoding.text.image_lengths import ImageLength
+from mmstream.decoding.text.media_parts import DECODED, MediaParts, UndecodedParts, media_parts
 from mmstream.decoding.text.placeholders import Ids, Placeholders, check_fields, make_placeholders
-from mmstream.errors import ConfigError, DecodeError
+from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.types import IGNORED_LABEL
 
-__all__ = ["TextDecoder", "Tokens", "decode_text"]
+__all__ = ["DecodedText", "TextDecoder", "Tokens"]
 
 Tokens: TypeAlias = dict[str, NDArray[np.int64]]
 """``input_ids``, ``attention_mask`` and ``labels`` of a sample, each int64 [T]."""
+
+_CALL_CHARACTERS = 1 << 20
+"""Characters that one call of the tokenizer gets, unless one text alone has more.
+
+The tokenizer keeps 100 to 350 bytes for each until the call returns.
+"""
+
+
+_NOWHERE = 1 << 62
+"""A position behind every text."""
+
+
+class DecodedText(NamedTuple):
+    """The tokens of a text, and what it has lost."""
+
+    tokens: Tokens
+    num_tokens: int
+    """Length of the whole text in tokens: more than there are where `max_length` has cut it."""
+    num_dropped_parts: int
+    """Parts of the conversation that nothing decodes, and that were dropped."""
 
 
 class _Prompt(NamedTuple):
@@ -42,6 +63,7 @@ class _Prompt(NamedTuple):
     text: str
     spans: list[Span] | None
     """The assistant's turns in a conversation. None: this is plain text."""
+    num_dropped_parts: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +90,20 @@ class TextDecoder:
             Each ``image_token`` in the text becomes that many tokens. The text must hold one for
             each image of the sample. Plain text without any, such as a caption, gets all images at
             its start. None: images do not concern the text.
+        max_bytes: The most bytes of a text in UTF-8, from 1 up, before it is tokenized: of plain
+            text, and of a rendered conversation. A longer text makes its sample bad. Time and
+            memory of a tokenizer follow this number, not `max_length`.
+        undecoded_parts: What happens where a text has a video, an audio or an image that nothing
+            decodes, or a part of an unknown type. "bad": the sample is bad. "drop": the text is
+            made without that part. "keep": the chat template gets it, because a transform or
+            collate function of your own decodes it.
+        unlabeled_texts: What happens to a text no token of which has a label: an empty caption, a
+            conversation without an answer, or one whose answers all begin after `max_length`.
+            "bad": the sample is bad. "keep": it is delivered, for prompts without a loss.
 
     Raises:
         ConfigError: The tokenizer is slow: it does not say which characters a token comes from. Or
-            a number or `padding` is wrong. Or ``field="json"`` is given without a chat template. Or
+            a number or a choice is wrong. Or ``field="json"`` is given without a chat template. Or
             `image_length` is given, and the tokenizer would split `image_token`.
 
     Examples:
@@ -87,18 +119,28 @@ class TextDecoder:
     field: str | None = None
     image_token: str = "<image>"
     image_length: int | ImageLength | None = None
+    max_bytes: int = MAX_TEXT_BYTES
+    undecoded_parts: UndecodedParts = "bad"
+    unlabeled_texts: Literal["bad", "keep"] = "bad"
     _chat: Chat | None = dataclasses.field(init=False, repr=False)
     _core: Any = dataclasses.field(init=False, repr=False)
     _images: Placeholders | None = dataclasses.field(init=False, repr=False)
+    _media: MediaParts = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not getattr(self.tokenizer, "is_fast", False):
             name = type(self.tokenizer).__name__
             raise ConfigError(f"tokenizer: {name} is not a fast tokenizer (it has no offsets)")
-        if not isinstance(self.max_length, int) or self.max_length < 1:
-            raise ConfigError(f"max_length={self.max_length!r}: give a number from 1 up")
+        for name in ("max_length", "max_bytes"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or number < 1:
+                raise ConfigError(f"{name}={number!r}: give a number from 1 up")
         if self.padding not in ("longest", "max_length"):
             raise ConfigError(f'padding={self.padding!r}: "longest" or "max_length"')
+        if self.undecoded_parts not in ("bad", "drop", "keep"):
+            raise ConfigError(f'undecoded_parts={self.undecoded_parts!r}: "bad", "drop" or "keep"')
+        if self.unlabeled_texts not in ("bad", "keep"):
+            raise ConfigError(f'unlabeled_texts={self.unlabeled_texts!r}: "bad" or "keep"')
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
         if self.field == "json" and not has_template:
             raise ConfigError('field="json": the tokenizer has no chat template')
@@ -106,12 +148,19 @@ class TextDecoder:
             self.tokenizer.backend_tokenizer.to_str()
         )
         core.no_padding()
-        core.enable_truncation(self.max_length)
+        core.no_truncation()  # the whole length is counted, and the library keeps the rest anyway
         images = make_placeholders(core, self.image_token, self.image_length, self.max_length)
         chat = probe_chat(self.tokenizer, self.image_token) if has_template else None
         object.__setattr__(self, "_chat", chat)
         object.__setattr__(self, "_core", core)
         object.__setattr__(self, "_images", images)
+        media = media_parts(
+            self.tokenizer,
+            self.image_token,
+            action=self.undecoded_parts,
+            counts_images=images is not None,
+        )
+        object.__setattr__(self, "_media", media)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
@@ -160,58 +209,65 @@ class TextDecoder:
         Returns:
             ``input_ids``, ``attention_mask`` (ones) and ``labels``, each int64 [T] with
             1 <= T <= max_length. Labels of plain text are the ids. Labels of messages are the ids
-            in the assistant's turns (content and end-of-turn mark), and -100 elsewhere. All are
-            -100 when every turn is cut off, or there is none. Labels of image tokens are -100 with
-            ``image_length``, and then only text after the last image is cut off.
+            in the assistant's turns (content and end-of-turn mark), and -100 elsewhere. Labels of
+            image tokens are -100 with ``image_length``, and then only text after the last image is
+            cut off.
 
         Raises:
-            DecodeError: There is no text, it is not UTF-8, or the template or the tokenizer refuses
-                it. With ``image_length`` also: the text does not show the sample's images, each
-                once and in order, or ``max_length`` ends before an image does.
+            DecodeError: There is no text, it is not UTF-8 or too long, or the template or the
+                tokenizer refuses it. It has media that nothing decodes, or no label (see
+                `undecoded_parts` and `unlabeled_texts`). With ``image_length`` also: the text does
+                not show the sample's images, each once and in order, or ``max_length`` ends before
+                an image does.
             ConfigError: ``image_length`` is a function, and it returned no whole number from 1 up,
                 or the shape of an image is missing.
         """
-        tokens = self.decode_all([sample], [shapes])[0]
-        if isinstance(tokens, DecodeError):
-            raise tokens
-        return tokens
+        decoded = self.decode_all([sample], [shapes])[0]
+        if isinstance(decoded, DecodeError):
+            raise decoded
+        return decoded.tokens
 
     def decode_all(
         self,
         samples: Sequence[dict[str, Any]],
         shapes: Sequence[Sequence[ImageShape] | None] | None = None,
-    ) -> list[Tokens | DecodeError]:
-        """Tokenize the texts of many samples in one call of the tokenizer.
+        *,
+        media: Collection[str] = DECODED,
+    ) -> list[DecodedText | DecodeError]:
+        """Tokenize the texts of many samples together.
+
+        Short texts share a call of the tokenizer. A call gets 1 MiB of them at most, so that the
+        memory of a step does not grow with its number of rows.
 
         Args:
             samples: Samples as a call takes them.
             shapes: One entry per sample, as a call takes it.
+            media: The kinds of media that are decoded. A `Decode` without an image decoder has
+                none.
 
         Returns:
-            One entry per sample: what a call returns, or the DecodeError that it raises.
+            One entry per sample: its tokens, and what it has lost; or the DecodeError that a call
+            raises.
 
         Raises:
             ConfigError: As in a call.
         """
-        prompts = [self._try(self._prompt, sample) for sample in samples]
-        encodings: list[Any] = [None] * len(samples)
+        prompts = [self._try(self._prompt, sample, media) for sample in samples]
+        results: list[DecodedText | DecodeError] = list(prompts)
+        all_shapes = shapes or [None] * len(samples)
         for is_chat in (False, True):
             rows = [
                 row
                 for row, prompt in enumerate(prompts)
                 if isinstance(prompt, _Prompt) and (prompt.spans is not None) is is_chat
             ]
-            texts = [prompts[row].text for row in rows]
-            for row, encoding in zip(rows, self._encode(texts, is_chat), strict=True):
-                encodings[row] = encoding
-        return [
-            prompt
-            if isinstance(prompt, DecodeError)
-            else self._try(self._finish, sample, prompt, encoding, sample_shapes)
-            for sample, prompt, encoding, sample_shapes in zip(
-                samples, prompts, encodings, shapes or [None] * len(samples), strict=True
-            )
-        ]
+            for call in _calls(rows, [len(prompts[row].text) for row in rows]):
+                texts = [prompts[row].text for row in call]
+                for row, encoding in zip(call, self._encode(texts, is_chat), strict=True):
+                    results[row] = self._try(
+                        self._finish, samples[row], prompts[row], encoding, all_shapes[row]
+                    )
+        return results
 
     def _encode(self, texts: list[str], is_chat: bool) -> list[Any]:
         """Return the encoding of each text, or its error.
@@ -225,16 +281,18 @@ class TextDecoder:
             raise
         except Exception as error:  # the library's errors have no type of their own
             if len(texts) == 1:
-                return [DecodeError(f"tokenizer: {' '.join(str(error).split())}")]
+                return [DecodeError(f"tokenizer: {escaped(' '.join(str(error).split()))}")]
         # One bad text fails the whole call. Encode each text by itself to know which.
         return [self._encode([text], is_chat)[0] for text in texts]
 
-    def _prompt(self, sample: dict[str, Any]) -> _Prompt:
+    def _prompt(self, sample: dict[str, Any], media: Collection[str]) -> _Prompt:
         """Return the text of a sample."""
         if self.source(sample) == "json":
-            return self._render(sample)
-        text = self._plain_text(sample)
-        return _Prompt(self._images.put_before(text, sample) if self._images else text, None)
+            return self._render(sample, media)
+        text, num_dropped = self._media.of_text(self._plain_text(sample), sample, media)
+        if self._images:
+            text = self._images.put_before(text, sample)
+        return _Prompt(text, None, num_dropped)
 
     def _finish(
         self,
@@ -242,25 +300,66 @@ class TextDecoder:
         prompt: _Prompt,
         encoding: Any,
         shapes: Sequence[ImageShape] | None,
-    ) -> Tokens:
+    ) -> DecodedText:
         """Make tokens of an encoding."""
         if isinstance(encoding, DecodeError):
             raise encoding
         ids = labels = np.asarray(encoding.ids, dtype=np.int64)
         if prompt.spans is not None:
             labels = _labels(ids, encoding, prompt.spans)
+        # Special tokens that the tokenizer put at the end. A chat template writes its own.
+        num_special = 0
+        is_longer = len(ids) > self.max_length
+        if prompt.spans is None and (is_longer or self._images is not None):
+            is_special = reversed(encoding.special_tokens_mask)
+            num_special = sum(1 for _ in takewhile(bool, is_special))
         if self._images is not None:
-            # Special tokens that the tokenizer put at the end. A chat template writes its own.
-            num_special = 0
-            if prompt.spans is None:
-                is_special = reversed(encoding.special_tokens_mask)
-                num_special = sum(1 for _ in takewhile(bool, is_special))
             ids, labels = self._images.expand(
                 sample, prompt.text, ids, labels, shapes=shapes, keep=num_special
             )
-        if not len(ids):
+        num_tokens = len(ids)
+        if not num_tokens:
             raise DecodeError("empty text: no tokens")
-        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
+        all_labels = labels
+        if num_tokens > self.max_length:
+            ids = _cut(ids, self.max_length, num_special)
+            labels = _cut(labels, self.max_length, num_special)
+        if self.unlabeled_texts == "bad":
+            self._check_labels(labels, all_labels, prompt.spans)
+        tokens = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
+        return DecodedText(tokens, num_tokens, prompt.num_dropped_parts)
+
+    def _check_labels(self, labels: Ids, all_labels: Ids, spans: list[Span] | None) -> None:
+        """Raise DecodeError where no token of a text is trained.
+
+        The first token of a conversation never is: no token before it could predict it.
+
+        Args:
+            labels: int64 [T].
+            all_labels: int64 [num_tokens], of the whole text.
+            spans: The assistant's turns; None for plain text.
+        """
+        is_label = labels != IGNORED_LABEL
+        if spans is None:
+            # Not the special tokens that the tokenizer adds to any text, even to an empty one.
+            num_added = self._core.num_special_tokens_to_add(False)
+            if np.count_nonzero(is_label) > num_added:
+                return
+            is_empty = np.count_nonzero(all_labels != IGNORED_LABEL) <= num_added
+            reason = "empty text" if is_empty else f"max_length={self.max_length} leaves no text"
+        elif is_label[1:].any():
+            return
+        elif not spans:
+            reason = "the conversation has no answer of an assistant"
+        elif (all_labels[1:] != IGNORED_LABEL).any():
+            first = 1 + int(np.argmax(all_labels[1:] != IGNORED_LABEL))
+            reason = f"the first answer begins at token {first}, max_length is {self.max_length}"
+        else:
+            reason = "the assistant's answers are empty"
+        raise DecodeError(
+            f"no token of it is trained: {reason}; "
+            'TextDecoder(unlabeled_texts="keep") delivers it all the same'
+        )
 
     @staticmethod
     def _try(function: Callable[..., Any], *args: Any) -> Any:
@@ -275,40 +374,51 @@ class TextDecoder:
         value = sample.get(name)
         if value is None:
             raise DecodeError("no text: neither messages with a chat template nor this field")
-        return decode_text(value)
+        return decode_text(value, self.max_bytes)
 
-    def _render(self, sample: dict[str, Any]) -> _Prompt:
+    def _render(self, sample: dict[str, Any], media: Collection[str]) -> _Prompt:
         row = sample.get("json")
         if self._chat is None or not isinstance(row, dict):
             raise DecodeError("no messages: not a JSON object")
-        messages = check_messages(row.get("messages"))
+        messages, num_dropped = self._media.of_messages(
+            check_messages(row.get("messages")), sample, media
+        )
         if self._images is not None:
             check_fields(messages, image_fields(sample))
-        return _Prompt(*self._chat.render(messages))
+        text, spans = self._chat.render(messages)
+        return _Prompt(check_text(text, self.max_bytes), spans, num_dropped)
 
 
 def _labels(ids: Ids, encoding: Any, spans: list[Span]) -> Ids:
     """Return the ids of the tokens that touch one of the assistant's spans, and -100 elsewhere."""
-    labels = np.full_like(ids, IGNORED_LABEL)
-    if len(labels):
-        starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
-        for start, stop in spans:
-            inside = (starts < stop) & (stops > start)
-            labels[inside] = ids[inside]
-    return labels
+    if not len(ids) or not spans:
+        return np.full_like(ids, IGNORED_LABEL)
+    starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
+    # Of the spans, which are in order, only the first that ends after a token's start can touch it.
+    span_starts, span_stops = np.asarray([*spans, (_NOWHERE, _NOWHERE)], dtype=np.int64).T
+    is_inside = span_starts[np.searchsorted(span_stops, starts, side="right")] < stops
+    return np.where(is_inside, ids, IGNORED_LABEL)
 
 
-def decode_text(value: object) -> str:
-    """Return a text field as a string.
+def _cut(values: Ids, max_length: int, num_special: int) -> Ids:
+    """Cut a text to `max_length` tokens. The special tokens at its end are kept.
 
-    Raises:
-        DecodeError: The value is neither a string nor bytes in UTF-8.
+    For example, [1, 2, 3, 4, EOS] cut to 3 tokens with one special token is [1, 2, EOS].
     """
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, bytes):
-        raise DecodeError(f"expected text, not {type(value).__name__}")
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DecodeError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    num_special = min(num_special, max_length)
+    end = len(values) - num_special
+    return np.concatenate((values[: max_length - num_special], values[end:]))
+
+
+def _calls(rows: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the rows of each call of the tokenizer, in order. `sizes` is in characters."""
+    call: list[int] = []
+    size = 0
+    for row, row_size in zip(rows, sizes, strict=True):
+        if call and size + row_size > _CALL_CHARACTERS:
+            yield call
+            call, size = [], 0
+        call.append(row)
+        size += row_size
+    if call:
+        yield call

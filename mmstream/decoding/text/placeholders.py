@@ -58,23 +58,23 @@ class Placeholders:
         shapes: Sequence[ImageShape] | None,
         keep: int,
     ) -> tuple[Ids, Ids]:
-        """Repeat each image's token, and cut the text to `max_length`.
+        """Repeat each image's token.
 
-        Only text after the last image is cut. An image never is: a sample whose images do not all
-        fit is refused. Its pictures are in the batch anyway, and without the text about them the
-        sample would say something else.
+        Only text after the last image may be cut later. An image never is: a sample whose images do
+        not all fit is refused. Its pictures are in the batch anyway, and without the text about
+        them the sample would say something else.
 
         Args:
             sample: The sample. Its fields say how many images there are.
             text: The text that was tokenized.
-            ids: int64 [T], the ids of `text`. They may already be cut to `max_length`.
+            ids: int64 [T], the ids of `text`.
             labels: int64 [T].
             shapes: The shapes of the sample's images, in order. Needed where `length` is a
                 function.
             keep: How many tokens at the end survive a cut, such as that for the end of text.
 
         Returns:
-            Ids and labels, int64 [at most max_length]. Labels of image tokens are -100.
+            Ids and labels, int64 [T + the added tokens]. Labels of image tokens are -100.
 
         Raises:
             DecodeError: The text has more or fewer placeholders than the sample has images, or an
@@ -87,24 +87,19 @@ class Placeholders:
             raise DecodeError(f"{num_placeholders} {self.token} in the text, {num_images} images")
         lengths = self._lengths(num_images, shapes)
         is_image = ids == self.token_id
+        num_tokens = int(np.count_nonzero(is_image))
+        if num_tokens != num_images:  # a tokenizer may change the text before it looks for tokens
+            raise DecodeError(f"{num_tokens} tokens {self.token} of the text, {num_images} images")
         repeats = np.ones_like(ids)
-        # `ids` may lack the last images, because it was cut to max_length.
-        repeats[is_image] = lengths[: np.count_nonzero(is_image)]
+        repeats[is_image] = lengths
         room = self.max_length - keep
-        end = len(ids) - keep
         num_whole = int(np.count_nonzero(np.cumsum(repeats)[is_image] <= room))
         if num_whole < num_images:
             raise DecodeError(
                 f"max_length={self.max_length} ends before image {num_whole + 1} of {num_images} "
                 f"does, which takes {lengths[num_whole]} tokens"
             )
-        # For each token of the result, its index in `ids`. Example: the ids are [7, IMAGE, 8, EOS],
-        # the image takes 3 tokens, max_length is 6 and keep is 1. Repeated, the indices are
-        # [0, 1, 1, 1, 2, 3]. Those before `end`, 3, are [0, 1, 1, 1, 2]. All of them fit into
-        # `room`, 5. The kept index 3 follows.
-        indices = np.arange(len(ids)).repeat(repeats)
-        indices = np.append(indices[indices < end][:room], np.arange(end, len(ids)))
-        return ids[indices], np.where(is_image, IGNORED_LABEL, labels)[indices]
+        return ids.repeat(repeats), np.where(is_image, IGNORED_LABEL, labels).repeat(repeats)
 
     def _lengths(self, num_images: int, shapes: Sequence[ImageShape] | None) -> list[int]:
         if isinstance(self.length, int):

@@ -74,10 +74,10 @@ def word_tokenizer():
 def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample():
     text = mm.TextDecoder(word_tokenizer())
     outcomes = text.decode_all([{"txt": "known word"}, {"txt": "other"}, {"txt": "word"}])
-    assert outcomes[0]["input_ids"].tolist() == [0, 1]
+    assert outcomes[0].tokens["input_ids"].tolist() == [0, 1]
     assert isinstance(outcomes[1], DecodeError)
     assert "tokenizer: " in str(outcomes[1])
-    assert outcomes[2]["input_ids"].tolist() == [1]
+    assert outcomes[2].tokens["input_ids"].tolist() == [1]
     with pytest.raises(DecodeError, match="tokenizer"):
         text({"txt": "other"})
 
@@ -85,7 +85,7 @@ def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample():
 def test_a_text_with_half_a_character_is_one_bad_sample():
     text = mm.TextDecoder(byte_tokenizer())
     good, bad = text.decode_all([{"txt": "good"}, {"txt": "\ud800"}])
-    assert len(good["input_ids"]) == 6
+    assert len(good.tokens["input_ids"]) == 6
     assert isinstance(bad, DecodeError)
 
 

@@ -29,7 +29,7 @@ from tests.helpers.chats import (
 def run(template: str, messages: Messages, **options: Any) -> tuple[str, list[str]]:
     """The text the model sees, and the runs of tokens it learns."""
     decoder = TextDecoder(tokenizer(template), **options)
-    result = decoder({"json": {"messages": messages}})
+    result = decoder({"json": {"messages": messages}, "0.jpg": b""})
     ids, labels = result["input_ids"], result["labels"]
     assert result["attention_mask"].tolist() == [1] * len(ids)
     assert all(array.dtype == np.int64 for array in result.values())
@@ -102,7 +102,7 @@ def test_odd_answers_are_learned_whole(template: str, content: str) -> None:
 
 def test_a_conversation_may_start_with_the_assistant_or_do_without() -> None:
     assert run(CHATML, [assistant("a cat"), user("a mat")])[1] == ["a cat<|im_end|>"]
-    assert run(CHATML, [user("a cat")])[1] == []
+    assert run(CHATML, [user("a cat")], unlabeled_texts="keep")[1] == []
 
 
 IMAGE_QUESTION = [

@@ -28,9 +28,9 @@ from tests.helpers.chats import (
 def test_truncation_keeps_the_start() -> None:
     decoder = TextDecoder(tokenizer(CHATML))
     whole = decoder({"json": {"messages": TWO_TURNS}})
-    cut = TextDecoder(decoder.tokenizer, 20)({"json": {"messages": TWO_TURNS}})
+    cut = TextDecoder(decoder.tokenizer, 26)({"json": {"messages": TWO_TURNS}})
     for name, array in cut.items():
-        np.testing.assert_array_equal(array, whole[name][:20])
+        np.testing.assert_array_equal(array, whole[name][:26])
 
 
 def test_plain_text_learns_everything_and_keeps_its_special_tokens() -> None:

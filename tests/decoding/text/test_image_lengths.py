@@ -28,7 +28,8 @@ def test_the_ids_are_those_of_the_models_own_processor(name: str) -> None:
     tokenizer = family.decode.text.tokenizer
     samples = [conversation(*PICTURES[i : i + 3]) for i in range(0, len(PICTURES), 3)]
     lengths = set()
-    for sample, (_, tokens) in zip(samples, decode_texts(samples, family.decode), strict=True):
+    for sample, (_, decoded) in zip(samples, decode_texts(samples, family.decode), strict=True):
+        tokens = decoded.tokens
         text = tokenizer.apply_chat_template(
             sample["json"]["messages"], tokenize=False, chat_template=family.processor_template
         )

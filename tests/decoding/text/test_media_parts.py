@@ -1,0 +1,215 @@
+"""Media of a text that nothing decodes: named, dropped when asked, and never trained in silence."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import mmstream as mm
+from mmstream import Decode, TextDecoder
+from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.errors import ConfigError, DecodeError
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.chats import CHATML, PARTS, QWEN_VL, assistant, byte_chat, tokenizer, user
+from tests.helpers.corpora import jpeg
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>"]
+# Like Qwen's templates, it writes one token for a video, whether or not anyone decodes it.
+WITH_VIDEO = QWEN_VL.replace(
+    "{% elif 'text' in p %}", "{% elif p.type == 'video' %}<|video_pad|>{% elif 'text' in p %}"
+)
+
+
+def chat(*parts: dict[str, Any], template: str = WITH_VIDEO, **options: Any) -> str:
+    """The text that the model sees of a question with these parts."""
+    fast = byte_chat(template, SPECIAL)
+    question = user([*parts, {"type": "text", "text": "what is this?"}])
+    sample = {"json": {"messages": [question, assistant("a cat")]}}
+    return str(fast.decode(TextDecoder(fast, **options)(sample)["input_ids"]))
+
+
+@pytest.mark.parametrize("template", [CHATML, PARTS, QWEN_VL, WITH_VIDEO])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ({"type": "video", "field": "0.mp4"}, "a video part"),
+        ({"type": "audio", "field": "0.wav"}, "an audio part"),
+        ({"type": "video"}, "a video part"),
+        ({"type": "image_url", "image_url": "x.jpg"}, "an image_url part"),
+        ({"type": "point\x1b[2J"}, r"a point\\x1b\[2J part"),
+    ],
+)
+def test_a_part_that_nothing_decodes_is_a_bad_sample_that_says_so(
+    part: dict[str, Any], name: str, template: str
+) -> None:
+    reason = rf'has {name}, which nothing decodes; pass TextDecoder\(undecoded_parts="drop"\)'
+    with pytest.raises(DecodeError, match=reason):
+        chat(part, template=template)
+
+
+def test_a_dropped_part_leaves_the_conversation_before_the_template_sees_it() -> None:
+    video = {"type": "video", "field": "0.mp4"}
+    assert chat(video, undecoded_parts="drop") == chat()
+    assert "<|video_pad|>what is this?" in chat(video, undecoded_parts="keep")
+
+
+@pytest.mark.parametrize("text", ["<video>\nwhat?", "hear <audio>", "<|video_pad|>what?"])
+def test_a_placeholder_that_no_field_answers_is_a_bad_sample(text: str) -> None:
+    fast = byte_chat(CHATML, SPECIAL)
+    for content in (text, [{"type": "text", "text": text}]):
+        sample = {"json": {"messages": [user(content), assistant("a cat")]}}
+        with pytest.raises(DecodeError, match="stands for media that nothing decodes"):
+            TextDecoder(fast)(sample)
+        dropped = TextDecoder(fast, undecoded_parts="drop").decode_all([sample])[0]
+        assert not isinstance(dropped, DecodeError)
+        assert dropped.num_dropped_parts == 1
+        shown = fast.decode(dropped.tokens["input_ids"])
+        assert "<video>" not in shown
+        assert "video_pad" not in shown
+
+
+def test_a_conversation_about_an_image_that_the_sample_lacks_is_a_bad_sample() -> None:
+    text = TextDecoder(byte_chat(QWEN_VL))
+    parts = [{"type": "image", "field": "0.tiff"}, {"type": "text", "text": "what?"}]
+    sample = {"json": {"messages": [user(parts), assistant("a cat")]}, "0.tiff": b""}
+    with pytest.raises(DecodeError, match="1 images in the conversation, 0 in the sample"):
+        text(sample)
+    with pytest.raises(DecodeError, match=r"image 1 of the messages is 0\.tiff, not jpg"):
+        text(sample | {"jpg": b""})
+    with pytest.raises(DecodeError, match="the text has <image>, which stands for media"):
+        TextDecoder(byte_chat(CHATML), image_token="<|image_pad|>")(
+            {"json": {"messages": [user("<image>what?"), assistant("a cat")]}}
+        )
+
+
+def test_images_without_an_image_decoder_are_undecoded() -> None:
+    parts = [{"type": "image", "field": "jpg"}, {"type": "text", "text": "what?"}]
+    row = {"messages": [user(parts), assistant("a cat")]}
+    sample = {"__key__": "7", "json": msgspec.json.encode(row), "jpg": jpeg(0)}
+    fast = byte_chat(QWEN_VL)
+    with pytest.raises(DecodeError, match=r"^7\.json: the conversation has an image part, which"):
+        decode_sample(sample, Decode(text=TextDecoder(fast)))
+    image = mm.ImageDecoder(size=32)
+    assert "input_ids" in decode_sample(sample, Decode(image=image, text=TextDecoder(fast)))
+    dropping = Decode(text=TextDecoder(fast, undecoded_parts="drop"))
+    decoded = decode_sample(sample, dropping)
+    assert "image_pad" not in fast.decode(decoded["input_ids"])
+    assert decoded["__text_loss__"].num_dropped_parts == 1
+    _, text = decode_texts([sample], dropping)[0]
+    assert text.num_dropped_parts == 1  # as for a whole step
+
+
+def test_html_about_videos_is_plain_text() -> None:
+    fast = byte_chat(CHATML, SPECIAL)
+    page = {"txt": b"<video src='a.mp4'></video> and <video>"}
+    assert "<video>" in fast.decode(TextDecoder(fast)(page)["input_ids"])
+    with pytest.raises(DecodeError, match=r"<\|video_pad\|>, which stands for media"):
+        TextDecoder(fast)({"txt": b"<|video_pad|>a cat"})
+
+
+def test_a_caption_of_a_video_is_bad_for_a_model_that_sees() -> None:
+    fast = byte_chat("")
+    caption = {"txt": b"a cat", "mp4": b""}
+    with pytest.raises(DecodeError, match=r"the text belongs to a video \(mp4\)"):
+        TextDecoder(fast, image_length=4)(caption)
+    assert len(TextDecoder(fast)(caption)["input_ids"]) == 7  # a model of text
+    assert len(TextDecoder(fast, image_length=4, undecoded_parts="drop")(caption)["input_ids"]) == 7
+
+
+@pytest.mark.parametrize(
+    "options", [{"undecoded_parts": "ignore"}, {"unlabeled_texts": "drop"}, {"max_bytes": 0}]
+)
+def test_other_choices_are_config_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        TextDecoder(tokenizer(), **options)
+
+
+ROWS = [
+    {
+        "id": "1",
+        "messages": [
+            {"role": "user", "content": "<image>What is this?"},
+            {"role": "assistant", "content": "A picture."},
+        ],
+        "images": ["0.jpg"],
+    },
+    {
+        "id": "2",
+        "messages": [
+            {"role": "user", "content": "<video>Why is this video funny?"},
+            {"role": "assistant", "content": "Because a baby is reading."},
+        ],
+        "videos": ["1.mp4"],
+    },
+    {
+        "id": "3",
+        "conversations": [
+            {"from": "human", "value": "<audio>What's that sound?"},
+            {"from": "gpt", "value": "Glass."},
+        ],
+        "audios": ["2.wav"],
+    },
+    {
+        "id": "4",
+        "messages": [
+            {"role": "user", "content": "<image>Who are they?<image>And they?"},
+            {"role": "assistant", "content": "Players."},
+        ],
+        "images": ["0.jpg", "0.jpg"],
+    },
+]
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> mm.Dataset:
+    """Rows as LLaMA-Factory's demo files have them: two with images, one video, one audio."""
+    (tmp_path / "0.jpg").write_bytes(jpeg(0))
+    (tmp_path / "1.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(100))
+    (tmp_path / "2.wav").write_bytes(b"RIFF\x24\0\0\0WAVEfmt " + bytes(100))
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(r) + b"\n" for r in ROWS))
+    mm.convert(tmp_path / "rows.jsonl", tmp_path / "out", num_workers=0, progress=False)
+    return mm.open_dataset(tmp_path / "out")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_from_conversion_to_loader_videos_and_audio_are_named(
+    converted: mm.Dataset, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loader(**options: Any) -> mm.Loader:
+        text = TextDecoder(byte_tokenizer(chat=True), image_length=4, **options)
+        return mm.Loader(
+            mm.Pipeline(
+                converted,
+                global_batch_size=4,
+                decode=Decode(image=mm.ImageDecoder(size=32), text=text),
+                bad_samples=mm.BadSamplePolicy(quarantine=None),
+                shuffle=False,
+            ),
+            num_workers=num_workers,
+        )
+
+    refusing = loader()
+    (batch,) = refusing
+    reasons = [record.reason for record in batch["__lineage__"].bad]
+    refusing.close()
+    assert refusing.stats.num_bad == 2
+    assert [reason.partition("; ")[0] for reason in reasons] == [
+        "shard-000000.tar[1] 000000002.json: the conversation has a video part, which nothing "
+        "decodes",
+        "shard-000000.tar[2] 000000003.json: the conversation has an audio part, which nothing "
+        "decodes",
+    ]
+    caplog.clear()
+    dropping = loader(undecoded_parts="drop")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert all(len(list(batch["input_ids"])) == 4 for batch in dropping)
+    dropping.close()
+    assert (dropping.stats.num_bad, dropping.stats.num_dropped_parts) == (0, 6)
+    first, *summaries = [record.getMessage() for record in caplog.records]
+    assert first.startswith("shard-000000.tar[1] 000000002.json: 1 parts that nothing decodes")
+    assert [line.partition(":")[0] for line in summaries] == [f"after epoch {i}" for i in range(3)]

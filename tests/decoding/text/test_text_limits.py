@@ -1,0 +1,167 @@
+"""Limits of text and JSON: what a tokenizer, a template and a parser are asked to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmstream import Decode, TextDecoder
+from mmstream.decoding.fields import MAX_TEXT_BYTES
+from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.decoding.text import decoder as decoder_module
+from mmstream.decoding.text.chat import MAX_MESSAGES, MAX_PARTS
+from mmstream.errors import ConfigError, DecodeError
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.chats import CHATML, UNSTABLE, assistant, tokenizer, user
+from tests.helpers.paths import ROOT
+
+
+def chat(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"json": {"messages": list(messages)}}
+
+
+@pytest.mark.parametrize("text", [b"a" * 101, "é" * 51, "a" * 101])
+def test_a_text_with_a_byte_too_many_is_a_bad_sample(text: bytes | str) -> None:
+    decoder = TextDecoder(byte_tokenizer(), max_bytes=100)
+    with pytest.raises(DecodeError, match=r"text of 10[12] bytes, the limit is 100; raise TextDec"):
+        decoder({"txt": text})
+    assert len(decoder({"txt": text[:50]})["input_ids"]) in (52, 102)
+
+
+def test_the_default_limit_of_a_text_is_a_mebibyte() -> None:
+    decoder = TextDecoder(byte_tokenizer(), max_length=8)
+    tokens = decoder({"txt": b"a" * MAX_TEXT_BYTES})
+    assert len(tokens["input_ids"]) == 8
+    reason = "text of 1,048,577 bytes, the limit is 1,048,576"
+    with pytest.raises(DecodeError, match=reason):
+        decoder({"txt": b"a" * (MAX_TEXT_BYTES + 1)})
+    with pytest.raises(DecodeError, match=rf"^7\.txt: {reason}"):
+        decode_sample({"__key__": "7", "txt": b"a" * (MAX_TEXT_BYTES + 1)}, Decode(text=decoder))
+
+
+def test_a_conversation_is_measured_as_the_template_writes_it() -> None:
+    messages = (user("a" * 40), assistant("b" * 40))
+    whole = len("<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n") + 80
+    TextDecoder(tokenizer(CHATML), max_bytes=whole)(chat(*messages))
+    with pytest.raises(DecodeError, match=f"text of {whole} bytes, the limit is {whole - 1}"):
+        TextDecoder(tokenizer(CHATML), max_bytes=whole - 1)(chat(*messages))
+
+
+def test_json_beyond_its_limit_is_a_bad_sample() -> None:
+    data = json.dumps({"id": "a" * 100}).encode()
+    sample = {"__key__": "7", "json": data}
+    exact = Decode(max_json_bytes=len(data))
+    assert decode_sample(sample, exact)["json"] == {"id": "a" * 100}
+    less = Decode(max_json_bytes=len(data) - 1)
+    reason = rf"^7\.json: JSON of {len(data)} bytes, the limit is {len(data) - 1}; raise Decode\("
+    with pytest.raises(DecodeError, match=reason):
+        decode_sample(sample, less)
+    assert decode_texts([sample], less) == [(sample, None)]
+    large = {"__key__": "7", "json": b'"' + b"a" * MAX_TEXT_BYTES + b'"'}
+    with pytest.raises(DecodeError, match=r"JSON of 1,048,578 bytes"):
+        decode_sample(large, None)
+    with pytest.raises(ConfigError, match="max_json_bytes=0"):
+        Decode(max_json_bytes=0)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_deep_json_is_a_bad_sample(opening: bytes) -> None:
+    sample = {"__key__": "7", "json": opening * 100_000}
+    with pytest.raises(DecodeError, match=r"^7\.json: JSON: "):
+        decode_sample(sample, None)
+
+
+def test_a_template_that_prints_deep_values_refuses_them_as_a_bad_sample() -> None:
+    nested: Any = "x"
+    for _ in range(100_000):
+        nested = [nested]
+    template = CHATML.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m | tojson }}")
+    messages = (user("a") | {"tool_calls": nested}, assistant("b"))
+    with pytest.raises(DecodeError, match="chat template: maximum recursion depth"):
+        TextDecoder(tokenizer(template))(chat(*messages))
+
+
+def test_too_many_messages_or_parts_are_a_bad_sample() -> None:
+    text = TextDecoder(tokenizer(CHATML))
+    turns = [user("a"), assistant("b")] * (MAX_MESSAGES // 2)
+    assert text(chat(*turns))["input_ids"].size == 512
+    with pytest.raises(DecodeError, match=r"1,001 messages, the limit is 1,000; split"):
+        text(chat(*turns, user("a")))
+    part = {"type": "text", "text": ""}
+    answer = assistant("b")
+    text(chat(user([part] * MAX_PARTS), answer))
+    with pytest.raises(DecodeError, match="more than 10,000 parts in the messages"):
+        text(chat(user([part] * (MAX_PARTS - 1)), user([part] * 2), answer))
+
+
+def test_a_turn_of_a_megabyte_is_found_without_a_pattern_of_a_megabyte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patterns = []
+    compile_pattern = decoder_module.probe_chat.__globals__["re"].compile
+    monkeypatch.setattr("re.compile", lambda p, *a: patterns.append(p) or compile_pattern(p, *a))
+    answer = "ab " * 100_000
+    for template in (CHATML, UNSTABLE):
+        text = TextDecoder(tokenizer(template), max_length=1_000_000)
+        tokens = text(chat(user("?"), assistant(answer)))
+        assert np.count_nonzero(tokens["labels"] != -100) > 200_000
+    assert max(map(len, patterns)) < 1000
+
+
+def test_an_answer_that_almost_repeats_itself_is_found_or_refused_in_time() -> None:
+    # Each start of a run of the same letter is a candidate for the place of the answer.
+    upper = UNSTABLE.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m['more'] }}")
+    messages = (user("?"), assistant("a" * 100_000) | {"more": "a" * 300_000})
+    with pytest.raises(DecodeError, match="turn 1 cannot be found"):
+        TextDecoder(tokenizer(upper))(chat(*messages))
+
+
+def test_a_step_of_long_texts_is_tokenized_a_mebibyte_at_a_time() -> None:
+    sizes = []
+    text = TextDecoder(byte_tokenizer(), max_length=8)
+    encode = text._encode
+
+    def watched(texts: list[str], is_chat: bool) -> list[Any]:
+        sizes.append([len(text) for text in texts])
+        return encode(texts, is_chat)
+
+    object.__setattr__(text, "_encode", watched)
+    rows = [300_000, 300_000, 300_000, 300_000, 1_000_000, 5, 5]
+    outcomes = text.decode_all([{"txt": b"a" * size} for size in rows])
+    assert [outcome.num_tokens for outcome in outcomes] == [size + 2 for size in rows]
+    assert sizes == [[300_000] * 3, [300_000], [1_000_000, 5, 5]]
+
+
+MEMORY = """
+import os, resource, sys
+os.environ["RAYON_NUM_THREADS"] = "1"
+from mmstream import TextDecoder
+from mmstream.train.tokenizer import byte_tokenizer
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+text = TextDecoder(byte_tokenizer(chat=True), max_length=64)
+before = peak()
+words = sys.argv[1] * ((1 << 20) // len(sys.argv[1].encode()) - 100)
+rows = [{"txt": words}] * 8
+turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": words}]
+rows += [{"json": {"messages": turns}}] * 2
+for outcome in text.decode_all(rows):
+    assert outcome.num_tokens > 1_000_000, outcome
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("word", ["a", "😀", "e\u0301", " "])
+def test_texts_at_the_limit_take_less_memory_than_a_worker_has(word: str) -> None:
+    command = [sys.executable, "-c", MEMORY, word]
+    result = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=True
+    )
+    assert int(result.stdout) < 600 << 20
