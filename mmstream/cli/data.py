@@ -71,13 +71,18 @@ __all__ = ["convert", "index", "verify"]
 @click.option(
     "--overwrite", is_flag=True, help="Replace another conversion at DEST, or an unfinished one."
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Also read the shards that an earlier run wrote, and write damaged ones again.",
+)
 def convert(
     rows: str, dest: str, row_format: str | None, split: str | None, **options: Any
 ) -> None:
     """Convert ROWS (JSONL, gzipped JSONL, a JSON array) and their media to tar shards at DEST.
 
-    To continue an interrupted conversion, run the same command again. Rows that cannot be used are
-    listed in DEST/rejects.jsonl.
+    To continue an interrupted conversion, or to mend missing shards of a finished one, run the same
+    command again. Rows that cannot be used are listed in DEST/rejects.jsonl.
     """
     from mmstream.converting.convert import convert as run
 
@@ -87,7 +92,11 @@ def convert(
         f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
         f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"
     )
-    if report.was_finished:
+    if report.was_finished and report.num_repaired:
+        click.echo(
+            f"{summary}, converted before; {report.num_repaired:,} damaged shards written again"
+        )
+    elif report.was_finished:
         click.echo(f"{summary}, all converted before; to convert again, use --overwrite")
     else:
         click.echo(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")

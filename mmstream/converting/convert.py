@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -34,8 +35,8 @@ from mmstream.converting.destination import (
 from mmstream.converting.plan import Options, plan_of, select, shard_name
 from mmstream.converting.pool import run_jobs
 from mmstream.converting.rows import RowFile, open_rows
-from mmstream.converting.shard import ShardJob, ShardReport
-from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, is_remote, join_url, open_store
 from mmstream.storage.write_lock import LOCK_NAME, WriteLock, write_lock
@@ -64,8 +65,12 @@ class ConvertReport:
     """Size of the tars that this call wrote. An earlier, interrupted call wrote the others."""
     seconds: float
     """Wall time of this call."""
+    num_repaired: int = 0
+    """Shards of an earlier call whose files were missing, or had another length or (with `check`)
+    another content. This call wrote them again."""
     was_finished: bool = False
-    """True: the destination held this conversion already, so nothing was written."""
+    """True: the destination held this conversion already. Nothing was written, except for the
+    shards of `num_repaired`."""
     splits: dict[str, ConvertReport] = field(default_factory=dict)
     """The report of each split. Empty without splits."""
 
@@ -87,6 +92,7 @@ def convert(
     shuffle_seed: int | None = None,
     splits: Mapping[str, float] | None = None,
     overwrite: bool = False,
+    check: bool = False,
     progress: bool = True,
 ) -> ConvertReport:
     """Convert a file of rows and its media files to tar shards.
@@ -95,7 +101,8 @@ def convert(
     becomes a line of ``rejects.jsonl``, with the reason.
 
     To continue an interrupted conversion, make the same call again. The shards that were written
-    are kept. For a finished conversion, the same call does nothing.
+    are kept. For a finished conversion, the same call compares the sizes of all shards with the
+    manifest. It writes those again that are missing or damaged, and nothing else.
 
     The shards are the same bytes on every run and for every `num_workers`. A worker holds one
     sample in memory; the main process holds 8 bytes per row, and the rejects.
@@ -117,6 +124,8 @@ def convert(
             own at ``DEST/NAME``. A hash of the row's id decides, so a row stays in its split when
             more rows are added later.
         overwrite: Replace another conversion, or an unfinished one, at `dest`.
+        check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
+            ones are written again.
         progress: Show a progress bar (on a terminal only).
 
     Returns:
@@ -158,11 +167,11 @@ def convert(
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows) as row_file, ExitStack() as locks:
         outputs = [
-            output if output.state == "finished" else _locked(output, locks, root, overwrite)
+            _locked(output, locks, root, overwrite, check)
             for output in _outputs(store, rows, row_file, options, root, overwrite, locks)
         ]
         for output in outputs:
-            if output.state != "finished":
+            if output.lock is not None:
                 begin(output.store, output.state, output.plan, root, command)
         shard_reports = _write_shards(outputs, row_file, options, root, num_workers, progress)
         _require_samples(outputs, shard_reports, root)
@@ -196,6 +205,11 @@ class _Output(NamedTuple):
     state: State
     lock: WriteLock | None = None
     """None: nothing needs to be written."""
+    check: bool = False
+    expected: Mapping[str, ShardInfo] = MappingProxyType({})
+    """Shards of a finished dataset that are looked at or written again."""
+    has_checksums: bool = True
+    """False: a finished dataset of 0.1, without checksums of samples."""
 
 
 def _media_folder(rows: str, media_root: str | None) -> str | None:
@@ -245,14 +259,36 @@ def _outputs(
     return outputs
 
 
-def _locked(output: _Output, locks: ExitStack, root: str | None, overwrite: bool) -> _Output:
-    """Return an output with the lock on its destination."""
-    if output.lock is None:
+def _locked(
+    output: _Output, locks: ExitStack, root: str | None, overwrite: bool, check: bool
+) -> _Output:
+    """Return an output with the lock on its destination, if something may be written there."""
+    output = _with_damage(output._replace(check=check))
+    if output.lock is None and (output.state != "finished" or output.expected):
         lock = locks.enter_context(write_lock(output.store, "convert"))
         # Another convert may have come and gone since the first look.
         state = inspect(output.store, output.plan, root, overwrite)
-        output = output._replace(lock=lock, state=state)
+        output = _with_damage(output._replace(lock=lock, state=state))
     return output
+
+
+def _with_damage(output: _Output) -> _Output:
+    """Return a finished output with its damaged shards, or with all shards if it is checked.
+
+    One list of the files tells which are missing, or have another size than in the manifest.
+    """
+    if output.state != "finished":
+        return output._replace(expected={})
+    manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
+    has_checksums = manifest.checksums is not None
+    files = output.store.list()
+    sizes = {name: file.size for name, file in files.items()}
+    expected = {
+        shard.name: shard
+        for shard in manifest.shards
+        if output.check or not shard_sizes(shard, has_checksums).items() <= sizes.items()
+    }
+    return output._replace(expected=expected, has_checksums=has_checksums)
 
 
 def _write_shards(
@@ -266,13 +302,19 @@ def _write_shards(
     """Write all shards. Return the reports of each split, in the order of its shards."""
     split_of_url = {output.store.url: output.split for output in outputs}
     reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
-    unfinished = [output for output in outputs if output.state != "finished"]
-    num_rows = sum(len(output.rows) for output in unfinished)
-    jobs = (job for output in unfinished for job in _jobs(output, row_file, options, root))
+    jobs = (job for output in outputs for job in _jobs(output, row_file, options, root))
+    num_rows = sum(
+        len(output.rows)
+        if output.state != "finished"
+        else min(len(output.rows), len(output.expected) * options.samples_per_shard)
+        for output in outputs
+    )
     hidden = None if progress else True
     with tqdm(total=num_rows, unit="row", desc="convert", disable=hidden) as bar:
         for url, report in run_jobs(jobs, num_workers):
             reports[split_of_url[url]].append(report)
+            if report.repaired:
+                logger.warning("%s/%s: was missing or damaged; written again", url, report.name)
             bar.update(report.num_rows)
     return {split: sorted(shards, key=_shard_order) for split, shards in reports.items()}
 
@@ -311,13 +353,24 @@ def _shard_order(report: ShardReport) -> tuple[int, str]:
 def _jobs(
     output: _Output, row_file: RowFile, options: Options, root: str | None
 ) -> Iterator[ShardJob]:
-    num_rows, lock = options.samples_per_shard, output.lock
-    assert lock is not None
+    if output.lock is None:
+        return
+    num_rows = options.samples_per_shard
     for index, start in enumerate(range(0, len(output.rows), num_rows)):
-        rows = row_file.select(output.rows[start : start + num_rows])
-        yield ShardJob(
-            output.store, shard_name(index), rows, root, options.format, options.captions, lock
-        )
+        name = shard_name(index)
+        if output.state != "finished" or name in output.expected:
+            yield ShardJob(
+                output.store,
+                name,
+                row_file.select(output.rows[start : start + num_rows]),
+                root,
+                options.format,
+                options.captions,
+                output.lock,
+                output.check,
+                output.expected.get(name),
+                output.has_checksums,
+            )
 
 
 def _report(output: _Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
@@ -330,6 +383,7 @@ def _report(output: _Output, shards: list[ShardReport], seconds: float) -> Conve
         num_bytes=manifest.num_bytes,
         num_new_bytes=sum(shard.num_bytes for shard in shards if not shard.reused),
         seconds=seconds,
+        num_repaired=sum(shard.repaired for shard in shards),
         was_finished=output.state == "finished",
     )
 

@@ -139,6 +139,8 @@ def begin(
 ) -> None:
     """Write the marker. Before that, remove what is to be replaced, and what killed runs left."""
     _remove_temporaries(store)
+    if state == "finished":
+        return
     marker: dict[str, Any] = {"command": command, "media_root": media_root, "plan": plan}
     if state == "clear":
         # Until all is removed, the marker says "clearing". If this call is killed before that, the

@@ -23,20 +23,38 @@ from mmstream.converting.draft import RowError, samples_of
 from mmstream.converting.formats import draft_of
 from mmstream.converting.media import load_media
 from mmstream.converting.rows import MAX_ROW_BYTES, RowRange, read_rows
-from mmstream.dataset.checksums import checksums_name, checksums_size, encode_checksums
-from mmstream.dataset.index import encode_index, index_name, index_size
-from mmstream.errors import ManifestError
+from mmstream.dataset.checksums import (
+    checksums_name,
+    checksums_size,
+    encode_checksums,
+    read_samples,
+    sample_checksum,
+)
+from mmstream.dataset.index import decode_index, encode_index, index_name, index_size
+from mmstream.dataset.manifest import ShardInfo
+from mmstream.errors import ManifestError, MMStreamError, ShardError, StorageError
 from mmstream.storage import Store
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
 
-__all__ = ["REPORTS", "Reject", "ShardJob", "ShardReport", "report_name", "write_shard"]
+__all__ = [
+    "REPORTS",
+    "Reject",
+    "ShardJob",
+    "ShardReport",
+    "report_name",
+    "shard_sizes",
+    "write_shard",
+]
 
 REPORTS = "reports"
 """Folder of the reports, at the destination."""
 
 KEY_DIGITS = 9
 """Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
+
+TAR_END_BYTES = 1024
+"""Zeros behind the last sample of a tar."""
 
 MAX_DEPTH = 200
 """Lists and objects that may lie inside each other in a row."""
@@ -69,6 +87,8 @@ class ShardReport:
     rejects: tuple[Reject, ...]
     reused: bool = False
     """True: an earlier call wrote the shard. Not stored."""
+    repaired: bool = False
+    """True: an earlier call wrote the shard, but it was damaged since. Not stored."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,12 @@ class ShardJob:
     captions: str
     lock: WriteLock
     """Held by the main process. Nothing is committed without it."""
+    check: bool = False
+    """Read a shard that an earlier call wrote, and compare its checksums."""
+    expected: ShardInfo | None = None
+    """The shard as the manifest of a finished dataset has it."""
+    has_checksums: bool = True
+    """Whether the finished dataset has checksums of samples. Those of 0.1 have none."""
 
 
 def write_shard(job: ShardJob) -> ShardReport:
@@ -91,13 +117,14 @@ def write_shard(job: ShardJob) -> ShardReport:
     A row that cannot be used raises nothing. It becomes a `Reject` in the report.
 
     Raises:
-        MMStreamError: The file of rows changed since the conversion began.
+        MMStreamError: The file of rows changed since the conversion began, the lock was lost, or a
+            shard of a finished dataset cannot be written again as it was.
         StorageError: Storage failed after retries.
         OSError: The local disk failed.
     """
     committed = _committed_report(job)
-    if committed is not None:
-        return committed
+    if committed is not None and _is_intact(job, committed):
+        return replace(committed, reused=True)
     rejects: list[Reject] = []
     samples = _samples(job, rejects)
     first = next(samples, None)
@@ -105,10 +132,22 @@ def write_shard(job: ShardJob) -> ShardReport:
     if first is not None:
         report = _write_tar(job, chain([first], samples), report)
     report = replace(report, rejects=tuple(rejects))
-    stored = {k: v for k, v in msgspec.to_builtins(report).items() if k != "reused"}
+    _require_expected(job, report)
+    stored = msgspec.to_builtins(report)
+    del stored["reused"], stored["repaired"]
     job.lock.require()
     job.store.write(report_name(job.name), msgspec.json.encode(stored) + b"\n")
-    return report
+    return replace(report, repaired=committed is not None)
+
+
+def shard_sizes(shard: ShardInfo, has_checksums: bool) -> dict[str, int]:
+    """Return {name: bytes} of the files of a shard. A shard without samples has none."""
+    if not shard.num_samples:
+        return {}
+    sizes = {shard.name: shard.num_bytes, index_name(shard.name): index_size(shard.num_samples)}
+    if has_checksums:
+        sizes[checksums_name(shard.name)] = checksums_size(shard.num_samples)
+    return sizes
 
 
 def report_name(shard: str) -> str:
@@ -117,18 +156,14 @@ def report_name(shard: str) -> str:
 
 
 def _committed_report(job: ShardJob) -> ShardReport | None:
-    """Return the report of a shard that an earlier call finished, otherwise None."""
+    """Return the report of a shard that an earlier call wrote, otherwise None."""
+    if job.expected is not None:
+        shard = job.expected
+        return ShardReport(
+            shard.name, len(job.rows), shard.num_samples, shard.num_bytes, shard.sha256, {}, ()
+        )
     try:
-        data = job.store.read(report_name(job.name))
-        report = msgspec.json.decode(data, type=ShardReport)
-        if report.num_samples:
-            sizes = {
-                job.name: report.num_bytes,
-                index_name(job.name): index_size(report.num_samples),
-                checksums_name(job.name): checksums_size(report.num_samples),
-            }
-            if any(job.store.size(name) != size for name, size in sizes.items()):
-                return None
+        return msgspec.json.decode(job.store.read(report_name(job.name)), type=ShardReport)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
@@ -136,7 +171,52 @@ def _committed_report(job: ShardJob) -> ShardReport | None:
         raise ManifestError(
             f"{name}: not a shard's report ({error}); remove it and convert again"
         ) from None
-    return replace(report, reused=True)
+
+
+def _is_intact(job: ShardJob, report: ShardReport) -> bool:
+    """Tell whether the files of a shard are still those that an earlier call wrote.
+
+    Their lengths are compared, and with `ShardJob.check` their content.
+    """
+    shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
+    if _wrong_size(job, shard) is not None:
+        return False
+    if not job.check or not shard.num_samples:
+        return True
+    index = job.store.read(index_name(job.name))
+    try:
+        offsets = decode_index(index, index_name(job.name))
+    except ShardError:
+        return False
+    if int(offsets[-1]) + TAR_END_BYTES != shard.num_bytes:
+        return False
+    digest = hashlib.sha256()
+    samples = read_samples(job.store, job.name, shard.num_bytes, offsets, digest.update)
+    column = encode_checksums([sample_checksum(sample) for sample in samples], index)
+    return digest.hexdigest() == shard.sha256 and (
+        not job.has_checksums or job.store.read(checksums_name(job.name)) == column
+    )
+
+
+def _wrong_size(job: ShardJob, shard: ShardInfo) -> str | None:
+    """Return the first file of a shard that is missing or has another size, or None."""
+    for name, size in shard_sizes(shard, job.has_checksums).items():
+        try:
+            if job.store.size(name) != size:
+                return name
+        except FileNotFoundError:
+            return name
+    return None
+
+
+def _require_expected(job: ShardJob, report: ShardReport) -> None:
+    """Raise an MMStreamError if a damaged shard of a finished dataset cannot be written again."""
+    if job.expected is not None and report.sha256 != job.expected.sha256:
+        raise MMStreamError(
+            f"{job.store.url_of(job.name)}: is damaged, and its rows give other bytes now: a media "
+            "file is missing or has changed. Restore it and run the same command again, or "
+            "convert all again with overwrite=True"
+        )
 
 
 def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardReport:
@@ -148,17 +228,26 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
             writer.add(key, sample)
             fields.update(sample.keys())
         writer.close()
+        report = replace(
+            report,
+            num_samples=len(writer.offsets) - 1,
+            num_bytes=writer.num_bytes,
+            sha256=hashed.digest.hexdigest(),
+            fields=dict(sorted(fields.items())),
+        )
+        _require_expected(job, report)
         job.lock.require()
     index = encode_index(writer.offsets)
     job.store.write(index_name(job.name), index)
     job.store.write(checksums_name(job.name), encode_checksums(writer.checksums, index))
-    return replace(
-        report,
-        num_samples=len(writer.offsets) - 1,
-        num_bytes=writer.num_bytes,
-        sha256=hashed.digest.hexdigest(),
-        fields=dict(sorted(fields.items())),
-    )
+    written = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
+    name = _wrong_size(replace(job, has_checksums=True), written)
+    if name is not None:
+        raise StorageError(
+            f"{job.store.url_of(name)}: has another size than what was written; see which other "
+            "program changes files there, then run the same command again"
+        )
+    return report
 
 
 def _samples(job: ShardJob, rejects: list[Reject]) -> Samples:

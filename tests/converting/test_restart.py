@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 
 import fsspec
 import msgspec
 import pytest
 
+from mmstream.converting import shard
 from mmstream.converting.convert import ConvertReport
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, ManifestError
+from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
 from tests.helpers.convert_corpus import interrupted, make_corpus, run, tree
 
 
@@ -57,6 +59,99 @@ def test_a_shard_of_which_a_file_is_not_whole_is_written_again(corpus, tmp_path,
     (tmp_path / "out" / "shard-000003.tar.crc32c").write_bytes(b"cut short")
     run(corpus, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def damage(path, how):
+    if how == "absent":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize("state", ["finished", "unfinished"])
+@pytest.mark.parametrize("suffix", ["", ".idx", ".crc32c"])
+@pytest.mark.parametrize("how", ["absent", "short"])
+def test_the_same_call_writes_missing_and_cut_shards_again(
+    corpus, tmp_path, monkeypatch, caplog, state, suffix, how
+):
+    run(corpus, tmp_path / "whole")
+    if state == "finished":
+        run(corpus, tmp_path / "out")
+    else:
+        interrupted(monkeypatch, corpus, tmp_path / "out", after=4)
+    damage(tmp_path / "out" / f"shard-000002.tar{suffix}", how)
+    report = run(corpus, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert (report.num_repaired, report.was_finished) == (1, state == "finished")
+    assert 0 < report.num_new_bytes < report.num_bytes
+    assert report.num_samples == 38
+    name = tmp_path / "out" / "shard-000002.tar"
+    assert f"{name}: was missing or damaged; written again" in caplog.text
+    assert run(corpus, tmp_path / "out").num_repaired == 0
+
+
+@pytest.mark.parametrize("state", ["finished", "unfinished"])
+@pytest.mark.parametrize("suffix", ["", ".idx", ".crc32c"])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_check_also_finds_shards_with_other_bytes(
+    corpus, tmp_path, monkeypatch, state, suffix, num_workers
+):
+    options = {"samples_per_shard": 40}
+    run(corpus, tmp_path / "whole", **options)
+    run(corpus, tmp_path / "out", **options)
+    if state == "unfinished":
+        plan = Manifest.from_bytes((tmp_path / "out" / MANIFEST_NAME).read_bytes()).source
+        del plan["num_rejects"]
+        marker = {"command": "c", "media_root": str(tmp_path), "plan": plan}
+        (tmp_path / "out" / MARKER_NAME).write_bytes(msgspec.json.encode(marker))
+    path = tmp_path / "out" / f"shard-000000.tar{suffix}"
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes([data[100] ^ 4]) + data[101:])
+    damaged = tree(tmp_path / "out")
+    if state == "finished":
+        assert run(corpus, tmp_path / "out", **options).num_repaired == 0
+        assert tree(tmp_path / "out") == damaged
+    report = run(corpus, tmp_path / "out", check=True, num_workers=num_workers, **options)
+    assert report.num_repaired == 1
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    report = run(corpus, tmp_path / "out", check=True, **options)
+    assert (report.num_repaired, report.was_finished, report.num_new_bytes) == (0, True, 0)
+
+
+def test_a_damaged_shard_whose_media_have_changed_is_named_and_stays(corpus, tmp_path):
+    run(corpus, tmp_path / "out")
+    damage(tmp_path / "out" / "shard-000000.tar", "short")
+    before = tree(tmp_path / "out")
+    for image in (tmp_path / "images").iterdir():
+        image.unlink()
+    with pytest.raises(
+        MMStreamError, match=r"shard-000000\.tar: is damaged, and its rows give oth"
+    ):
+        run(corpus, tmp_path / "out")
+    assert tree(tmp_path / "out") == before
+
+
+def test_a_finished_dataset_without_checksums_is_checked_by_what_it_has(corpus, tmp_path):
+    run(corpus, tmp_path / "out")
+    manifest = Manifest.from_bytes((tmp_path / "out" / MANIFEST_NAME).read_bytes())
+    (tmp_path / "out" / MANIFEST_NAME).write_bytes(replace(manifest, checksums=None).to_bytes())
+    for column in (tmp_path / "out").glob("*.crc32c"):
+        column.unlink()
+    for check in (False, True):
+        assert run(corpus, tmp_path / "out", check=check).num_repaired == 0
+
+
+def test_a_shard_that_another_program_cut_is_not_committed(corpus, tmp_path, monkeypatch):
+    real = shard.encode_index
+
+    def cut(offsets):
+        os.truncate(tmp_path / "out" / "shard-000000.tar", 100)
+        return real(offsets)
+
+    monkeypatch.setattr(shard, "encode_index", cut)
+    with pytest.raises(StorageError, match=r"shard-000000\.tar: has another size than what was wr"):
+        run(corpus, tmp_path / "out")
+    assert not (tmp_path / "out" / "reports").exists()
 
 
 def test_a_finished_conversion_is_left_alone(corpus, tmp_path):
