@@ -12,6 +12,7 @@ and workers. These are the steps, in the order of the data:
 A name is imported when it is first used, so converting and planning do not load torch.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,9 @@ _NAMES_OF = {
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 __all__ = sorted(_MODULE_OF)
+
+if "MMSTREAM_MAIN_PROCESS" in os.environ:  # a worker that imports the main script, which may hang
+    import_module("mmstream.processes").follow_while_starting()
 
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and reports other names

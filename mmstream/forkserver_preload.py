@@ -1,10 +1,14 @@
 """Imported by the fork server alone, before it forks any worker.
 
 A scheduler's SIGTERM reaches every process of a job. If it ended the fork server, torch would take
-all workers for dead, and a run that is about to save itself would fail. `preload_server` starts the
-server with SIGINT and SIGTERM blocked. Here SIGTERM begins to be ignored; SIGINT stays blocked
+all workers for dead, and a run that is about to save itself would fail. `start_fork_server` starts
+the server with SIGINT and SIGTERM blocked. Here SIGTERM begins to be ignored; SIGINT stays blocked
 until the server itself ignores it. Workers get both signals back and decide in `start_worker`.
 Importing this module changes signal handling. That is its purpose, so nothing else imports it.
+
+The server and its workers end with the main process. Each worker looks for itself, in a thread that
+starts before it imports the main script: a script without a main guard may hang in that import. The
+server has no thread, because it forks. A timer lets it look, also while it imports slow modules.
 
 Before a fork, all objects are moved out of the garbage collector's sight. Its walks would write to
 pages that the workers share (20-30 MB each).
@@ -15,13 +19,25 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from typing import Any
+
+from mmstream.processes import LOOK_S, follow_main_process, is_main_process_alive
 
 
-def _restore_signals() -> None:
+def _look_after_main_process(*_: Any) -> None:
+    if not is_main_process_alive():
+        os._exit(1)
+
+
+def _begin_worker() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the timer itself is not inherited
+    follow_main_process()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-os.register_at_fork(before=gc.freeze, after_in_child=_restore_signals)
+signal.signal(signal.SIGALRM, _look_after_main_process)
+signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+os.register_at_fork(before=gc.freeze, after_in_child=_begin_worker)

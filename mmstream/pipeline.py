@@ -26,6 +26,7 @@ from mmstream.decoding.stage import DecodedStep, DecodeStage
 from mmstream.decoding.substitute import Transform
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
+from mmstream.progress import Progress, Stage
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
 from mmstream.types import Batch, Sample
@@ -170,11 +171,18 @@ class PipelineRunner:
         pipeline: what to run.
         num_threads: decode threads.
         memory: for images of one size. None: memory of this process alone.
+        progress: where it writes down what it works on. None: nowhere.
     """
 
     def __init__(
-        self, pipeline: Pipeline, *, num_threads: int = 1, memory: BatchMemory | None = None
+        self,
+        pipeline: Pipeline,
+        *,
+        num_threads: int = 1,
+        memory: BatchMemory | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress or Progress()
         self._reader = Reader(pipeline.dataset, pipeline.order, zero_copy=pipeline.zero_copy)
         self._decode = DecodeStage(
             self._reader.lookup,
@@ -183,6 +191,7 @@ class PipelineRunner:
             policy=pipeline.bad_samples,
             num_threads=num_threads,
             memory=memory,
+            progress=self._progress,
         )
         self._collate = _collate_of(pipeline)
 
@@ -195,10 +204,13 @@ class PipelineRunner:
             BadSampleLimitError: no row of the step has a good sample or substitute.
             ConfigError: a transform or `collate` returned something of the wrong type.
         """
-        return make_batch(self.decoded(job), self._collate)
+        decoded = self.decoded(job)
+        self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
+        return make_batch(decoded, self._collate)
 
     def decoded(self, job: Job) -> DecodedStep:
         """Return the decoded and transformed samples of a job; raises as `batch`."""
+        self._progress.begin_stage(Stage.READ, job.epoch, job.step)
         decoded = self._decode(self._reader.step(job))
         num_wrong_reads = self._reader.pop_wrong_reads()  # of the reads that decoding asked for too
         lineage = replace(decoded.lineage, num_wrong_reads=num_wrong_reads)

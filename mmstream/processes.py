@@ -1,7 +1,15 @@
 """What the worker processes of the converter and of the loader have in common.
 
-It lies below both: how a worker follows its main process, how many cores there are, and how much
-memory processes take.
+It lies below both: how workers start, how they follow their main process, how they end, how many
+cores there are, and how much memory processes take.
+
+Workers end with their main process, however that ends:
+
+- A worker that runs has `join_parent` behind it.
+- A worker that still imports the main script is not yet ours: the script may hang in that import.
+  So the environment names the main process while workers or their fork server start, and
+  `follow_main_process` is called before the script is imported (``forkserver_preload.py``), or when
+  the script imports mmstream (spawn).
 """
 
 from __future__ import annotations
@@ -9,11 +17,111 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
-__all__ = ["default_threads", "join_parent", "num_cores", "pss_bytes"]
+__all__ = [
+    "default_threads",
+    "follow_main_process",
+    "follow_while_starting",
+    "is_main_process_alive",
+    "join_parent",
+    "marked_as_main_process",
+    "num_cores",
+    "process_state",
+    "pss_bytes",
+    "start_fork_server",
+    "words_of_exit",
+]
+
+MAIN_PROCESS = "MMSTREAM_MAIN_PROCESS"
+"""Environment variable of processes that start: ``pid start`` of the main process."""
+
+LOOK_S = 1.0
+"""Seconds between two looks at whether the main process still runs."""
+
+
+def start_fork_server(modules: Iterable[str]) -> None:
+    """Start the process that workers are forked from, if it does not run; does not wait for it.
+
+    Args:
+        modules: what it imports once for all workers.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["mmstream.forkserver_preload", *(name for name in modules if name != "__main__")]
+    )
+    # The server starts with the signal mask of this thread. So signals to the process group wait
+    # until it can ignore them. The resource tracker would lift the mask, so it is started before.
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        with marked_as_main_process():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def marked_as_main_process() -> Iterator[None]:
+    """Tell the processes that start meanwhile that they end with this one."""
+    if MAIN_PROCESS in os.environ:  # this is a worker itself
+        yield
+        return
+    _, start = process_state(os.getpid())
+    os.environ[MAIN_PROCESS] = f"{os.getpid()} {start}"
+    try:
+        yield
+    finally:
+        os.environ.pop(MAIN_PROCESS, None)
+
+
+def follow_while_starting() -> None:
+    """End with the main process, in a worker that imports the main script now; else do nothing."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        follow_main_process()
+
+
+def follow_main_process() -> None:
+    """Start a thread that ends this process soon after its main process has ended.
+
+    Signals are not for this thread: it starts before a worker has decided about them.
+    """
+    if MAIN_PROCESS not in os.environ or any(
+        thread.name == "mmstream-follow-main" for thread in threading.enumerate()
+    ):
+        return
+    main_process = os.environ[MAIN_PROCESS]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        threading.Thread(
+            target=_exit_with, args=(main_process,), name="mmstream-follow-main", daemon=True
+        ).start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def is_main_process_alive(main_process: str | None = None) -> bool:
+    """Tell whether the main process that the environment names still runs.
+
+    A process that ended and whose parent has not noticed it yet counts as ended.
+    """
+    main_process = main_process or os.environ.get(MAIN_PROCESS)
+    if main_process is None:
+        return True
+    pid, start = main_process.split(" ", 1)
+    state, present_start = process_state(int(pid))
+    return state not in ("", "Z", "X") and present_start == start
+
+
+def _exit_with(main_process: str) -> None:
+    while is_main_process_alive(main_process):
+        time.sleep(LOOK_S)
+    os._exit(1)
 
 
 def join_parent(environment: dict[str, str]) -> None:
@@ -39,6 +147,43 @@ def _exit_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def process_state(pid: int) -> tuple[str, str]:
+    """Return the state of a process, and a text that says when it started.
+
+    The state is the letter of ``/proc/PID/stat``: R runs, S sleeps, D waits for a disk, T is
+    stopped, Z has ended. It is "" where there is no such process, and "?" without ``/proc``.
+    """
+    if not sys.platform.startswith("linux"):
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return "", ""
+        return "?", ""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
+
+
+def words_of_exit(exit_code: int) -> str:
+    """Return how a process ended, in words, from its exit code.
+
+    Examples:
+        >>> words_of_exit(-9)
+        'was killed by SIGKILL (exit code -9)'
+        >>> words_of_exit(3)
+        'ended itself with exit code 3'
+    """
+    if exit_code >= 0:
+        return f"ended itself with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"was killed by {name} (exit code {exit_code})"
 
 
 def num_cores() -> int:

@@ -19,7 +19,16 @@ import pytest
 from tests.helpers.paths import DOCS, ROOT
 
 FLOORS = [
-    {"agreement", "errors", "types", "processes", "forkserver_preload", "world", "_torchvision"},
+    {
+        "agreement",
+        "errors",
+        "types",
+        "processes",
+        "progress",
+        "forkserver_preload",
+        "world",
+        "_torchvision",
+    },
     {"storage", "tar", "order", "decoding.fields", "decoding.image", "decoding.text"},
     {"display"},  # shows the classes of the floors above by their attributes
     {"dataset"},

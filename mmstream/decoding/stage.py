@@ -18,6 +18,7 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.sample import LOSS_FIELD, Decode, TextLoss, TextTokens, decode_texts
 from mmstream.decoding.substitute import Lookup, Row, RowDecoder, Transform
 from mmstream.errors import BadSampleLimitError
+from mmstream.progress import Progress, Stage
 from mmstream.reading.step import BatchLineage, RawStep
 from mmstream.types import Sample, SampleLineage
 
@@ -41,6 +42,7 @@ class DecodeStage:
         policy: what happens to the row of a bad sample.
         num_threads: rows decoded side by side; decoders release the GIL.
         memory: for images of one size. None: memory of this process alone.
+        progress: where it writes down what it works on. None: nowhere.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class DecodeStage:
         policy: BadSamplePolicy,
         num_threads: int = 1,
         memory: BatchMemory | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._lookup = lookup
         self._decoders = decoders
-        self._decode_row = RowDecoder(lookup, decoders, tuple(transforms), policy)
+        self._progress = progress or Progress()
+        self._decode_row = RowDecoder(lookup, decoders, tuple(transforms), policy, self._progress)
         self._memory = memory or BatchMemory()
         self._image_shape = None
         if decoders and decoders.image and decoders.image.device == "cpu":
@@ -75,6 +79,7 @@ class DecodeStage:
             StorageError: storage failed after retries.
             NameError, AttributeError, ...: a transform has a bug.
         """
+        self._progress.begin_stage(Stage.TEXT, step.lineage.epoch, step.lineage.step)
         if self._is_plain:
             decoded = self._parsed(step)
             if decoded is not None:

@@ -29,6 +29,7 @@ from mmstream.errors import (
     where,
 )
 from mmstream.order import MAX_ATTEMPTS
+from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Outcome, RawStep
 from mmstream.types import Sample, SampleLineage, SampleRef
 
@@ -100,6 +101,7 @@ class RowDecoder:
     decoders: Decode | None
     transforms: tuple[Transform, ...]
     policy: BadSamplePolicy
+    progress: Progress
 
     def __call__(
         self, step: RawStep, position: int, text: TextTokens | None, image_out: torch.Tensor | None
@@ -156,7 +158,9 @@ class RowDecoder:
                 continue
             tried.add(ref)
             try:
-                sample = self._decode_planned(address, ref, self.lookup.read(ref), image_out)
+                self._note_read(address, ref)
+                outcome = self.lookup.read(ref)
+                sample = self._decode_planned(address, ref, outcome, image_out)
             except SkipSample:
                 max_substitutes = MAX_SUBSTITUTES[SkipSample]
             except SampleError:
@@ -191,12 +195,16 @@ class RowDecoder:
                 # The index may have been delivered wrong, but not one that fits its checksums.
                 if isinstance(outcome, Exception) and not isinstance(outcome, ChecksumError):
                     self.lookup.forget_index(ref[0])
+                self._note_read(address, ref)
                 again = self.lookup.read_again(ref)
                 if isinstance(error, DecodeError) and _is_same(outcome, again):
                     raise
             earlier_outcomes.append(outcome)
             text = None
             outcome = again
+
+    def _note_read(self, address: _RowAddress, ref: SampleRef) -> None:
+        self.progress.begin_sample(Stage.READ_AGAIN, address.epoch, address.step, *ref, "")
 
     def _decode(
         self,
@@ -212,6 +220,8 @@ class RowDecoder:
             raise outcome
         if isinstance(outcome, SampleError):
             raise outcome
+        key = str(outcome["__key__"])
+        self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
         seed, epoch = self.lookup.stream(*address)
         shard, index = outcome["__lineage__"][:2]
         lineage = SampleLineage(shard, index, epoch, address.step, seed)

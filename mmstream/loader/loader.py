@@ -16,11 +16,14 @@ from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.loader.settings import rank_settings
+from mmstream.loader.watchdog import StallLimits, Watchdog
+from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
 from mmstream.order.defaults import better_grid
 from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.processes import default_threads, num_cores, pss_bytes
+from mmstream.progress import Progress
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.state import OnChange, make_state, resume
 from mmstream.types import Batch
@@ -52,6 +55,12 @@ class Loader(IterableDataset[Batch]):
             to 4.
         prefetch_factor: batches that each worker makes ahead.
         multiprocessing_context: how workers start. "fork" also takes functions of a notebook.
+        stall_warning_s: seconds after which a batch that has not come is a warning. It names the
+            worker with its process state, and the step, the shard and the sample that it works on.
+            Further warnings come after twice the time, four times, and so on.
+        stall_timeout_s: seconds after which it is an MMStreamError, and the workers are ended. The
+            time counts for each batch, and for the first one it includes the start of the workers.
+            None: never. It needs workers: nothing can end the main process alone.
         on_change: what `load_state_dict` does with a state of mid-epoch that does not fit the
             pipeline's order. "refuse": StateError. "finish_epoch": the epoch is finished as it was
             planned, and the present settings begin with the next one. This works after a change of
@@ -82,6 +91,8 @@ class Loader(IterableDataset[Batch]):
         prefetch_factor: int = 2,
         multiprocessing_context: MultiprocessingContext = "forkserver",
         on_change: OnChange = "refuse",
+        stall_warning_s: float = 60,
+        stall_timeout_s: float | None = None,
     ) -> None:
         if num_workers < 0 or prefetch_factor < 1 or (num_threads is not None and num_threads < 1):
             raise ConfigError("num_workers must be 0 or more, prefetch_factor and num_threads 1")
@@ -90,6 +101,13 @@ class Loader(IterableDataset[Batch]):
         if multiprocessing_context not in get_args(MultiprocessingContext):
             raise ConfigError(
                 f"multiprocessing_context {multiprocessing_context!r}: forkserver, spawn or fork"
+            )
+        limits = StallLimits(stall_warning_s, stall_timeout_s)
+        if not limits.warning_s > 0 or (limits.timeout_s is not None and not limits.timeout_s > 0):
+            raise ConfigError("stall_warning_s and stall_timeout_s are seconds, more than 0")
+        if limits.timeout_s is not None and num_workers == 0:
+            raise ConfigError(
+                "stall_timeout_s needs worker processes, which it can end: num_workers=1 or more"
             )
         if world is not None:
             rows_of_rank(pipeline.global_batch_size, world, rows_per_rank)
@@ -102,6 +120,7 @@ class Loader(IterableDataset[Batch]):
         self._prefetch_factor = prefetch_factor
         self._multiprocessing_context = multiprocessing_context
         self._on_change = on_change
+        self._stall_limits = limits
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
         self._workers: Workers | None = None
@@ -124,6 +143,8 @@ class Loader(IterableDataset[Batch]):
             ConfigError: a rank differs from the others, or has not begun.
             BadSampleLimitError: too many bad samples.
             ShardError, StorageError: data or storage that stops a run.
+            MMStreamError: a worker has died, or a batch took longer than `stall_timeout_s`. The
+                state stands before its step. Iterating again starts new workers.
         """
         for batch in self.iter_undelivered():
             self.mark_delivered(batch)
@@ -148,7 +169,8 @@ class Loader(IterableDataset[Batch]):
         self._iteration += 1
         iteration = self._iteration
         epoch, step = self._position
-        batches = self._batches(Job(epoch, step, *rows), len(self))
+        label = f"rank {world.rank}: " if world.world_size > 1 else ""
+        batches = self._batches(Job(epoch, step, *rows), len(self), label)
         while True:
             started = time.perf_counter()
             try:
@@ -291,12 +313,16 @@ class Loader(IterableDataset[Batch]):
                 grid,
             )
 
-    def _batches(self, first: Job, stop: int) -> Iterator[Batch]:
-        """Yield the batches from the first job to the step before `stop`."""
+    def _batches(self, first: Job, stop: int, label: str) -> Iterator[Batch]:
+        """Yield the batches from the first job to the step before `stop`.
+
+        Args:
+            first: the first job.
+            stop: the step after the last one.
+            label: how messages about workers begin.
+        """
         if self.num_workers == 0:
-            with closing(PipelineRunner(self._current, num_threads=self._num_threads)) as runner:
-                for step in range(first.step, stop):
-                    yield runner.batch(first._replace(step=step))
+            yield from self._own_batches(first, stop, label)
             return
         if self._workers is None or self._workers.pipeline is not self._current:
             self._end_workers()
@@ -306,5 +332,18 @@ class Loader(IterableDataset[Batch]):
                 num_threads=self._num_threads,
                 prefetch_factor=self._prefetch_factor,
                 multiprocessing_context=self._multiprocessing_context,
+                stall_limits=self._stall_limits,
             )
-        yield from self._workers.batches(first, stop)
+        yield from self._workers.batches(first, stop, label)
+
+    def _own_batches(self, first: Job, stop: int, label: str) -> Iterator[Batch]:
+        """Yield batches that this process makes itself."""
+        progress = Progress()
+        process = ThisProcess(self._current, progress, label)
+        runner = PipelineRunner(self._current, num_threads=self._num_threads, progress=progress)
+        with closing(runner), closing(Watchdog(process, self._stall_limits)) as watchdog:
+            for step in range(first.step, stop):
+                job = first._replace(step=step)
+                with watchdog.waiting_for(job):
+                    batch = runner.batch(job)
+                yield batch

@@ -12,17 +12,17 @@ import pickle
 import signal
 import sys
 import threading
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.loader.batch_transport import SentBatch
 from mmstream.pipeline import Pipeline, PipelineRunner
-from mmstream.processes import join_parent
+from mmstream.processes import join_parent, start_fork_server
+from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Job
 from mmstream.types import Batch
 
@@ -39,41 +39,52 @@ class StepDataset(Dataset[Batch]):
     Args:
         pipeline: what to run.
         num_threads: decode threads.
+        progress: memory in which each worker writes down what it works on (`shared_progress`).
         is_forked: whether workers inherit the pipeline; else it is pickled for them.
 
     Raises:
         ConfigError: the pipeline cannot be sent to workers.
     """
 
-    def __init__(self, pipeline: Pipeline, num_threads: int, *, is_forked: bool) -> None:
+    def __init__(
+        self, pipeline: Pipeline, num_threads: int, progress: Any, *, is_forked: bool
+    ) -> None:
         if pipeline.zero_copy:
             raise ConfigError("zero_copy=True: views stay in their process; num_workers=0")
         self._pipeline = pipeline
         self._num_threads = num_threads
+        self._progress = progress
         self._pickled = None if is_forked else _pickled(pipeline)
         self._memory: BatchMemory | None = None
         self._runner: PipelineRunner | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load, (self._pickled, self._num_threads)
+        return _load, (self._pickled, self._num_threads, self._progress)
 
     def __getitem__(self, job: Job) -> Any:
         if self._memory is None:  # made here, in the worker
             self._memory = BatchMemory(shared=True)
+        worker = get_worker_info()
+        progress = Progress(self._progress, 0 if worker is None else worker.id)
         if self._runner is None:
             self._runner = PipelineRunner(
-                self._pipeline, num_threads=self._num_threads, memory=self._memory
+                self._pipeline,
+                num_threads=self._num_threads,
+                memory=self._memory,
+                progress=progress,
             )
         try:
-            return SentBatch(self._runner.batch(job), self._memory)
+            sent = SentBatch(self._runner.batch(job), self._memory)
         except BaseException:
             self._runner.close()
             self._runner = None
             raise
+        progress.begin_stage(Stage.IDLE, job.epoch, job.step)
+        return sent
 
 
-def _load(pickled: bytes, num_threads: int) -> StepDataset:
-    return StepDataset(pickle.loads(pickled), num_threads, is_forked=True)
+def _load(pickled: bytes, num_threads: int, progress: Any) -> StepDataset:
+    return StepDataset(pickle.loads(pickled), num_threads, progress, is_forked=True)
 
 
 def preload_server(pipeline: Pipeline) -> None:
@@ -83,20 +94,10 @@ def preload_server(pipeline: Pipeline) -> None:
     tokenizer.
     """
     _check_main_guard()
-    modules = ["mmstream.forkserver_preload", "mmstream.loader.loader"]
+    modules = ["mmstream.loader.loader"]
     if pipeline.decode is not None and pipeline.decode.text is not None:
         modules.append(type(pipeline.decode.text.tokenizer).__module__)
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        [name for name in modules if name != "__main__"]
-    )
-    # The server starts with the signal mask of this thread. So signals to the process group wait
-    # until it can ignore them. The resource tracker would lift the mask, so it is started before.
-    resource_tracker.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    start_fork_server(modules)
 
 
 def start_worker(environment: dict[str, str], num_threads: int, _worker: int) -> None:

@@ -11,20 +11,28 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, _utils
 
-from mmstream.errors import ConfigError, MMStreamError
+from mmstream.errors import MMStreamError
+from mmstream.loader.watchdog import StallLimits, Watchdog
+from mmstream.loader.worker_group import WorkerGroup, shared_progress
 from mmstream.loader.worker_process import StepDataset, start_worker
 from mmstream.pipeline import Pipeline
+from mmstream.processes import marked_as_main_process
 from mmstream.reading.step import Job
 from mmstream.types import Batch
 
 __all__ = ["MultiprocessingContext", "Workers"]
 
 MultiprocessingContext: TypeAlias = Literal["forkserver", "spawn", "fork"]
+
+DYING_S = 2.0
+"""Seconds from a connection that broke to the end of the worker behind it."""
 
 
 class Workers:
@@ -36,6 +44,7 @@ class Workers:
         num_threads: decode threads of each.
         prefetch_factor: batches that each makes ahead.
         multiprocessing_context: how they are started.
+        stall_limits: how long a batch may take.
 
     Raises:
         ConfigError: the pipeline cannot be sent to workers, or this process is itself a worker that
@@ -50,12 +59,15 @@ class Workers:
         num_threads: int,
         prefetch_factor: int,
         multiprocessing_context: MultiprocessingContext,
+        stall_limits: StallLimits,
     ) -> None:
         self.pipeline = pipeline
         self._num_workers = num_workers
         self._jobs = _JobSampler()
+        progress = shared_progress(num_workers)
+        is_forked = multiprocessing_context == "fork"
         self._transport: DataLoader[Batch] = DataLoader(
-            StepDataset(pipeline, num_threads, is_forked=multiprocessing_context == "fork"),
+            StepDataset(pipeline, num_threads, progress, is_forked=is_forked),
             sampler=self._jobs,
             batch_size=None,
             collate_fn=_unchanged,  # torch's own would turn tuples into lists, arrays into tensors
@@ -68,30 +80,39 @@ class Workers:
             # Without one, torch draws a seed from the generator that a model draws from.
             generator=torch.Generator().manual_seed(torch.initial_seed()),
         )
-        self._are_up = False
+        self._group = WorkerGroup(pipeline, progress, num_workers)
+        self._watchdog = Watchdog(self._group, stall_limits)
 
-    def batches(self, first: Job, stop: int) -> Iterator[Batch]:
+    def batches(self, first: Job, stop: int, label: str = "") -> Iterator[Batch]:
         """Yield the batches of steps `first.step` to `stop` - 1, in order.
 
         Args:
             first: the first job.
             stop: the step after the last one.
+            label: how messages begin, such as "rank 1: ".
 
         Raises:
-            ConfigError, MMStreamError: workers could not start.
+            ConfigError: workers could not start, because of the script.
+            MMStreamError: a worker has died, or a batch took longer than the limits say.
             Exception: what `PipelineRunner.batch` raises.
         """
+        self._group.label = label
         self._jobs.first = first._replace(stride=self._num_workers)
         self._jobs.stop = stop
-        try:
-            for batch in self._transport:
-                self._are_up = True
-                yield batch
-        except Exception as error:
-            explanation = None if self._are_up else _start_error(error)
-            if explanation is None:
-                raise
-            raise explanation from error
+        batches: Iterator[Batch] | None = None
+        for step in range(first.step, stop):
+            job = first._replace(step=step)
+            try:
+                with self._watchdog.waiting_for(job):
+                    if batches is None:
+                        batches = self._start(first)
+                    batch = next(batches)
+            except Exception as error:
+                explanation = self._explained(error, job, has_started=batches is not None)
+                if explanation is None:
+                    raise
+                raise explanation from None
+            yield batch
 
     @property
     def pids(self) -> list[int]:
@@ -101,9 +122,49 @@ class Workers:
 
     def close(self) -> None:
         """End the processes."""
+        self._watchdog.close()
         iterator = getattr(self._transport, "_iterator", None)
         if iterator is not None:
             iterator._shutdown_workers()
+
+    def _start(self, first: Job) -> Iterator[Batch]:
+        """Start the workers, or let those that run begin anew."""
+        with marked_as_main_process():
+            batches = iter(self._transport)
+        processes, results = _taken_from_torch(batches)
+        self._group.attach(processes, results, first.step)
+        return batches
+
+    def _explained(self, error: Exception, job: Job, *, has_started: bool) -> Exception | None:
+        """Return what to raise for an error of the transport. None: `error` says it."""
+        if self._watchdog.error is not None:
+            return self._watchdog.error
+        if isinstance(error, MMStreamError):
+            return None
+        if isinstance(error, EOFError | OSError):  # the end of a worker is noticed after its pipe's
+            self._group.wait_for_end(DYING_S)
+        explanation = self._group.error(job)
+        if explanation is None and not has_started and isinstance(error, EOFError | OSError):
+            return MMStreamError(
+                "the fork server of the workers has ended; its own message is printed above. "
+                'Start again, or with multiprocessing_context="spawn"'
+            )
+        return explanation
+
+
+def _taken_from_torch(iterator: Any) -> tuple[list[BaseProcess], Connection | None]:
+    """Return the workers of a DataLoader's iterator, and the end of their pipe that is ours.
+
+    torch looks after its workers in its own words, every 5 s, and on SIGCHLD by an error in the
+    middle of the user's code. It offers no public way to them. So these names are its private ones,
+    gathered in one place; ``test_watchdog.py`` fails where an installed torch has others.
+    """
+    if iterator._worker_pids_set:  # from here on, SIGCHLD raises nothing
+        _utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        iterator._worker_pids_set = False
+    # With pinned memory, a thread of torch waits at the pipe, and the main thread looks every 5 s.
+    is_pinned = hasattr(iterator, "_pin_memory_thread")
+    return iterator._workers, None if is_pinned else iterator._worker_result_queue._writer
 
 
 class _JobSampler(Sampler[Job]):
@@ -123,20 +184,3 @@ class _JobSampler(Sampler[Job]):
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-def _start_error(error: Exception) -> Exception | None:
-    """Return what to raise where workers could not start. None: `error` says it."""
-    if isinstance(error, EOFError | ConnectionError):
-        return MMStreamError(
-            "the fork server of the workers has ended; its own message is printed above. "
-            'Start again, or with multiprocessing_context="spawn"'
-        )
-    if "exited unexpectedly" in str(error):
-        return ConfigError(
-            "workers ended before their first batch; their own messages are printed above. For a "
-            "missing import, or an error about this script itself: put what the script runs under "
-            '`if __name__ == "__main__":`. Without any message, the system may have ended them '
-            "for lack of memory: use fewer workers or a smaller window"
-        )
-    return None

@@ -200,10 +200,11 @@ def test_a_killed_main_process_takes_its_workers_with_it_and_can_be_resumed(runn
 @pytest.mark.slow
 def test_a_killed_worker_is_an_error_that_says_what_to_do(running):
     process, rows, out = running
-    workers_of(process)[0].kill()
+    worker = workers_of(process)[0]
+    worker.kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "a worker process died" in errors
+    assert f"a worker process (pid {worker.pid}) was killed by SIGKILL (exit code -9)" in errors
     assert "run the same command again" in errors
     assert_resumable(rows, out)
 

@@ -89,13 +89,20 @@ def test_a_step_that_fails_in_a_worker_fails_as_everywhere(corpus, tmp_path):
         next(iter(mm.Loader(truncated, num_workers=1)))
 
 
-def test_workers_that_end_while_they_start_are_no_bad_data(corpus, monkeypatch):
-    def end(_transport):
-        raise RuntimeError("DataLoader worker (pid(s) 1) exited unexpectedly")
+class NeedsAbsentModule:
+    """A transform that a worker cannot load: its process ends with code 1 while it starts."""
 
-    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", end)
+    def __call__(self, sample):
+        return sample
+
+    def __reduce__(self):
+        return __import__, ("no_such_module_in_a_worker",)
+
+
+def test_workers_that_end_while_they_start_are_no_bad_data(corpus):
+    pipeline = make_pipeline(corpus, transforms=(NeedsAbsentModule(),))
     with pytest.raises(ConfigError, match="workers ended before their first batch"):
-        list(mm.Loader(make_pipeline(corpus), num_workers=1))
+        list(mm.Loader(pipeline, num_workers=1))
 
 
 UNGUARDED = """

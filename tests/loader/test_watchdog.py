@@ -1,0 +1,401 @@
+"""Workers that hang or die: named at once, in one line, with what they worked on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import ConfigError, MMStreamError
+from mmstream.loader.watchdog import StallLimits, Watchdog
+from mmstream.progress import Progress, Stage
+from mmstream.reading.step import Job
+from tests.helpers.bad_corpus import write_tiny
+from tests.helpers.corpora import write_corpus
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process states come from /proc")
+
+SECONDS = 60
+"""A time limit against a hang; nothing here takes that long."""
+
+
+class Acts:
+    """A transform that does something to its own process at one sample of a step."""
+
+    def __init__(self, action, step: int = 3, unless: Path | None = None) -> None:
+        self.action, self.step, self.unless = action, step, unless
+
+    def __call__(self, sample):
+        is_due = sample["__lineage__"].step == self.step
+        if is_due and not (self.unless and self.unless.exists()):
+            self.action()
+        return sample
+
+
+def stop_itself():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave():
+    os._exit(7)
+
+
+def leave_with_one():
+    os._exit(1)
+
+
+def sleep_long():
+    time.sleep(3)
+
+
+def sleep_longer():
+    time.sleep(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_tiny(tmp_path_factory.mktemp("tiny"), [24, 24])
+
+
+def make_loader(tiny, action=None, *, step=3, unless=None, num_workers=2, **settings):
+    transforms = (Acts(action, step, unless),) if action else ()
+    pipeline = mm.Pipeline(
+        mm.open_dataset(tiny), global_batch_size=4, transforms=transforms, shuffle=False
+    )
+    return mm.Loader(pipeline, num_workers=num_workers, **settings)
+
+
+def steps(loader):
+    return [batch["__lineage__"].step for batch in loader]
+
+
+@contextmanager
+def within(seconds):
+    """Fail where a hang would keep the suite for ever."""
+    before = time.monotonic()
+    yield
+    assert time.monotonic() - before < seconds
+
+
+# -- workers that die ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_killed_worker_is_one_line_with_its_signal_and_its_last_sample(
+    tiny, tmp_path, context, step
+):
+    calm = tmp_path / "calm"
+    loader = make_loader(tiny, kill_itself, step=step, unless=calm, multiprocessing_context=context)
+    with closing(loader), pytest.raises(MMStreamError) as caught, within(SECONDS):
+        steps(loader)
+    message = str(caught.value)
+    first = 4 * step
+    assert message.startswith(f"worker {step % 2} (pid ")
+    assert f") was killed by SIGKILL (exit code -9) at step {step}, last sample " in message
+    assert f"shard-000000.tar[{first}] " in message
+    assert "memory ran out" in message
+    stands = loader.state_dict()["step"]  # what a killed worker had made ahead is lost with it
+    assert message.endswith(f"the state stands before step {stands}")
+    assert "\n" not in message
+    assert type(caught.value) is MMStreamError
+    assert caught.value.__suppress_context__
+    assert stands <= step
+    calm.touch()
+    assert steps(loader) == list(range(stands, 12))
+    loader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (crash, "was killed by SIGSEGV (exit code -11)"),
+        (leave, "ended itself with exit code 7"),
+        (leave_with_one, "ended itself with exit code 1"),
+    ],
+)
+def test_how_a_worker_ended_is_said_also_in_its_first_batch(tiny, action, words):
+    loader = make_loader(tiny, action, step=0, num_workers=1)
+    with closing(loader), pytest.raises(MMStreamError) as caught:
+        steps(loader)
+    assert words in str(caught.value)
+    assert "at step 0, last sample shard-000000.tar[0] " in str(caught.value)
+    assert not isinstance(caught.value, ConfigError)
+
+
+@pytest.mark.slow
+def test_all_ranks_but_a_single_one_are_named(tiny):
+    loader = make_loader(tiny, kill_itself, world=mm.World(1, 2), num_workers=1)
+    with closing(loader), pytest.raises(MMStreamError, match=r"^rank 1: worker 0 \(pid \d+\) was "):
+        steps(loader)
+
+
+@pytest.mark.slow
+def test_to_device_raises_the_same_line_after_the_batch_before_it(tiny):
+    loader = make_loader(tiny, kill_itself)
+    seen = []
+    with closing(loader), pytest.raises(MMStreamError, match="SIGKILL") as caught:  # noqa: PT012
+        for batch in mm.to_device(loader, "cpu"):
+            seen.append(batch["__lineage__"].step)
+    assert seen == list(range(loader.state_dict()["step"]))
+    assert str(caught.value).endswith(f"the state stands before step {len(seen)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+def test_a_worker_that_dies_while_the_loop_is_busy_is_told_at_the_next_batch(tiny, context):
+    loader = make_loader(tiny, num_workers=1, multiprocessing_context=context)
+    with closing(loader):
+        batches = iter(loader)
+        next(batches)
+        (pid,) = loader._workers.pids
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(20):  # torch raises its own error here, on SIGCHLD
+            time.sleep(0.05)
+        with pytest.raises(MMStreamError, match=rf"worker 0 \(pid {pid}\) was killed by SIGKILL"):
+            list(batches)
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle_of_a_message_keeps_nobody_waiting(tmp_path):
+    big = write_corpus(tmp_path / "big", [8], lambda _: {"bin": os.urandom(8_000_000)})
+    pipeline = mm.Pipeline(mm.open_dataset(big), global_batch_size=4)
+    with closing(mm.Loader(pipeline, num_workers=1)) as loader:
+        batches = iter(loader)
+        next(batches)
+        (pid,) = loader._workers.pids
+        time.sleep(1)  # the next batch fills the pipe, and its sender waits for a reader
+        assert loader._workers._transport._iterator._worker_result_queue._reader.poll(0)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(MMStreamError, match="was killed by SIGKILL"), within(SECONDS):
+            next(batches)
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_was_killed_is_no_endless_wait(tiny):
+    from multiprocessing import forkserver
+
+    loader = make_loader(tiny, sleep_longer, num_workers=1)
+    with closing(loader):
+        batches = iter(loader)
+        next(batches)
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        with pytest.raises(MMStreamError, match="worker 0"), within(SECONDS):
+            list(batches)
+    with closing(make_loader(tiny)) as loader:  # a new server starts
+        assert steps(loader) == list(range(12))
+
+
+# -- workers that hang --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(tiny, caplog, context):
+    loader = make_loader(
+        tiny,
+        stop_itself,
+        stall_warning_s=0.5,
+        stall_timeout_s=4,
+        multiprocessing_context=context,
+    )
+    caplog.set_level(logging.WARNING, logger="mmstream")
+    with within(SECONDS), pytest.raises(MMStreamError) as caught:
+        steps(loader)
+    message = str(caught.value)
+    assert message.startswith("worker 1 (pid ")
+    for text in (
+        ", state T: stopped by a signal",
+        "has not answered: step 3 of epoch 0, decoding shard-000000.tar[12] ",
+        "(stall_timeout_s=4)",
+    ):
+        assert text in message
+    assert message.endswith(f"the state stands before step {loader.state_dict()['step']}")
+    warnings = [r.getMessage() for r in caplog.records if "worker 1 (pid" in r.getMessage()]
+    assert len(warnings) >= 2
+    assert "state T: stopped" in warnings[-1]
+    assert "decoding shard-000000.tar[12] " in warnings[-1]
+    assert loader._workers is None
+
+
+@pytest.mark.slow
+def test_a_worker_that_goes_on_after_the_warning_loses_nothing(tiny, caplog):
+    loader = make_loader(tiny, stop_itself, num_workers=1, stall_warning_s=1)
+    caplog.set_level(logging.WARNING, logger="mmstream")
+    threading.Thread(target=continue_when_warned, args=(loader, caplog), daemon=True).start()
+    with closing(loader):
+        assert steps(loader) == list(range(12))
+    assert "state T: stopped" in caplog.text
+
+
+def continue_when_warned(loader, caplog):
+    """Let a worker go on at each of its four stops, the first time after a warning."""
+    deadline = time.monotonic() + SECONDS
+    while "state T" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.1)
+    pids = loader._workers.pids
+    while loader._workers is not None and time.monotonic() < deadline:
+        with suppress(ProcessLookupError):
+            os.kill(pids[0], signal.SIGCONT)
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_loader_without_workers_warns_of_itself(tiny, caplog):
+    loader = make_loader(tiny, sleep_long, num_workers=0, stall_warning_s=0.5, num_threads=1)
+    with caplog.at_level(logging.WARNING, logger="mmstream"):
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+    assert f"this process (pid {os.getpid()}) has not finished: step 3 of epoch 0" in caplog.text
+    assert "decoding shard-000000.tar[1" in caplog.text
+    batches.close()
+
+
+@pytest.mark.slow
+def test_a_fast_loader_warns_of_nothing(tiny, caplog):
+    caplog.set_level(logging.WARNING, logger="mmstream")
+    with closing(make_loader(tiny, num_workers=1)) as loader:
+        assert steps(loader) == steps(loader) == list(range(12))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stall_warning_s": 0},
+        {"stall_warning_s": float("nan")},
+        {"stall_timeout_s": -1, "num_workers": 1},
+        {"stall_timeout_s": 5, "num_workers": 0},
+    ],
+)
+def test_impossible_limits_are_refused(tiny, settings):
+    with pytest.raises(ConfigError, match="stall_"):
+        make_loader(tiny, **{"num_workers": 0, **settings})
+
+
+# -- the watchdog alone -------------------------------------------------------------------------
+
+
+class Watched:
+    """Processes of a test: it says what happens to them."""
+
+    def __init__(self) -> None:
+        self.has_died, self.num_ends = False, 0
+
+    def describe(self, job):
+        return f"nobody makes step {job.step}"
+
+    def have_ended(self):
+        return self.has_died
+
+    def end(self):
+        self.num_ends += 1
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("mmstream.loader.watchdog.time.monotonic", lambda: now[0])
+    return now
+
+
+def watched_and_dog(warning_s=10.0, timeout_s=None):
+    watched = Watched()
+    dog = Watchdog(watched, StallLimits(warning_s, timeout_s))
+    dog._closed.set()  # its thread ends at once: the test looks by itself
+    return watched, dog
+
+
+def test_warnings_come_at_doubling_times_and_anew_for_each_batch(caplog, clock):
+    _, dog = watched_and_dog()
+    for start, step in ((1000, 5), (3000, 6)):
+        clock[0] = start
+        seconds, warned = [], None
+        with dog.waiting_for(Job(0, step, 0, 4)):
+            for second in range(100):
+                clock[0] = start + second
+                caplog.clear()
+                warned = dog.look(warned)
+                if caplog.records:
+                    seconds.append(second)
+                    message = f"waiting for {second} s: nobody makes step {step}"
+                    assert caplog.messages == [message]
+        assert seconds == [10, 20, 40, 80]
+
+
+def test_nothing_is_warned_of_while_nobody_waits(caplog, clock):
+    watched, dog = watched_and_dog(timeout_s=20)
+    with dog.waiting_for(Job(0, 5, 0, 4)):
+        pass
+    watched.has_died = True
+    clock[0] += 1000
+    assert dog.look(None) is None
+    assert (caplog.records, dog.error, watched.num_ends) == ([], None, 0)
+
+
+def test_a_batch_that_takes_too_long_ends_the_processes_once(clock):
+    watched, dog = watched_and_dog(timeout_s=20)
+    with dog.waiting_for(Job(0, 5, 0, 4)):
+        clock[0] += 19
+        dog.look(None)
+        assert watched.num_ends == 0
+        clock[0] += 1
+        dog.look(None)
+        dog.look(None)
+    assert watched.num_ends == 1
+    assert str(dog.error) == (
+        "nobody makes step 5 (stall_timeout_s=20); the state stands before step 5"
+    )
+
+
+def test_a_watchdog_that_nobody_holds_ends_its_thread():
+    dog = Watchdog(Watched(), StallLimits(60, None))
+    with dog.waiting_for(Job(0, 5, 0, 4)):
+        thread = dog._thread
+    del dog
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+# -- notes --------------------------------------------------------------------------------------
+
+
+def test_notes_of_several_processes_lie_side_by_side():
+    memory = bytearray(Progress.num_bytes(3))
+    assert Progress(memory, 1).last().stage is Stage.START
+    Progress(memory, 1).begin_sample(Stage.DECODE, 1, 2, 0, 17, "000000123")
+    assert Progress(memory, 0).last() == Progress(memory, 2).last()
+    work = Progress(memory, 1).last()
+    assert work.sample("shard-{}.tar".format) == "shard-0.tar[17] 000000123"
+    Progress(memory, 1).begin_stage(Stage.BATCH, 1, 2)
+    later = Progress(memory, 1).last()
+    assert (later.stage, later.index, later.key) == (Stage.BATCH, 17, "000000123")
+    assert Progress(memory, 0).last().sample(str) == ""
+
+
+@pytest.mark.parametrize("key", ["", "k" * 500, "é" * 60, "\udcff\ud800", "a\nb\x1b[2J"])
+def test_any_key_can_be_noted_and_is_shown_in_one_printable_line(key):
+    progress = Progress()
+    progress.begin_sample(Stage.DECODE, 0, 1, 2, 3, key)
+    shown = progress.last().sample("shard-{}.tar".format)
+    assert shown.startswith("shard-2.tar[3]")
+    assert shown.isprintable()
