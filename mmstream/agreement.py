@@ -13,6 +13,7 @@ the others wait for. So W ranks make a few requests each, and rank 0 makes W of 
     mmstream/begun/3             rank 3 has compared so often: N
     mmstream/comparison/N/3      the N-th settings of rank 3, removed when they are compared
     mmstream/comparison/N        the verdict, removed at the next comparison
+    mmstream/comparison/N/read   ranks that have read a verdict against the run
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ WARNING_S = 30.0
 ANSWER_S = 60.0
 """Seconds that rank 0 has for its verdict beyond the time that it waits for the others."""
 
-MAX_PAUSE_S = 0.5
+READ_S = 10.0
+"""Seconds that rank 0 waits until all others have read a verdict against them.
+
+Its process often holds the store. If it ended at once, the others would see a lost connection.
+"""
+
+MAX_PAUSE_S = 0.2
 """Longest pause between two looks at the store. It begins at `MIN_PAUSE_S` and grows by half."""
 
 MIN_PAUSE_S = 0.001
@@ -124,12 +131,17 @@ def _judge(store: Any, number: int, world_size: int) -> str:
     """Read the settings of all ranks and write the verdict: the part of rank 0."""
     ranks = range(world_size)
     keys = [_key(number, rank) for rank in ranks]
-    has_all = _wait(store, keys, _limit_s(store), lambda: _absent(store, number, ranks))
+    has_all = _wait_until(
+        lambda: store.check(keys), _limit_s(store), lambda: _absent(store, number, ranks)
+    )
     if has_all:
         verdict = _compare([store.get(key).decode() for key in keys])
     else:
         verdict = _missing(_absent(store, number, ranks), _limit_s(store))
     store.set(_key(number), verdict)
+    if verdict != SAME:
+        num_readers = world_size - 1 - len(_absent(store, number, ranks))
+        _wait_until(lambda: store.add(_key(number) + "/read", 0) >= num_readers, READ_S, list)
     for key in [*keys, _key(number - 1)] if has_all else ():
         store.delete_key(key)
     return verdict
@@ -138,13 +150,16 @@ def _judge(store: Any, number: int, world_size: int) -> str:
 def _await_verdict(store: Any, number: int) -> str:
     """Wait for the verdict of rank 0, and return it."""
     key, limit_s = _key(number), _limit_s(store)
-    if not _wait(store, [key], limit_s, lambda: _absent(store, number, [0])):
+    if not _wait_until(lambda: store.check([key]), limit_s, lambda: _absent(store, number, [0])):
         if _absent(store, number, [0]) and not store.check([key]):
             return _missing([0], limit_s)
         # Rank 0 came later than this rank, and still waits for others.
-        if not _wait(store, [key], limit_s + ANSWER_S, list):
+        if not _wait_until(lambda: store.check([key]), limit_s + ANSWER_S, list):
             return "rank 0 has not compared the settings of all ranks: see its messages"
-    return str(store.get(key).decode())
+    verdict = str(store.get(key).decode())
+    if verdict != SAME:
+        store.add(key + "/read", 1)
+    return verdict
 
 
 def _limit_s(store: Any) -> float:
@@ -157,17 +172,22 @@ def _absent(store: Any, number: int, ranks: Sequence[int]) -> list[int]:
     return [rank for rank in ranks if not store.check([_key(number, rank)])]
 
 
-def _wait(
-    store: Any, keys: list[str], limit_s: float, absent_ranks: Callable[[], list[int]]
+def _wait_until(
+    is_so: Callable[[], bool], limit_s: float, absent_ranks: Callable[[], list[int]]
 ) -> bool:
-    """Wait until the store has all keys; return whether it has.
+    """Wait until something in the store is so; return whether it is.
 
     It looks again and again, with pauses. ``store.wait`` would hold the lock of the store, which
     other threads of the process need.
+
+    Args:
+        is_so: asks the store.
+        limit_s: seconds to wait at most.
+        absent_ranks: who is waited for, for warnings.
     """
     started = time.monotonic()
     warn_s, pause_s = WARNING_S, MIN_PAUSE_S
-    while not store.check(keys):
+    while not is_so():
         waited_s = time.monotonic() - started
         if waited_s > limit_s:
             return False

@@ -440,6 +440,30 @@ def test_a_long_run_does_not_fill_the_store_and_requests_grow_with_the_ranks_alo
     assert num_requests[32] < num_requests[4] + 1
 
 
+def test_rank_0_that_holds_the_store_ends_after_all_others_have_read_the_verdict(
+    ranks, monkeypatch
+):
+    ended: list[int] = []
+    read = agreement._await_verdict
+
+    def read_late(store: Any, number: int) -> str:
+        time.sleep(0.5)
+        return read(store, number)
+
+    def begin(rank: int) -> None:
+        with pytest.raises(mm.ConfigError, match="rank 3 differs"):
+            agree({"seed": str(rank == 3)}, mm.World(rank, 4), beginning="", advice="")
+        ended.append(rank)
+        if rank == 0:
+            num_readers.append(agreement._default_store().add("mmstream/comparison/1/read", 0))
+
+    num_readers: list[int] = []
+    monkeypatch.setattr(agreement, "_await_verdict", read_late)
+    ranks(4, begin)
+    assert sorted(ended) == [0, 1, 2, 3]
+    assert num_readers == [3]
+
+
 def test_a_store_that_fails_is_an_error_of_one_line(ranks, monkeypatch):
     errors = []
 
