@@ -21,8 +21,8 @@ from typing import NoReturn
 import click
 
 from mmstream.cli import data, info, replay, training
-from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE
-from mmstream.errors import ConfigError, MMStreamError
+from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE, say
+from mmstream.errors import ConfigError, MMStreamError, escaped
 
 __all__ = ["cli", "main"]
 
@@ -48,12 +48,20 @@ def cli() -> None:
     """
 
 
+class _OneLine(logging.Formatter):
+    """Escapes messages, of other libraries too. A traceback below a message keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
+        return escaped(super().formatMessage(record), limit=None)
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        format=f"%(levelname).1s [rank {os.environ.get('RANK', '0')}] %(message)s",
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        _OneLine(f"%(levelname).1s [rank {os.environ.get('RANK', '0')}] %(message)s")
     )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name in a tar may hold any bytes
     try:
@@ -62,15 +70,15 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         sys.exit(INTERRUPTED)
     except ConfigError as error:
-        click.echo(f"usage: {error}", err=True)
+        say(f"usage: {error}", err=True)
         sys.exit(USAGE)
     except (MMStreamError, OSError) as error:
         reason = str(error)
         if isinstance(error, OSError) and error.filename and error.strerror:
             reason = f"{error.filename}: {error.strerror}"  # without [Errno 2]
-        click.echo(f"error: {reason}", err=True)
+        say(f"error: {reason}", err=True)
         sys.exit(PROBLEM)
     sys.exit(0)

@@ -11,7 +11,15 @@ from typing import Any
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, usage
+from mmstream.cli.shared import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    PROBLEM,
+    allow_foreign_urls,
+    command,
+    say,
+    usage,
+)
 from mmstream.errors import escaped
 
 __all__ = ["convert", "index", "verify"]
@@ -93,13 +101,11 @@ def convert(
         f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"
     )
     if report.was_finished and report.num_repaired:
-        click.echo(
-            f"{summary}, converted before; {report.num_repaired:,} damaged shards written again"
-        )
+        say(f"{summary}, converted before; {report.num_repaired:,} damaged shards written again")
     elif report.was_finished:
-        click.echo(f"{summary}, all converted before; to convert again, use --overwrite")
+        say(f"{summary}, all converted before; to convert again, use --overwrite")
     else:
-        click.echo(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
+        say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
     for folder in [f"{dest}/{name}" for name in report.splits] or [dest]:
         _show_rejects(folder)
 
@@ -135,12 +141,17 @@ def index(url: str, **options: Any) -> None:
 
     logging.getLogger("mmstream.dataset.index_tars").setLevel(logging.INFO)  # how much is read
     report = index_tars(url, **options)
-    click.echo(
+    say(
         f"{report.num_shards:,} tars, {report.num_samples:,} samples; "
         f"{report.num_built:,} indexes built, {report.num_repacked:,} tars repacked"
         + f", checksums of {report.num_summed:,} tars written"
         * options["checksums"]
     )
+    if options["output"] is not None and not report.num_repacked:
+        say(
+            f"the tars stay in {url}; to open {options['output']}, use --allow-foreign-urls, or in "
+            "Python mm.open_dataset(..., allow_foreign_urls=True)"
+        )
 
 
 @command("mmstream verify s3://bucket/corpus --decode")
@@ -164,6 +175,7 @@ def index(url: str, **options: Any) -> None:
     metavar="NAME",
     help="With --quarantine of a run on a mixture: the name of this dataset in the mixture.",
 )
+@allow_foreign_urls
 def verify(
     url: str,
     decode: bool,
@@ -171,6 +183,7 @@ def verify(
     write_bad: bool,
     quarantine: tuple[str, ...],
     source: str | None,
+    allow_foreign_urls: bool,
 ) -> None:
     """Read the whole dataset at URL and check checksums, indexes and every sample.
 
@@ -194,36 +207,36 @@ def verify(
     if quarantine and not write_bad:
         if decode:
             raise click.UsageError("--quarantine alone reads no data to decode; add --write-bad")
-        dataset = open_dataset(url)
+        dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
         quarantined = quarantined_refs(quarantine, dataset, source)
         listed = write(dataset, [*dataset.bad.tolist(), *quarantined.tolist()])
-        click.echo(
+        say(
             f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
             f"{len(listed) - len(dataset.bad):,} of them from now on"
         )
         return
     decoder = _DecodeCheck() if decode else None
     # A list that is written again need not be read; it may even be damaged.
-    dataset = open_dataset(url, bad_list=not write_bad)
+    dataset = open_dataset(url, bad_list=not write_bad, allow_foreign_urls=allow_foreign_urls)
     quarantined = quarantined_refs(quarantine, dataset, source)
     problems = []
     if not len(dataset):
-        click.echo("bad: the dataset has no samples")
+        say("bad: the dataset has no samples")
     for problem in run(dataset, decode=decoder, quick=quick):
         problems.append(problem)
-        click.echo(f"bad: {problem.reason}")
+        say(f"bad: {problem.reason}")
     if write_bad:
         listed = write(dataset, [*bad_samples(dataset, problems).tolist(), *quarantined.tolist()])
-        click.echo(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch")
+        say(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch")
     if decoder is not None:
-        click.echo(decoder.summary())
-    click.echo(_CHECKSUMS[dataset.manifest.checksums], err=True)
+        say(decoder.summary())
+    say(_CHECKSUMS[dataset.manifest.checksums], err=True)
     if problems or not len(dataset):
         can_be_listed = any(problem.bad for problem in problems) and not write_bad
         hint = "; to leave the bad samples out of new runs, add --write-bad" * can_be_listed
-        click.echo(f"{len(problems) or 1:,} problems in {dataset!r}{hint}", err=True)
+        say(f"{len(problems) or 1:,} problems in {dataset!r}{hint}", err=True)
         sys.exit(PROBLEM)
-    click.echo(f"ok: {len(dataset):,} samples in {dataset.num_shards:,} shards")
+    say(f"ok: {len(dataset):,} samples in {dataset.num_shards:,} shards")
 
 
 _CHECKSUMS = {
@@ -252,10 +265,10 @@ def _show_rejects(folder: str, max_lines: int = 3) -> None:
 
     lines = open_store(folder).read(REJECTS_NAME).splitlines()
     if lines:
-        click.echo(f"all rejected rows are in {folder}/{REJECTS_NAME}. The first:")
+        say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The first:")
     for line in lines[:max_lines]:
         reject = json.loads(line)
-        click.echo(f"  row {reject['row']}: {reject['reason']}")
+        say(f"  row {reject['row']}: {escaped(reject['reason'])}")
 
 
 class _DecodeCheck:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, command
-from mmstream.errors import SampleError
+from mmstream.cli.shared import AT_LEAST_0, allow_foreign_urls, command, say
+from mmstream.errors import SampleError, escaped
 
 __all__ = ["info"]
 
@@ -25,7 +25,8 @@ __all__ = ["info"]
     help="Number of first keys to show.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(url: str, num_keys: int, as_json: bool) -> None:
+@allow_foreign_urls
+def info(url: str, num_keys: int, as_json: bool, allow_foreign_urls: bool) -> None:
     """Show what the dataset at URL holds: shards, samples, fields, bytes, first keys.
 
     If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
@@ -34,11 +35,11 @@ def info(url: str, num_keys: int, as_json: bool) -> None:
     from mmstream.dataset.mixture import Mixture
     from mmstream.dataset.mixture_file import open_data
 
-    data = open_data(url)
+    data = open_data(url, allow_foreign_urls=allow_foreign_urls)
     if not isinstance(data, Mixture):
         about = _about(data, num_keys)
         if as_json:
-            click.echo(json.dumps(about))
+            say(json.dumps(about))
         else:
             _print_dataset(data, about)
         return
@@ -47,14 +48,14 @@ def info(url: str, num_keys: int, as_json: bool) -> None:
         epoch = "stop" if isinstance(data.epoch_steps, str) else "epoch_steps"
         sizes = {"num_samples": len(data), "num_shards": data.num_shards}
         settings = {epoch: data.epoch_steps, "weights": data.weights}
-        click.echo(json.dumps({**sizes, **settings, "sources": sources}))
+        say(json.dumps({**sizes, **settings, "sources": sources}))
         return
-    click.echo(f"mixture of {len(sources)} sources, {len(data):,} samples; {data.epoch_text}")
+    say(f"mixture of {len(sources)} sources, {len(data):,} samples; {data.epoch_text}")
     for step, fractions in data.fractions.items():
         weights = ", ".join(f"{name} {fraction:.4g}" for name, fraction in fractions.items())
-        click.echo(f"  {f'from step {step:,}' if step else 'weights'}: {weights}")
+        say(f"  {f'from step {step:,}' if step else 'weights'}: {weights}")
     for name, dataset in data.datasets.items():
-        click.echo(f"{name}: ", nl=False)
+        say(f"{name}: ", nl=False)
         _print_dataset(dataset, sources[name])
 
 
@@ -77,22 +78,21 @@ def _about(dataset: Any, num_keys: int) -> dict[str, Any]:
 
 
 def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
-    click.echo(dataset)
+    say(dataset)
     if dataset.num_shards:
         sizes = dataset.counts
-        click.echo(f"  samples per shard: {sizes.min():,} to {sizes.max():,}")
-    click.echo(f"  checksums of samples: {about['checksums'] or 'none'}")
+        say(f"  samples per shard: {sizes.min():,} to {sizes.max():,}")
+    say(f"  checksums of samples: {about['checksums'] or 'none'}")
     if about["num_bad"]:
-        click.echo(f"  on the bad list, left out of every epoch: {about['num_bad']:,} samples")
+        say(f"  on the bad list, left out of every epoch: {about['num_bad']:,} samples")
     if not dataset.manifest.fields and dataset.num_shards:
-        click.echo(f"  fields of the first {len(about['keys'])} samples:")
+        say(f"  fields of the first {len(about['keys'])} samples:")
     for name, count in about["fields"].items():
-        click.echo(f"  .{name}" + (f": {count:,}" if count is not None else ""))
-    keys = (key if key.isprintable() else repr(key) for key in about["keys"])
-    click.echo(f"  first keys: {', '.join(keys)}")
+        say(f"  .{escaped(name)}" + (f": {count:,}" if count is not None else ""))
+    say(f"  first keys: {', '.join(map(escaped, about['keys']))}")
     for name, value in about["source"].items():
         if value is not None:
-            click.echo(f"  {name}: {value}")
+            say(f"  {escaped(name)}: {escaped(value)}")
 
 
 def _first_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
@@ -102,5 +102,5 @@ def _first_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
         try:
             samples.append(dataset[index])
         except SampleError as error:
-            click.echo(f"bad: {error}", err=True)
+            say(f"bad: {error}", err=True)
     return samples

@@ -13,7 +13,15 @@ from typing import Any
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, usage
+from mmstream.cli.shared import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    PROBLEM,
+    allow_foreign_urls,
+    command,
+    say,
+    usage,
+)
 
 __all__ = ["replay"]
 
@@ -59,6 +67,7 @@ __all__ = ["replay"]
     "with --log-keys.",
 )
 @click.argument("more_logs", metavar="", nargs=-1)
+@allow_foreign_urls
 def replay(
     url: str,
     state_file: str,
@@ -68,6 +77,7 @@ def replay(
     more_logs: tuple[str, ...],
     as_json: bool,
     keys: bool,
+    allow_foreign_urls: bool,
     **rank_options: Any,
 ) -> None:
     """Print the planned samples of a step: epoch, step, row, shard[index].
@@ -95,7 +105,7 @@ def replay(
         )
     chosen_steps = None if steps is None else _parse_steps(steps)
     state = parse_state(sys.stdin.read(), "-") if state_file == "-" else read_state(state_file)
-    dataset = open_data(url)
+    dataset = open_data(url, allow_foreign_urls=allow_foreign_urls)
     order, state_epoch, state_step = order_of_state(state, dataset)
     if logs:
         _check(dataset, order, [*logs, *more_logs], epoch, chosen_steps, as_json)
@@ -104,7 +114,7 @@ def replay(
     rows = _rows(order.global_batch_size, **rank_options)
     step_range = range(first, order.steps_per_epoch if stop is None else stop)
     if epoch is None and state_epoch and not state_step:
-        click.echo(
+        say(
             f"the state is at the start of epoch {state_epoch}; for the epoch that was finished, "
             f"use --epoch {state_epoch - 1}",
             err=True,
@@ -112,14 +122,14 @@ def replay(
     if epoch is None:
         epoch = state_epoch
     if sys.stdout.isatty() and not as_json:
-        click.echo("epoch step row shard[index]" + " key" * keys)
+        say("epoch step row shard[index]" + " key" * keys)
     for row in run(dataset, order, epoch, step_range, rows, keys=keys):
         if as_json:
-            click.echo(json.dumps(row._asdict()))
+            say(json.dumps(row._asdict()))
             continue
         line = f"{row.epoch} {row.step} {row.row} {row.shard}[{row.index}]"
         line += f" {row.key or '?'}" if keys else ""
-        click.echo(line if row.valid else f"{line} (padding)")
+        say(line if row.valid else f"{line} (padding)")
 
 
 def _check(
@@ -143,18 +153,18 @@ def _check(
     orders = orders_logged(order, logged, dataset)
     logged = {step: rows for step, rows in logged.items() if is_chosen(step)}
     if not logged:
-        click.echo("error: these logs have no such step; choose other --epoch or --step", err=True)
+        say("error: these logs have no such step; choose other --epoch or --step", err=True)
         sys.exit(PROBLEM)
     planned = filter(is_chosen, steps_logged(orders, logged))
     check = check_logs(orders, logged, planned, name_of=dataset.name_of)
     if as_json:
-        click.echo(json.dumps({**asdict(check), "holds": check.holds}))
+        say(json.dumps({**asdict(check), "holds": check.holds}))
     else:
         for fault in check.faults:
-            click.echo(f"bad: {fault}")
+            say(f"bad: {fault}")
         first_epoch, first_step = min(logged)
         last_epoch, last_step = max(logged)
-        click.echo(
+        say(
             f"{'ok' if check.holds else 'bad'}: epoch {first_epoch} step {first_step} to "
             f"epoch {last_epoch} step {last_step}, "
             f"{check.num_steps:,} steps, {check.num_samples:,} samples: {check.lost:,} lost, "

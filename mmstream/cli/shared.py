@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from mmstream.errors import MMStreamError
+from mmstream.errors import MMStreamError, escaped
 
 __all__ = [
     "AT_LEAST_0",
@@ -23,8 +23,10 @@ __all__ = [
     "INTERRUPTED",
     "PROBLEM",
     "USAGE",
+    "allow_foreign_urls",
     "command",
     "in_options",
+    "say",
     "usage",
 ]
 
@@ -37,6 +39,19 @@ INTERRUPTED = 130
 
 AT_LEAST_0 = click.IntRange(min=0)
 AT_LEAST_1 = click.IntRange(min=1)
+
+
+allow_foreign_urls = click.option(
+    "--allow-foreign-urls",
+    is_flag=True,
+    help="Follow a manifest that says that the tars lie outside of URL, or a mixture's file that "
+    "names other servers. Only for files that you trust.",
+)
+
+
+def say(text: object, *, err: bool = False, nl: bool = True) -> None:
+    """Print one line. What a terminal would obey in names, keys and texts of data is escaped."""
+    click.echo(escaped(text, limit=None), err=err, nl=nl)
 
 
 def command(example: str, **names: str) -> Callable[[Callable[..., None]], click.Command]:

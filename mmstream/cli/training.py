@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mmstream.cli.shared import PROBLEM, command, usage
+from mmstream.cli.shared import PROBLEM, allow_foreign_urls, command, say, usage
 from mmstream.train import TrainConfig
 
 __all__ = ["demo", "train"]
@@ -129,6 +129,7 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     "--profile", metavar="STEPS", help="Trace this many steps with torch.profiler. 0 means none."
 )
 @_option("--device", help="cpu, cuda or cuda:N.  [default: cuda if there is one]")
+@allow_foreign_urls
 def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None:
     """Train a small CLIP or VLM on the dataset at URL, in one process or under torchrun.
 
@@ -154,7 +155,7 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
             outcome = f"nothing left to do; to train on, raise {max_steps}--epochs"
             outcome += f" ({options['epochs']})"
         stopped = f"stopped by {result.stopped_by}: " if result.stopped_by else ""
-        click.echo(f"{stopped}{result.num_steps:,} steps, {outcome}; checkpoints in {out}")
+        say(f"{stopped}{result.num_steps:,} steps, {outcome}; checkpoints in {out}")
 
 
 @command("mmstream demo --out quickstart-out")

@@ -21,7 +21,8 @@ import numpy as np
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import Manifest
-from mmstream.errors import ConfigError, ManifestError
+from mmstream.dataset.sealed import check_seal, read_sealed, seal
+from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.types import IntArray
 
@@ -34,6 +35,12 @@ PREVIOUS_NAME = "mmstream.bad.previous.json"
 """The list before the last change. A run that is in the middle of an epoch needs it to resume."""
 
 LIST_VERSION = 1
+
+MAX_LIST_BYTES = 64 << 20
+"""Largest file."""
+
+MAX_BAD = 1 << 24
+"""Most bad samples of a dataset, "all" of a shard counted. Each takes 16 bytes."""
 
 Indexes: TypeAlias = list[int] | Literal["all"]
 """Bad samples of a shard. "all": the shard is missing or cannot be read."""
@@ -49,6 +56,8 @@ class _Versioned:
 class _List(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     bad: dict[str, Indexes]
+    crc32c: str | None = None
+    """The seal (see `mmstream.dataset.sealed`)."""
 
 
 def read_bad(store: Store, manifest: Manifest, *, is_subset: bool = False) -> IntArray:
@@ -68,19 +77,29 @@ def read_bad(store: Store, manifest: Manifest, *, is_subset: bool = False) -> In
         ManifestError: The list is malformed, of a newer version, or not of this dataset.
     """
     url = store.url_of(BAD_NAME)
-    refs: list[tuple[int, int]] = []
     shards = {info.name: number for number, info in enumerate(manifest.shards)}
-    for name, indexes in _decode(store.read(BAD_NAME), url).items():
+    num_bad = 0
+    refs = [np.zeros((0, 2), dtype=np.int64)]
+    for name, indexes in _read(store).items():
         if name not in shards:
             if is_subset:
                 continue
-            raise ManifestError(f"{url}: {name} is no shard of this dataset; {_CURE}")
+            raise ManifestError(f"{url}: {escaped(name)} is no shard of this dataset; {_CURE}")
         count = manifest.shards[shards[name]].num_samples
-        for index in range(count) if indexes == "all" else map(int, indexes):
-            if not 0 <= index < count:
-                raise ManifestError(f"{url}: {name}[{index}]: it has {count} samples; {_CURE}")
-            refs.append((shards[name], index))
-    return _sorted(refs)
+        num_bad += count if indexes == "all" else len(indexes)
+        if num_bad > MAX_BAD:
+            raise ManifestError(f"{url}: more than {MAX_BAD:,} bad samples; {_CURE}")
+        if indexes == "all":
+            bad = np.arange(count)
+        else:
+            wrong = next((index for index in indexes if not 0 <= index < count), None)
+            if wrong is not None:
+                raise ManifestError(
+                    f"{url}: {escaped(name)}[{escaped(wrong)}]: it has {count} samples; {_CURE}"
+                )
+            bad = np.unique(np.asarray(indexes, dtype=np.int64))
+        refs.append(np.stack([np.full_like(bad, shards[name]), bad], axis=1))
+    return _sorted(np.concatenate(refs))
 
 
 def write_bad(dataset: Dataset, bad: Iterable[Sequence[int]] | IntArray) -> IntArray:
@@ -126,7 +145,7 @@ def trim_bad(store: Store, names: Collection[str]) -> None:
         StorageError: The list cannot be read or written.
     """
     if store.exists(BAD_NAME):
-        listed = _decode(store.read(BAD_NAME), store.url_of(BAD_NAME))
+        listed = _read(store)
         kept = {name: indexes for name, indexes in listed.items() if name in names}
         if kept != listed:
             logger.warning(
@@ -140,7 +159,13 @@ def trim_bad(store: Store, names: Collection[str]) -> None:
 _CURE = "`mmstream verify --write-bad` makes a new list, or remove this one"
 
 
+def _read(store: Store) -> dict[str, Indexes]:
+    url = store.url_of(BAD_NAME)
+    return read_sealed(store, BAD_NAME, MAX_LIST_BYTES, lambda data: _decode(data, url))
+
+
 def _decode(data: bytes, url: str) -> dict[str, Indexes]:
+    check_seal(data, url, _CURE)
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version != LIST_VERSION:
@@ -160,7 +185,7 @@ def _write(store: Store, listed: dict[str, Indexes]) -> None:
         b"    " + msgspec.json.encode(name) + b": " + msgspec.json.encode(listed[name])
         for name in sorted(listed)
     )
-    new = b'{\n  "version": %d,\n  "bad": {\n%s\n  }\n}\n' % (LIST_VERSION, lines)
+    new = seal(b'{\n  "version": %d,\n  "bad": {\n%s\n  }\n}\n' % (LIST_VERSION, lines))
     if old and old != new:
         store.write(PREVIOUS_NAME, old)
     if listed:
@@ -174,7 +199,7 @@ def _entries_of_other_tars(dataset: Dataset) -> dict[str, Indexes]:
     store = dataset.index_store
     own_names = {info.name for info in dataset.manifest.shards}
     try:
-        listed = _decode(store.read(BAD_NAME), store.url_of(BAD_NAME))
+        listed = _read(store)
     except (FileNotFoundError, ManifestError):
         return {}
     return {

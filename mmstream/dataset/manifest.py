@@ -8,14 +8,18 @@ time, host, absolute path or number of workers. There is one exception, `data_ur
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-from mmstream.errors import ManifestError
+from mmstream.dataset.sealed import check_seal, read_sealed, seal
+from mmstream.errors import ManifestError, escaped
+from mmstream.storage import Store
+from mmstream.tar.header import BLOCK
 
-__all__ = ["MANIFEST_NAME", "MARKER_NAME", "Manifest", "ShardInfo"]
+__all__ = ["MANIFEST_NAME", "MARKER_NAME", "Manifest", "ShardInfo", "name_fault"]
 
 MANIFEST_NAME = "mmstream.json"
 MARKER_NAME = "mmstream.unfinished.json"
@@ -23,8 +27,16 @@ MARKER_NAME = "mmstream.unfinished.json"
 
 FORMAT_VERSION = 1
 
-_MAX_COUNT = 1 << 50
-"""Bytes or samples of one shard stay below this (a petabyte), so that sums fit in int64."""
+MAX_BYTES = 1 << 53
+"""Bytes of all shards together stay below this (9 petabytes), so that sums fit in int64."""
+
+MAX_MANIFEST_BYTES = 256 << 20
+"""Largest file: about two million shards."""
+
+_CURE = "run `mmstream index` to make a new one"
+
+_NEVER_IN_NAMES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Kinds of characters: control, direction and other invisible ones, surrogates, line ends."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ class Manifest:
         return sum(shard.num_bytes for shard in self.shards)
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as JSON, one shard per line. Equal manifests give equal bytes."""
+        """Return the manifest as sealed JSON, one shard per line. Equal ones give equal bytes."""
         content = {
             "version": self.version,
             "num_samples": self.num_samples,
@@ -86,7 +98,7 @@ class Manifest:
         }
         head = msgspec.json.format(msgspec.json.encode(content), indent=2)
         shards = b",\n".join(b"    " + msgspec.json.encode(shard) for shard in self.shards)
-        return head[:-2] + b',\n  "shards": [\n' + shards + b"\n  ]\n}\n"
+        return seal(head[:-2] + b',\n  "shards": [\n' + shards + b"\n  ]\n}\n")
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = MANIFEST_NAME) -> Manifest:
@@ -97,8 +109,10 @@ class Manifest:
             name: Of the file, for messages.
 
         Raises:
-            ManifestError: The manifest is malformed, of a newer version, or has impossible shards.
+            ManifestError: The manifest is damaged, malformed, of a newer version, or has impossible
+                shards.
         """
+        check_seal(data, name, _CURE)
         try:
             version = msgspec.json.decode(data, type=_Versioned).version
             if version != FORMAT_VERSION:
@@ -108,16 +122,54 @@ class Manifest:
                 )
             manifest = msgspec.json.decode(data, type=cls)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise ManifestError(
-                f"{name}: {error}; run `mmstream index` to make a new one"
-            ) from None
+            raise ManifestError(f"{name}: {error}; {_CURE}") from None
         names = [shard.name for shard in manifest.shards]
         if len(set(names)) != len(names):
             raise ManifestError(f"{name}: a shard is named twice")
         for shard in manifest.shards:
-            counts_fit = 0 <= shard.num_samples < _MAX_COUNT and 0 <= shard.num_bytes < _MAX_COUNT
-            if not counts_fit or not shard.name or "\0" in shard.name:
-                raise ManifestError(f"{name}: impossible shard {shard}")
-            if shard.name.startswith("/") or ".." in shard.name.split("/"):
-                raise ManifestError(f"{name}: shard {shard.name!r} lies outside the dataset")
+            if fault := name_fault(shard.name):
+                raise ManifestError(f"{name}: shard {shard.name!r} {fault}")
+            # Each sample has one header or more.
+            if not 0 <= shard.num_samples * BLOCK <= shard.num_bytes < MAX_BYTES:
+                raise ManifestError(
+                    f"{name}: {escaped(shard.name)} cannot have {shard.num_samples} samples in "
+                    f"{shard.num_bytes} bytes; {_CURE}"
+                )
+        if manifest.num_bytes >= MAX_BYTES:
+            raise ManifestError(f"{name}: shards of {manifest.num_bytes} bytes together; {_CURE}")
         return manifest
+
+    @classmethod
+    def read(cls, store: Store) -> Manifest:
+        """Read the manifest of a folder or prefix. A damaged one is read again.
+
+        Raises:
+            ManifestError: As `from_bytes`.
+            FileNotFoundError: There is none.
+            StorageError: The storage failed, or the file is too large.
+        """
+        url = store.url_of(MANIFEST_NAME)
+        return read_sealed(
+            store, MANIFEST_NAME, MAX_MANIFEST_BYTES, lambda data: cls.from_bytes(data, url)
+        )
+
+
+def name_fault(name: str) -> str:
+    """Return what is wrong with the name of a shard; "" if it is in its one normal form.
+
+    A shard that had two names would come twice in an epoch.
+
+    Examples:
+        >>> name_fault("train/shard-000000.tar")
+        ''
+        >>> name_fault("./shard-000000.tar")
+        'is not in normal form'
+    """
+    parts = name.split("/")
+    if name.startswith("/") or ".." in parts:
+        return "lies outside the dataset"
+    if "" in parts or "." in parts or "\\" in name:
+        return "is not in normal form"
+    if not name.isprintable() and {unicodedata.category(char) for char in name} & _NEVER_IN_NAMES:
+        return "has characters that cannot be shown"
+    return ""

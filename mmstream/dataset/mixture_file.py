@@ -28,8 +28,8 @@ import msgspec
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.dataset.mixture import Mixture
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, MMStreamError
+from mmstream.dataset.open import expand_braces, open_dataset
+from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.order import Stop
 from mmstream.order.mixture.schedule import whole_shares
 from mmstream.storage import NotAFileError, is_remote, join_url, open_store, split_url
@@ -37,6 +37,13 @@ from mmstream.storage import NotAFileError, is_remote, join_url, open_store, spl
 __all__ = ["open_data", "open_mixture"]
 
 Weight: TypeAlias = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
+
+
+OBJECT_STORES = frozenset({"s3", "gs", "gcs", "az", "abfs", "memory"})
+"""Schemes that a local mixture file may name."""
+
+MAX_FILE_BYTES = 16 << 20
+"""Largest mixture file."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,12 +58,16 @@ class _Source(msgspec.Struct, forbid_unknown_fields=True):
     weight: Weight
 
 
-def open_data(name: str | os.PathLike[str]) -> Dataset | Mixture:
+def open_data(
+    name: str | os.PathLike[str], *, allow_foreign_urls: bool = False
+) -> Dataset | Mixture:
     """Open what a command was given: a mixture file, which ends in ``.json``, or a dataset."""
-    return open_mixture(name) if os.fspath(name).endswith(".json") else open_dataset(name)
+    is_mixture = os.fspath(name).endswith(".json")
+    open_it = open_mixture if is_mixture else open_dataset
+    return open_it(name, allow_foreign_urls=allow_foreign_urls)
 
 
-def open_mixture(path: str | os.PathLike[str]) -> Mixture:
+def open_mixture(path: str | os.PathLike[str], *, allow_foreign_urls: bool = False) -> Mixture:
     """Open the mixture that a file describes.
 
     Sources keep the order of the file, and logs number their shards in this order. Add a new source
@@ -65,6 +76,9 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     Args:
         path: Of the file: a local path, or a URL such as ``s3://bucket/mixture.json``. Relative
             URLs in the file are relative to its folder.
+        allow_foreign_urls: Sources may lie anywhere, and so may their tars (see `open_dataset`).
+            By default, the sources of a remote file lie in its bucket. Those of a local file lie in
+            local folders or in object stores, but not behind ``http://``.
 
     Raises:
         ConfigError: The file is malformed; the message names the key.
@@ -76,7 +90,7 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     if name == MANIFEST_NAME:
         raise ConfigError(f"{url}: a dataset's manifest, no mixture's file: name its folder")
     try:
-        file = _parse(open_store(folder).read(name), url)
+        file = _parse(open_store(folder).read(name, max_bytes=MAX_FILE_BYTES), url)
     except FileNotFoundError:
         raise FileNotFoundError(f"{url}: no such file of a mixture") from None
     except NotAFileError:
@@ -96,12 +110,22 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     }
     # All URLs are checked before the first source is opened.
     source_urls = {
-        source_name: _resolve(source.url, folder, f"{url}: sources.{source_name}.url")
+        source_name: _resolve(source.url, folder, f"{url}: sources.{escaped(source_name)}.url")
         for source_name, source in sources.items()
     }
+    for source_name, source_url in source_urls.items():
+        if not allow_foreign_urls and _is_foreign(source_url, folder):
+            raise ConfigError(
+                f"{url}: sources.{escaped(source_name)}.url: {escaped(source_url)} lies elsewhere "
+                "than the file; if you trust that, open it with allow_foreign_urls=True"
+            )
     datasets = {
         source_name: (
-            _open(source_urls[source_name], f"{url}: sources.{source_name}"),
+            _open(
+                source_urls[source_name],
+                f"{url}: sources.{escaped(source_name)}",
+                allow_foreign_urls,
+            ),
             source.weight,
         )
         for source_name, source in sources.items()
@@ -115,10 +139,10 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     return mixture
 
 
-def _open(source_url: str, address: str) -> Dataset:
+def _open(source_url: str, address: str, allow_foreign_urls: bool) -> Dataset:
     """Open a source. Every error also says where in the mixture file the source is named."""
     try:
-        return open_dataset(source_url)
+        return open_dataset(source_url, allow_foreign_urls=allow_foreign_urls)
     except (MMStreamError, FileNotFoundError) as error:
         raise type(error)(f"{address}: {error}") from error
 
@@ -169,6 +193,20 @@ def _convert(kind: Any, value: Any, url: str, *keys: str) -> Any:
         path = location.replace("`key` in ", "").strip("`").removeprefix("$").removeprefix(".")
         key = ".".join((*keys, path) if path else keys)
         raise ConfigError(f"{url}: {key}{': ' * bool(key)}{reason}") from None
+
+
+def _is_foreign(source_url: str, folder: str) -> bool:
+    """Tell whether a source lies where a stranger's mixture file must not lead.
+
+    Examples: a file in ``s3://bucket/mixtures`` may name sources in ``s3://bucket``. A local file
+    may name local folders and ``s3://bucket/chats``.
+    """
+    urls = expand_braces(source_url)
+    if is_remote(folder):
+        scheme, _, path = folder.partition("://")
+        bucket = f"{scheme}://{path.partition('/')[0]}/"
+        return any(not f"{url}/".startswith(bucket) for url in urls)
+    return any(is_remote(url) and url.partition("://")[0] not in OBJECT_STORES for url in urls)
 
 
 def _resolve(source_url: str, folder: str, address: str) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
+import shlex
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import braceexpand
@@ -18,10 +21,16 @@ from mmstream.dataset.bad_list import BAD_NAME, read_bad
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
-from mmstream.errors import ConfigError, ManifestError
+from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import ObjectStat, Store, is_remote, open_store, split_url
 
-__all__ = ["open_dataset"]
+__all__ = ["expand_braces", "open_dataset"]
+
+MAX_TARS = 1_000_000
+"""Most names that a pattern in braces stands for."""
+
+MAX_MARKER_BYTES = 1 << 20
+"""Largest marker of an unfinished conversion that is read."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +40,7 @@ def open_dataset(
     *,
     bad_list: bool = True,
     checksums: bool = True,
+    allow_foreign_urls: bool = False,
 ) -> Dataset:
     """Open a dataset.
 
@@ -41,6 +51,9 @@ def open_dataset(
             dataset's root, where ``mmstream verify --write-bad`` has put it.
         checksums: Compare the bytes of every sample that is read with its checksum, where the
             manifest says that there are checksums. Bytes that differ are read again.
+        allow_foreign_urls: The manifest may say that the tars lie outside of `source`, as after
+            ``mmstream index --output``. Only for manifests that you trust: reading follows them to
+            any folder of this machine, and to any server.
 
     Returns:
         The dataset. Local tars without an index are indexed in memory, which takes a few
@@ -49,7 +62,7 @@ def open_dataset(
     Raises:
         ConfigError: The list is empty, names a tar twice, or mixes local and remote tars.
         ManifestError: No shards, a conversion that has not finished, a malformed manifest or bad
-            list, or remote tars without an index.
+            list, a manifest that leads elsewhere, or remote tars without an index.
         FileNotFoundError: No such tar.
         StorageError: The storage failed.
 
@@ -63,8 +76,8 @@ def open_dataset(
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         if "{" not in name and not name.endswith((".tar", ".tgz", ".tar.gz")):
-            return _open_folder(open_store(name), bad_list, checksums)
-        urls = list(braceexpand.braceexpand(name)) if "{" in name else [name]
+            return _open_folder(open_store(name), bad_list, checksums, allow_foreign_urls)
+        urls = expand_braces(name)
     else:
         urls = [os.fspath(item) for item in source]
     if not urls:
@@ -72,13 +85,29 @@ def open_dataset(
     return _open_tars(urls, bad_list)
 
 
-def _open_folder(store: Store, bad_list: bool, checksums: bool) -> Dataset:
+def expand_braces(pattern: str) -> list[str]:
+    """Return the names that a pattern in braces stands for; other names stand for themselves.
+
+    Raises:
+        ConfigError: There are more than a million.
+    """
+    if "{" not in pattern:
+        return [pattern]
+    names = list(islice(braceexpand.braceexpand(pattern), MAX_TARS + 1))
+    if len(names) > MAX_TARS:
+        raise ConfigError(f"{escaped(pattern)}: more than {MAX_TARS:,} names")
+    return names
+
+
+def _open_folder(
+    store: Store, bad_list: bool, checksums: bool, allow_foreign_urls: bool
+) -> Dataset:
     stats = store.list()
     if MARKER_NAME in stats:
         raise ManifestError(f"{store.url}: conversion has not finished; {_finish_hint(store)}")
     if MANIFEST_NAME in stats:
-        manifest = Manifest.from_bytes(store.read(MANIFEST_NAME), store.url_of(MANIFEST_NAME))
-        data_store = open_store(manifest.data_url) if manifest.data_url else store
+        manifest = Manifest.read(store)
+        data_store = _data_store(store, manifest, allow_foreign_urls)
         named = {shard.name for shard in manifest.shards}
         if unnamed := [name for name in stats if name.endswith(".tar") and name not in named]:
             logger.warning(
@@ -86,7 +115,7 @@ def _open_folder(store: Store, bad_list: bool, checksums: bool) -> Dataset:
                 store.url,
                 len(unnamed),
                 MANIFEST_NAME,
-                unnamed[0],
+                escaped(unnamed[0]),
             )
         bad = read_bad(store, manifest) if bad_list and BAD_NAME in stats else None
         return Dataset(
@@ -109,6 +138,40 @@ def _open_folder(store: Store, bad_list: bool, checksums: bool) -> Dataset:
     return _open_plain(store, names, stats, bad_list)
 
 
+def _data_store(store: Store, manifest: Manifest, allow_foreign_urls: bool) -> Store:
+    """Return where the tars of a manifest lie.
+
+    A manifest may come from a stranger. So it leads out of the folder or prefix that the user has
+    opened only with the user's consent. Else it could make this machine read its other files, or
+    send requests with the user's credentials.
+    """
+    data_store = open_store(manifest.data_url) if manifest.data_url else store
+    root, data_url = (_normal_url(each.url) for each in (store, data_store))
+    if not allow_foreign_urls and not f"{data_url}/".startswith(f"{root}/"):
+        raise ManifestError(
+            f"{store.url}: its manifest says that the tars lie in {escaped(data_url)}, which is "
+            "not in this folder; if you trust that, open it with allow_foreign_urls=True"
+        )
+    if is_remote(data_url):
+        forbidden = "?#%" if data_url.startswith("http") else "?#"
+        for shard in manifest.shards:
+            if set(shard.name) & set(forbidden):
+                raise ManifestError(
+                    f"{store.url_of(MANIFEST_NAME)}: shard {shard.name!r} has one of {forbidden}, "
+                    "which mean something else in a URL; rename it"
+                )
+    return data_store
+
+
+def _normal_url(url: str) -> str:
+    """Return a path or URL without "." and "..".
+
+    Example: ``s3://bucket/a/../b`` is ``s3://bucket/b``.
+    """
+    scheme, separator, path = url.rpartition("://")
+    return scheme + separator + posixpath.normpath(path)
+
+
 def _why_no_dataset(store: Store) -> str:
     if store.url.endswith(".json"):
         return (
@@ -126,10 +189,14 @@ def _why_no_dataset(store: Store) -> str:
 def _finish_hint(store: Store) -> str:
     """Return what to do about an unfinished conversion: run the command that its marker names."""
     try:
-        marker = msgspec.json.decode(store.read(MARKER_NAME))
-        return f"finish it with: {marker['command']}"
-    except (OSError, KeyError, TypeError, RecursionError, UnicodeError, msgspec.MsgspecError):
-        return "run the same `mmstream convert` again to finish it"
+        marker = msgspec.json.decode(store.read(MARKER_NAME, max_bytes=MAX_MARKER_BYTES))
+        words = shlex.split(str(marker["command"]))
+        command = shlex.join(words)  # quoted, so that no word can be a command of its own
+        if words[:2] == ["mmstream", "convert"] and command.isprintable():
+            return f"finish it with: {command}"
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):
+        pass
+    return "run the same `mmstream convert` again to finish it"
 
 
 def _open_tars(urls: Sequence[str], bad_list: bool) -> Dataset:

@@ -67,6 +67,7 @@ class TrainConfig:
     Attributes:
         url: the dataset: anything that `mmstream.open_dataset` opens. Or the file of a mixture,
             which ends in ``.json`` (see `mmstream.open_mixture`).
+        allow_foreign_urls: as of `mmstream.open_dataset`, for `url` and `validation`.
         out: folder or ``s3://`` prefix that gets ``checkpoints/``. Every rank must be able to read
             it.
         log_dir: local folder of ``metrics-rank{r}.jsonl``, TensorBoard files, traces and records of
@@ -149,6 +150,7 @@ class TrainConfig:
 
     url: str
     out: str
+    allow_foreign_urls: bool = False
     log_dir: str | None = None
     model: str = "clip"
     tokenizer: str | None = None

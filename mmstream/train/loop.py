@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from mmstream.audit.training_log import SampleLog
 from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.mixture_file import open_data
 from mmstream.dataset.open import open_dataset
 from mmstream.device.to_device import DeviceLoader, to_device
@@ -87,13 +89,18 @@ def run(config: TrainConfig) -> TrainResult:
         try:
             result = fit(config, model, open_batches(config.url), process, validation)
         except (ConfigError, BadSampleLimitError) as error:
-            hint = hint_at_model(config, open_data(config.url))
+            hint = hint_at_model(config, _open_data(config, config.url))
             if not hint:
                 raise
             raise type(error)(f"{error}{hint}") from error
     if result.stopped_by == "SIGINT":
         raise KeyboardInterrupt
     return result
+
+
+def _open_data(config: TrainConfig, url: str, *, is_validation: bool = False) -> Dataset | Mixture:
+    open_it = open_dataset if is_validation else open_data
+    return open_it(url, allow_foreign_urls=config.allow_foreign_urls)
 
 
 def _open_loader(
@@ -112,7 +119,7 @@ def _open_loader(
     action = "mask" if log and config.bad_samples == "substitute" else config.bad_samples
     folder = config.log_folder
     pipeline = Pipeline(
-        open_dataset(url) if log else open_data(url),
+        _open_data(config, url, is_validation=bool(log)),
         global_batch_size=config.global_batch_size,
         seed=config.seed,
         decode=decode,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -48,9 +49,14 @@ def expected(name: str) -> dict[str, Any]:
     return read_json("expected", f"{name}.json")
 
 
+def as_in_0_1(data: bytes) -> bytes:
+    """The bytes of a manifest or bad list without what 0.1 did not write: its seal."""
+    return re.sub(rb'  ,"crc32c": "[0-9a-f]{8}"\n', b"", data)
+
+
 def files_in(folder: Path) -> dict[str, bytes]:
     return {
-        str(path.relative_to(folder)): path.read_bytes()
+        str(path.relative_to(folder)): as_in_0_1(path.read_bytes())
         for path in folder.rglob("*")
         if path.is_file()
     }
@@ -467,10 +473,11 @@ def test_a_quarantine_file_makes_the_bad_list_that_0_1_made(mmstream, saved):
     captions, quarantine = saved / "captions", "quarantine/captions/quarantine-rank0.jsonl"
     assert mmstream("verify", captions, "--decode", "--write-bad")[0] == 1
     previous = (saved / "bad_lists" / PREVIOUS_BAD_LIST).read_bytes()
-    assert (captions / BAD_LIST).read_bytes() == previous
+    assert as_in_0_1((captions / BAD_LIST).read_bytes()) == previous
     assert mmstream("verify", captions, "--quarantine", saved / quarantine)[0] == 0
-    assert (captions / BAD_LIST).read_bytes() == (saved / "bad_lists" / BAD_LIST).read_bytes()
-    assert (captions / PREVIOUS_BAD_LIST).read_bytes() == previous
+    listed = as_in_0_1((captions / BAD_LIST).read_bytes())
+    assert listed == (saved / "bad_lists" / BAD_LIST).read_bytes()
+    assert as_in_0_1((captions / PREVIOUS_BAD_LIST).read_bytes()) == previous
 
 
 @pytest.mark.parametrize(
@@ -496,7 +503,7 @@ def test_the_quarantine_files_of_all_ranks_of_a_training_run_are_read_together(m
     words = [word for file in files for word in ("--quarantine", file)]
     assert mmstream("verify", saved / "captions", *words)[0] == 0
     previous = saved / "bad_lists" / PREVIOUS_BAD_LIST
-    assert (saved / "captions" / BAD_LIST).read_bytes() == previous.read_bytes()
+    assert as_in_0_1((saved / "captions" / BAD_LIST).read_bytes()) == previous.read_bytes()
 
 
 def test_a_quarantine_file_of_another_corpus_is_refused(mmstream, saved):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,11 +68,12 @@ def test_what_is_written_is_read_sorted_and_once(tmp_path):
     again = mm.open_dataset(tmp_path)
     assert again.bad.tolist() == [[0, 2], [0, 7], [1, 0], [3, 0], [3, 5]]
     assert again.bad.dtype == np.int64
-    assert (tmp_path / BAD_NAME).read_text() == (
+    text = re.sub('"[0-9a-f]{8}"', '"SEAL"', (tmp_path / BAD_NAME).read_text())
+    assert text == (
         '{\n  "version": 1,\n  "bad": {\n'
         '    "shard-000000.tar": [2,7],\n'
         '    "shard-000001.tar": "all",\n'
-        '    "shard-000003.tar": [0,5]\n  }\n}\n'
+        '    "shard-000003.tar": [0,5]\n  }\n  ,"crc32c": "SEAL"\n}\n'
     )
     assert dataset.bad.size == 0  # as it was opened
     assert mm.open_dataset(tmp_path, bad_list=False).bad.size == 0
@@ -219,9 +221,10 @@ def test_a_list_made_of_some_tars_keeps_what_it_said_of_the_others(tmp_path):
 def test_indexes_elsewhere_have_the_list_beside_them(tmp_path):
     write_tiny(tmp_path / "tars", [4, 4])
     index_tars(tmp_path / "tars", output=tmp_path / "indexes", progress=False)
-    write_bad(mm.open_dataset(tmp_path / "indexes"), [(1, 1)])
+    indexes = tmp_path / "indexes"
+    write_bad(mm.open_dataset(indexes, allow_foreign_urls=True), [(1, 1)])
     assert not (tmp_path / "tars" / BAD_NAME).exists()
-    assert known(tmp_path / "indexes") == [[1, 1]]
+    assert mm.open_dataset(indexes, allow_foreign_urls=True).bad.tolist() == [[1, 1]]
 
 
 # -- verify -------------------------------------------------------------------------------------

@@ -31,12 +31,18 @@ def index(url, **options):
     return index_tars(url, progress=False, **options)
 
 
+def without_seal(text):
+    """The text of a manifest, as after a person has edited it."""
+    return "".join(line for line in text.splitlines(True) if "crc32c" not in line)
+
+
 def problems(folder, **options):
-    return [problem.reason for problem in verify(open_dataset(folder), progress=False, **options)]
+    dataset = open_dataset(folder, allow_foreign_urls=True)
+    return [problem.reason for problem in verify(dataset, progress=False, **options)]
 
 
 def samples_of(folder):
-    return [field_list(sample) for sample in open_dataset(folder)]
+    return [field_list(sample) for sample in open_dataset(folder, allow_foreign_urls=True)]
 
 
 A = make_tar([("a.txt", b"1"), ("a.jpg", b"2"), ("b.txt", b"3")])
@@ -83,7 +89,7 @@ def test_indexes_elsewhere_leave_the_tars_alone(tars, tmp_path, num_threads):
         assert tree(tars) == before
         assert sorted(tree(out)) == ["a.tar.idx", "b.tar.idx", MANIFEST_NAME]
         assert samples_of(out) == read_by_mmstream(A) + read_by_mmstream(B)
-        assert open_dataset(out)[0]["__url__"] == str(tars / "a.tar")
+        assert open_dataset(out, allow_foreign_urls=True)[0]["__url__"] == str(tars / "a.tar")
         assert problems(out) == []
 
 
@@ -371,7 +377,9 @@ def test_what_a_decoder_refuses_is_a_problem(converted):
 def test_a_manifest_of_another_size_is_found(tars):
     index(tars)
     text = (tars / MANIFEST_NAME).read_text()
-    (tars / MANIFEST_NAME).write_text(text.replace(f":{len(A)}", f":{len(A) + 512}", 1))
+    (tars / MANIFEST_NAME).write_text(
+        without_seal(text).replace(f":{len(A)}", f":{len(A) + 512}", 1)
+    )
     assert Manifest.from_bytes((tars / MANIFEST_NAME).read_bytes()).num_bytes > len(A + B)
     assert problems(tars) == [f"a.tar: {len(A)} bytes, the manifest says {len(A) + 512}"]
 

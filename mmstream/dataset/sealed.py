@@ -1,0 +1,94 @@
+"""The seal of a small JSON file: a checksum of its own, so that a wrong read of it is noticed.
+
+`Manifest` and the bad list are sealed. The seal is the last key of the file, on a line of its own.
+It is the CRC-32C of all bytes before this line::
+
+      ]
+      ,"crc32c": "0a1b2c3d"
+    }
+
+A file without a seal is accepted: mmstream 0.1 wrote none, and a person who edits a file removes
+the line. A seal is no protection against people: whoever changes a file can seal it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import crc32c
+
+from mmstream.errors import ManifestError
+from mmstream.storage import Store
+
+__all__ = ["check_seal", "read_sealed", "seal"]
+
+T = TypeVar("T")
+
+MAX_READS = 4
+"""Reads of a file whose bytes are damaged: storage may have delivered them wrong."""
+
+_SEAL = re.compile(rb'  ,"crc32c": "([0-9a-f]{8})"\n\}\s*\Z')
+
+
+def seal(data: bytes) -> bytes:
+    r"""Return a JSON object with a seal. Equal objects give equal bytes.
+
+    Args:
+        data: The object. It has one key or more, and ends with a ``}`` on a line of its own.
+
+    Examples:
+        >>> print(seal(b'{\n  "version": 1\n}\n').decode(), end="")
+        {
+          "version": 1
+          ,"crc32c": "e74a76cb"
+        }
+    """
+    body = data.removesuffix(b"}\n")
+    return body + b'  ,"crc32c": "%08x"\n}\n' % crc32c.crc32c(body, 0, 0)
+
+
+def check_seal(data: bytes, name: str, cure: str) -> None:
+    """Compare a file with its seal, if it has one.
+
+    Args:
+        data: The content of the file.
+        name: Of the file, for messages.
+        cure: What makes a new file, for messages.
+
+    Raises:
+        ManifestError: The file is not the one that was sealed.
+    """
+    match = _SEAL.search(data, max(0, len(data) - 64))
+    if match is not None and int(match[1], 16) != crc32c.crc32c(data[: match.start()], 0, 0):
+        raise ManifestError(
+            f"{name}: was edited or damaged after it was written (crc32c differs); {cure}, or "
+            'remove its "crc32c" line to accept it as it is'
+        )
+
+
+def read_sealed(store: Store, name: str, max_bytes: int, decode: Callable[[bytes], T]) -> T:
+    """Return what a file of a store holds. A damaged one is read again, past the caches.
+
+    Args:
+        store: Holds the file.
+        name: Of the file.
+        max_bytes: A larger file is an error, and is not read.
+        decode: Makes the value, and raises ManifestError where the bytes are damaged.
+
+    Raises:
+        ManifestError: Two reads gave the same bytes, and `decode` refuses them.
+        FileNotFoundError: No such file.
+        StorageError: The storage failed, or the file is too large.
+    """
+    earlier: list[bytes] = []
+    while True:
+        data = store.read(name, max_bytes=max_bytes)
+        try:
+            return decode(data)
+        except ManifestError:
+            if data in earlier or len(earlier) + 1 == MAX_READS:
+                raise
+        earlier.append(data)
+        store.drop_cache(name, 0, len(data))
