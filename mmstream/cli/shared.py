@@ -44,6 +44,7 @@ AT_LEAST_1 = click.IntRange(min=1)
 allow_foreign_urls = click.option(
     "--allow-foreign-urls",
     is_flag=True,
+    default=False,
     help="Follow a manifest that says that the tars lie outside of URL, or a mixture's file that "
     "names other servers. Only for files that you trust.",
 )

@@ -49,7 +49,7 @@ def rows(tmp_path):
 
 OPTIONS = {
     "convert": "rows dest --media-root --samples-per-shard --num-workers --format --captions "
-    "--shuffle-seed --split --overwrite",
+    "--shuffle-seed --split --overwrite --check",
     "index": "url --output --repack --checksums --overwrite --num-threads",
     "info": "url --keys --json --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",
