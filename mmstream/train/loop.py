@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mmstream.audit.training_log import SampleLog
@@ -33,7 +34,7 @@ from mmstream.loader.loader import Loader
 from mmstream.pipeline import Pipeline
 from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
-from mmstream.train.config import Precision, TrainConfig, TrainResult
+from mmstream.train.config import TrainConfig, TrainResult
 from mmstream.train.distributed import (
     TrainProcess,
     leave_on_sigterm,
@@ -51,7 +52,7 @@ from mmstream.train.models import (
     open_model_tokenizer,
 )
 from mmstream.train.schedule import learning_rate_of
-from mmstream.train.step import prepare, seed_step, train_step
+from mmstream.train.step import Trained, prepare, seed_step, train_step
 from mmstream.train.tracing import deterministic, traced
 from mmstream.train.validation import Validation
 from mmstream.types import Batch
@@ -162,7 +163,8 @@ def fit(
     Raises:
         ConfigError: this model cannot be trained with these settings.
         StateError: these settings cannot continue from the checkpoint in ``config.out``.
-        MMStreamError: the loss is not finite. The checkpoints stay as they are.
+        MMStreamError: the loss is not finite, or a step has no row with a label on any rank. The
+            checkpoints stay as they are.
     """
     with ExitStack() as stack:
         stack.enter_context(deterministic(config.deterministic))
@@ -186,6 +188,7 @@ def fit(
         meter = Meter(batches.stats, process, _source_names(state))
         sample_log = SampleLog(config.log_keys)
         loss = validation_loss = stopped_by = None
+        empty_step = torch.zeros((), dtype=torch.int64, device=process.device)
 
         for group in groups:
             meter.arrived(group)
@@ -198,6 +201,11 @@ def fit(
                 stopped_by = _received_signal(flags)
                 if stopped_by is not None:
                     break
+            # Read with the metrics, so that no step waits for the device because of it. All ranks
+            # have the same sum, so all of them stop.
+            empty_step = torch.where(
+                (empty_step == 0) & (total_weight == 0), num_steps + 1, empty_step
+            )
             sample_log.add(group, state.get("order"))
 
             seed_step(config.seed, num_steps, process.rank)
@@ -212,7 +220,8 @@ def fit(
             if saves or num_steps % config.log_every == 0:
                 line = meter.read(rank_loss, grad_norm, num_steps=num_steps, lr=lr)
                 log.write(line | sample_log.take())
-                loss = _check_finite(line["loss"], trained.precision, num_steps)
+                _check_labels(int(empty_step.item()))
+                loss = _check_finite(line["loss"], trained, num_steps)
             else:
                 meter.stepped()
             trace_step()
@@ -271,14 +280,28 @@ def _received_signal(flags: list[Tensor]) -> str | None:
     return "SIGTERM" if terminated else None
 
 
-def _check_finite(loss: float, precision: Precision, num_steps: int) -> float:
+def _check_labels(empty_step: int) -> None:
+    """Raise if there was a step that trained nothing, on all ranks together. 0: there was none."""
+    if empty_step:
+        raise MMStreamError(
+            f"step {empty_step} has nothing to train: no row of any rank is valid and has a label; "
+            "look at the labels of its texts (mmstream replay names its samples), at max_length "
+            "and at bad samples that are masked"
+        )
+
+
+def _check_finite(loss: float, trained: Trained, num_steps: int) -> float:
     """Return the loss, or raise when it is not finite.
 
-    fp16 may overflow: its step was then not applied, and the loss scale is smaller at the next one.
+    fp16 may overflow: its step was then not applied, and the loss scale is halved. A scale below 1
+    means that steps still overflow after more than 16 halvings.
     """
-    if not math.isfinite(loss) and precision != "fp16":
-        raise MMStreamError(
-            f"the loss of step {num_steps} is {loss}; resume from the last checkpoint with a "
-            "smaller lr or max_grad_norm, or a longer warm-up"
-        )
-    return loss
+    if math.isfinite(loss):
+        return loss
+    if trained.precision == "fp16" and trained.scaler.get_scale() >= 1:
+        logger.warning("the loss of step %d is %s in fp16; the step was left out", num_steps, loss)
+        return loss
+    raise MMStreamError(
+        f"the loss of step {num_steps} is {loss}; resume from the last checkpoint with a "
+        "smaller lr or max_grad_norm, or a longer warm-up"
+    )

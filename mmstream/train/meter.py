@@ -20,6 +20,10 @@ from mmstream.types import Batch
 __all__ = ["Meter"]
 
 
+_COUNTS = ("num_samples", "num_cut_texts", "num_dropped_parts")
+"""Counts of the loader since the run started, summed over the ranks."""
+
+
 @dataclass
 class _Totals:
     """Times of this rank over some steps, and the samples of all ranks."""
@@ -49,6 +53,7 @@ class Meter:
         self._rows_of_source = dict.fromkeys(sources, 0)
         self._position: dict[str, Any] = {}
         self._num_unread = 0
+        self._cut_text_fraction = 0.0
         self._first = _Totals()  # up to the first line of metrics
         self._later = _Totals()  # after it
 
@@ -95,9 +100,13 @@ class Meter:
         loss, tokens, positions, rows, *counts = self._process.sum_over_ranks(
             rank_loss,
             *self._batch_counts,
+            *(getattr(self._stats, name, 0) for name in _COUNTS),
             *(bad_counts.get(kind, 0) for kind in KINDS),
             *self._rows_of_source.values(),
         ).tolist()
+        num_samples, num_cut_texts, num_dropped_parts = map(int, counts[: len(_COUNTS)])
+        del counts[: len(_COUNTS)]
+        self._cut_text_fraction = num_cut_texts / max(num_samples, 1)
         bad = {kind: int(count) for kind, count in zip(KINDS, counts, strict=False) if count}
         num_skipped = bad.get(FILTERED, 0)
         rows_of_source = zip(self._rows_of_source, counts[len(KINDS) :], strict=True)
@@ -119,6 +128,9 @@ class Meter:
             "num_bad": sum(bad.values()) - num_skipped,
             "num_skipped": num_skipped,
             "bad": bad,
+            "num_cut_texts": num_cut_texts,
+            "num_dropped_parts": num_dropped_parts,
+            "cut_text_fraction": round(self._cut_text_fraction, 4),
         }
         if self._rows_of_source:
             line["sources"] = {name: int(count) for name, count in rows_of_source if count}
@@ -135,12 +147,15 @@ class Meter:
         others, because they include starting workers and compiling kernels.
         """
         totals = self._later if self._later.num_steps else self._first
-        return summarize(
+        summary = summarize(
             slowest(totals.times, self._process),
             totals.num_steps,
             totals.num_samples,
             cuda=self._process.device.type == "cuda",
         )
+        if self._cut_text_fraction:
+            summary += f". max_length cut the texts of {self._cut_text_fraction:.1%} of the samples"
+        return summary
 
     def _sum_up(self, lap: Times, num_samples: float) -> None:
         """Add the steps since the line before to the totals of the run."""

@@ -98,6 +98,10 @@ class StepLog:
                 - memory_bytes: on CUDA, peak of the allocated memory
                 - num_bad, num_skipped: bad samples, and samples that a filter left out, of all
                   ranks since the run started; bad has both by kind
+                - num_cut_texts, cut_text_fraction: samples whose text `max_length` cut, of all
+                  ranks since the run started, and their share
+                - num_dropped_parts: parts of conversations that nothing decodes, with
+                  ``undecoded_parts="drop"``
                 - sources: in a mixture, valid rows per source, over all ranks, since the line
                   before
                 - keys, lineage: with `log_keys`, this rank's samples since the line before (see

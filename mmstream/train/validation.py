@@ -16,6 +16,7 @@ import torch
 
 from mmstream.batching.split import split_rows
 from mmstream.device.to_device import DeviceLoader
+from mmstream.errors import MMStreamError
 from mmstream.train.distributed import StopRequest, TrainProcess
 from mmstream.train.step import Trained, autocast, tensors_of
 
@@ -59,6 +60,9 @@ class Validation:
               batches, weighted by their rows.
             - weight: those rows or tokens.
             - seconds: time that the pass took.
+
+        Raises:
+            MMStreamError: no row is valid and has a label, so there is no loss.
         """
         started = time.perf_counter()
         loss_sum = weight = torch.zeros((), dtype=torch.float64, device=process.device)
@@ -76,8 +80,13 @@ class Validation:
         finally:
             trained.model.train()
         total_loss, total_weight = process.sum_over_ranks(loss_sum, weight).tolist()
+        if not total_weight:
+            raise MMStreamError(
+                "validation: no row is valid and has a label; look at the labels of its texts, at "
+                "max_length and at its bad samples"
+            )
         return {
-            "loss": total_loss / max(total_weight, 1.0),
+            "loss": total_loss / total_weight,
             "weight": total_weight,
             "seconds": time.perf_counter() - started,
         }

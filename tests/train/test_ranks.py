@@ -84,6 +84,14 @@ class Interrupted(TinyModel):
         return super().forward(batch)
 
 
+class Unlabeled(TinyModel):
+    """Rank 0 has no label at its second step. No rank has one at the third."""
+
+    def weight_of(self, batch: dict[str, Any]) -> torch.Tensor:
+        step = batch["__lineage__"].step
+        return super().weight_of(batch) * (step != 2 and (step, dist.get_rank()) != (1, 0))
+
+
 def without_some(sample: dict[str, Any]) -> dict[str, Any]:
     if int(sample["__key__"]) % 10 == 9:
         raise mm.SkipSample("not wanted")
@@ -97,7 +105,13 @@ def as_two(corpus: str, folder: Path) -> dict[str, Any]:
     train(corpus, folder / "uneven", rows_per_rank=(9, 3), micro_batches=3)
     train(str(folder / "faulty"), folder / "counted", filters=(without_some,), max_steps=8)
     stopped = train(corpus, folder / "stopped", model=Interrupted(), checkpoint_every=100)
-    return {"num_steps": stopped.num_steps, "stopped_by": stopped.stopped_by}
+    with pytest.raises(mm.MMStreamError) as refused:
+        train(corpus, folder / "unlabeled", model=Unlabeled())
+    return {
+        "num_steps": stopped.num_steps,
+        "stopped_by": stopped.stopped_by,
+        "refused": str(refused.value),
+    }
 
 
 def as_one(corpus: str, folder: Path) -> None:
@@ -212,8 +226,21 @@ def test_bad_and_filtered_samples_are_counted_over_all_ranks(played: Path) -> No
             assert line["bad"] == dict(loader.stats.bad)
             assert line["num_bad"] == loader.stats.num_bad
             assert line["num_skipped"] == loader.stats.num_skipped
+            assert line["num_cut_texts"] == loader.stats.num_cut_texts
+            fraction = loader.stats.num_cut_texts / loader.stats.num_samples
+            assert line["cut_text_fraction"] == pytest.approx(fraction, abs=1e-4)
     assert line["num_bad"] >= 3
     assert line["num_skipped"] >= 8
+
+
+def test_all_ranks_end_at_a_step_without_a_label_and_none_at_a_rank_without_one(
+    played: Path,
+) -> None:
+    for rank in range(2):
+        refused = json.loads(Path(played, f"stopped-{rank}.json").read_text())["refused"]
+        assert refused.startswith("step 3 has nothing to train: no row of any rank is valid and")
+        assert len(read(played / "unlabeled", f"metrics-rank{rank}.jsonl")) == 3
+    assert not list((played / "unlabeled" / "checkpoints").glob("*"))
 
 
 def test_the_validation_loss_is_the_mean_over_all_valid_rows(
@@ -250,7 +277,7 @@ def test_validation_leaves_the_training_alone(alone: Path, corpus: str, tmp_path
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(played: Path, alone: Path) -> None:
     for rank in range(2):
         summary = json.loads((played / f"stopped-{rank}.json").read_text())
-        assert summary == {"num_steps": 6, "stopped_by": "SIGTERM"}
+        assert (summary["num_steps"], summary["stopped_by"]) == (6, "SIGTERM")
     saved = [path.name for path in (played / "stopped" / "checkpoints").iterdir()]
     assert saved == ["step-00000006.pt"]
     assert difference(curve(played / "stopped"), curve(alone / "tiny")[:6]) < 1e-5

@@ -96,7 +96,7 @@ def test_a_line_says_all_that_was_measured(tmp_path: Path) -> None:
         assert line.keys() == {
             "epoch", "step", "num_steps", "loss", "lr", "grad_norm", "samples_per_s",
             "tokens_per_s", "padding_fraction", "wait_fraction", "num_bad", "num_skipped", "bad",
-            "rank", "world_size",
+            "num_cut_texts", "num_dropped_parts", "cut_text_fraction", "rank", "world_size",
         }  # fmt: skip
     first = RaggedLoader(num_steps=6, num_rows=8).batch(0, 0)
     tokens = int((first["attention_mask"] * first["__valid__"][:, None]).sum())
@@ -212,3 +212,20 @@ def test_cuda_lines_say_memory_and_idle_time(tmp_path: Path, precision: str) -> 
     assert all(0 <= line["idle_fraction"] <= 1 for line in step_lines[1:])
     assert all(line["memory_bytes"] > 1e6 for line in step_lines)
     assert step_lines[-1]["loss"] < step_lines[0]["loss"]
+
+
+def test_the_share_of_cut_texts_is_in_each_line_and_in_the_summary(tmp_path: Path) -> None:
+    class Counts(dict[str, int]):
+        num_samples, num_cut_texts, num_dropped_parts = 40, 10, 3
+
+    loader = FakeLoader()
+    loader.stats = Counts(samples=0)
+    result = fit_here(tmp_path / "cut", loader, max_steps=2)
+    line = lines(tmp_path / "cut")[-1]
+    assert (line["num_cut_texts"], line["cut_text_fraction"]) == (10, 0.25)
+    assert line["num_dropped_parts"] == 3
+    assert result.summary is not None
+    assert result.summary.endswith("max_length cut the texts of 25.0% of the samples")
+    whole = fit_here(tmp_path / "whole", FakeLoader(), max_steps=2)
+    assert whole.summary is not None
+    assert "max_length" not in whole.summary

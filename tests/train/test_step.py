@@ -21,6 +21,7 @@ from mmstream.train.loop import fit
 from mmstream.train.schedule import freeze_parameters, learning_rate, make_optimizer
 from mmstream.train.step import prepare, train_step
 from mmstream.train.tracing import deterministic
+from mmstream.train.validation import Validation
 from tests.helpers.fake_loader import FakeLoader
 from tests.helpers.ragged_loader import RaggedLoader
 from tests.helpers.tiny_model import TinyModel
@@ -182,6 +183,49 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path: Path
         fit_here(config(tmp_path, checkpoint_every=1), model=Exploding())
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert names == ["step-00000001.pt"]
+
+
+class Unlabeled(FakeLoader):
+    """At the third step of an epoch, no row has a label; or at any step."""
+
+    steps = range(2, 3)
+
+    def batch(self, epoch: int, step: int) -> dict[str, Any]:
+        batch = super().batch(epoch, step)
+        return batch | {"__valid__": batch["__valid__"] & (step not in self.steps)}
+
+
+@pytest.mark.parametrize("log_every", [1, 3, 100])
+def test_a_step_without_a_label_stops_the_run_before_it_is_saved(
+    tmp_path: Path, log_every: int
+) -> None:
+    settings = config(tmp_path, checkpoint_every=2, log_every=log_every)
+    loader = to_device(Unlabeled(num_steps=8), "cpu", normalize=HALF)
+    with pytest.raises(MMStreamError, match=r"^step 3 has nothing to train: no row of any rank"):
+        fit(settings, TinyModel(), loader, PROCESS)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002.pt"]
+
+
+def test_validation_without_a_label_is_an_error_not_a_loss_of_zero(tmp_path: Path) -> None:
+    class NoLabels(Unlabeled):
+        steps = range(99)
+
+    validation = Validation(to_device(NoLabels(), "cpu", normalize=HALF))
+    loader = to_device(FakeLoader(), "cpu", normalize=HALF)
+    with pytest.raises(MMStreamError, match=r"^validation: no row is valid and has a label"):
+        fit(config(tmp_path, validate_every=2), TinyModel(), loader, PROCESS, validation)
+
+
+def test_fp16_ends_a_run_whose_loss_overflows_for_good(tmp_path: Path) -> None:
+    class Overflowing(TinyModel):
+        def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+            loss, weight = super().forward(batch)
+            return loss * math.inf, weight
+
+    with pytest.raises(MMStreamError, match="the loss of step 17 is inf; resume from the last"):
+        fit_here(
+            config(tmp_path, precision="fp16", epochs=9, checkpoint_every=99), model=Overflowing()
+        )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
