@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.cli import main
+from mmstream.dataset.checksums import checksums_name
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from tests.helpers.paths import DATA
 
 SAVED = DATA / "saved_by_0_1"
@@ -419,7 +422,12 @@ def test_the_rows_are_converted_to_the_same_bytes(saved, tmp_path):
     mm.convert(
         saved / "texts.jsonl", tmp_path / "new", samples_per_shard=20, shuffle_seed=7, num_workers=0
     )
-    assert files_in(tmp_path / "new") == files_in(SAVED / "texts")
+    new, old = files_in(tmp_path / "new"), files_in(SAVED / "texts")
+    manifests = [Manifest.from_bytes(files.pop(MANIFEST_NAME)) for files in (new, old)]
+    checksums = {name for name in new if name.endswith(".crc32c")}  # 0.1 wrote none
+    assert checksums == {checksums_name(shard.name) for shard in manifests[0].shards}
+    assert {name: data for name, data in new.items() if name not in checksums} == old
+    assert replace(manifests[0], checksums=None) == manifests[1]
 
 
 def test_a_finished_conversion_is_known_as_finished(saved):
