@@ -26,7 +26,7 @@ __all__ = ["FILTERED", "KINDS", "BadSample", "append_records", "quarantined_refs
 FILTERED = "SkipSample"
 """The kind of samples that a user's filter leaves out."""
 
-KINDS = ("SampleError", "DecodeError", "ShardError", FILTERED)
+KINDS = ("SampleError", "DecodeError", "TimeoutError", "ChecksumError", "ShardError", FILTERED)
 """Kinds of records: names of the error classes."""
 
 
@@ -41,7 +41,7 @@ class BadSample:
     shard: str
     index: int
     kind: str
-    """SampleError, DecodeError or ShardError; SkipSample for a user's filter."""
+    """One of `KINDS`: SkipSample for a user's filter."""
     reason: str
     substitute: tuple[str, int] | None
     """(shard, index) of the sample that counts in its place. None: the row is invalid."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.bad_samples.limits import Stats, count_samples
-from mmstream.bad_samples.quarantine import BadSample, append_records
+from mmstream.bad_samples.quarantine import KINDS, BadSample, append_records
 from mmstream.errors import BadSampleLimitError, ConfigError
 from tests.helpers.bad_corpus import make_pipeline, policy, write_faulty, write_tiny
 
@@ -280,3 +280,11 @@ def test_a_sample_that_the_device_refuses_stops_a_run_that_bears_none():
     with pytest.raises(mm.DecodeError, match=r"s\.tar\[0\] k\.jpg: broken"):
         count(Stats(), policy(action="raise"), "b")
     count(Stats(), policy(action="raise"), "f")  # a filter is no bad sample
+
+
+def test_every_error_of_a_sample_is_a_kind_that_metrics_sum_up():
+    def names(kind: type) -> set[str]:
+        return {kind.__name__}.union(*map(names, kind.__subclasses__()))
+
+    public = {name for name in names(mm.SampleError) if hasattr(mm, name)}
+    assert set(KINDS) == public | {"ShardError"}
