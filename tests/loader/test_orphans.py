@@ -1,0 +1,176 @@
+"""No process of a run outlives its main process, whatever phase that was killed in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mmstream import processes
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are listed through /proc"),
+]
+
+SECONDS = 60
+"""A time limit against a hang."""
+
+ORPHAN_S = 30
+"""Seconds in which orphans end: they look every second, on a machine that may be busy."""
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import mmstream as mm
+
+folder, context, phase = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+if __name__ == "__mp_main__" and phase == "import":  # as a rendezvous that nobody joins
+    Path(sys.argv[4], "importing").touch()
+    time.sleep(1000)
+
+
+def wait(sample):
+    Path(sys.argv[4], "running").touch()
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=4, transforms=(wait,))
+    loader = mm.Loader(pipeline, num_workers=2, multiprocessing_context=context)
+    Path(sys.argv[4], "server").touch()
+    next(iter(loader))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def mark():
+    """Marks the processes of a test in their environment; they are ended after it."""
+    mark = f"MMSTREAM_TEST_MARK={uuid.uuid4().hex}"
+    yield mark
+    for pid in marked(mark):
+        os.kill(pid, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the living processes that were started with a mark."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [pid for pid in pids if has(pid, mark)]
+
+
+def has(pid: int, mark: str) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    is_alive = processes.process_state(pid)[0] not in ("", "Z", "X")
+    return is_alive and mark.encode() in environment.split(b"\0")
+
+
+def start(mark: str, *command: str) -> subprocess.Popen:
+    name, _, value = mark.partition("=")
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        env=os.environ | {name: value},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def wait_until(is_done, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def command_lines(pids: list[int]) -> list[bytes]:
+    lines = []
+    for pid in pids:
+        with suppress(OSError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes()[:200])
+    return lines
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("phase", ["server", "import", "running"])
+def test_nothing_outlives_a_main_process_that_was_killed(
+    corpus, tmp_path, script, mark, context, phase
+):
+    main = start(mark, script, corpus, context, phase, tmp_path)
+    seen = "importing" if phase == "import" else phase
+    assert wait_until((tmp_path / seen).exists, SECONDS)
+    assert len(marked(mark)) >= (2 if context == "forkserver" else 1)
+    main.kill()
+    main.wait()
+    assert wait_until(lambda: not marked(mark), ORPHAN_S), command_lines(marked(mark))
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.4, 0.8, 1.6])
+def test_nothing_outlives_a_main_process_that_is_killed_while_its_workers_start(
+    corpus, tmp_path, script, mark, delay
+):
+    main = start(mark, script, corpus, "forkserver", "import", tmp_path)
+    assert wait_until((tmp_path / "server").exists, SECONDS)
+    time.sleep(delay)  # the fork server imports; the first worker is asked for
+    main.kill()
+    main.wait()
+    assert wait_until(lambda: not marked(mark), ORPHAN_S), command_lines(marked(mark))
+
+
+@pytest.mark.parametrize("phase", ["import", "running"])
+def test_nothing_outlives_ranks_and_torchrun_that_were_killed(
+    corpus, tmp_path, script, mark, phase
+):
+    torchrun = "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"
+    agent = start(mark, *torchrun, script, corpus, "forkserver", phase, tmp_path)
+    seen = "importing" if phase == "import" else phase
+    assert wait_until((tmp_path / seen).exists, SECONDS)
+    time.sleep(1)  # the other rank comes along
+    ranks = [pid for pid in marked(mark) if parent_of(pid) == agent.pid]
+    agent.kill()
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    agent.wait()
+    assert len(ranks) == 2
+    assert wait_until(lambda: not marked(mark), ORPHAN_S), command_lines(marked(mark))
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_main_process_that_ended_is_told_from_a_later_one_with_its_number():
+    _, began = processes.process_state(os.getpid())
+    assert processes.is_main_process_alive(f"{os.getpid()} {began}")
+    assert not processes.is_main_process_alive(f"{os.getpid()} {int(began) - 1}")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    assert wait_until(lambda: processes.process_state(ended.pid)[0] == "Z", SECONDS)
+    _, began = processes.process_state(ended.pid)
+    assert not processes.is_main_process_alive(f"{ended.pid} {began}")  # nobody has waited for it
+    ended.wait()
+    assert not processes.is_main_process_alive(f"{ended.pid} {began}")
+
+
+def test_the_environment_names_the_main_process_only_while_something_starts():
+    assert processes.MAIN_PROCESS not in os.environ
+    with processes.marked_as_main_process():
+        assert os.environ[processes.MAIN_PROCESS].startswith(f"{os.getpid()} ")
+    assert processes.MAIN_PROCESS not in os.environ
