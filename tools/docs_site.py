@@ -1,6 +1,7 @@
 """What the documentation site has beside the pages of docs/. mkdocs.yml names these hooks.
 
-- CHANGELOG.md and CONTRIBUTING.md, which lie at the root of the repository, become pages.
+- CHANGELOG.md, CONTRIBUTING.md and SECURITY.md, which lie at the root of the repository, become
+  pages.
 - A page may link to any other file of the repository. The site gets a copy of that file, so that
   it is whole without a network. On a code host the same link opens the file itself.
 - The page about the command line is filled with the help of every command.
@@ -25,6 +26,7 @@ ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
+    "SECURITY.md": "security.md",
 }
 COMMAND_LINE_PAGE = "api/command-line.md"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")  # the path in a relative link
