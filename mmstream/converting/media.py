@@ -11,13 +11,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
 from mmstream.converting.draft import Kind, MediaRef, RowError
 from mmstream.errors import StorageError, escaped
+from mmstream.storage import NotAFileError, open_file
 
 __all__ = ["MediaType", "load_media", "sniff"]
 
@@ -131,31 +131,27 @@ def _extension(ref: MediaRef, data: bytes) -> str:
 def _read(path: str, root: str, limit: int) -> bytes:
     real = _resolve(path, root)
     try:
-        # Opening a pipe must not wait for its writer.
-        fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise RowError(f"{_short(path)}: not a file")
-            if not status.st_size:  # the files of /proc have no size either, wherever it is mounted
+        with os.fdopen(open_file(real), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:  # the files of /proc have no size either, wherever it is mounted
                 raise RowError(f"{_short(path)}: empty file")
-            if status.st_size > limit:
+            if size > limit:
                 raise RowError(
                     f"{_short(path)}: the row's media are over the limit of {MAX_ROW_BYTES} bytes"
                 )
-            data = file.read(status.st_size + 1)
+            data = file.read(size + 1)
+    except NotAFileError:
+        raise RowError(f"{_short(path)}: not a file") from None
     except PermissionError:
         raise RowError(f"{_short(path)}: no permission to read it") from None
     except OSError as error:
         if error.errno in _BAD_PATH:
             raise RowError(f"{_short(path)}: no such file") from None
-        if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV):
-            raise RowError(f"{_short(path)}: not a file") from None
         raise StorageError(
             f"{escaped(real)}: {error.strerror}; this is no fault of a row, so the conversion "
             "stops. Mend the disk, then run the same command again"
         ) from error
-    if len(data) != status.st_size:
+    if len(data) != size:
         raise RowError(f"{_short(path)}: changed its size while it was read")
     return data
 

@@ -158,10 +158,15 @@ def _scan(path: Path) -> tuple[IntArray, str]:
 def _download(url: str, target: Path) -> Path:
     folder, name = split_url(url)
     store = open_store(folder)
-    size = store.size(name)
+    known = {name: store.stat(name)}
+    size = known[name].size
     with target.open("wb") as file:
         for start in range(0, size, _BLOCK * 4):
-            file.write(store.read_range(name, start, min(size, start + _BLOCK * 4)))
+            stop = min(size, start + _BLOCK * 4)
+            data = store.read_ranges([(name, start, stop)], known)[0]
+            if isinstance(data, OSError):  # be it that the file is another one now
+                raise data
+            file.write(data)
     return target
 
 

@@ -23,7 +23,7 @@ import os
 from pathlib import Path
 
 from mmstream.errors import ConfigError
-from mmstream.storage.local import LocalStore, map_file
+from mmstream.storage.local import LocalStore, map_file, open_file
 from mmstream.storage.memory import MemoryStore
 from mmstream.storage.remote import RemoteStore
 from mmstream.storage.store import (
@@ -48,6 +48,7 @@ __all__ = [
     "is_remote",
     "join_url",
     "map_file",
+    "open_file",
     "open_store",
     "require_known",
     "split_url",
