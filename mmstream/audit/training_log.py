@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, escaped
 from mmstream.reading.step import BatchLineage
 from mmstream.types import IntArray
 
@@ -129,11 +129,11 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         ConfigError: a line that is not a JSON object.
         FileNotFoundError: no such file.
     """
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 if not text.endswith("\n"):
                     return
                 raise ConfigError(f"{path}:{number}: not a line of metrics") from None
@@ -162,9 +162,10 @@ def read_lineage(paths: Iterable[Path]) -> dict[StepId, LoggedRows]:
                     order = entry.get("order", order)
                     ranks = by_step.setdefault((entry["epoch"], entry["step"]), {})
                     ranks[rank] = world_size, _parse(entry, order)
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
+                step = escaped(line.get("num_steps"))
                 raise ConfigError(
-                    f"{path}: step {line.get('num_steps')} has no lineage: train with --log-keys"
+                    f"{path}: step {step} has no lineage: train with --log-keys"
                 ) from None
     return {step: _join(ranks) for step, ranks in by_step.items()}
 

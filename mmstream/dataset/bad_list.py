@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.manifest import Manifest, name_fault
 from mmstream.dataset.sealed import check_seal, read_sealed, seal
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
@@ -125,6 +125,11 @@ def write_bad(dataset: Dataset, bad: Iterable[Sequence[int]] | IntArray) -> IntA
     for shard, index in refs.tolist():
         if not (0 <= shard < counts.size and 0 <= index < counts[shard]):
             raise ConfigError(f"bad list: sample {index} of shard {shard} is not in {dataset!r}")
+    for shard in np.unique(refs[:, 0]).tolist():
+        if fault := name_fault(dataset.name_of(shard)):
+            raise ConfigError(
+                f"bad list: {escaped(dataset.name_of(shard))} {fault}; rename this shard"
+            )
     listed = _entries_of_other_tars(dataset)
     # [[0, 3], [0, 7], [2, 1]] -> shard 0: indexes 3, 7; shard 2: index 1
     shards, starts = np.unique(refs[:, 0], return_index=True)

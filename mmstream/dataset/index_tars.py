@@ -32,7 +32,13 @@ from mmstream.dataset.checksums import (
     sample_checksum,
 )
 from mmstream.dataset.index import build_index, decode_index, encode_index, index_name, index_size
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.manifest import (
+    MANIFEST_NAME,
+    MARKER_NAME,
+    Manifest,
+    ShardInfo,
+    name_fault,
+)
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
 from mmstream.tar.header import BLOCK
@@ -104,6 +110,9 @@ def index_tars(
     names = [name for name in sizes if name.endswith(".tar")]
     if not names:
         raise ConfigError(f"{store.url}: no tars to index{_hint(store, sizes)}")
+    for name in names:
+        if fault := name_fault(name):
+            raise ConfigError(f"{store.url}: {escaped(name)} {fault}; rename it")
     gzipped = [name for name in sizes if name.endswith(GZIPPED)]
     if gzipped and not repack:
         logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(gzipped))

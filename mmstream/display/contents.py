@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from mmstream.display.markup import html_text, size_text, table
+from mmstream.errors import escaped
 from mmstream.types import IGNORED_LABEL
 
 __all__ = [
@@ -32,9 +33,9 @@ MAX_FIELDS = 40
 def describe(fields: Mapping[str, Any]) -> str:
     """Return a sample or batch as one line of text: key or size, and the kinds of its fields."""
     key = fields.get("__key__")
-    name = f"batch of {len(key)}" if isinstance(key, list) else f"sample {key}"
+    name = f"batch of {len(key)}" if isinstance(key, list) else f"sample {escaped(key)}"
     public = islice(((n, v) for n, v in fields.items() if n[:2] != "__"), MAX_FIELDS)
-    return f"<{name}: {', '.join(f'{n} {kind_of(v)}' for n, v in public)}>"
+    return f"<{name}: {', '.join(f'{escaped(n)} {kind_of(v)}' for n, v in public)}>"
 
 
 def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.errors import DecodeError
+from mmstream.errors import DecodeError, escaped
 
 __all__ = [
     "AUDIO_TYPES",
@@ -124,7 +124,7 @@ def picture(value: Any, side: int, label: str = "") -> str:
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
-    name = html.escape(label, quote=True)
+    name = html.escape(escaped(label), quote=True)
     source = _data_url("image/jpeg", buffer.getvalue())
     return (
         f'<img alt="{name}" title="{name}" width="{image.width}" height="{image.height}" '

@@ -153,12 +153,15 @@ def _open_lines(path: Path) -> TextIO:
 
 
 def _json(line: dict[str, Any]) -> str:
-    """Return a line of JSON. Infinity and NaN, which JSON lacks, become null."""
+    """Return a line of JSON. Infinity and NaN, which JSON lacks, become null.
+
+    It is ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
+    """
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in line.items()
     }
-    return json.dumps(finite, ensure_ascii=False) + "\n"
+    return json.dumps(finite) + "\n"
 
 
 def _open_board(folder: Path | None, num_steps: int) -> Any:

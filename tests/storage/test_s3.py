@@ -88,7 +88,7 @@ def test_plain_tars_open_once_they_are_indexed(prefix, tmp_path):
         mm.open_dataset(prefix)
 
     index_tars(prefix, output=tmp_path / "indexes", progress=False)  # where one may not write
-    aside = mm.open_dataset(tmp_path / "indexes")
+    aside = mm.open_dataset(tmp_path / "indexes", allow_foreign_urls=True)
     assert open_store(prefix).list().keys() == {"a.tar"}
     index_tars(prefix, progress=False)
     beside = mm.open_dataset(prefix)
