@@ -14,7 +14,7 @@ from contextlib import closing
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.dataset.source import ShardSource
-from mmstream.errors import SampleError, ShardError
+from mmstream.errors import ChecksumError, SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
@@ -48,7 +48,11 @@ class RawStream(IterableDataset[Sample]):
         with closing(Reader(self._source, self._order)) as reader:
             for step in range(first, self._order.steps_per_epoch, stride):
                 lineage, outcomes = reader.step(Job(self._epoch, step, *rows, stride))
-                for outcome, valid in zip(outcomes, lineage.valid, strict=True):
+                for ref, outcome, valid in zip(
+                    lineage.planned, outcomes, lineage.valid, strict=True
+                ):
+                    if isinstance(outcome, ChecksumError):
+                        outcome = reader.lookup.read_until_right(ref)
                     if isinstance(outcome, SampleError | ShardError):
                         raise outcome
                     if valid:

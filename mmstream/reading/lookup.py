@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmstream.bad_samples.quarantine import shard_stamp
+from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.dataset.source import ShardSource
+from mmstream.errors import ChecksumError
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.step import Outcome
@@ -29,6 +31,15 @@ class SampleLookup:
     def read_again(self, ref: SampleRef) -> Outcome:
         """Read one sample once more, past what this machine holds of its shard."""
         return self.fetcher.fetch([ref], past_caches=True).take(0)
+
+    def read_until_right(self, ref: SampleRef) -> Outcome:
+        """Read one sample whose bytes came unlike their checksum, until they fit it or for good."""
+        outcome = self.read_again(ref)
+        for _ in range(MAX_SAMPLE_READS - 2):
+            if not isinstance(outcome, ChecksumError):
+                break
+            outcome = self.read_again(ref)
+        return outcome
 
     def forget_index(self, shard: int) -> None:
         """Read the index of a shard again at its next use."""

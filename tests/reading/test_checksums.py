@@ -193,6 +193,15 @@ def test_random_access_reads_again_and_then_raises(folder, tmp_path):
     assert len([one for one in flipped.store.ranges if one[1] == start]) == MAX_SAMPLE_READS
 
 
+def test_the_stream_for_webdataset_reads_again_too(folder, tmp_path):
+    pipeline = make_pipeline(folder)
+    flipped, _ = watched_pipeline(pipeline, BitFlips(tmp_path / "flips"))
+    assert list(flipped.as_webdataset()) == list(pipeline.as_webdataset())
+    damage(folder, 3, 8)
+    with pytest.raises(mm.ChecksumError, match=r"shard-000003\.tar\[8\]"):
+        list(make_pipeline(folder).as_webdataset())
+
+
 def test_without_checksums_nothing_is_compared(folder):
     damage(folder, 0, 4)
     assert len(mm.open_dataset(folder, checksums=False)[4]["jpg"]) > 0

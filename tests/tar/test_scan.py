@@ -191,6 +191,8 @@ def test_a_fetch_is_the_same_with_and_without_a_scan(tmp_path, monkeypatch, zero
     data = bytearray((tmp_path / "0.tar").read_bytes())
     data[int(dataset.offsets(0)[-2]) + 20] ^= 1
     (tmp_path / "0.tar").write_bytes(data)
+    offsets = {dataset.name_of(shard): dataset.offsets(shard) for shard in range(2)}
+    dataset = mm.Dataset(dataset.manifest, dataset.store, offsets=offsets)  # as if it were new
     source = mm.Mixture({"a": (dataset, 1), "b": (dataset, 1)}, stop="first") if mixed else dataset
     num_shards = 4 if mixed else 2
     refs = [(s, n) for s in range(num_shards) for n in range(int(dataset.counts[s % 2]))]
