@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -260,15 +259,14 @@ def _splits(text: str) -> dict[str, float]:
 
 def _show_rejects(folder: str, max_lines: int = 3) -> None:
     """Print where a conversion lists its rejects, and the first of them."""
-    from mmstream.converting.destination import REJECTS_NAME
+    from mmstream.converting.rejects import REJECTS_NAME, first_rejects
     from mmstream.storage import open_store
 
-    lines = open_store(folder).read(REJECTS_NAME).splitlines()
-    if lines:
+    rejects = first_rejects(open_store(folder), max_lines)
+    if rejects:
         say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The first:")
-    for line in lines[:max_lines]:
-        reject = json.loads(line)
-        say(f"  row {reject['row']}: {escaped(reject['reason'])}")
+    for reject in rejects:
+        say(f"  row {reject.row}: {escaped(reject.reason)}")
 
 
 class _DecodeCheck:

@@ -9,6 +9,7 @@
     draft.py           3c. the `Draft`, and the samples that it gives
     media.py        4. the bytes of the row's media files
     shard.py        5. tar, index and report of one shard
+    rejects.py      the rows that became no sample, for each shard and for all
     pool.py         several shards at a time, by worker processes
     destination.py  before the first shard and after the last: marker, rejects, manifest
     captions.py     rows of captions -> rows of conversations, to convert afterwards

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from mmstream.converting.destination import (
-    REJECTS_NAME,
     State,
     begin,
     finish,
@@ -34,6 +33,7 @@ from mmstream.converting.destination import (
 )
 from mmstream.converting.plan import Options, plan_of, select, shard_name
 from mmstream.converting.pool import run_jobs
+from mmstream.converting.rejects import REJECTS_NAME, first_rejects
 from mmstream.converting.rows import RowFile, open_rows
 from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
@@ -105,7 +105,8 @@ def convert(
     manifest. It writes those again that are missing or damaged, and nothing else.
 
     The shards are the same bytes on every run and for every `num_workers`. A worker holds one
-    sample in memory; the main process holds 8 bytes per row, and the rejects.
+    sample in memory. With `shuffle_seed` or `splits`, the main process holds some numbers per row;
+    otherwise its memory does not depend on the number of rows or rejects.
 
     Args:
         rows: JSONL, gzipped JSONL, or a JSON array; a local path or a URL.
@@ -199,8 +200,8 @@ class _Output(NamedTuple):
 
     split: str | None
     store: Store
-    rows: IntArray
-    """int64 [n] 0-based row numbers, in the order of the shards."""
+    rows: IntArray | range
+    """0-based row numbers, in the order of the shards."""
     plan: dict[str, Any]
     state: State
     lock: WriteLock | None = None
@@ -327,22 +328,18 @@ def _require_samples(
     if has_samples or any(output.state == "finished" for output in outputs):
         return
     for output in outputs:
-        give_up(output.store, output.plan, reports[output.split])
-    rejects = [
-        (output.store.url_of(REJECTS_NAME), reject)
-        for output in outputs
-        for report in reports[output.split]
-        for reject in report.rejects
-    ]
-    url, first = rejects[0]
+        give_up(output.store, reports[output.split])
+    num_rejects = sum(report.num_rejects for shards in reports.values() for report in shards)
+    store = next(output.store for output in outputs if len(output.rows))
+    first = first_rejects(store, 1)[0]
     hint = ""
     if first.reason.endswith(("no such file", "media root")):
         hint = f". Media paths are relative to {root}; name another folder with media_root="
     elif first.reason.startswith("not JSON"):
         hint = ". Rows are JSON objects, one per line, or one JSON array of them"
     raise MMStreamError(
-        f"none of {len(rejects):,} rows became a sample, so no dataset was written. All reasons "
-        f"are in {url}. The first is row {first.row}: {first.reason}{hint}"
+        f"none of {num_rejects:,} rows became a sample, so no dataset was written. All reasons "
+        f"are in {store.url_of(REJECTS_NAME)}. The first is row {first.row}: {first.reason}{hint}"
     )
 
 
@@ -363,6 +360,7 @@ def _jobs(
                 output.store,
                 name,
                 row_file.select(output.rows[start : start + num_rows]),
+                row_file.name,
                 root,
                 options.format,
                 options.captions,

@@ -6,7 +6,8 @@ A conversion writes these, in this order:
 
     mmstream.unfinished.json   the marker: the plan, and the command that continues it
     shard-000000.tar           the shards, each with its index (.idx) and checksums (.crc32c);
-                               reports/shard-000000.json commits each of them
+                               reports/shard-000000.json commits each of them; the shard's
+                               rejects lie beside the report (.rejects.jsonl)
     rejects.jsonl              one line per rejected row: file, row number from 1, reason
     mmstream.json              the manifest; then the marker is removed
 
@@ -27,7 +28,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from mmstream.converting.shard import REPORTS, ShardReport
+from mmstream.converting.rejects import REJECTS_NAME, REPORTS, write_rejects
+from mmstream.converting.shard import ShardReport
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError, escaped
@@ -35,9 +37,7 @@ from mmstream.storage import Store, is_remote, open_store
 from mmstream.storage.new_file import remove_temporaries
 from mmstream.storage.write_lock import LOCK_NAME
 
-__all__ = ["REJECTS_NAME", "State", "begin", "finish", "give_up", "inspect", "require_foreign"]
-
-REJECTS_NAME = "rejects.jsonl"
+__all__ = ["State", "begin", "finish", "give_up", "inspect", "require_foreign"]
 
 State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 """What a destination holds.
@@ -50,7 +50,7 @@ State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 
 _SINGLE_FILES = (MANIFEST_NAME, MARKER_NAME, REJECTS_NAME, BAD_NAME, PREVIOUS_NAME, LOCK_NAME)
 _SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx|\.crc32c)?")
-_REPORT_FILE = r"shard-\d{6,}\.json"
+_REPORT_FILE = r"shard-\d{6,}\.(json|rejects\.jsonl)"
 _OWNED_FILE = "|".join([_SHARD_FILE.pattern, *map(re.escape, _SINGLE_FILES)])
 """The names of all files that a conversion writes into a dataset's folder, or removes there."""
 
@@ -155,7 +155,7 @@ def begin(
 
 def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
     """Write ``rejects.jsonl`` and the manifest, then remove the marker."""
-    _write_rejects(store, plan, reports)
+    _write_rejects(store, reports)
     fields: Counter[str] = Counter()
     for report in reports:
         fields.update(report.fields)
@@ -164,25 +164,27 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
         for report in reports
         if report.num_samples
     )
-    source = {**plan, "num_rejects": sum(len(report.rejects) for report in reports)}
+    source = {**plan, "num_rejects": sum(report.num_rejects for report in reports)}
     manifest = Manifest(shards, dict(fields), source, checksums="written")
     store.write(MANIFEST_NAME, manifest.to_bytes())
     store.remove(MARKER_NAME)
 
 
-def give_up(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
+def give_up(store: Store, reports: Sequence[ShardReport]) -> None:
     """Leave only ``rejects.jsonl``: without a sample there is no dataset."""
-    _write_rejects(store, plan, reports)
+    _write_rejects(store, reports)
     _remove_reports(store)
     store.remove(MARKER_NAME)
 
 
-def _write_rejects(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
-    with store.create(REJECTS_NAME) as file:
-        for report in reports:
-            for reject in report.rejects:
-                line = {"file": plan["rows"], "row": reject.row, "reason": reject.reason}
-                file.write(msgspec.json.encode(line) + b"\n")
+def _write_rejects(store: Store, reports: Sequence[ShardReport]) -> None:
+    rejects = {report.name: report.rejects_bytes for report in reports}
+    folder = open_store(store.url_of(REPORTS))
+    for name in folder.list():  # an earlier run may have rejected rows that are samples now
+        match = re.fullmatch(r"(shard-\d{6,})\.rejects\.jsonl", name)
+        if match and not rejects.get(f"{match[1]}.tar"):
+            folder.remove(name)
+    write_rejects(store, rejects.items())
 
 
 def _remove_reports(store: Store) -> None:

@@ -75,8 +75,10 @@ def plan_of(rows: RowFile, options: Options, split: str | None, num_rows: int) -
     }
 
 
-def select(rows: RowFile, options: Options) -> dict[str | None, IntArray]:
-    """Return {split: int64 [n] 0-based row numbers, in the order of the shards}.
+def select(rows: RowFile, options: Options) -> dict[str | None, IntArray | range]:
+    """Return {split: 0-based row numbers, in the order of the shards}.
+
+    They are int64 [n], or a range where nothing is shuffled and there are no splits.
 
     Without splits, the only key is None. With splits, every row is in exactly one of them. A hash
     of its id decides, or of its content if it has no id. So a row stays in its split when other
@@ -85,11 +87,12 @@ def select(rows: RowFile, options: Options) -> dict[str | None, IntArray]:
     With {"train": 0.75, "val": 0.25} there is one bound, 0.75 * 2^64. A row goes to "train" if its
     hash is below the bound, otherwise to "val".
     """
-    order = np.arange(rows.num_rows)
+    order: IntArray | range = range(rows.num_rows)
     if options.shuffle_seed is not None:
         order = permutation(rows.num_rows, "convert", options.shuffle_seed)
     if options.splits is None:
         return {None: order}
+    order = np.asarray(order)
     hashes = _id_hashes(rows)[order]
     ends = np.cumsum([fraction for _, fraction in options.splits])[:-1]
     bounds = np.array([round(float(end) * 2**64) for end in ends], dtype=np.uint64)
@@ -109,11 +112,13 @@ class _Ids(msgspec.Struct):
 
 def _id_hashes(rows: RowFile) -> npt.NDArray[np.uint64]:
     """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of every row's identity."""
-    all_rows = rows.select(np.arange(rows.num_rows))
-    digests = (
-        hashlib.sha256(_identity(line or b"")).digest()[:8] for _, line in read_rows(all_rows)
-    )
-    return np.frombuffer(b"".join(digests), dtype="<u8")
+    hashes = np.empty(rows.num_rows, dtype="<u8")
+    for start in range(0, rows.num_rows, 4096):
+        numbers = range(start, min(rows.num_rows, start + 4096))
+        for number, (_, line) in zip(numbers, read_rows(rows.select(numbers)), strict=True):
+            digest = hashlib.sha256(_identity(line or b"")).digest()
+            hashes[number] = int.from_bytes(digest[:8], "little")
+    return hashes
 
 
 def _identity(line: bytes) -> bytes:

@@ -6,7 +6,9 @@ A file of rows may be JSONL, gzipped JSONL, or a JSON array, local or behind a U
 plain local JSONL is copied once to a temporary folder as plain JSONL. The folder (``TMPDIR``) needs
 the size of the plain rows.
 
-All processes then read that file by its line offsets, which take 8 bytes per row in memory.
+All processes then read that file by its line offsets. They lie in the temporary folder too, 8 bytes
+per row, and are mapped: their number is a stranger's choice, since a kilobyte of gzip may be a
+million empty rows.
 """
 
 from __future__ import annotations
@@ -70,16 +72,19 @@ class RowFile:
     stamp: tuple[int, int]
     """Size and mtime of the plain JSONL file."""
     offsets: IntArray
-    """int64 [num_rows + 1] byte offsets of the rows, and of the end of the last one."""
+    """int64 [num_rows + 1] byte offsets of the rows, and of the end of the last one: a map of a
+    temporary file."""
 
     @property
     def num_rows(self) -> int:
         """Number of rows. A line end at the end of the file does not start another row."""
         return len(self.offsets) - 1
 
-    def select(self, rows: IntArray) -> RowRange:
+    def select(self, rows: IntArray | range) -> RowRange:
         """Return rows by their numbers from 0, in the given order."""
-        return RowRange(self.path, self.stamp, rows + 1, self.offsets[rows], self.offsets[rows + 1])
+        index = np.asarray(rows)
+        starts, stops = np.array(self.offsets[index]), np.array(self.offsets[index + 1])
+        return RowRange(self.path, self.stamp, index + 1, starts, stops)
 
 
 def read_rows(rows: RowRange) -> Iterator[tuple[int, bytes | None]]:
@@ -93,13 +98,19 @@ def read_rows(rows: RowRange) -> Iterator[tuple[int, bytes | None]]:
             f"{rows.path}: changed during the conversion; convert again with overwrite=True"
         )
     with Path(rows.path).open("rb") as file:
-        ranges = (rows.numbers.tolist(), rows.starts.tolist(), rows.stops.tolist())
-        for number, start, stop in zip(*ranges, strict=True):
+        for number, start, stop in _bounds(rows):
             if stop - start > MAX_ROW_BYTES:
                 yield number, None
                 continue
             file.seek(start)
             yield number, file.read(stop - start).strip()
+
+
+def _bounds(rows: RowRange) -> Iterator[tuple[int, int, int]]:
+    """Yield (number, start, stop) of each row. Python's own numbers exist for a few at a time."""
+    for i in range(0, len(rows), 4096):
+        columns = (column[i : i + 4096] for column in (rows.numbers, rows.starts, rows.stops))
+        yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
 @contextmanager
@@ -128,31 +139,37 @@ def open_rows(rows: str) -> Iterator[RowFile]:
         if _head(path).removeprefix(BOM).lstrip()[:1] == b"[":
             path = _unroll_array(path, Path(folder, "lines"), rows)
         stamp = _stamp(path)
-        offsets, sha256 = _scan(path)
+        offsets, sha256 = _scan(path, Path(folder, "offsets"))
         if len(offsets) < 2:
             raise ConfigError(f"{rows}: holds no rows; write one JSON object per line")
         yield RowFile(str(path.absolute()), name, sha256, stamp, offsets)
 
 
-def _scan(path: Path) -> tuple[IntArray, str]:
+def _scan(path: Path, target: Path) -> tuple[IntArray, str]:
     """Return the offsets of all lines, and the checksum of the file, in one pass.
 
     A file with the lines ``{}`` and ``[1]`` has 3 + 4 bytes. Its offsets are 0, 3, 7.
+
+    Args:
+        path: The file of rows.
+        target: Where the offsets are written. The result is a map of this file.
     """
     digest = hashlib.sha256()
-    ends: list[IntArray] = []
+    first = last = len(BOM) if _head(path).startswith(BOM) else 0
     size = 0
-    with path.open("rb") as file:
+    with path.open("rb") as file, target.open("wb") as offsets:
+        np.array([first], np.int64).tofile(offsets)
         while block := file.read(_BLOCK):
             digest.update(block)
-            ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (size + 1))
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (size + 1)
+            ends.astype(np.int64, copy=False).tofile(offsets)
+            last = int(ends[-1]) if len(ends) else last
             size += len(block)
-    first = len(BOM) if _head(path).startswith(BOM) else 0
+        if last != size:
+            np.array([size], np.int64).tofile(offsets)
     if size == first:
         return np.zeros(1, np.int64), digest.hexdigest()
-    starts = np.concatenate([np.array([first]), *ends])
-    last = [] if starts[-1] == size else [size]
-    return np.concatenate([starts, np.array(last, np.int64)]), digest.hexdigest()
+    return np.memmap(target, np.int64, "r"), digest.hexdigest()
 
 
 def _download(url: str, target: Path) -> Path:

@@ -3,9 +3,9 @@
     rows -> formats -> media -> SHARD
 
 `write_shard` is the job of a worker process; it calls the steps before it, row by row. It writes
-the tar, its index, the checksums of its samples, and its report, in this order, each of them whole
-or not at all. The report commits the shard: with a report, and the other three of the right size,
-the shard is finished.
+the tar, its index, the checksums of its samples, its rejects and its report, in this order, each of
+them whole or not at all. The report commits the shard: with a report, and the others of the right
+size, the shard is finished.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 from mmstream.converting.draft import RowError, samples_of
 from mmstream.converting.formats import draft_of
 from mmstream.converting.media import load_media
+from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name
 from mmstream.converting.rows import MAX_ROW_BYTES, RowRange, read_rows
 from mmstream.dataset.checksums import (
     checksums_name,
@@ -32,23 +33,12 @@ from mmstream.dataset.checksums import (
 )
 from mmstream.dataset.index import decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
-from mmstream.errors import ManifestError, MMStreamError, ShardError, StorageError
+from mmstream.errors import MMStreamError, ShardError, StorageError
 from mmstream.storage import Store
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
 
-__all__ = [
-    "REPORTS",
-    "Reject",
-    "ShardJob",
-    "ShardReport",
-    "report_name",
-    "shard_sizes",
-    "write_shard",
-]
-
-REPORTS = "reports"
-"""Folder of the reports, at the destination."""
+__all__ = ["ShardJob", "ShardReport", "report_name", "shard_sizes", "write_shard"]
 
 KEY_DIGITS = 9
 """Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
@@ -60,15 +50,6 @@ MAX_DEPTH = 200
 """Lists and objects that may lie inside each other in a row."""
 
 Samples = Iterator[tuple[str, dict[str, bytes]]]
-
-
-@dataclass(frozen=True)
-class Reject:
-    """A row that became no sample, and why."""
-
-    row: int
-    """Counts from 1: the line of the file, or the item of the JSON array."""
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +65,9 @@ class ShardReport:
     """Checksum of the tar."""
     fields: dict[str, int]
     """{field: number of samples that have it}."""
-    rejects: tuple[Reject, ...]
+    num_rejects: int
+    rejects_bytes: int
+    """Size of the file of the shard's rejects. 0: there is no such file."""
     reused: bool = False
     """True: an earlier call wrote the shard. Not stored."""
     repaired: bool = False
@@ -98,6 +81,8 @@ class ShardJob:
     store: Store
     name: str
     rows: RowRange
+    rows_name: str
+    """Name of the file of rows, for the rejects."""
     media_root: str | None
     format: str | None
     captions: str
@@ -114,7 +99,7 @@ class ShardJob:
 def write_shard(job: ShardJob) -> ShardReport:
     """Write one shard, unless an earlier call did. Return its report.
 
-    A row that cannot be used raises nothing. It becomes a `Reject` in the report.
+    A row that cannot be used raises nothing. It becomes a line of the shard's rejects.
 
     Raises:
         MMStreamError: The file of rows changed since the conversion began, the lock was lost, or a
@@ -125,14 +110,15 @@ def write_shard(job: ShardJob) -> ShardReport:
     committed = _committed_report(job)
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
-    rejects: list[Reject] = []
-    samples = _samples(job, rejects)
-    first = next(samples, None)
-    report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, ())
-    if first is not None:
-        report = _write_tar(job, chain([first], samples), report)
-    report = replace(report, rejects=tuple(rejects))
-    _require_expected(job, report)
+    report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
+    with ShardRejects(job.store, job.name, job.rows_name) as rejects:
+        samples = _samples(job, rejects)
+        first = next(samples, None)
+        if first is not None:
+            report = _write_tar(job, chain([first], samples), report)
+        report = replace(report, num_rejects=rejects.num_rejects, rejects_bytes=rejects.num_bytes)
+        _require_expected(job, report)
+        job.lock.require()
     stored = msgspec.to_builtins(report)
     del stored["reused"], stored["repaired"]
     job.lock.require()
@@ -160,17 +146,14 @@ def _committed_report(job: ShardJob) -> ShardReport | None:
     if job.expected is not None:
         shard = job.expected
         return ShardReport(
-            shard.name, len(job.rows), shard.num_samples, shard.num_bytes, shard.sha256, {}, ()
+            shard.name, len(job.rows), shard.num_samples, shard.num_bytes, shard.sha256, {}, 0, 0
         )
     try:
         return msgspec.json.decode(job.store.read(report_name(job.name)), type=ShardReport)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
-        name = job.store.url_of(report_name(job.name))
-        raise ManifestError(
-            f"{name}: not a shard's report ({error}); remove it and convert again"
-        ) from None
+    except msgspec.MsgspecError:  # damaged, or of version 0.1: the shard is written again
+        return None
 
 
 def _is_intact(job: ShardJob, report: ShardReport) -> bool:
@@ -179,7 +162,7 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
     Their lengths are compared, and with `ShardJob.check` their content.
     """
     shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    if _wrong_size(job, shard) is not None:
+    if _wrong_size(job, shard, report.rejects_bytes) is not None:
         return False
     if not job.check or not shard.num_samples:
         return True
@@ -198,9 +181,12 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
     )
 
 
-def _wrong_size(job: ShardJob, shard: ShardInfo) -> str | None:
+def _wrong_size(job: ShardJob, shard: ShardInfo, rejects_bytes: int = 0) -> str | None:
     """Return the first file of a shard that is missing or has another size, or None."""
-    for name, size in shard_sizes(shard, job.has_checksums).items():
+    sizes = shard_sizes(shard, job.has_checksums)
+    if rejects_bytes:
+        sizes[rejects_name(job.name)] = rejects_bytes
+    for name, size in sizes.items():
         try:
             if job.store.size(name) != size:
                 return name
@@ -250,7 +236,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
     return report
 
 
-def _samples(job: ShardJob, rejects: list[Reject]) -> Samples:
+def _samples(job: ShardJob, rejects: ShardRejects) -> Samples:
     """Yield (key, fields) of every sample. Add the rows that cannot be used to `rejects`."""
     each = job.captions == "each"
     for number, line in read_rows(job.rows):
@@ -259,7 +245,7 @@ def _samples(job: ShardJob, rejects: list[Reject]) -> Samples:
             media = load_media(draft.media, job.media_root)
             samples = list(samples_of(f"{number:0{KEY_DIGITS}d}", draft, media, each))
         except RowError as error:
-            rejects.append(Reject(number, str(error)))
+            rejects.add(number, str(error))
         else:
             yield from samples
 

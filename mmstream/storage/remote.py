@@ -344,7 +344,7 @@ def _code(error: BaseException | None) -> str | None:
     while error is not None:
         answer = getattr(error, "response", None)  # of a ClientError of botocore
         if isinstance(answer, dict):
-            return cast(dict[str, Any], answer).get("Error", {}).get("Code")
+            return cast("str | None", answer.get("Error", {}).get("Code"))
         error = error.__cause__
     return None
 

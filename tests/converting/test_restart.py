@@ -16,6 +16,7 @@ from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
 from tests.helpers.convert_corpus import interrupted, make_corpus, run, tree
+from tests.helpers.corpora import jpeg
 
 
 @pytest.fixture
@@ -118,6 +119,27 @@ def test_check_also_finds_shards_with_other_bytes(
     assert (report.num_repaired, report.was_finished, report.num_new_bytes) == (0, True, 0)
 
 
+def test_rejects_of_an_unfinished_conversion_are_written_again_when_they_are_missing(
+    corpus, tmp_path, monkeypatch
+):
+    run(corpus, tmp_path / "whole")
+    interrupted(monkeypatch, corpus, tmp_path / "out", after=4)
+    (tmp_path / "out" / "reports" / "shard-000000.rejects.jsonl").unlink()
+    (tmp_path / "out" / "reports" / "shard-000001.json").write_bytes(b"{}")  # or of version 0.1
+    assert run(corpus, tmp_path / "out").num_samples == 38
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_rejects_that_are_samples_now_leave_nothing_behind(corpus, tmp_path, monkeypatch):
+    image = tmp_path / "images" / "absent.jpg"
+    interrupted(monkeypatch, corpus, tmp_path / "out", after=2)
+    (tmp_path / "out" / "reports" / "shard-000000.json").unlink()  # the rejects wait for it
+    image.write_bytes(jpeg(1))
+    run(corpus, tmp_path / "out")
+    run(corpus, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
 def test_a_damaged_shard_whose_media_have_changed_is_named_and_stays(corpus, tmp_path):
     run(corpus, tmp_path / "out")
     damage(tmp_path / "out" / "shard-000000.tar", "short")
@@ -151,7 +173,7 @@ def test_a_shard_that_another_program_cut_is_not_committed(corpus, tmp_path, mon
     monkeypatch.setattr(shard, "encode_index", cut)
     with pytest.raises(StorageError, match=r"shard-000000\.tar: has another size than what was wr"):
         run(corpus, tmp_path / "out")
-    assert not (tmp_path / "out" / "reports").exists()
+    assert not list((tmp_path / "out" / "reports").iterdir())
 
 
 def test_a_finished_conversion_is_left_alone(corpus, tmp_path):
@@ -253,7 +275,7 @@ def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, m
         assert memory.cat_file(f"/bucket/out/{name}") == data
     report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)
     assert report.num_shards == 2
-    assert len(memory.find("/bucket/out")) == 2 * 4 + 2
+    assert len(memory.find("/bucket/out")) == 2 * 5 + 2
 
 
 def link(target, path):
@@ -266,7 +288,8 @@ def link(target, path):
     "name",
     [
         *("rejects.jsonl", "shard-000000.tar.idx", "shard-000123.tar", "shard-000000.tar.crc32c"),
-        *(MANIFEST_NAME, MARKER_NAME, "mmstream.bad.json", "reports/shard-000000.json"),
+        *(MANIFEST_NAME, MARKER_NAME, "mmstream.bad.json"),
+        *("reports/shard-000000.json", "reports/shard-000000.rejects.jsonl"),
     ],
 )
 def test_rows_that_the_conversion_would_replace_are_refused_before_anything_is_removed(

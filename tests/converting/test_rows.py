@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +65,40 @@ def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path
     assert sorted(by_key) == ["000000001", "000000014", "000000015", "000000016"]
     assert by_key["000000014"]["png"] == b"\x89PNG\r\n\x1a\n rest"
     assert by_key["000000016"]["29.jpg"] == jpeg(1)
+
+
+PEAK = """
+import resource, sys
+from mmstream.converting.convert import convert
+from mmstream.errors import MMStreamError
+options = {"samples_per_shard": int(sys.argv[3]), "progress": False}
+try:
+    convert(sys.argv[1], sys.argv[2], **options)
+except MMStreamError as error:
+    print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("samples_per_shard", [5000, 10_000_000])
+@pytest.mark.parametrize("first_row", [b"", b'{"text": "t"}'])
+def test_the_memory_does_not_grow_with_the_number_of_rejects(
+    tmp_path, samples_per_shard, first_row
+):
+    peaks = {}
+    for num_rows in (20_000, 600_000):
+        path, out = tmp_path / f"{num_rows}.jsonl.gz", tmp_path / f"out{num_rows}"
+        path.write_bytes(gzip.compress(first_row + b"\n" * num_rows))
+        command = [sys.executable, "-c", PEAK, path, out, str(samples_per_shard)]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        peaks[num_rows] = int(lines.splitlines()[-1])
+        assert first_row or f"none of {num_rows:,} rows became a sample" in lines
+        with (out / "rejects.jsonl").open() as file:
+            last = json.loads(list(file)[-1])
+        assert last == {"file": path.name, "row": num_rows, "reason": "empty row"}
+    # 600,000 rejects as Python objects would take 120 MB.
+    assert peaks[600_000] - peaks[20_000] < 40
 
 
 def test_how_deep_a_row_may_be_nested_does_not_depend_on_the_caller(tmp_path):

@@ -1,0 +1,111 @@
+"""Rejected rows: a file for each shard while it is written, then one file for the dataset.
+
+    shard -> REJECTS -> destination
+
+Both are written line by line, and no process holds them: a few kilobytes of gzip may be a million
+empty rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+from mmstream.storage import Store
+
+__all__ = [
+    "REJECTS_NAME",
+    "REPORTS",
+    "Reject",
+    "ShardRejects",
+    "first_rejects",
+    "rejects_name",
+    "write_rejects",
+]
+
+REJECTS_NAME = "rejects.jsonl"
+REPORTS = "reports"
+"""Folder of the shards' reports and rejects, at the destination."""
+
+_BLOCK = 4 << 20
+_HEAD_BYTES = 64 << 10
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """A row that became no sample: one line of ``rejects.jsonl``."""
+
+    file: str
+    """Name of the file of rows."""
+    row: int
+    """Counts from 1: the line of the file, or the item of the JSON array."""
+    reason: str
+
+
+class ShardRejects:
+    """The rejects of one shard, as they come. Without any, there is no file.
+
+    A context manager: the file appears when the block ends without an error.
+
+    Args:
+        store: The destination.
+        shard: Name of the shard.
+        rows_name: Name of the file of rows.
+    """
+
+    def __init__(self, store: Store, shard: str, rows_name: str) -> None:
+        self.num_rejects = 0
+        self.num_bytes = 0
+        self._store, self._shard, self._rows_name = store, shard, rows_name
+        self._stack = ExitStack()
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> ShardRejects:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def add(self, row: int, reason: str) -> None:
+        """Write one reject."""
+        if self._file is None:
+            self._file = self._stack.enter_context(self._store.create(rejects_name(self._shard)))
+        line = msgspec.json.encode(Reject(self._rows_name, row, reason)) + b"\n"
+        self._file.write(line)
+        self.num_rejects += 1
+        self.num_bytes += len(line)
+
+
+def rejects_name(shard: str) -> str:
+    """Return the name of a shard's rejects: ``shard-000000.tar`` -> ``reports/...``."""
+    return f"{REPORTS}/{shard.removesuffix('.tar')}.rejects.jsonl"
+
+
+def write_rejects(store: Store, shards: Iterable[tuple[str, int]]) -> None:
+    """Write ``rejects.jsonl`` from the files of the shards, a block at a time.
+
+    Args:
+        store: The destination.
+        shards: (name of a shard, bytes of its rejects), in the order of the shards.
+    """
+    with store.create(REJECTS_NAME) as file:
+        for shard, num_bytes in shards:
+            for start in range(0, num_bytes, _BLOCK):
+                stop = min(num_bytes, start + _BLOCK)
+                file.write(store.read_range(rejects_name(shard), start, stop))
+
+
+def first_rejects(store: Store, limit: int) -> list[Reject]:
+    """Return the first rejects of a finished conversion, up to `limit`."""
+    num_bytes = min(store.size(REJECTS_NAME), _HEAD_BYTES)
+    lines = store.read_range(REJECTS_NAME, 0, num_bytes).splitlines(keepends=True)
+    whole = [line for line in lines[:limit] if line.endswith(b"\n")]
+    return [msgspec.json.decode(line, type=Reject) for line in whole]
