@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import islice
+from multiprocessing import current_process
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import mmstream as mm
 from tests.helpers import soak
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.soak import assert_no_growth
+from tools.prove import soak as prove_soak
 
 pytestmark = [
     pytest.mark.slow,
@@ -107,6 +110,25 @@ def test_loaders_without_workers_leave_nothing_behind(photos, zero_copy):
         next(iter(loader))  # a loop that stays unfinished
 
     assert_no_growth(cycle, warm_up=3, cycles=30)
+
+
+def test_all_that_can_happen_to_loaders_leaves_nothing_behind(monkeypatch):
+    """The short form of ``python -m tools.prove.soak --minutes 60``."""
+    monkeypatch.setitem(current_process()._config, "semprefix", "/mp")  # put back after the test
+    lines = []
+    assert prove_soak.soak(0, report=lines.append) == []
+    assert len(lines) == prove_soak.MIN_LOOKS
+
+
+def test_the_long_soak_names_what_has_grown():
+    look = prove_soak.Look(9, 8, 7, 6, 5, 10**9)
+    more = replace(look, threads=9, shm_entries=6, pss_bytes=look.pss_bytes + 10**7)
+    lines = prove_soak.growth([look, look], [more, more])
+    assert lines == [
+        "threads grew from 8 to 9 and more",
+        "shm_entries grew from 5 to 6 and more",
+    ]
+    assert prove_soak.growth([look, more], [more, more]) == []
 
 
 # -- leaks that were planted are detected --------------------------------------------------------
