@@ -20,7 +20,7 @@ from mmstream.types import Batch
 __all__ = ["Meter"]
 
 
-_COUNTS = ("num_samples", "num_cut_texts", "num_dropped_parts")
+_COUNTS = ("num_samples", "num_cut_texts", "num_dropped_parts", "num_wrong_reads")
 """Counts of the loader since the run started, summed over the ranks."""
 
 
@@ -104,7 +104,9 @@ class Meter:
             *(bad_counts.get(kind, 0) for kind in KINDS),
             *self._rows_of_source.values(),
         ).tolist()
-        num_samples, num_cut_texts, num_dropped_parts = map(int, counts[: len(_COUNTS)])
+        num_samples, num_cut_texts, num_dropped_parts, num_wrong_reads = map(
+            int, counts[: len(_COUNTS)]
+        )
         del counts[: len(_COUNTS)]
         self._cut_text_fraction = num_cut_texts / max(num_samples, 1)
         bad = {kind: int(count) for kind, count in zip(KINDS, counts, strict=False) if count}
@@ -128,6 +130,7 @@ class Meter:
             "num_bad": sum(bad.values()) - num_skipped,
             "num_skipped": num_skipped,
             "bad": bad,
+            "num_wrong_reads": num_wrong_reads,
             "num_cut_texts": num_cut_texts,
             "num_dropped_parts": num_dropped_parts,
             "cut_text_fraction": round(self._cut_text_fraction, 4),

@@ -98,6 +98,8 @@ class StepLog:
                 - memory_bytes: on CUDA, peak of the allocated memory
                 - num_bad, num_skipped: bad samples, and samples that a filter left out, of all
                   ranks since the run started; bad has both by kind
+                - num_wrong_reads: reads that came with bytes unlike their checksums, of all ranks
+                  since the run started
                 - num_cut_texts, cut_text_fraction: samples whose text `max_length` cut, of all
                   ranks since the run started, and their share
                 - num_dropped_parts: parts of conversations that nothing decodes, with

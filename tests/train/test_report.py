@@ -124,9 +124,10 @@ def test_bad_samples_are_counted_in_the_metrics(tmp_path: Path) -> None:
             self.stats.bad.update({"DecodeError": 2, "SkipSample": 3})
 
     loader = Bad(num_steps=3)
-    loader.stats = type("Counts", (dict,), {"bad": Counter()})(samples=0)
+    loader.stats = type("Counts", (dict,), {"bad": Counter(), "num_wrong_reads": 5})(samples=0)
     fit_here(tmp_path, loader)
     step_lines = lines(tmp_path)
+    assert [line["num_wrong_reads"] for line in step_lines] == [5, 5, 5]
     assert [line["num_bad"] for line in step_lines] == [2, 4, 6]
     assert [line["num_skipped"] for line in step_lines] == [3, 6, 9]
     assert step_lines[-1]["bad"] == {"DecodeError": 6, "SkipSample": 9}
