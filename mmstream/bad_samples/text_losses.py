@@ -39,12 +39,13 @@ def count_text_losses(
 
 def log_text_losses(stats: Stats, epoch: int) -> None:
     """Log what the texts have lost since the loader was made, at the end of an epoch."""
-    if stats.num_cut_texts or stats.num_dropped_parts:
-        logger.warning(
-            "after epoch %d: %s of %s samples had their text cut at max_length, %s undecoded parts "
-            "of conversations were dropped",
-            epoch,
-            f"{stats.num_cut_texts:,}",
-            f"{stats.num_samples:,}",
-            f"{stats.num_dropped_parts:,}",
+    losses = []
+    if stats.num_cut_texts:
+        losses.append(
+            f"{stats.num_cut_texts:,} of {stats.num_samples:,} samples had their text cut at "
+            "max_length"
         )
+    if stats.num_dropped_parts:
+        losses.append(f"{stats.num_dropped_parts:,} undecoded parts of conversations were dropped")
+    if losses:
+        logger.warning("after epoch %d: %s", epoch, "; ".join(losses))

@@ -304,5 +304,8 @@ class _DecodeCheck:
 def _counts(samples_by_type: Counter[str]) -> str:
     """Return the counts of samples by type of field, the most frequent first."""
     counts = sorted(samples_by_type.items(), key=lambda entry: (-entry[1], entry[0]))
-    words = [f"{escaped(name)} ({count:,} samples)" for name, count in counts]
+    words = [
+        f"{escaped(name)} ({count:,} {'sample' if count == 1 else 'samples'})"
+        for name, count in counts
+    ]
     return ", ".join(words) or "nothing"

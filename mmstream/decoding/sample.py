@@ -243,7 +243,8 @@ def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
     if is_cut:
         losses.append(f"text of {text.num_tokens:,} tokens cut to max_length={max_length:,}")
     if text.num_dropped_parts:
-        losses.append(f"{text.num_dropped_parts} parts that nothing decodes dropped")
+        parts = "part" if text.num_dropped_parts == 1 else "parts"
+        losses.append(f"{text.num_dropped_parts} {parts} that nothing decodes dropped")
     return TextLoss(f"{address}: {', '.join(losses)}", is_cut, text.num_dropped_parts)
 
 

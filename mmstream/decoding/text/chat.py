@@ -47,11 +47,17 @@ _TEMPLATE_ERRORS = (
     RecursionError,
 )
 
-MAX_MESSAGES = 1000
-"""Most messages of a conversation. To locate the turns takes a rendering for each of them."""
+MAX_MESSAGES = 500
+"""Most messages of a conversation."""
 
 MAX_PARTS = 10_000
 """Most parts of all messages of a conversation."""
+
+MAX_RENDERED = 250_000
+"""Most answers times messages and parts: each answer takes a rendering of what comes before it.
+
+A template takes up to 10 µs for a message or a part.
+"""
 
 _MAX_CANDIDATES = 1000
 """Places at which a turn's text is tried, where a template renders turns in an irregular way."""
@@ -220,7 +226,7 @@ def check_messages(messages: Any) -> list[Message]:
 
     Raises:
         DecodeError: A message has another form; the error says which. Or there are more than
-            `MAX_MESSAGES` messages, or more than `MAX_PARTS` parts.
+            `MAX_MESSAGES` messages or `MAX_PARTS` parts, or too many of both (`MAX_RENDERED`).
     """
     if not isinstance(messages, list) or not messages:
         raise DecodeError("messages: not a list of turns")
@@ -241,6 +247,12 @@ def check_messages(messages: Any) -> list[Message]:
         )
         if not is_valid:
             raise DecodeError(f"messages[{i}]: content is neither text nor a list of parts")
+    num_answers = sum(message["role"] == "assistant" for message in messages)
+    if num_answers * (len(messages) + num_parts) > MAX_RENDERED:
+        raise DecodeError(
+            f"{num_answers:,} answers among {len(messages):,} messages of {num_parts:,} parts are "
+            "too many to locate; split the conversation"
+        )
     return messages
 
 

@@ -90,11 +90,15 @@ def test_too_many_messages_or_parts_are_a_bad_sample() -> None:
     text = TextDecoder(tokenizer(CHATML))
     turns = [user("a"), assistant("b")] * (MAX_MESSAGES // 2)
     assert text(chat(*turns))["input_ids"].size == 512
-    with pytest.raises(DecodeError, match=r"1,001 messages, the limit is 1,000; split"):
+    with pytest.raises(DecodeError, match=r"501 messages, the limit is 500; split"):
         text(chat(*turns, user("a")))
     part = {"type": "text", "text": ""}
     answer = assistant("b")
     text(chat(user([part] * MAX_PARTS), answer))
+    many = [user([part] * 39), assistant([part])] * 200
+    text(chat(*many[:100]))
+    with pytest.raises(DecodeError, match="200 answers among 400 messages of 8,000 parts are too"):
+        text(chat(*many))
     with pytest.raises(DecodeError, match="more than 10,000 parts in the messages"):
         text(chat(user([part] * (MAX_PARTS - 1)), user([part] * 2), answer))
 
