@@ -96,7 +96,8 @@ def test_a_line_says_all_that_was_measured(tmp_path: Path) -> None:
         assert line.keys() == {
             "epoch", "step", "num_steps", "loss", "lr", "grad_norm", "samples_per_s",
             "tokens_per_s", "padding_fraction", "wait_fraction", "num_bad", "num_skipped", "bad",
-            "num_cut_texts", "num_dropped_parts", "cut_text_fraction", "rank", "world_size",
+            "num_cut_texts", "num_dropped_parts", "cut_text_fraction", "num_wrong_reads", "rank",
+            "world_size",
         }  # fmt: skip
     first = RaggedLoader(num_steps=6, num_rows=8).batch(0, 0)
     tokens = int((first["attention_mask"] * first["__valid__"][:, None]).sum())
