@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from mmstream.errors import StorageError
 from mmstream.storage.urls import Range
@@ -21,8 +21,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectStat:
+class ObjectStat(NamedTuple):
     """What a store tells of an object without reading it.
 
     Attributes:
