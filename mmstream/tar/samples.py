@@ -27,6 +27,15 @@ __all__ = [
     "split_name",
 ]
 
+MAX_SAMPLES = 1 << 24
+"""Most samples of a shard. An index of more is an attack, or needs more shards."""
+
+MAX_MEMBERS = 1 << 14
+"""Most files of a sample."""
+
+MAX_NAME_CHARACTERS = 4096
+"""Longest key with its field: the longest path of a file system."""
+
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 
@@ -72,6 +81,9 @@ def sample_offsets(members: Iterable[Member]) -> list[int]:
 
     Folders, and files that are left out, belong to the range of the sample before them, as in the
     indexes of Megatron-Energon.
+
+    Raises:
+        ShardError: There are more than `MAX_SAMPLES`. And what `members` raises.
     """
     offsets: list[int] = []
     current_key, end = None, 0
@@ -81,6 +93,8 @@ def sample_offsets(members: Iterable[Member]) -> list[int]:
         if split is not None and split[0] != current_key:
             current_key = split[0]
             offsets.append(member.offset)
+            if len(offsets) > MAX_SAMPLES:
+                raise ShardError(f"more than {MAX_SAMPLES:,} samples: pack them into more tars")
     return [*offsets, end]
 
 
@@ -116,7 +130,8 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
 
     Raises:
         SampleError: There is no file in the range, a field comes twice or has a reserved name, a
-            header is damaged, or the range holds two samples (then the index is not this tar's).
+            header is damaged, the range holds two samples (then the index is not this tar's), or
+            there are more than `MAX_MEMBERS` files or a name beyond `MAX_NAME_CHARACTERS`.
     """
     view = memoryview(data)
     sample: dict[str, Any] = {"__key__": "", "__url__": url}
@@ -133,6 +148,11 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
                 raise SampleError(
                     f"{escaped(sample_key)}: {key!r} lies in the same range: the index is not this "
                     "tar's; run `mmstream index --overwrite`"
+                )
+            if len(name) > MAX_NAME_CHARACTERS or len(sample) - 2 >= MAX_MEMBERS:
+                raise SampleError(
+                    f"{escaped(key)}: a name of {len(name):,} characters, or more than "
+                    f"{MAX_MEMBERS:,} files: no sample is like that"
                 )
             if is_reserved(field):
                 raise SampleError(

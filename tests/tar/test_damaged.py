@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmstream.dataset.index import build_index
 from mmstream.errors import SampleError, ShardError
-from mmstream.tar.samples import iter_members, parse_sample
+from mmstream.tar.samples import MAX_MEMBERS, iter_members, parse_sample, sample_offsets
 from tests.helpers.foreign_tars import CountingStore, make_tar, read_by_mmstream
 
 SMALL = make_tar(
@@ -222,3 +222,49 @@ def test_a_tar_that_ends_after_an_extension_header_is_a_shard_error():
     for tail in (b"", bytes(1024)):
         with pytest.raises(ShardError):
             read_by_mmstream(header() + pax(b"9 path=a\n") + tail)
+
+
+def test_a_sample_of_too_many_files_is_a_sample_error_and_its_neighbours_are_read():
+    many = [(f"b.{number}", b"") for number in range(MAX_MEMBERS + 1)]
+    data = make_tar([("a.txt", b"1"), *many, ("c.txt", b"2")])
+    offsets = sample_offsets(iter_members(lambda start, stop: data[start:stop], len(data)))
+    assert len(offsets) == 4
+    with pytest.raises(SampleError, match=r"b: .*more than 16,384 files"):
+        parse_sample(data[offsets[1] : offsets[2]], "u")
+    assert parse_sample(data[offsets[2] : offsets[3]], "u")["txt"] == b"2"
+    parse_sample(data[offsets[1] : offsets[2] - 512], "u")  # one file less
+
+
+@pytest.mark.parametrize("name", ["k" * 5000 + ".txt", "k." + "f" * 5000, "d/" * 3000 + "k.txt"])
+def test_a_name_that_is_too_long_is_a_sample_error_with_a_short_message(name):
+    data = make_tar([(name, b"1")], tarfile.PAX_FORMAT)
+    offsets = sample_offsets(iter_members(lambda start, stop: data[start:stop], len(data)))
+    with pytest.raises(SampleError, match="no sample is like that") as caught:
+        parse_sample(data[: offsets[1]], "u")
+    assert len(str(caught.value)) < 500
+
+
+def test_a_tar_of_too_many_samples_is_a_shard_error(monkeypatch):
+    monkeypatch.setattr("mmstream.tar.samples.MAX_SAMPLES", 3)
+    data = make_tar([(f"{number}.txt", b"") for number in range(4)])
+    members = list(iter_members(lambda start, stop: data[start:stop], len(data)))
+    assert len(sample_offsets(members[:3])) == 4
+    with pytest.raises(ShardError, match="more than 3 samples: pack them into more tars"):
+        sample_offsets(members)
+
+
+@pytest.mark.parametrize("size", [(1 << 20) + 1, 1 << 30, 8**11 - 1])
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_the_size_of_an_extension_header_is_checked_before_it_is_read(kind, size):
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, size
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    reads = []
+
+    def read(start, stop):
+        reads.append(stop - start)
+        return header[start:stop]
+
+    with pytest.raises(ShardError, match=f"extension header of {size} bytes at byte 0"):
+        list(iter_members(read, 1 << 40))
+    assert max(reads) <= 512
