@@ -8,7 +8,6 @@ some of its messages tell the reader to run the folder's code. Here every error 
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,14 @@ def load_pretrained(kind: Any, folder: str, message: str, **settings: Any) -> An
     """
     try:
         return kind.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **settings
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,  # other weights are pickles; a tokenizer has none
+            **settings,
         )
     except Exception as error:
-        raise ConfigError(f"{message}: {_reason(error)}") from error
+        raise ConfigError(f"{message}: {_reason(folder, error)}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -54,16 +57,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _reason(error: Exception) -> str:
+def _reason(folder: str, error: Exception) -> str:
     text = " ".join(str(error).split())
     if "trust_remote_code" in text or "custom code" in text:
         return (
             "it needs code of its own, and code of a folder is never run; take one that "
             "transformers itself knows"
         )
-    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
-        return (
-            "its weights are a pickle that holds more than tensors, and such a file is never "
-            "opened; save them as safetensors"
-        )
+    if "safetensors" in text and any(Path(folder).glob("*.bin")):
+        return "its weights are a pickle, which is never opened; save them as safetensors"
     return f"{type(error).__name__}: {escaped(text)}"

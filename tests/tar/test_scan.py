@@ -66,7 +66,10 @@ def make(members, format) -> bytes:
     for name, data, kind, owner in members:
         info = special(name, kind)
         info.uname = owner
-        tar_members.append((info, b"" if kind in (tarfile.DIRTYPE, tarfile.SYMTYPE) else data))
+        # A name with a slash at its end and the type of old tars is a folder too.
+        has_data = kind not in (tarfile.DIRTYPE, tarfile.SYMTYPE)
+        has_data &= kind != tarfile.AREGTYPE or not name.endswith("/")
+        tar_members.append((info, data if has_data else b""))
     return make_tar(tar_members, format)
 
 
