@@ -31,6 +31,7 @@ __all__ = [
     "checksums_size",
     "decode_checksums",
     "encode_checksums",
+    "read_checksums",
     "read_samples",
     "sample_checksum",
     "wrong_samples",
@@ -99,6 +100,27 @@ def decode_checksums(data: bytes, index: bytes, name: str) -> Checksums:
             "tar; run `mmstream verify`, then `mmstream index --checksums --overwrite`"
         )
     return np.frombuffer(data, "<u4")[:-1].astype(np.uint32)
+
+
+def read_checksums(store: Store, shard: str, index: bytes) -> Checksums:
+    """Read the checksums of a shard, and no more bytes than they can have.
+
+    Args:
+        store: Where the file of checksums lies.
+        shard: Name of the tar.
+        index: The index file of the same shard.
+
+    Returns:
+        uint32 [num_samples], the CRC-32C of each sample.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ShardError: The file is damaged, the index is, or they belong to different tars.
+        StorageError: The storage failed after retries, or there is something that is no file.
+    """
+    name, size = checksums_name(shard), len(index) // 8 * 4
+    data = store.read_range(name, 0, size) if store.size(name) == size else b""
+    return decode_checksums(data, index, name)
 
 
 def wrong_samples(data: Any, starts: IntArray, stops: IntArray, checksums: IntArray) -> list[int]:

@@ -51,7 +51,7 @@ MAX_SAMPLE_READS = 8
 """Reads of a sample whose bytes differ each time, or that comes as no sample each time."""
 
 MAX_INDEXES = 4096
-"""Indexes kept in memory; 160 MB for shards of 5,000 samples."""
+"""Indexes kept in memory; 250 MB for shards of 5,000 samples with checksums."""
 
 
 class ShardIndex(NamedTuple):

@@ -26,8 +26,8 @@ from mmstream.dataset.bad_list import trim_bad
 from mmstream.dataset.checksums import (
     Checksums,
     checksums_name,
-    decode_checksums,
     encode_checksums,
+    read_checksums,
     read_samples,
     sample_checksum,
 )
@@ -220,7 +220,7 @@ class _Indexer:
 def _fits(target: Store, name: str, index: bytes) -> bool:
     """Tell whether the checksums of a tar belong to this index."""
     try:
-        decode_checksums(target.read(checksums_name(name)), index, checksums_name(name))
+        read_checksums(target, name, index)
     except ShardError:
         return False
     return True

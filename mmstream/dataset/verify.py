@@ -22,7 +22,7 @@ from mmstream.dataset.checksums import (
     Checksums,
     checksums_name,
     checksums_size,
-    decode_checksums,
+    read_checksums,
     read_samples,
     sample_checksum,
 )
@@ -241,9 +241,8 @@ class _Tar:
             return
         command = f"run `{_index_command(dataset, self._name, checksums=True)}`"
         try:
-            size = checksums_size(len(self._offsets) - 1)
-            data = dataset.index_store.read(name, max_bytes=size)
-            self._checksums = decode_checksums(data, encode_index(self._offsets), name)
+            index = encode_index(self._offsets)
+            self._checksums = read_checksums(dataset.index_store, self._name, index)
         except FileNotFoundError:
             yield Problem(
                 self._name, f"{name}: no such file in {dataset.index_store.url}; {command}"

@@ -480,13 +480,16 @@ def test_a_dataset_of_0_1_gets_checksums(tmp_path):
     assert problems(folder) == []
 
 
-@pytest.mark.parametrize("damage", ["lost", "short", "a bit", "another tar's"])
+@pytest.mark.parametrize("damage", ["lost", "short", "endless", "a bit", "another tar's"])
 def test_checksums_that_are_no_use_are_one_problem_with_the_cure(converted, damage):
     path = converted / f"{SHARD}.crc32c"
     if damage == "lost":
         path.unlink()
     elif damage == "short":
         path.write_bytes(path.read_bytes()[:-4])
+    elif damage == "endless":
+        with path.open("r+b") as file:
+            file.truncate(1 << 40)
     elif damage == "a bit":
         change(path, lambda data: data.__setitem__(5, data[5] ^ 4))
     else:

@@ -278,3 +278,15 @@ def test_checkpoints_come_back_and_the_oldest_go(prefix):
     assert torch.equal(newest.content["model"]["w"], weights * 3)
     store.write("step-00000003.pt", store.read("step-00000003.pt")[:-200])
     assert load_newest(store).num_steps == 2
+
+
+def test_tars_of_others_get_checksums_in_another_place(s3, tmp_path):
+    folder = write_corpus(f"{s3}/{tmp_path.name}", [3, 4])
+    report = index_tars(folder, output=tmp_path, checksums=True, progress=False)
+    assert report.num_summed == 2
+    dataset = mm.open_dataset(tmp_path, allow_foreign_urls=True)
+    assert dataset.has_checksums
+    assert [sample["__key__"] for sample in dataset] == [f"{n:06d}" for n in range(7)]
+    assert list(verify(dataset, progress=False)) == []
+    open_store(folder).write("shard-000001.tar", open_store(folder).read("shard-000000.tar"))
+    assert list(verify(mm.open_dataset(tmp_path, allow_foreign_urls=True), progress=False))
