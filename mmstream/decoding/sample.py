@@ -30,7 +30,7 @@ from mmstream.decoding.image.encoded import encode_or_decode
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
-from mmstream.errors import ConfigError, DecodeError, where
+from mmstream.errors import ConfigError, DecodeError, TimeoutError, where
 from mmstream.types import Sample
 
 __all__ = ["Decode", "TextTokens", "decode_sample", "decode_texts"]
@@ -295,7 +295,8 @@ def _with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
     try:
         return decode()
     except DecodeError as error:
-        raise DecodeError(f"{_address(sample, name)}: {error}") from None
+        kind = TimeoutError if isinstance(error, TimeoutError) else DecodeError
+        raise kind(f"{_address(sample, name)}: {error}") from None
 
 
 def _address(sample: Sample, name: str) -> str:

@@ -69,21 +69,21 @@ class DeviceDecoder:
         Raises:
             ConfigError: this torchvision has no nvJPEG.
         """
-        images, reasons = self._decode(batch["image"])
+        images, errors = self._decode(batch["image"])
         decoded = {**batch, "image": images}
-        if reasons:
-            self._mark_bad(decoded, reasons)
+        if errors:
+            self._mark_bad(decoded, errors)
         return decoded
 
     def _decode(
         self, images: EncodedImages
-    ) -> tuple[torch.Tensor | list[torch.Tensor], dict[int, str]]:
-        """Return the decoded images, and the reason for each image that cannot be decoded.
+    ) -> tuple[torch.Tensor | list[torch.Tensor], dict[int, tuple[str, DecodeError]]]:
+        """Return the decoded images, and the field and error of each that cannot be decoded.
 
-        The reasons are by index of the image. Such an image is black.
+        The errors are by index of the image. Such an image is black.
         """
         shapes = images.shapes
-        reasons: dict[int, str] = {}
+        errors: dict[int, tuple[str, DecodeError]] = {}
         stacked = self._empty(len(shapes), 3, *shapes[0]) if len(set(shapes)) == 1 else None
         outputs = [self._empty(3, *shape) for shape in shapes] if stacked is None else list(stacked)
         fill = torch.tensor(images.decoder.fill, dtype=torch.float32, device=self._device)
@@ -101,12 +101,12 @@ class DeviceDecoder:
                     outputs[index].copy_(pixels_of_cpu.to(self._device))
                 except DecodeError as error:
                     outputs[index].zero_()
-                    reasons[index] = f"{jpeg.field}: {error}"
+                    errors[index] = (jpeg.field, error)
         for floats in outputs if stacked is None else [stacked]:
             floats.round_().clamp_(0, 255)
         if stacked is None:
-            return [output.to(torch.uint8) for output in outputs], reasons
-        return stacked.to(torch.uint8, memory_format=torch.channels_last), reasons
+            return [output.to(torch.uint8) for output in outputs], errors
+        return stacked.to(torch.uint8, memory_format=torch.channels_last), errors
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self._device)
@@ -125,7 +125,7 @@ class DeviceDecoder:
             logger.log(level, "the GPU refused a JPEG; the CPU decodes it instead: %s", error)
             return [None]
 
-    def _mark_bad(self, batch: Batch, reasons: dict[int, str]) -> None:
+    def _mark_bad(self, batch: Batch, errors: dict[int, tuple[str, DecodeError]]) -> None:
         """Make the rows of images that cannot be decoded invalid, and record the bad samples.
 
         Rows are counted twice. For example, this rank has rows 8 to 15 of the global batch: then
@@ -135,7 +135,7 @@ class DeviceDecoder:
         valid = batch["__valid__"].clone()
         image_rows = batch.get("image_row")
         records = {record.row: record for record in lineage.bad}
-        for image_index, reason in reasons.items():
+        for image_index, (field, error) in errors.items():
             batch_row = image_index if image_rows is None else int(image_rows[image_index])
             row = lineage.start + batch_row
             if not valid[batch_row]:
@@ -153,8 +153,8 @@ class DeviceDecoder:
                 row,
                 name,
                 index,
-                DecodeError.__name__,
-                f"{where(name, index)} {key}.{reason}",
+                type(error).__name__,
+                f"{where(name, index)} {key}.{field}: {error}",
                 None,
                 stamp,
             )

@@ -147,9 +147,9 @@ def test_kinds_that_are_left_to_the_device(data: bytes, device: str) -> None:
     ],
 )  # fmt: skip
 def test_everything_odd_stays_with_the_cpu(data: bytes) -> None:
-    assert plain_jpeg(JPEG) is not None
+    assert plain_jpeg(JPEG, 10**8) is not None
     assert data != JPEG
-    assert plain_jpeg(data) is None
+    assert plain_jpeg(data, 10**8) is None
 
 
 def test_a_picture_that_shrinks_too_much_for_cuda_is_decoded_here_with_the_same_draws() -> None:

@@ -43,10 +43,10 @@ from mmstream.decoding.image.geometry import (
 from mmstream.decoding.image.gpu_eligible import plain_jpeg
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.jpeg import jpeg_shape
-from mmstream.decoding.image.pillow import check_pixels
+from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.image.processors import settings_of
-from mmstream.decoding.image.resize import render
+from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError, DecodeError
 
@@ -54,6 +54,8 @@ __all__ = ["Decoded", "ImageDecoder"]
 
 MAX_PIXELS = 128 * 2**20
 MAX_BYTES = 256 * 2**20
+MAX_MEMORY = 640 * 2**20
+TIMEOUT_S = 30.0
 
 Resize = Literal["shortest", "exact", "letterbox", "max_pixels", "native"]
 
@@ -120,6 +122,12 @@ class ImageDecoder:
             decoded. It also limits what resizing makes of a very long picture. The default is
             128 Mi pixels, 384 MiB as RGB.
         max_bytes: Limit on the size of the encoded image. The default is 256 MiB.
+        max_memory: Limit on the bytes that decoding needs at its peak, besides the file. It is
+            worked out from the header, before any pixel is decoded. The default is 640 MiB: enough
+            for a baseline JPEG of `max_pixels`, or a PNG of 96 megapixels (docs/decoder-safety.md).
+        timeout_s: Seconds that decoding one image may take. An image that takes longer is bad, and
+            has an `mmstream.TimeoutError`. One call of a C library cannot be interrupted, so the
+            limits above keep such calls short. None: no limit.
         device: Who decodes. "cpu": this decoder. "cuda": in a pipeline, plain JPEGs stay encoded
             until `mmstream.to_device`, where the GPU decodes them at full size. The CPU still
             decodes all other pictures, and all direct calls. "cuda" does not go with `tiles`.
@@ -157,10 +165,13 @@ class ImageDecoder:
     scaled_decoding: bool = True
     max_pixels: int = MAX_PIXELS
     max_bytes: int = MAX_BYTES
+    max_memory: int = MAX_MEMORY
+    timeout_s: float | None = TIMEOUT_S
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         _check_values(self)
+        _check_timeout(self)
         _check_combinations(self)
         _check_resize_size(self)
 
@@ -219,6 +230,7 @@ class ImageDecoder:
 
         Raises:
             DecodeError: The bytes are not a whole image, or exceed a limit. The reason is one line.
+            TimeoutError: Decoding takes longer than `timeout_s`.
             ConfigError: ``out`` cannot hold the result, or ``rng`` is missing.
         """
         return self.decode(data, out, rng).pixels
@@ -251,17 +263,24 @@ class ImageDecoder:
             self._check_rng(rng)
         if len(data) > self.max_bytes:
             raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        planned = self._plan_from_header(data, rng) if plan is None else (plan.picture, [plan.view])
+        limits = self._limits()
+        if plan is None:
+            planned = self._plan_from_header(data, rng, limits)
+        else:
+            planned = (plan.picture, [plan.view])
         factor = 1
         if planned is not None and self.scaled_decoding:
             factor = shrink_factor(planned[1], planned[0])
-        pixels, factor = decode_bytes(data, self.max_pixels, factor)
+        pixels, factor = decode_bytes(data, limits, factor)
+        limits.check_time()
         if planned is None:
             picture = (pixels.shape[0], pixels.shape[1])
-            planned = picture, self._views(picture, rng)
+            planned = picture, self._views(picture, rng, limits)
         picture, views = planned
         if factor > 1:
             views = [scaled_view(view, picture, factor) for view in views]
+        for view in views:
+            limits.check_memory(render_bytes(view, pixels.shape[:2]), *picture)
         results = [render(pixels, view, self.interpolation, self.fill, out) for view in views]
         if self.tiles is None:
             return Decoded(results[0], picture)
@@ -281,13 +300,14 @@ class ImageDecoder:
         self._check_rng(rng)
         if self.device == "cpu" or len(data) > self.max_bytes or not data.startswith(JPEG_START):
             return None
-        header = plain_jpeg(data)
+        limits = self._limits()
+        header = plain_jpeg(data, self.max_pixels)
         if header is None:
             return None
         stored, orientation = header
         plan = Plan(stored, orientation, whole_view(stored, stored))
-        check_pixels(*plan.picture, self.max_pixels)
-        return plan._replace(view=self._views(plan.picture, rng)[0])
+        limits.check_pixels(*plan.picture)
+        return plan._replace(view=self._views(plan.picture, rng, limits)[0])
 
     def prepared_shape(self, data: bytes) -> ImageShape | None:
         """Tell from an image's header alone which shape its result will have.
@@ -296,8 +316,10 @@ class ImageDecoder:
             The shape of the result, if decoding succeeds. This method does not judge the file. None
             where only decoding can tell: the header is odd, or decoding will refuse it.
         """
+        if len(data) > self.max_bytes:
+            return None
         try:
-            picture = header_shape(data) if len(data) <= self.max_bytes else None
+            picture = header_shape(data, self._limits())
             return None if picture is None else self.shape_of(picture)
         except DecodeError:
             return None
@@ -310,15 +332,20 @@ class ImageDecoder:
         """
         if self.output_shape:
             return ImageShape(*self.output_shape, picture)
-        check_pixels(*picture, self.max_pixels)
-        return ImageShape.from_views(picture, self._views(picture, None))
+        limits = self._limits()
+        limits.check_pixels(*picture)
+        return ImageShape.from_views(picture, self._views(picture, None, limits))
+
+    def _limits(self) -> Limits:
+        """Return the limits of one decoding that starts now."""
+        return Limits.start(self.max_pixels, self.max_memory, self.timeout_s)
 
     def _check_rng(self, rng: np.random.Generator | None) -> None:
         if self.is_random and rng is None:
             raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
 
     def _plan_from_header(
-        self, data: bytes, rng: np.random.Generator | None
+        self, data: bytes, rng: np.random.Generator | None, limits: Limits
     ) -> tuple[Shape, list[View]] | None:
         """Plan the results of a JPEG that may be decoded smaller. None: plan after decoding."""
         if not self.scaled_decoding or self.resize == "native" or not data.startswith(JPEG_START):
@@ -326,10 +353,10 @@ class ImageDecoder:
         picture = jpeg_shape(data)
         if picture is None:
             return None
-        check_pixels(*picture, self.max_pixels)
-        return picture, self._views(picture, rng)
+        limits.check_pixels(*picture)
+        return picture, self._views(picture, rng, limits)
 
-    def _views(self, picture: Shape, rng: np.random.Generator | None) -> list[View]:
+    def _views(self, picture: Shape, rng: np.random.Generator | None, limits: Limits) -> list[View]:
         """Plan the results of a picture of this shape. Random crops and flips are drawn here."""
         if self.tiles is not None:
             assert isinstance(self.size, int)  # _check_combinations has refused everything else
@@ -342,7 +369,7 @@ class ImageDecoder:
         if rng is not None and self.flip > 0 and rng.random() < self.flip:
             views = [view._replace(flip=True) for view in views]
         for view in views:
-            check_pixels(*view.resized, self.max_pixels)
+            limits.check_pixels(*view.resized)
         return views
 
     def _whole_view(self, picture: Shape) -> View:
@@ -369,7 +396,7 @@ def _check_values(decoder: ImageDecoder) -> None:
     sides = size if isinstance(size, tuple) else (size, size)
     if size is not None and not (len(sides) == 2 and all(map(_is_count, sides))):
         raise ConfigError(f"size={size!r}: give a side in pixels or (height, width)")
-    for name in ("max_pixels", "max_bytes", "multiple_of"):
+    for name in ("max_pixels", "max_bytes", "max_memory", "multiple_of"):
         if not _is_count(getattr(decoder, name)):
             raise ConfigError(f"{name}={getattr(decoder, name)!r}: give a number from 1 up")
     for name, choices in _CHOICES.items():
@@ -385,6 +412,11 @@ def _check_values(decoder: ImageDecoder) -> None:
             raise ConfigError(f"{name}={(low, high)!r}: give (low, high), above zero and in order")
     if not 0 <= decoder.flip <= 1:
         raise ConfigError(f"flip={decoder.flip!r}: give a probability, such as 0.5")
+
+
+def _check_timeout(decoder: ImageDecoder) -> None:
+    if decoder.timeout_s is not None and not decoder.timeout_s > 0:
+        raise ConfigError(f"timeout_s={decoder.timeout_s!r}: give seconds above 0, or None")
 
 
 def _check_combinations(decoder: ImageDecoder) -> None:

@@ -25,7 +25,8 @@ from PIL import (
 
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
-from mmstream.decoding.image.orientation import upright
+from mmstream.decoding.image.limits import Limits
+from mmstream.decoding.image.orientation import upright, upright_bytes
 from mmstream.decoding.image.pillow import (
     check_png,
     decode_with_pillow,
@@ -38,12 +39,12 @@ JPEG_START = b"\xff\xd8"
 """The first bytes of every JPEG: its marker "start of image"."""
 
 
-def decode_bytes(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
+def decode_bytes(data: bytes, limits: Limits, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
     """Decode an image of any known format.
 
     Args:
         data: The file.
-        max_pixels: Limit on height x width, checked from the header.
+        limits: Limits on pixels, memory and time.
         factor: How many times smaller a JPEG may be decoded: 1, 2, 4 or 8.
 
     Returns:
@@ -51,18 +52,20 @@ def decode_bytes(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray
         1 where the format, or the kind of JPEG, cannot be decoded smaller.
 
     Raises:
-        DecodeError: The bytes are not a whole image, or exceed the limit.
+        DecodeError: The bytes are not a whole image, or exceed a limit.
     """
     if data.startswith(JPEG_START):
-        return decode_jpeg(data, max_pixels, factor)
+        return decode_jpeg(data, limits, factor)
     plugin = _plugin(data)
     if plugin is PngImagePlugin.PngImageFile:
         check_png(data)
-    picture = decode_with_pillow(plugin, data, max_pixels)
+    picture = decode_with_pillow(plugin, data, limits)
+    height, width, _ = picture.pixels.shape
+    limits.check_memory(upright_bytes(height, width, picture.orientation), height, width)
     return upright(picture.pixels, picture.orientation), 1
 
 
-def header_shape(data: bytes) -> Shape | None:
+def header_shape(data: bytes, limits: Limits) -> Shape | None:
     """Read the (height, width) of the upright image from its header, without judging the file.
 
     Returns:
@@ -70,14 +73,14 @@ def header_shape(data: bytes) -> Shape | None:
         does not tell: libjpeg or Pillow refuse it, or the orientation may follow a PNG's pixels.
 
     Raises:
-        DecodeError: The format is not known.
+        DecodeError: The format is not known, or the header exceeds a limit.
     """
     if data.startswith(JPEG_START):
         return jpeg_shape(data)
     plugin = _plugin(data)
     if plugin is PngImagePlugin.PngImageFile and has_late_metadata(data):
         return None
-    return pillow_shape(plugin, data)
+    return pillow_shape(plugin, data, limits)
 
 
 def _plugin(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmstream.decoding.image.geometry import Shape
-from mmstream.decoding.image.jpeg import Segment, orientation_of, read_header
+from mmstream.decoding.image.jpeg import Segment, check_scans, orientation_of, read_header
 
 __all__ = ["plain_jpeg"]
 
@@ -28,16 +28,25 @@ _HOLE = bytes(32)
 """Zeros in a row: rare in picture data, common in a file whose content was partly lost."""
 
 
-def plain_jpeg(data: bytes) -> tuple[Shape, int | None] | None:
+def plain_jpeg(data: bytes, max_pixels: int) -> tuple[Shape, int | None] | None:
     """Judge whether a GPU may decode a JPEG.
+
+    Args:
+        data: The file.
+        max_pixels: Of the decoder. It limits the number of scans too.
 
     Returns:
         (height, width) as stored, and the orientation (1 to 8, or None). None for a file that the
         CPU must decode: arithmetic, lossless, 12-bit or CMYK; with unusual sampling or colours;
         with a header that libjpeg would not accept; with junk or a hole of zeros; with an end
         marker that is missing or not at the end.
+
+    Raises:
+        DecodeError: The header exceeds a limit, or there are too many scans.
     """
-    segments, start = read_header(data)
+    header = read_header(data)
+    check_scans(data, header, max_pixels)
+    segments, start = header
     frames = [segment for segment in segments if segment.marker in (_SOF0, _SOF2)]
     if len(frames) != 1 or segments[-1].marker != _SOS:
         return None

@@ -24,6 +24,10 @@ Refused with DecodeError, because pixels are missing or invented:
     ``Inconsistent progression sequence``       damaged picture data
     ``Unsupported ...``                         lossless or 12-bit files, damaged markers
 
+Refused too, because a few bytes would cause much work: more than `MAX_SCANS` scans, or than
+`SCANS_OF_LARGEST` scans of a picture of the largest size; a header of more than `MAX_SEGMENTS`
+segments, or with more than `MAX_JUNK_BYTES` of junk between two of them.
+
 JPEG has no checksum. A flipped bit that gives other valid codes causes no warning: about 85 % of
 single flips in a 500x375 photograph went unnoticed. Files with sampling factors that the TurboJPEG
 API does not know (such as 4:1:0) are decoded by Pillow, which notices truncation but not damage.
@@ -31,15 +35,23 @@ API does not know (such as 4:1:0) are decoded by Pillow, which notices truncatio
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin
 
-from mmstream.decoding.image.orientation import SIDEWAYS, exif_orientation, upright, xmp_orientation
-from mmstream.decoding.image.pillow import check_pixels, decode_with_pillow, one_line
+from mmstream.decoding.image.limits import Limits
+from mmstream.decoding.image.orientation import (
+    SIDEWAYS,
+    exif_orientation,
+    upright,
+    upright_bytes,
+    xmp_orientation,
+)
+from mmstream.decoding.image.pillow import decode_with_pillow, one_line, to_rgb
 from mmstream.decoding.image.reduced import decode_reduced
 from mmstream.errors import DecodeError
 
@@ -47,8 +59,29 @@ _SOI = b"\xff\xd8"
 _EOI = b"\xff\xd9"
 _APP0, _APP1, _APP14, _APP15, _COM, _SOS = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE, 0xDA
 _SEQUENTIAL = (0xC0, 0xC1)
-_FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
+_FRAMES = tuple(m for m in range(0xC0, 0xD0) if m not in (0xC4, 0xC8, 0xCC))
+_ONE_SCAN = (0xC0, 0xC1, 0xC9)
+_ARITHMETIC = (0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
+_FILL = (0x00, 0xFF)  # no marker, but stuffing or padding
 _BARE = (0x01, *range(0xD0, 0xD9))  # markers without a length
+
+MAX_SCANS = 500
+"""Most scans of a JPEG. Encoders write 10; each scan may cost a pass over the whole picture."""
+SCANS_OF_LARGEST = 32
+"""Most scans x height x width, in pictures of the largest size. A scan that is empty in the file
+costs 0.1 to 0.7 ns per pixel: 3 s for the default of max_pixels."""
+ARITHMETIC_COST = 8
+"""How many times more a scan with arithmetic coding counts. It costs up to 2.6 ns per pixel."""
+MAX_SEGMENTS = 1000
+"""Most segments of a header. A profile has up to 255, other large metadata 16 per MiB."""
+MAX_JUNK_BYTES = 2**16
+"""Most bytes between two segments of a header."""
+MAX_MARKERS = 10 * MAX_SCANS
+"""Most markers after the header that are looked at in order to count scans."""
+_PIECE_BYTES = 2**18
+
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
 def jpeg_shape(data: bytes) -> tuple[int, int] | None:
@@ -56,22 +89,26 @@ def jpeg_shape(data: bytes) -> tuple[int, int] | None:
 
     Returns:
         None where libjpeg refuses the header. The file may still decode after `tidy`.
+
+    Raises:
+        DecodeError: The header exceeds a limit.
     """
+    segments, _ = read_header(data)  # first: it has limits
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
     if height < 1 or width < 1:
         return None
-    return (width, height) if orientation_of(read_header(data)[0]) in SIDEWAYS else (height, width)
+    return (width, height) if orientation_of(segments) in SIDEWAYS else (height, width)
 
 
-def decode_jpeg(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
+def decode_jpeg(data: bytes, limits: Limits, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG strictly, by the module's list, and turn it upright.
 
     Args:
         data: The file, starting with FF D8.
-        max_pixels: Limit on height x width, checked from the header.
+        limits: Limits on pixels and memory, checked from the header, and on time.
         factor: How many times smaller to decode it: 1, 2, 4 or 8. All picture data is read at every
             factor, so damage is noticed as at full size.
 
@@ -84,30 +121,40 @@ def decode_jpeg(data: bytes, max_pixels: int, factor: int = 1) -> tuple[NDArray[
     Raises:
         DecodeError: The bytes are not a whole, undamaged JPEG, or the picture is too large.
     """
+    header = read_header(data)
+    check_scans(data, header, limits.max_pixels)
     try:
-        image, factor = _decode_strictly(data, max_pixels, factor)
+        image, factor = _decode_strictly(data, header[0], limits, factor)
     except ValueError as first:
-        tidied = tidy(data)
+        limits.check_time()
+        tidied = tidy(data, header)
         try:
-            image, factor = _decode_strictly(tidied, max_pixels, factor)
+            image, factor = _decode_strictly(tidied, header[0], limits, factor)
         except ValueError as second:
             if "nsufficient memory" in str(second):
                 raise MemoryError(str(second)) from None
             if "subsampling" not in str(second):
                 raise DecodeError(f"JPEG: {one_line(first)}") from None
+            # Without the metadata, of which Pillow would parse more than is needed.
             plugin = JpegImagePlugin.JpegImageFile
-            image, factor = decode_with_pillow(plugin, data, max_pixels).pixels, 1
-    return upright(image, orientation_of(read_header(data)[0])), factor
+            image, factor = decode_with_pillow(plugin, tidied, limits).pixels, 1
+    return upright(image, orientation_of(header[0])), factor
 
 
-def _decode_strictly(data: bytes, max_pixels: int, factor: int) -> tuple[NDArray[np.uint8], int]:
+def _decode_strictly(
+    data: bytes, segments: list[Segment], limits: Limits, factor: int
+) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG as it is stored. Raises ValueError at libjpeg's first warning."""
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    check_pixels(height, width, max_pixels)
-    if colorspace in ("CMYK", "YCCK"):
+    limits.check_pixels(height, width)
+    is_cmyk = colorspace in ("CMYK", "YCCK")
+    if is_cmyk:
+        factor = 1
+    _check_memory(segments, height, width, factor, is_cmyk, limits)
+    if is_cmyk:
         image = simplejpeg.decode_jpeg(data, "CMYK")
         cmyk = Image.frombuffer("CMYK", (width, height), image, "raw", "CMYK;I", 0, 1)
-        return np.array(cmyk.convert("RGB")), 1
+        return to_rgb(cmyk), 1
     if factor == 1:
         return simplejpeg.decode_jpeg(data, "RGB"), 1
     reduced = decode_reduced(data, factor)
@@ -131,7 +178,11 @@ class Segment(NamedTuple):
     """Its content, without marker and length."""
 
 
-def read_header(data: bytes) -> tuple[list[Segment], int]:
+Header: TypeAlias = tuple[list[Segment], int]
+"""What `read_header` returns."""
+
+
+def read_header(data: bytes) -> Header:
     """List a JPEG's header segments, skipping junk between them as libjpeg does.
 
     Args:
@@ -140,38 +191,152 @@ def read_header(data: bytes) -> tuple[list[Segment], int]:
     Returns:
         The segments up to and including the first start of scan. And the offset at which picture
         data starts, which is ``len(data)`` when the header never ends.
+
+    Raises:
+        DecodeError: There are more than `MAX_SEGMENTS` segments or other markers, or more than
+            `MAX_JUNK_BYTES` between two of them.
     """
     segments: list[Segment] = []
-    position = len(_SOI)
-    while True:
-        position = data.find(b"\xff", position)
-        if position < 0 or position + 4 > len(data):
-            return segments, len(data)
+    position, size = len(_SOI), len(data)
+    for _ in range(MAX_SEGMENTS):
+        if position + 4 > size:
+            return segments, size
         marker = data[position + 1]
-        if marker in (0x00, 0xFF) or marker in _BARE:
-            position += 1 if marker == 0xFF else 2
+        if data[position] != 0xFF or marker in _FILL:
+            position = _next_marker(data, position)
+            if position + 4 > size:
+                return segments, size
+            marker = data[position + 1]
+        if marker in _BARE:
+            position += 2
             continue
-        stop = position + 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        stop = position + 2 + (data[position + 2] << 8 | data[position + 3])
         segments.append(Segment(marker, data[position + 4 : stop]))
         if marker == _SOS:
-            return segments, min(stop, len(data))
+            return segments, min(stop, size)
         position = max(stop, position + 4)
+    raise DecodeError(f"JPEG: more than {MAX_SEGMENTS} segments in the header")
 
 
-def tidy(data: bytes) -> bytes:
+def _next_marker(data: bytes, position: int) -> int:
+    """Return where the next marker of a header starts, or the length of a file that ends first."""
+    match = _MARKER.search(data, position, position + MAX_JUNK_BYTES)
+    if match is not None:
+        return match.start()
+    if len(data) - position > MAX_JUNK_BYTES:
+        raise DecodeError(f"JPEG: more than {MAX_JUNK_BYTES} bytes of junk in the header")
+    return len(data)
+
+
+def check_scans(data: bytes, header: Header, max_pixels: int) -> None:
+    """Refuse a JPEG with more scans than its size allows.
+
+    A scan of a progressive file can be a few bytes that cost a pass over the whole picture.
+
+    Args:
+        data: The file.
+        header: What `read_header` returns for it.
+        max_pixels: `SCANS_OF_LARGEST` times it is the limit on scans x height x width.
+
+    Raises:
+        DecodeError: Names the limit.
+    """
+    segments, start = header
+    frame = _frame_of(segments)
+    if frame is None or not _has_many_scans(segments):
+        return
+    height, width = (int.from_bytes(frame.payload[i : i + 2], "big") for i in (1, 3))
+    cost = ARITHMETIC_COST if frame.marker in _ARITHMETIC else 1
+    most = SCANS_OF_LARGEST * max_pixels // max(1, height * width * cost)
+    max_scans = min(MAX_SCANS, max(1, most))
+    # All places that look like a scan are no fewer than the scans, and are counted at once.
+    if _most_scans(data, start) >= max_scans and _exceeds(data, start, max_scans):
+        raise DecodeError(f"JPEG: more than {max_scans} scans in a picture of {width}x{height}")
+
+
+def _most_scans(data: bytes, start: int) -> int:
+    """Count what looks like the start of a scan. ``bytes.count`` takes ten times as long."""
+    body = np.frombuffer(data, np.uint8)
+    num_scans = 0
+    for top in range(start, len(data), _PIECE_BYTES):
+        piece = body[top : top + _PIECE_BYTES + 1]  # a marker may lie on the border
+        num_scans += int(np.count_nonzero((piece[:-1] == 0xFF) & (piece[1:] == _SOS)))
+    return num_scans
+
+
+def _exceeds(data: bytes, start: int, max_scans: int) -> bool:
+    """Tell whether a file has more scans, walking through its segments from the first scan's data.
+
+    Bytes in segments and after the end marker, such as a thumbnail's, are no scans.
+    """
+    num_scans, position = 1, start
+    for _ in range(MAX_MARKERS):
+        match = _MARKER_IN_SCAN.search(data, position)
+        if match is None or match[0] == _EOI:
+            return num_scans > max_scans
+        num_scans += data[match.end() - 1] == _SOS
+        if num_scans > max_scans:
+            return True
+        length = int.from_bytes(data[match.end() : match.end() + 2], "big")
+        position = match.end() + max(2, length)
+    return True
+
+
+def _has_many_scans(segments: list[Segment]) -> bool:
+    """Tell whether libjpeg would read more than one scan.
+
+    A sequential file whose first scan has all components ends after it.
+    """
+    frame = _frame_of(segments)
+    return (
+        frame is None
+        or frame.marker not in _ONE_SCAN
+        or segments[-1].payload[:1] != frame.payload[5:6]
+    )
+
+
+def _frame_of(segments: list[Segment]) -> Segment | None:
+    return next((segment for segment in segments if segment.marker in _FRAMES), None)
+
+
+def _check_memory(
+    segments: list[Segment], height: int, width: int, factor: int, is_cmyk: bool, limits: Limits
+) -> None:
+    """Refuse a picture that needs too much memory to be decoded or to be turned upright.
+
+    libjpeg keeps all coefficients of a file with several scans, 2 bytes each. Example: 4:2:0 has
+    half a coefficient of each colour per pixel's one of brightness. So it needs 3 bytes per pixel,
+    and 3 more for the result.
+    """
+    num_pixels = height * width
+    result = num_pixels * (11 if is_cmyk else 3) / factor**2
+    coefficients = 0.0
+    if _has_many_scans(segments):
+        frame = _frame_of(segments)
+        sampling = [(s >> 4, s & 15) for s in frame.payload[7::3]] if frame else []
+        full = max((h for h, _ in sampling), default=0) * max((v for _, v in sampling), default=0)
+        blocks = sum(h * v for h, v in sampling) / full if full else 4
+        coefficients = 2 * blocks * num_pixels
+    orientation = orientation_of(segments)
+    turned = upright_bytes(height, width, orientation) / factor**2
+    limits.check_memory(max(result + coefficients, turned), height, width)
+
+
+def tidy(data: bytes, header: Header) -> bytes:
     """Rewrite a JPEG without metadata, junk and zero padding, which cannot change its pixels.
 
     Args:
         data: A JPEG file, possibly damaged.
+        header: What `read_header` returns for it.
 
     Returns:
         A file with the same tables, frame, scans and colour conversion. The same bytes when there
         is no picture data.
     """
-    segments, start = read_header(data)
+    segments, start = header
     if start == len(data):
         return data
-    frame = next((s for s in segments if s.marker in _FRAMES), None)
+    frame = _frame_of(segments)
     chunks = [_SOI]
     for segment in segments:
         payload = _tidy_segment(segment, frame)

@@ -22,6 +22,12 @@ _TYPE_SHORT = 3
 SIDEWAYS = (5, 6, 7, 8)
 """Orientations that swap height and width."""
 
+MAX_ENTRIES = 512
+"""Entries of an EXIF directory that are looked at. Cameras write fewer than 50."""
+WHOLE_PIXELS = 2**21
+"""Larger pictures are turned in bands, so that no third copy is needed."""
+BAND_ROWS = 64
+
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 
 
@@ -41,7 +47,7 @@ def exif_orientation(exif: bytes) -> int | None:
     try:
         (start,) = struct.unpack_from(order + "I", tiff, 4)
         (num_entries,) = struct.unpack_from(order + "H", tiff, start)
-        for i in range(num_entries):
+        for i in range(min(num_entries, MAX_ENTRIES)):
             # An entry has 12 bytes: tag (2), type (2), count (4), value (4).
             tag, kind, count = struct.unpack_from(order + "HHI", tiff, start + 2 + 12 * i)
             if tag == _TAG_ORIENTATION:
@@ -71,9 +77,29 @@ def upright(image: NDArray[np.uint8], orientation: int | None) -> NDArray[np.uin
     """
     if orientation in (None, 1):
         return image
+    height, width, _ = image.shape
+    if height * width <= WHOLE_PIXELS:
+        return np.ascontiguousarray(_turned(image, orientation))
+    turned = np.empty((width, height, 3) if orientation in SIDEWAYS else image.shape, np.uint8)
+    for top in range(0, height, BAND_ROWS):
+        bottom = min(top + BAND_ROWS, height)
+        band = _turned(image[top:bottom], orientation)
+        # Example: turned upside down, rows 0 to 63 of 100 become rows 36 to 99.
+        is_reversed = orientation in (3, 4, 6, 7)
+        rows = slice(height - bottom, height - top) if is_reversed else slice(top, bottom)
+        turned[(slice(None), rows) if orientation in SIDEWAYS else rows] = band
+    return turned
+
+
+def upright_bytes(height: int, width: int, orientation: int | None) -> int:
+    """Return the memory that `upright` needs, with the picture that it is given."""
+    return height * width * (3 if orientation in (None, 1) else 6)
+
+
+def _turned(image: NDArray[np.uint8], orientation: int | None) -> NDArray[np.uint8]:
     # torch mirrors a channels_last picture with SIMD, sixty times as fast as numpy.
     pixels = upright_tensor(torch.from_numpy(image)[None].permute(0, 3, 1, 2), orientation)
-    turned: NDArray[np.uint8] = pixels[0].permute(1, 2, 0).contiguous().numpy()
+    turned: NDArray[np.uint8] = pixels[0].permute(1, 2, 0).numpy()
     return turned
 
 

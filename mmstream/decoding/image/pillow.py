@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
+from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import SIDEWAYS, exif_orientation, xmp_orientation
 from mmstream.errors import DecodeError
 
@@ -25,6 +26,36 @@ _PNG_SIGNATURE_BYTES = 8
 _PNG_ORIENTING = (b"exif\0", b"xmp\0", b"XML:com.adobe.xmp\0")
 """Keywords of PNG text chunks that Pillow reads an orientation from."""
 _MAX_REASON_CHARS = 160
+
+MAX_PNG_CHUNKS = 100_000
+"""Most chunks of a PNG. Encoders write picture data in chunks of 8 KiB and more."""
+MAX_METADATA_CHUNKS = 500
+"""Most chunks of a PNG that hold no picture data. Pillow may inflate 1 MiB of each."""
+MAX_METADATA_BYTES = 16 * 2**20
+"""Most bytes in the chunks of a PNG that hold no picture data. Pillow makes several copies."""
+_FRAME_CHUNKS = (b"IDAT", b"fdAT", b"fcTL")
+"""Chunks of a PNG that hold the data of a picture, or start the next frame of an animation."""
+
+MAX_READS_TO_OPEN = 20_000
+"""Most reads until Pillow has opened a file: two for each piece of metadata before the picture."""
+MAX_RLE_PIXELS = 2**23
+"""Most pixels of a run-length encoded BMP, which Pillow decodes in Python, pixel by pixel."""
+MAX_RLE_BYTES = 2**22
+"""Most bytes of a run-length encoded BMP."""
+
+BAND_PIXELS = 2**18
+"""Pixels that are converted to RGB at a time, so that no second copy of a picture is needed."""
+
+_NARROW_MODES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
+"""Bytes per pixel of Pillow's modes. All others have 4."""
+_EXTRA_BYTES = {"GIF": 1, "WEBP": 10, "AVIF": 17, "JPEG": 8}
+"""Bytes per pixel that a plugin needs besides Pillow's own picture.
+
+GIF: what the frame leaves behind. WebP: two canvases, the frame, and its copy. AVIF: planes of up
+to 16 bits with alpha, RGBA, and its copy. JPEG: the coefficients of a progressive file. Measured.
+"""
+_FILE_COPIES = {"WEBP": 4, "AVIF": 4}
+"""Copies of the whole file that a plugin makes. The others read it piece by piece."""
 
 
 class Picture(NamedTuple):
@@ -36,24 +67,50 @@ class Picture(NamedTuple):
     """1 to 8 as the metadata says. None: upright."""
 
 
+class _LimitedFile(io.BytesIO):
+    """A file that is not read any more when the time is over, or read in too many pieces.
+
+    Pillow takes most formats in pieces of at most 64 KiB, so reading is where it can be ended.
+    """
+
+    def __init__(self, data: bytes, limits: Limits) -> None:
+        super().__init__(data)
+        self._limits = limits
+        self._reads_left = MAX_READS_TO_OPEN
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._limits.check_time()
+        self._reads_left -= 1
+        if self._reads_left == 0:
+            raise DecodeError(f"metadata in more than {MAX_READS_TO_OPEN // 2} pieces")
+        return super().read(size)
+
+    def end_of_header(self) -> None:
+        """Read on without a limit on pieces."""
+        self._reads_left = -1
+
+
 def decode_with_pillow(
-    plugin: Callable[[io.BytesIO], ImageFile.ImageFile], data: bytes, max_pixels: int
+    plugin: Callable[[io.BytesIO], ImageFile.ImageFile], data: bytes, limits: Limits
 ) -> Picture:
     """Decode the first frame of an image.
 
     Args:
         plugin: The class of a Pillow plugin, such as ``PngImagePlugin.PngImageFile``.
         data: The file.
-        max_pixels: Limit on height x width, checked before any pixel is decoded.
+        limits: Limits on pixels and memory, checked before any pixel is decoded, and on time.
 
     Raises:
-        DecodeError: Pillow raised an error, or the picture is too large. Warnings count where the
-            process turns them into errors.
+        DecodeError: Pillow raised an error, or the picture exceeds a limit. Warnings count where
+            the process turns them into errors.
     """
     try:
-        with plugin(io.BytesIO(data)) as image:
-            check_pixels(image.height, image.width, max_pixels)
+        file = _LimitedFile(data, limits)
+        with plugin(file) as image:
+            file.end_of_header()
+            _check_cost(image, len(data), limits)
             image.load()
+            limits.check_time()
             return Picture(to_rgb(image), _orientation(image))
     except (DecodeError, MemoryError):
         raise
@@ -63,12 +120,32 @@ def decode_with_pillow(
         raise DecodeError(f"{format_name}: {reason}") from None
 
 
+def _check_cost(image: ImageFile.ImageFile, num_bytes: int, limits: Limits) -> None:
+    """Refuse an opened picture that exceeds a limit. No pixel of it is decoded yet.
+
+    Example: Pillow holds an RGB picture in 4 bytes per pixel, and the result has 3. So a PNG of
+    10 megapixels needs 70 MB. A WebP needs 10 bytes per pixel more, 170 MB.
+    """
+    height, width, name = image.height, image.width, image.format or ""
+    limits.check_pixels(height, width)
+    per_pixel = _NARROW_MODES.get(image.mode, 4) + 3 + _EXTRA_BYTES.get(name, 0)
+    if image.tile and image.tile[0][0] == "bmp_rle":
+        per_pixel += 2
+        if height * width > MAX_RLE_PIXELS or num_bytes > MAX_RLE_BYTES:
+            raise DecodeError(
+                f"run-length encoded picture of {width}x{height}, {num_bytes} bytes exceeds "
+                f"{MAX_RLE_PIXELS} pixels or {MAX_RLE_BYTES} bytes"
+            )
+    need = height * width * per_pixel + num_bytes * _FILE_COPIES.get(name, 0)
+    limits.check_memory(need, height, width)
+
+
 def pillow_shape(
-    plugin: Callable[[io.BytesIO], ImageFile.ImageFile], data: bytes
+    plugin: Callable[[io.BytesIO], ImageFile.ImageFile], data: bytes, limits: Limits
 ) -> tuple[int, int] | None:
     """Read the (height, width) of the upright image from its header. None where Pillow cannot."""
     try:
-        with plugin(io.BytesIO(data)) as image:
+        with plugin(_LimitedFile(data, limits)) as image:
             height, width = image.height, image.width
             return (width, height) if _orientation(image) in SIDEWAYS else (height, width)
     except MemoryError:
@@ -86,6 +163,17 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     Returns:
         uint8 [H, W, 3], C-contiguous.
     """
+    rows = max(1, BAND_PIXELS // image.width)
+    if image.height <= rows:
+        return _band_to_rgb(image)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        pixels[top : top + rows] = _band_to_rgb(band)
+    return pixels
+
+
+def _band_to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     if image.mode.startswith("I;16"):  # convert("RGB") would clip at 255 instead
         grey = (np.asarray(image) >> 8).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
@@ -93,6 +181,9 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, layer)
+    elif image.mode in ("1", "L"):  # ten times as fast as convert("RGB")
+        channel = image.convert("L")
+        image = Image.merge("RGB", (channel, channel, channel))
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
@@ -103,7 +194,8 @@ def check_png(data: bytes) -> None:
         data: A PNG file.
 
     Raises:
-        DecodeError: An IDAT chunk is cut short or does not match its CRC.
+        DecodeError: An IDAT chunk is cut short or does not match its CRC. Or there are too many
+            chunks.
     """
     view = memoryview(data)
     for start, stop in _png_chunks(data):
@@ -115,7 +207,11 @@ def check_png(data: bytes) -> None:
 
 
 def has_late_metadata(data: bytes) -> bool:
-    """Tell whether a PNG may state its orientation after its picture data."""
+    """Tell whether a PNG may state its orientation after its picture data.
+
+    Raises:
+        DecodeError: There are too many chunks.
+    """
     is_after_pixels = False
     for start, _ in _png_chunks(data):
         if data.startswith(b"IDAT", start):
@@ -128,25 +224,28 @@ def has_late_metadata(data: bytes) -> bool:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the range of each chunk's name and payload, for which its checksum is."""
-    position = _PNG_SIGNATURE_BYTES
-    while position + 8 <= len(data):
-        # A chunk has the length of its payload (4), its name (4), the payload, a checksum (4).
-        stop = position + 8 + int.from_bytes(data[position : position + 4], "big")
-        yield position + 4, stop
-        position = stop + 4
-
-
-def check_pixels(height: int, width: int, max_pixels: int) -> None:
-    """Refuse a picture without pixels, or with more than the limit.
+    """Yield the range of each chunk's name and payload, for which its checksum is.
 
     Raises:
-        DecodeError: Names the size and the limit.
+        DecodeError: There are too many chunks, or too many bytes of metadata.
     """
-    if height < 1 or width < 1:
-        raise DecodeError(f"picture of {width}x{height} has no pixels")
-    if height * width > max_pixels:
-        raise DecodeError(f"picture of {width}x{height} exceeds max_pixels={max_pixels}")
+    position = _PNG_SIGNATURE_BYTES
+    num_chunks = num_metadata_chunks = num_metadata_bytes = 0
+    while position + 8 <= len(data):
+        # A chunk has the length of its payload (4), its name (4), the payload, a checksum (4).
+        start, stop = position + 4, position + 8 + int.from_bytes(data[position : position + 4])
+        num_chunks += 1
+        if num_chunks > MAX_PNG_CHUNKS:
+            raise DecodeError(f"PNG: more than {MAX_PNG_CHUNKS} chunks")
+        if not data.startswith(_FRAME_CHUNKS, start):
+            num_metadata_chunks += 1
+            num_metadata_bytes += min(stop, len(data)) - start
+            if num_metadata_chunks > MAX_METADATA_CHUNKS:
+                raise DecodeError(f"PNG: more than {MAX_METADATA_CHUNKS} chunks of metadata")
+            if num_metadata_bytes > MAX_METADATA_BYTES:
+                raise DecodeError(f"PNG: more than {MAX_METADATA_BYTES} bytes of metadata")
+        yield start, stop
+        position = stop + 4
 
 
 def one_line(error: Exception) -> str:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from mmstream.decoding.image.geometry import View
+from mmstream.decoding.image.geometry import Shape, View
 
 Pixels = NDArray[np.uint8]
 
@@ -61,6 +61,21 @@ def render(
     else:
         out = _lay(image, view, fill, out)
     return out if view.tile is None else _divide(out, view.tile)
+
+
+def render_bytes(view: View, picture: Shape) -> int:
+    """Return the memory that `render` needs for a view of a whole picture, the picture included.
+
+    Example: 4000x3000 pixels become 299x224. The picture has 36 MB. It is first made narrower, to
+    299x3000 pixels (2.7 MB), and then lower (0.2 MB).
+    """
+    _, _, height, width = view.box
+    num_pixels = picture[0] * picture[1]
+    if view.resized != (height, width):
+        num_pixels += (height + view.resized[0]) * view.resized[1]
+    if view.flip or view.shape != view.resized or view.resized != picture:  # a copy
+        num_pixels += view.shape[0] * view.shape[1]
+    return 3 * num_pixels
 
 
 def _lay(

@@ -15,6 +15,7 @@ from PIL import Image
 
 from mmstream.decoding.image import jpeg
 from mmstream.decoding.image.jpeg import decode_jpeg
+from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.reduced import decode_reduced, load_native
 from mmstream.errors import DecodeError
 from tests.helpers.paths import PHOTOS
@@ -206,14 +207,18 @@ def test_the_pixels_are_writable_and_the_factor_is_checked() -> None:
 def test_without_the_compiled_module_libjpeg_decodes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = {factor: decode_jpeg(PLAIN, 10**6, factor)[0] for factor in (4, 8)}
+    expected = {
+        factor: decode_jpeg(PLAIN, Limits.start(10**6, 10**8, None), factor)[0] for factor in (4, 8)
+    }
     monkeypatch.setitem(sys.modules, "mmstream.decoding.image._reduced", None)
     load_native.cache_clear()
     try:
         with caplog.at_level(logging.DEBUG, "mmstream"):
             for factor, image in expected.items():
                 assert decode_reduced(PLAIN, factor) is None
-                np.testing.assert_array_equal(decode_jpeg(PLAIN, 10**6, factor)[0], image)
+                np.testing.assert_array_equal(
+                    decode_jpeg(PLAIN, Limits.start(10**6, 10**8, None), factor)[0], image
+                )
         assert [record.levelname for record in caplog.records] == ["DEBUG"]
     finally:
         load_native.cache_clear()
@@ -225,4 +230,4 @@ def test_limits_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(jpeg, "decode_reduced", never)
     with pytest.raises(DecodeError, match="exceeds max_pixels"):
-        decode_jpeg(PLAIN, 100, 8)
+        decode_jpeg(PLAIN, Limits.start(100, 10**8, None), 8)

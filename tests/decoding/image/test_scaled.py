@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 from mmstream.decoding.image import jpeg
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
+from mmstream.decoding.image.limits import Limits
 from mmstream.errors import DecodeError
 from tests.helpers.pictures import ODD, encoded, photo, read
 
@@ -37,14 +39,17 @@ def refused(decoder: ImageDecoder, data: bytes) -> bool:
     return False
 
 
+LIMITS = Limits.start(10**9, 10**9, None)
+
+
 @pytest.fixture
 def scales(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The factors at which JPEGs are decoded, one a call."""
     seen: list[int] = []
     real = jpeg._decode_strictly
 
-    def spy(data: bytes, max_pixels: int, factor: int) -> tuple[np.ndarray, int]:
-        image, factor = real(data, max_pixels, factor)
+    def spy(data: bytes, *args: Any) -> tuple[np.ndarray, int]:
+        image, factor = real(data, *args)
         seen.append(round(simplejpeg.decode_jpeg_header(data)[0] / image.shape[0]))
         return image, factor
 
@@ -111,8 +116,8 @@ def test_a_small_decoding_is_upright(orientation: int, factor: int) -> None:
     exif[0x0112] = orientation
     smooth = Image.radial_gradient("L").convert("RGB").resize((640, 480)).crop((0, 0, 500, 300))
     data = encoded(smooth, "jpeg", quality=95, exif=exif.tobytes())
-    full, _ = decode_jpeg(data, 10**9)
-    small, used = decode_jpeg(data, 10**9, factor)
+    full, _ = decode_jpeg(data, LIMITS)
+    small, used = decode_jpeg(data, LIMITS, factor)
     assert used == factor
     assert jpeg_shape(data) == full.shape[:2]
     assert small.shape[:2] == tuple(-(-side // factor) for side in full.shape[:2])
@@ -125,9 +130,9 @@ def test_tiny_pictures_and_cmyk_are_decoded_at_full_size() -> None:
     for size in ((1, 1), (1, 2), (2, 3)):
         data = encoded(tiny.resize(size), "jpeg")
         for factor in (2, 4, 8):
-            image, used = decode_jpeg(data, 100, factor)
+            image, used = decode_jpeg(data, LIMITS._replace(max_pixels=100), factor)
             assert image.shape[:2] == tuple(-(-side // used) for side in size[::-1])
-    image, used = decode_jpeg(encoded(cmyk, "jpeg"), 10**9, 4)
+    image, used = decode_jpeg(encoded(cmyk, "jpeg"), LIMITS, 4)
     assert (image.shape, used) == ((64, 96, 3), 1)
 
 

@@ -1,0 +1,78 @@
+"""What one image may cost: pixels, memory, time. Strangers write the numbers in its header.
+
+Place in the flow: `decoder.py` makes a `Limits` for each image. Every module that decodes asks it
+before it does something that costs much:
+
+    header -> pixels, memory of the decoding -> decode -> memory of what follows -> resize
+
+A limit is a matter of the file and the settings alone: what exceeds it does so on every machine.
+Only the time is not, so it is a last resort. Work inside a C library cannot be interrupted. So what
+makes such work long is limited by the formats' own modules: scans of a JPEG, chunks of a PNG.
+
+docs/decoder-safety.md lists all limits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from mmstream.errors import DecodeError, TimeoutError
+
+__all__ = ["Limits"]
+
+
+class Limits(NamedTuple):
+    """The limits of one decoding."""
+
+    max_pixels: int
+    """Largest height x width."""
+    max_memory: int
+    """Most bytes that decoding may need at its peak, besides the file."""
+    timeout_s: float | None
+    """Seconds that decoding may take, for messages. None: no limit."""
+    deadline: float
+    """When the time is over, on the clock of ``time.monotonic``."""
+
+    @classmethod
+    def start(cls, max_pixels: int, max_memory: int, timeout_s: float | None) -> Limits:
+        """Return limits whose time starts now."""
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        return cls(max_pixels, max_memory, timeout_s, deadline)
+
+    def check_pixels(self, height: int, width: int) -> None:
+        """Refuse a picture without pixels, or with more than the limit.
+
+        Raises:
+            DecodeError: Names the size and the limit.
+        """
+        if height < 1 or width < 1:
+            raise DecodeError(f"picture of {width}x{height} has no pixels")
+        if height * width > self.max_pixels:
+            raise DecodeError(f"picture of {width}x{height} exceeds max_pixels={self.max_pixels}")
+
+    def check_memory(self, num_bytes: float, height: int, width: int) -> None:
+        """Refuse a picture that needs more memory than the limit.
+
+        Args:
+            num_bytes: What is needed at the peak.
+            height: Of the picture, for the message.
+            width: Of the picture, for the message.
+
+        Raises:
+            DecodeError: Names the size, the need and the limit.
+        """
+        if num_bytes > self.max_memory:
+            raise DecodeError(
+                f"picture of {width}x{height} needs {num_bytes / 2**20:.0f} MiB to decode, more "
+                f"than max_memory={self.max_memory}"
+            )
+
+    def check_time(self) -> None:
+        """Refuse to go on after the deadline.
+
+        Raises:
+            TimeoutError: Names the limit.
+        """
+        if time.monotonic() > self.deadline:
+            raise TimeoutError(f"decoding takes longer than timeout_s={self.timeout_s:g}")

@@ -1,0 +1,345 @@
+"""Limits on what strangers write into images: scans, chunks, memory, time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmstream as mm
+from mmstream.decoding.image import jpeg, orientation, pillow
+from mmstream.decoding.image.decoder import MAX_MEMORY, ImageDecoder
+from mmstream.errors import ConfigError, DecodeError, TimeoutError
+from tests.helpers.bad_corpus import make_pipeline
+from tests.helpers.corpora import captioned, write_corpus
+from tests.helpers.image_bombs import (
+    BOMBS,
+    END,
+    SMALL,
+    START,
+    TABLES,
+    bomb_cost,
+    cost,
+    empty_scan,
+    exif_of,
+    in_header,
+    many_scans,
+    progressive,
+    segment,
+)
+from tests.helpers.pictures import JPEG, PNG, encoded, photo
+from tests.helpers.topology import run
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[ProcessPoolExecutor]:
+    """Another process, whose memory is measured."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("peak memory is measured on Linux only")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+# ---- bombs
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_or_decodes_within_the_limits(
+    name: str, child: ProcessPoolExecutor
+) -> None:
+    outcome, peak_bytes, total_bytes = child.submit(bomb_cost, name).result(timeout=300)
+    reason = BOMBS[name].reason
+    if reason is None:
+        assert outcome == "(224, 224, 3)"
+    else:
+        assert outcome.startswith("DecodeError: ")
+        assert re.search(reason, outcome)
+        assert outcome.isprintable()
+    assert peak_bytes <= MAX_MEMORY + 32 * MIB
+    assert total_bytes <= 1.2e9
+
+
+def test_an_epoch_names_each_bomb_once(tmp_path: Path) -> None:
+    files = [bomb.make() for name, bomb in BOMBS.items() if not re.search("[0-9]M|mega|MB", name)]
+    files = [data for data in files if len(data) < MIB]
+    good = captioned(0)["jpg"]
+    reasons = {i for i, data in enumerate(files) if _is_refused(data)}
+    assert len(reasons) > 20
+    corpus = write_corpus(
+        tmp_path, [2 * len(files)], lambda n: {"jpg": good if n % 2 else files[n // 2]}
+    )
+    decode = mm.Decode(image=ImageDecoder(size=16))
+    pipeline = make_pipeline(corpus, shuffle=False, decode=decode, global_batch_size=2)
+    bad = [record for step in run(pipeline).steps for record in step.bad]
+    assert [record.index // 2 for record in bad] == sorted(reasons)
+    assert all(record.kind == "DecodeError" for record in bad)
+    assert all(f"[{record.index}]" in record.reason and ".jpg: " in record.reason for record in bad)
+
+
+def _is_refused(data: bytes) -> bool:
+    try:
+        ImageDecoder(size=16)(data)
+    except DecodeError:
+        return True
+    return False
+
+
+# ---- scans of a JPEG
+
+
+def test_bytes_that_look_like_scans_are_not_counted() -> None:
+    scans = b"\xff\xda" * 20_000
+    picture = progressive(64, 64, empty_scan(64, 64) * 9)
+    expected = ImageDecoder()(picture)
+    behind = picture + scans
+    in_front = in_header(picture, segment(0xE1, b"Exif\0\0" + scans))
+    between = progressive(64, 64, segment(0xFE, scans) + empty_scan(64, 64) * 9)
+    for data in (behind, in_front, between):
+        np.testing.assert_array_equal(ImageDecoder()(data), expected)
+
+
+def test_scans_are_counted_exactly_up_to_the_limit() -> None:
+    comment = segment(0xFE, b"\xff\xda" * 1000)
+    for count, is_refused in ((jpeg.MAX_SCANS - 1, False), (jpeg.MAX_SCANS, True)):
+        data = progressive(64, 64, comment + empty_scan(64, 64) * count)  # and one of DC
+        assert _is_refused(data) == is_refused
+
+
+def test_scans_of_a_file_that_ends_early_are_counted_too() -> None:
+    with pytest.raises(DecodeError, match="more than 500 scans"):
+        ImageDecoder()(many_scans(64, 501).removesuffix(END))
+
+
+def test_more_markers_than_are_looked_at_count_as_too_many_scans() -> None:
+    tables = TABLES * jpeg.MAX_MARKERS
+    with pytest.raises(DecodeError, match="more than 500 scans"):
+        ImageDecoder()(progressive(64, 64, tables + segment(0xFE, b"\xff\xda" * 500)))
+
+
+def test_fewer_pixels_allow_more_scans() -> None:
+    data = many_scans(256, 99)
+    assert ImageDecoder(max_pixels=256 * 256 * 4)(data).shape == (256, 256, 3)
+    with pytest.raises(DecodeError, match="more than 96 scans in a picture of 256x256"):
+        ImageDecoder(max_pixels=256 * 256 * 3)(data)
+
+
+def test_a_picture_of_the_largest_size_may_be_progressive() -> None:
+    image = photo(300, 300)
+    data = encoded(image, "jpeg", progressive=True)
+    assert ImageDecoder(max_pixels=300 * 300)(data).shape == (300, 300, 3)
+
+
+# ---- metadata
+
+
+@pytest.mark.parametrize(
+    ("junk", "is_refused"),
+    [(b"\xff", False), (b"\xff\0", False), (b"\0", False), (b"\xff", True), (b"\0", True)],
+)
+def test_junk_in_a_header_is_skipped_up_to_the_limit(junk: bytes, is_refused: bool) -> None:
+    size = jpeg.MAX_JUNK_BYTES + (64 if is_refused else -64)
+    data = in_header(JPEG, junk * (size // len(junk)))
+    if is_refused:
+        with pytest.raises(DecodeError, match="junk in the header"):
+            ImageDecoder()(data)
+    else:
+        np.testing.assert_array_equal(ImageDecoder()(data), ImageDecoder()(JPEG))
+
+
+def test_limits_on_headers_hold_where_only_the_shape_is_asked_for() -> None:
+    decoder = ImageDecoder(resize="max_pixels")
+    for name in ("jpeg: 8M empty segments", "png: 2M empty chunks", "gif: a million comments"):
+        assert decoder.prepared_shape(BOMBS[name].make()) is None
+
+
+def test_an_entry_far_behind_in_exif_is_not_looked_for() -> None:
+    entries = exif_of(orientation.MAX_ENTRIES + 1)
+    turned = entries[:-12] + b"\x12\x01\x03\0\1\0\0\0\6\0\0\0"
+    assert orientation.exif_orientation(turned) is None
+    assert orientation.exif_orientation(exif_of(0)[:8] + b"\1\0" + turned[-12:]) == 6
+
+
+# ---- memory
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (2048, 2048, 3), dtype=np.uint8))
+ALPHA = NOISE.copy()
+ALPHA.putalpha(NOISE.convert("L"))
+
+
+def turned(value: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = value
+    return exif.tobytes()
+
+
+FORMATS: dict[str, tuple[Callable[[], bytes], int]] = {
+    "JPEG": (partial(encoded, NOISE, "jpeg"), 3),
+    "JPEG, rotated": (partial(encoded, NOISE, "jpeg", exif=turned(6)), 6),
+    "JPEG, progressive": (partial(encoded, NOISE, "jpeg", progressive=True), 6),
+    "JPEG, progressive 4:4:4": (
+        partial(encoded, NOISE, "jpeg", progressive=True, subsampling=0),
+        9,
+    ),
+    "JPEG, CMYK": (lambda: encoded(NOISE.convert("CMYK"), "jpeg"), 11),
+    "PNG": (partial(encoded, NOISE, "png"), 7),
+    "PNG, grey": (lambda: encoded(NOISE.convert("L"), "png"), 4),
+    "PNG, alpha": (partial(encoded, ALPHA, "png"), 7),
+    "GIF": (lambda: encoded(NOISE.convert("P"), "gif"), 5),
+    "BMP": (partial(encoded, NOISE, "bmp"), 7),
+    "WebP": (partial(encoded, NOISE, "webp", lossless=True, method=0), 17),
+    "WebP, alpha": (partial(encoded, ALPHA, "webp", method=0), 17),
+    "AVIF": (partial(encoded, NOISE, "avif", speed=10, subsampling="4:4:4"), 24),
+    "AVIF, alpha": (partial(encoded, ALPHA, "avif", speed=10), 24),
+}
+"""The bytes per pixel that docs/decoder-safety.md states for each format."""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_stated_memory_is_what_a_decoding_needs(name: str, child: ProcessPoolExecutor) -> None:
+    make, bytes_per_pixel = FORMATS[name]
+    data = make()
+    copies = 4 * len(data) if name.startswith(("WebP", "AVIF")) else 0
+    need = bytes_per_pixel * 2048 * 2048 + copies
+    with pytest.raises(DecodeError, match=f"2048x2048 needs .* max_memory={need - 1}"):
+        ImageDecoder(max_memory=need - 1)(data)
+    decoder = ImageDecoder(max_memory=need)
+    outcome, peak_bytes, _ = child.submit(cost, data, decoder).result(timeout=300)
+    assert outcome == "(2048, 2048, 3)"
+    assert peak_bytes <= need + 8 * MIB
+
+
+def test_memory_counts_at_the_scale_that_is_decoded() -> None:
+    data = encoded(NOISE, "jpeg")
+    assert ImageDecoder(size=224, max_memory=10**6)(data).shape == (224, 224, 3)
+    with pytest.raises(DecodeError, match="max_memory"):
+        ImageDecoder(size=224, max_memory=10**6, scaled_decoding=False)(data)
+
+
+def test_memory_of_turning_and_resizing_counts() -> None:
+    rotated = encoded(NOISE, "png", exif=turned(6))
+    with pytest.raises(DecodeError, match="max_memory"):
+        ImageDecoder(size=8192, max_memory=100 * MIB)(rotated)
+
+
+@pytest.mark.parametrize("value", range(1, 9))
+def test_a_picture_turned_in_bands_is_the_same(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = np.array(photo(60, 90))
+    whole = orientation.upright(image, value)
+    monkeypatch.setattr(orientation, "WHOLE_PIXELS", 1)
+    monkeypatch.setattr(orientation, "BAND_ROWS", 7)
+    banded = orientation.upright(image, value)
+    np.testing.assert_array_equal(banded, whole)
+    assert banded.flags.c_contiguous
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I;16", "PA"])
+def test_a_picture_converted_in_bands_is_the_same(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grey = photo().convert("L")
+    picture = Image.fromarray(np.asarray(grey, np.uint16) * 257) if mode == "I;16" else grey
+    if mode == "PA":
+        picture = grey.convert("P")
+        picture.info["transparency"] = 3
+    elif mode != "I;16":
+        picture = photo().convert(mode)
+    whole = pillow.to_rgb(picture)
+    monkeypatch.setattr(pillow, "BAND_PIXELS", 90 * 7)
+    np.testing.assert_array_equal(pillow.to_rgb(picture), whole)
+
+
+# ---- time
+
+
+@pytest.mark.parametrize("format", ["jpeg", "png", "gif", "bmp", "webp", "avif"])
+def test_a_decoding_that_takes_too_long_is_refused(format: str) -> None:
+    data = encoded(photo(), format)
+    with pytest.raises(TimeoutError, match=r"^decoding takes longer than timeout_s=1e-09$"):
+        ImageDecoder(timeout_s=1e-9)(data)
+    assert ImageDecoder(timeout_s=None)(data).shape == (60, 90, 3)
+
+
+def test_a_decoding_is_ended_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    def read(file, size=-1, real=pillow._LimitedFile.read):
+        reads.append(size)
+        if len(reads) == 100:
+            file._limits = file._limits._replace(deadline=0)
+        return real(file, size)
+
+    monkeypatch.setattr(pillow._LimitedFile, "read", read)
+    with pytest.raises(TimeoutError):
+        ImageDecoder()(BOMBS["bmp: lines that are filled"].make())
+    assert len(reads) == 100
+
+
+def test_a_jpeg_is_not_decoded_again_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+
+    def decode(data, segments, limits, factor):
+        attempts.append(data)
+        raise ValueError("damaged")
+
+    monkeypatch.setattr(jpeg, "_decode_strictly", decode)
+    with pytest.raises(TimeoutError):
+        ImageDecoder(timeout_s=1e-9)(JPEG)
+    assert len(attempts) == 1
+
+
+def test_a_sample_that_takes_too_long_is_bad_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(file, size=-1, real=pillow._LimitedFile.read):  # JPEGs are not read by Pillow
+        file._limits = file._limits._replace(deadline=0)
+        return real(file, size)
+
+    monkeypatch.setattr(pillow._LimitedFile, "read", read)
+    corpus = write_corpus(tmp_path, [4], lambda n: captioned(n) | ({"jpg": PNG} if n == 2 else {}))
+    decode = mm.Decode(image=ImageDecoder(size=16))
+    pipeline = make_pipeline(corpus, shuffle=False, decode=decode, global_batch_size=4)
+    (step,) = run(pipeline).steps
+    (bad,) = step.bad
+    assert (bad.kind, bad.index) == ("TimeoutError", 2)
+    assert bad.reason.endswith(".jpg: decoding takes longer than timeout_s=30")
+
+
+# ---- files for the GPU
+
+
+def test_the_same_limits_hold_before_a_file_goes_to_the_gpu() -> None:
+    decoder = ImageDecoder(size=224, device="cuda")
+    assert decoder.plan(JPEG) is not None
+    with pytest.raises(DecodeError, match="more than 500 scans"):
+        decoder.plan(many_scans(512, 501))
+    with pytest.raises(DecodeError, match="more than 1000 segments"):
+        decoder.plan(in_header(SMALL, b"\xff\xe1\0\2" * 1001))
+    with pytest.raises(DecodeError, match="exceeds max_pixels"):
+        ImageDecoder(size=224, device="cuda", max_pixels=60 * 90 - 1).plan(JPEG)
+    with pytest.raises(DecodeError, match="junk"):
+        decoder.plan(START + b"\xff" * 2**17)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_memory": 0}, {"max_memory": 1.5}, {"timeout_s": 0}, {"timeout_s": -1.0}]
+)
+def test_impossible_limits_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        ImageDecoder(**settings)
+
+
+def test_usual_pictures_are_far_from_all_limits() -> None:
+    decoder = ImageDecoder(max_memory=70_000, timeout_s=30)
+    assert decoder(JPEG).shape == decoder(PNG).shape == (60, 90, 3)
