@@ -342,6 +342,7 @@ class Loader(IterableDataset[Batch]):
         process = ThisProcess(self._current, progress, label)
         runner = PipelineRunner(self._current, num_threads=self._num_threads, progress=progress)
         with closing(runner), closing(Watchdog(process, self._stall_limits)) as watchdog:
+            watchdog.start()
             for step in range(first.step, stop):
                 job = first._replace(step=step)
                 with watchdog.waiting_for(job):

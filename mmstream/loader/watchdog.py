@@ -68,9 +68,8 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         weakref.finalize(self, self._closed.set)
 
-    @contextmanager
-    def waiting_for(self, job: Job) -> Iterator[None]:
-        """Mark the time in which the main thread waits for the batch of a job."""
+    def start(self) -> None:
+        """Start the thread, if it does not run yet."""
         if self._thread is None:
             # The thread does not keep a loader alive that was dropped without `close`.
             arguments = weakref.ref(self), self._closed, self._look_s()
@@ -78,6 +77,10 @@ class Watchdog:
                 target=_look_again_and_again, args=arguments, name="mmstream-watchdog", daemon=True
             )
             self._thread.start()
+
+    @contextmanager
+    def waiting_for(self, job: Job) -> Iterator[None]:
+        """Mark the time in which the main thread waits for the batch of a job."""
         self._awaited = job, time.monotonic()
         try:
             yield

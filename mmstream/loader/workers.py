@@ -65,9 +65,9 @@ class Workers:
         self._num_workers = num_workers
         self._jobs = _JobSampler()
         progress = shared_progress(num_workers)
-        is_forked = multiprocessing_context == "fork"
+        self._is_forked = multiprocessing_context == "fork"
         self._transport: DataLoader[Batch] = DataLoader(
-            StepDataset(pipeline, num_threads, progress, is_forked=is_forked),
+            StepDataset(pipeline, num_threads, progress, is_forked=self._is_forked),
             sampler=self._jobs,
             batch_size=None,
             collate_fn=_unchanged,  # torch's own would turn tuples into lists, arrays into tensors
@@ -106,6 +106,7 @@ class Workers:
                 with self._watchdog.waiting_for(job):
                     if batches is None:
                         batches = self._start(first)
+                    self._watchdog.start()
                     batch = next(batches)
             except Exception as error:
                 explanation = self._explained(error, job, has_started=batches is not None)
@@ -129,6 +130,8 @@ class Workers:
 
     def _start(self, first: Job) -> Iterator[Batch]:
         """Start the workers, or let those that run begin anew."""
+        if not self._is_forked:  # a process without threads is better to fork
+            self._watchdog.start()
         with marked_as_main_process():
             batches = iter(self._transport)
         processes, results = _taken_from_torch(batches)

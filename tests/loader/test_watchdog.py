@@ -97,8 +97,9 @@ def within(seconds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
-@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize(
+    ("context", "step"), [("forkserver", 0), ("forkserver", 3), ("spawn", 0), ("fork", 3)]
+)
 def test_a_killed_worker_is_one_line_with_its_signal_and_its_last_sample(
     tiny, tmp_path, context, step
 ):
@@ -321,8 +322,7 @@ def clock(monkeypatch):
 def watched_and_dog(warning_s=10.0, timeout_s=None):
     watched = Watched()
     dog = Watchdog(watched, StallLimits(warning_s, timeout_s))
-    dog._closed.set()  # its thread ends at once: the test looks by itself
-    return watched, dog
+    return watched, dog  # without its thread: the test looks by itself
 
 
 def test_warnings_come_at_doubling_times_and_anew_for_each_batch(caplog, clock):
@@ -369,8 +369,8 @@ def test_a_batch_that_takes_too_long_ends_the_processes_once(clock):
 
 def test_a_watchdog_that_nobody_holds_ends_its_thread():
     dog = Watchdog(Watched(), StallLimits(60, None))
-    with dog.waiting_for(Job(0, 5, 0, 4)):
-        thread = dog._thread
+    dog.start()
+    thread = dog._thread
     del dog
     thread.join(SECONDS)
     assert not thread.is_alive()
