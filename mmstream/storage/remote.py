@@ -306,8 +306,10 @@ def _read_ranges(
             answer = await client._call_s3(
                 "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}"
             )
-            async with answer["Body"] as body:
-                data: bytes = await body.read()
+            try:  # `async with` would cost 0.1 ms more
+                data: bytes = await answer["Body"].read()
+            finally:
+                answer["Body"].close()
         size = answer.get("ContentRange", "").rpartition("/")[2]  # "bytes 0-9/100"
         version = _version(answer.get("ETag"))
         return _Answer(data, ObjectStat(int(size), version) if size.isdigit() else None)
