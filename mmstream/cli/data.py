@@ -198,25 +198,17 @@ def verify(
     from mmstream.dataset.open import open_dataset
     from mmstream.dataset.verify import bad_samples
     from mmstream.dataset.verify import verify as run
+    from mmstream.storage.write_lock import write_lock
 
-    if source is not None and not quarantine:
-        raise click.UsageError("--source names the source of --quarantine; use both or neither")
-    if quick and (decode or write_bad or quarantine):
-        raise click.UsageError("--quick reads no samples; use it alone")
+    _check_verify_options(decode, write_bad, bool(quarantine), source, quick)
     if quarantine and not write_bad:
-        if decode:
-            raise click.UsageError("--quarantine alone reads no data to decode; add --write-bad")
-        dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
-        quarantined = quarantined_refs(quarantine, dataset, source)
-        listed = write(dataset, [*dataset.bad.tolist(), *quarantined.tolist()])
-        say(
-            f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
-            f"{len(listed) - len(dataset.bad):,} of them from now on"
-        )
+        _add_to_bad_list(url, quarantine, source, allow_foreign_urls)
         return
     decoder = _DecodeCheck() if decode else None
     # A list that is written again need not be read; it may even be damaged.
     dataset = open_dataset(url, bad_list=not write_bad, allow_foreign_urls=allow_foreign_urls)
+    if write_bad:  # from now on: what is read must be what the list is about
+        click.get_current_context().with_resource(write_lock(dataset.index_store, "verify"))
     quarantined = quarantined_refs(quarantine, dataset, source)
     problems = []
     if not len(dataset):
@@ -236,6 +228,37 @@ def verify(
         say(f"{len(problems) or 1:,} problems in {dataset!r}{hint}", err=True)
         sys.exit(PROBLEM)
     say(f"ok: {len(dataset):,} samples in {dataset.num_shards:,} shards")
+
+
+def _check_verify_options(
+    decode: bool, write_bad: bool, quarantine: bool, source: str | None, quick: bool
+) -> None:
+    if source is not None and not quarantine:
+        raise click.UsageError("--source names the source of --quarantine; use both or neither")
+    if quick and (decode or write_bad or quarantine):
+        raise click.UsageError("--quick reads no samples; use it alone")
+    if quarantine and not write_bad and decode:
+        raise click.UsageError("--quarantine alone reads no data to decode; add --write-bad")
+
+
+def _add_to_bad_list(
+    url: str, quarantine: tuple[str, ...], source: str | None, allow_foreign_urls: bool
+) -> None:
+    """Add the samples of quarantine files to the bad list of a dataset."""
+    from mmstream.bad_samples.quarantine import quarantined_refs
+    from mmstream.dataset.bad_list import write_bad
+    from mmstream.dataset.open import open_dataset
+    from mmstream.storage.write_lock import write_lock
+
+    dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
+    with write_lock(dataset.index_store, "verify"):
+        dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)  # as it is now
+        quarantined = quarantined_refs(quarantine, dataset, source)
+        listed = write_bad(dataset, [*dataset.bad.tolist(), *quarantined.tolist()])
+    say(
+        f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
+        f"{len(listed) - len(dataset.bad):,} of them from now on"
+    )
 
 
 _CHECKSUMS = {

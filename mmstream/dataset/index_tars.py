@@ -41,6 +41,7 @@ from mmstream.dataset.manifest import (
 )
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
+from mmstream.storage.write_lock import write_lock
 from mmstream.tar.header import BLOCK
 from mmstream.types import IntArray
 
@@ -90,7 +91,8 @@ def index_tars(
         progress: Show a progress bar (on a terminal only).
 
     Raises:
-        ConfigError: There are no tars, or a conversion has not finished there.
+        ConfigError: There are no tars, a conversion has not finished there, or another process
+            writes where this call would.
         ShardError: A tar cannot be indexed; the message names it. Indexes that are built already
             stay.
         FileNotFoundError: A tar vanished meanwhile.
@@ -98,11 +100,28 @@ def index_tars(
     """
     store = open_store(url)
     target = store if output is None else open_store(output)
+    settings = (repack, overwrite, checksums, num_threads, progress)
+    if not any(name.endswith((".tar", *GZIPPED)) for name in store.list()):
+        return _index_tars(store, target, *settings)  # an error; a lock would make the folder
+    with write_lock(target, "index"):
+        return _index_tars(store, target, *settings)
+
+
+def _index_tars(
+    store: Store,
+    target: Store,
+    repack: bool,
+    overwrite: bool,
+    checksums: bool,
+    num_threads: int,
+    progress: bool,
+) -> IndexReport:
+    has_output = target != store
     sizes = _sizes(store)
     if MARKER_NAME in sizes:
         raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
     repacked, num_unpacked = _repack(store, target, sizes, overwrite) if repack else ([], 0)
-    if repacked and output is not None:
+    if repacked and has_output:
         _copy_plain_tars(store, target, sizes)
         store = target
     if repacked:

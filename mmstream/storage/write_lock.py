@@ -60,6 +60,7 @@ MAX_LOCK_BYTES = 64 << 10
 """A larger file is no lock. It is not read."""
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+_NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -164,7 +165,15 @@ def _close_copy(descriptor: _Descriptor | None) -> None:
 @contextmanager
 def _locked_file(path: Path, url: str, holder: Holder) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _acquire_file(path, url, holder)
+    descriptor = None
+    try:
+        descriptor = _acquire_file(path, url, holder)
+    except OSError as error:
+        if error.errno not in _NO_RIGHTS or os.access(path.parent, os.W_OK):
+            raise
+    if descriptor is None:
+        yield  # whoever may not put a lock there cannot write anything else either
+        return
     try:
         with _heartbeat(lambda: _touch(descriptor)):
             yield

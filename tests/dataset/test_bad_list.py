@@ -29,6 +29,7 @@ from mmstream.dataset.verify import bad_samples, verify
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, ManifestError
 from mmstream.storage import open_store
+from mmstream.storage.write_lock import write_lock
 from tests.helpers.bad_corpus import FAULTS, offsets, write_faulty, write_tiny
 from tests.helpers.convert_corpus import make_corpus, run
 from tests.helpers.corpora import write_corpus, write_shard
@@ -238,6 +239,15 @@ def test_verify_lists_what_a_decoder_refuses(tmp_path, name):
     assert "3 of 15 samples are left out of every epoch" in output.splitlines()
     assert known(tmp_path) == [[0, 1], [1, 0], [3, 5]]
     assert json.loads((tmp_path / BAD_NAME).read_bytes())["bad"]["shard-000001.tar"] == "all"
+
+
+def test_a_list_is_not_written_while_another_process_writes_there(tmp_path):
+    write_tiny(tmp_path, [5])
+    with write_lock(open_store(tmp_path), "index"):
+        result = CliRunner().invoke(cli, ["verify", str(tmp_path), "--write-bad"])
+        assert "another index (pid" in str(result.exception)
+        assert verified(tmp_path)[0] == 0
+    assert verified(tmp_path, "--write-bad")[0] == 0
 
 
 def test_verify_makes_the_list_anew_and_removes_one_that_is_no_longer_true(tmp_path):

@@ -21,7 +21,8 @@ from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ChecksumError, ConfigError, DecodeError, ShardError
-from mmstream.storage import LocalStore
+from mmstream.storage import LocalStore, open_store
+from mmstream.storage.write_lock import write_lock
 from tests.helpers.convert_corpus import make_corpus, run, tree
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.foreign_tars import field_list, make_tar, read_by_mmstream
@@ -563,3 +564,18 @@ def test_quick_compares_sizes_and_reads_no_sample(converted, monkeypatch):
         f"{SHARD}.crc32c",
         "shard-000002.tar.crc32c",
     ]
+
+
+def test_two_calls_do_not_index_one_folder_at_a_time(tars, tmp_path):
+    with write_lock(open_store(tars), "convert"):
+        with pytest.raises(ConfigError, match=r"another convert \(pid .* is writing here"):
+            index(tars)
+        assert index(tars, output=tmp_path / "elsewhere").num_shards == 2
+    assert index(tars).num_shards == 2
+    assert not list(tars.glob(".*"))
+
+
+def test_no_tars_make_no_folder(tmp_path):
+    with pytest.raises(ConfigError, match="no tars to index"):
+        index(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -281,3 +282,15 @@ def test_of_many_processes_that_come_and_go_never_two_hold_the_lock(store, tmp_p
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
     assert sum(counts.get() for _ in processes) >= 4
+
+
+def test_a_folder_that_may_not_be_written_needs_no_lock(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(write_lock, "_open", refused)
+    with pytest.raises(PermissionError), write_lock.write_lock(open_store(tmp_path), "index"):
+        pass  # this process may write there: the lock is somebody else's
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with write_lock.write_lock(open_store(tmp_path), "index"):
+        pass
