@@ -208,8 +208,7 @@ class _Indexer:
             index = encode_index(build_index(self.store, name))
             self.target.write(index_name(name), index)
         else:
-            # No tar has more samples than blocks.
-            index = self.target.read(index_name(name), max_bytes=index_size(size // BLOCK))
+            index = self._read_index(name, index_size(size // BLOCK))
         offsets = decode_index(index, index_name(name))
         info = ShardInfo(name, len(offsets) - 1, size)
         has_checksums = column_name in self.target_names and name not in self.replaced
@@ -226,6 +225,15 @@ class _Indexer:
         self.target.write(column_name, encode_checksums(column, index))
         self._warn_of_other_bytes(name, sha256)
         return _IndexedTar(replace(info, sha256=sha256), is_new, True, was_summed=True)
+
+    def _read_index(self, name: str, max_bytes: int) -> bytes:
+        """Return an index. No tar has more samples than blocks."""
+        if self.target.size(index_name(name)) > max_bytes:
+            raise ShardError(
+                f"{index_name(name)}: more than {max_bytes} bytes, so it has more samples than the "
+                "tar has blocks; run `mmstream index --overwrite`"
+            )
+        return self.target.read(index_name(name), max_bytes=max_bytes)
 
     def _warn_of_other_bytes(self, name: str, sha256: str) -> None:
         if name in self.old_shards and self.old_shards[name].sha256 not in (None, sha256):

@@ -23,6 +23,7 @@ from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import ObjectStat, Store, is_remote, open_store, split_url
+from mmstream.tar.header import BLOCK
 
 __all__ = ["expand_braces", "open_dataset"]
 
@@ -259,6 +260,11 @@ def _open_plain(
         index_stat = stats.get(index_name(name))
         if index_stat is not None:
             num_samples = num_indexed(index_stat.size)
+            if num_samples > max(1, stats[name].size // BLOCK):
+                raise ManifestError(
+                    f"{store.url_of(index_name(name))}: {num_samples} samples, more than the tar "
+                    "has blocks; run `mmstream index --overwrite`"
+                )
         elif not store.access.concurrent:  # every header of a remote tar would be a request
             offsets[name] = build_index(store, name)
             num_samples = offsets[name].size - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -111,9 +112,10 @@ def test_a_replaced_tar_needs_overwrite(tars):
     assert samples_of(tars) == read_by_mmstream(B) * 2
 
 
-def test_a_damaged_index_says_overwrite_and_overwrite_cures_it(tars):
+@pytest.mark.parametrize("size", [12, 1 << 40])
+def test_a_damaged_index_says_overwrite_and_overwrite_cures_it(tars, size):
     index(tars)
-    (tars / "a.tar.idx").write_bytes(b"not an index")
+    os.truncate(tars / "a.tar.idx", size)
     with pytest.raises(ShardError, match=r"a\.tar\.idx: .*--overwrite"):
         index(tars)
     index(tars, overwrite=True)

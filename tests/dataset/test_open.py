@@ -303,6 +303,14 @@ def test_a_missing_index_is_a_shard_error_with_the_command(folder):
         open_dataset(folder)[0]
 
 
+def test_an_index_with_more_samples_than_the_tar_has_blocks_is_refused_without_a_manifest(folder):
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    with (folder / "shard-000000.tar.idx").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ManifestError, match=r"shard-000000\.tar\.idx: .* blocks; .*--overwrite"):
+        open_dataset(folder)
+
+
 def test_an_index_of_another_length_is_a_shard_error(folder):
     (folder / "shard-000000.tar.idx").write_bytes(encode_index([0, 512]))
     with pytest.raises(ShardError, match=r"16 bytes, but the manifest says 3 samples.*--overwrite"):
