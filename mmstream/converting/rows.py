@@ -36,6 +36,11 @@ __all__ = ["MAX_ROW_BYTES", "RowFile", "RowRange", "open_rows", "read_rows"]
 MAX_ROW_BYTES = 64 << 20
 """A longer line is rejected. No real row is as long, but a file without line ends is."""
 
+MAX_ARRAY_BYTES = 4 << 30
+MAX_ARRAY_COMMAS = 1 << 27
+"""A larger JSON array is refused: it is in memory whole, and each item takes 64 bytes more. The
+commas bound the number of items before they are parsed."""
+
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BLOCK = 4 << 20
@@ -201,11 +206,20 @@ def _unroll_array(path: Path, target: Path, rows: str) -> Path:
 
     A JSONL file whose first row is a list also starts with ``[``. It is returned as it is.
     """
+    is_jsonl = re.search(r"\.(jsonl|ndjson)\b", rows, re.IGNORECASE) is not None
+    if path.stat().st_size > MAX_ARRAY_BYTES or _count_commas(path) > MAX_ARRAY_COMMAS:
+        if is_jsonl:
+            return path
+        raise ConfigError(
+            f"{rows}: a JSON array of more than {MAX_ARRAY_BYTES >> 30} GiB or "
+            f"{MAX_ARRAY_COMMAS:,} commas would take too much memory; write one row per line, "
+            "such as with `jq -c '.[]' rows.json > rows.jsonl`"
+        )
     data = path.read_bytes().removeprefix(BOM)
     try:
         items = msgspec.json.decode(data, type=list[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
-        if re.search(r"\.(jsonl|ndjson)\b", rows, re.IGNORECASE):
+        if is_jsonl:
             return path
         position = re.search(r"byte (\d+)", str(error))
         line = data.count(b"\n", 0, int(position[1])) + 1 if position else data.count(b"\n") + 1
@@ -215,6 +229,14 @@ def _unroll_array(path: Path, target: Path, rows: str) -> Path:
             # A line end is white space in JSON: inside a string it would not have parsed.
             file.write(bytes(item).replace(b"\n", b" ") + b"\n")
     return target
+
+
+def _count_commas(path: Path) -> int:
+    num_commas = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            num_commas += block.count(b",")
+    return num_commas
 
 
 def _head(path: Path) -> bytes:

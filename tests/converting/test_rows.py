@@ -202,6 +202,22 @@ def test_a_jsonl_that_begins_with_a_list_is_still_jsonl(tmp_path):
     assert keys(tmp_path / "out") == ["000000002"]
 
 
+def test_a_json_array_that_would_fill_the_memory_is_refused_before_it_is_read(
+    tmp_path, monkeypatch
+):
+    data = b"[" + b",".join([b'{"text": "a"}'] * 20) + b"]"
+    for name in ("rows.json", "rows.jsonl"):
+        (tmp_path / name).write_bytes(data)
+    for limit in ("MAX_ARRAY_COMMAS", "MAX_ARRAY_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(rows_module, limit, 18)
+            with pytest.raises(ConfigError, match="would take too much memory; write one row per"):
+                run(tmp_path / "rows.json", tmp_path / "out")
+            with pytest.raises(MMStreamError, match="none of 1 rows"):
+                run(tmp_path / "rows.jsonl", tmp_path / "out")
+    assert run(tmp_path / "rows.json", tmp_path / "array").num_samples == 20
+
+
 def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
     lines = [b'{"text": "%s"}' % (b"x" * n) for n in range(20)]
     (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
