@@ -18,7 +18,8 @@ from mmstream.converting import rows as rows_module
 from mmstream.converting import shard
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, ManifestError, MMStreamError
+from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
+from mmstream.storage import MemoryStore, open_store
 from tests.helpers.convert_corpus import keys, make_corpus, rejects, run, shards, tree, write_rows
 from tests.helpers.corpora import jpeg
 
@@ -273,3 +274,19 @@ def test_rows_that_change_during_the_conversion_stop_it_and_the_message_says_how
         with pytest.raises(MMStreamError, match=r"changed during .* overwrite=True") as caught:
             next(rows_module.read_rows(all_rows))
     assert not isinstance(caught.value, ConfigError)  # shards may lie at the destination by now
+
+
+def test_remote_rows_that_are_replaced_while_they_are_fetched_are_not_mixed(tmp_path, monkeypatch):
+    store = open_store(f"memory://{tmp_path.name}/rows")
+    store.write("rows.jsonl", b'{"text": "old"}\n' * 100)
+    read_ranges = MemoryStore.read_ranges
+
+    def replaced_after(self, ranges, known=None):
+        data = read_ranges(self, ranges, known)
+        self.write("rows.jsonl", b'{"text": "new"}\n' * 100)
+        return data
+
+    monkeypatch.setattr(rows_module, "_BLOCK", 64)
+    monkeypatch.setattr(MemoryStore, "read_ranges", replaced_after)
+    with pytest.raises(StorageError, match=r"rows\.jsonl: was replaced: its version was "):
+        rows_module._download(store.url_of("rows.jsonl"), tmp_path / "copy")
