@@ -154,7 +154,7 @@ class DeviceDecoder:
                 name,
                 index,
                 type(error).__name__,
-                f"{where(name, index)} {key}.{field}: {error}",
+                f"{where(name, index, key, field)}: {error}",
                 None,
                 stamp,
             )

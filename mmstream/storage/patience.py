@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from mmstream.errors import ConfigError, StorageError
+from mmstream.errors import ConfigError, StorageError, escaped
 
 __all__ = ["Patience", "patience_of", "retry"]
 
@@ -187,11 +187,11 @@ def _warn(
     clock = datetime.now()
     logger.warning(
         "%s: fails since %s (%.0f s): %s: %s; it is tried again until %s",
-        url,
+        escaped(url),
         f"{clock - timedelta(seconds=now - since):%H:%M:%S}",
         now - since,
         type(error).__name__,
-        error,
+        escaped(error),
         f"{clock + timedelta(seconds=since + limit_s - now):%H:%M:%S}",
     )
 
