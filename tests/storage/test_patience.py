@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -145,3 +147,20 @@ def test_no_patience_is_one_attempt(pauses, monkeypatch):
     patience_of(URL).answered()
     with pytest.raises(StorageError, match=r"failed 1 times in 0\.0 s"):
         retry(URL, Server(pauses))
+
+
+def test_a_program_that_ends_does_not_wait_for_a_store():
+    script = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from mmstream.storage.patience import patience_of, retry
+
+def fail():
+    raise ConnectionResetError("reset")
+
+patience_of("s3://bucket").answered()
+ThreadPoolExecutor().submit(retry, "s3://bucket", fail)
+time.sleep(3)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert done.returncode == 0
