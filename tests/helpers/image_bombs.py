@@ -133,7 +133,7 @@ def exif_of(num_entries: int) -> bytes:
 
 def exif_that_repeats(num_entries: int) -> bytes:
     """A directory whose entries all point at the whole block. Reading them all squares its size."""
-    size = 14 + 12 * num_entries
+    size = 12 * num_entries
     entries = b"".join(struct.pack("<HHII", i, 7, size, 0) for i in range(num_entries))
     return b"II*\0" + struct.pack("<IH", 8, num_entries) + entries + bytes(4)
 
@@ -296,7 +296,7 @@ BOMBS: dict[str, Bomb] = {
     ),
     "jpeg: EXIF that repeats, odd sampling": Bomb(
         lambda: in_header(
-            START + QUANTIZERS + frame(0xC2, 64, 64, b"\x41\x11\x12") + TABLES + END,
+            progressive(64, 64, b"", b"\x41\x11\x12"),
             segment(0xE1, b"Exif\0\0" + exif_that_repeats(5000)),
         ),
         "JPEG",

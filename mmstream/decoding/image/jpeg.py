@@ -133,7 +133,7 @@ def decode_jpeg(data: bytes, limits: Limits, factor: int = 1) -> tuple[NDArray[n
         except ValueError as second:
             if "nsufficient memory" in str(second):
                 raise MemoryError(str(second)) from None
-            if "subsampling" not in str(second):
+            if "subsampling" not in str(second) or tidied is data:
                 raise DecodeError(f"JPEG: {one_line(first)}") from None
             # Without the metadata, of which Pillow would parse more than is needed.
             plugin = JpegImagePlugin.JpegImageFile
