@@ -22,8 +22,8 @@ AUDIO_EXTENSIONS = frozenset({"wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"}
 MAX_TEXT_BYTES = 1 << 20
 """Most bytes of a text or of a ``json`` field, unless a decoder is told otherwise.
 
-A tokenizer takes 100 to 350 times the memory of a text, and up to 2 s per MiB. Parsed JSON takes up
-to 40 times the memory of its bytes.
+A tokenizer takes up to 640 times the memory of a text, and up to 2 s per MiB. Parsed JSON takes up
+to 35 times the memory of its bytes.
 """
 
 

@@ -39,7 +39,7 @@ Tokens: TypeAlias = dict[str, NDArray[np.int64]]
 _CALL_CHARACTERS = 1 << 20
 """Characters that one call of the tokenizer gets, unless one text alone has more.
 
-The tokenizer keeps 100 to 350 bytes for each until the call returns.
+A tokenizer keeps up to 640 bytes for each until the call returns.
 """
 
 
@@ -339,15 +339,17 @@ class TextDecoder:
             all_labels: int64 [num_tokens], of the whole text.
             spans: The assistant's turns; None for plain text.
         """
-        is_label = labels != IGNORED_LABEL
         if spans is None:
             # Not the special tokens that the tokenizer adds to any text, even to an empty one.
             num_added = self._core.num_special_tokens_to_add(False)
-            if np.count_nonzero(is_label) > num_added:
+            num_labels = len(labels)  # of plain text, every token but those of images
+            if self._images is not None:
+                num_labels = np.count_nonzero(labels != IGNORED_LABEL)
+            if num_labels > num_added:
                 return
             is_empty = np.count_nonzero(all_labels != IGNORED_LABEL) <= num_added
             reason = "empty text" if is_empty else f"max_length={self.max_length} leaves no text"
-        elif is_label[1:].any():
+        elif (labels[1:] != IGNORED_LABEL).any():
             return
         elif not spans:
             reason = "the conversation has no answer of an assistant"
