@@ -114,10 +114,13 @@ def open_mixture(path: str | os.PathLike[str], *, allow_foreign_urls: bool = Fal
         for source_name, source in sources.items()
     }
     for source_name, source_url in source_urls.items():
-        if not allow_foreign_urls and _is_foreign(source_url, folder):
+        address = f"{url}: sources.{escaped(source_name)}.url"
+        with _prefix_errors(address):
+            is_foreign = _is_foreign(source_url, folder)
+        if is_foreign and not allow_foreign_urls:
             raise ConfigError(
-                f"{url}: sources.{escaped(source_name)}.url: {escaped(source_url)} lies elsewhere "
-                "than the file; if you trust that, open it with allow_foreign_urls=True"
+                f"{address}: {escaped(source_url)} lies elsewhere than the file; if you trust "
+                "that, open it with allow_foreign_urls=True"
             )
     datasets = {
         source_name: (
@@ -145,6 +148,8 @@ def _open(source_url: str, address: str, allow_foreign_urls: bool) -> Dataset:
         return open_dataset(source_url, allow_foreign_urls=allow_foreign_urls)
     except (MMStreamError, FileNotFoundError) as error:
         raise type(error)(f"{address}: {error}") from error
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"{address}: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -160,6 +165,7 @@ def _parse(data: bytes, url: str) -> _File:
         value = json.loads(
             data, object_pairs_hook=_object_of_unique_keys, parse_constant=_refuse_constant
         )
+        json.dumps(value, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except RecursionError:
         raise ConfigError(f"{url}: not JSON that a mixture has: too deep") from None
     except ValueError as error:

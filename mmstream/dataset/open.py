@@ -90,11 +90,14 @@ def expand_braces(pattern: str) -> list[str]:
     """Return the names that a pattern in braces stands for; other names stand for themselves.
 
     Raises:
-        ConfigError: There are more than a million.
+        ConfigError: There are more than a million, or a brace is not closed.
     """
     if "{" not in pattern:
         return [pattern]
-    names = list(islice(braceexpand.braceexpand(pattern), MAX_TARS + 1))
+    try:
+        names = list(islice(braceexpand.braceexpand(pattern), MAX_TARS + 1))
+    except braceexpand.UnbalancedBracesError:
+        raise ConfigError(f"{escaped(pattern)}: a brace is not closed") from None
     if len(names) > MAX_TARS:
         raise ConfigError(f"{escaped(pattern)}: more than {MAX_TARS:,} names")
     return names

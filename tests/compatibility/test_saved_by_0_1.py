@@ -58,11 +58,11 @@ def as_in_0_1(data: bytes) -> bytes:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """The files that 0.1 writes too."""
+    """The files that 0.1 writes too, but for the reports: they hold no rejects any more."""
     return {
         str(path.relative_to(folder)): as_in_0_1(path.read_bytes())
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".crc32c"
+        if path.is_file() and path.suffix != ".crc32c" and path.parent.name != "reports"
     }
 
 
@@ -424,9 +424,9 @@ def test_the_rows_are_converted_to_the_same_bytes(saved, tmp_path):
     )
     new, old = files_in(tmp_path / "new"), files_in(SAVED / "texts")
     manifests = [Manifest.from_bytes(files.pop(MANIFEST_NAME)) for files in (new, old)]
-    checksums = {name for name in new if name.endswith(".crc32c")}  # 0.1 wrote none
-    assert checksums == {checksums_name(shard.name) for shard in manifests[0].shards}
-    assert {name: data for name, data in new.items() if name not in checksums} == old
+    assert new == old
+    for shard in manifests[0].shards:
+        assert (tmp_path / "new" / checksums_name(shard.name)).is_file()  # 0.1 wrote none
     assert replace(manifests[0], checksums=None) == manifests[1]
 
 

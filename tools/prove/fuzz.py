@@ -38,6 +38,7 @@ from mmstream.dataset.checksums import decode_checksums, encode_checksums
 from mmstream.dataset.index import build_index, decode_index, index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.decoding.sample import decode_sample
+from mmstream.errors import escaped
 from mmstream.state import resume
 from mmstream.storage import MemoryStore, open_store
 from mmstream.tar.samples import parse_sample
@@ -133,10 +134,10 @@ def accepts(parser: Parser, data: bytes) -> bool:
         parser.parse(data)
     except mm.MMStreamError as error:
         if NOT_PRINTABLE.search(str(error)):
-            raise BrokenPromiseError(f"says what is not printable: {str(error)!r}") from error
+            raise BrokenPromiseError(f"says what is not printable: {escaped(error)}") from error
         return False
     except Exception as error:
-        raise BrokenPromiseError(f"{type(error).__name__}: {error}") from error
+        raise BrokenPromiseError(f"{type(error).__name__}: {escaped(error)}") from error
     if time.monotonic() - started > MAX_SECONDS:
         raise BrokenPromiseError(f"took {time.monotonic() - started:.1f} s")
     return True
@@ -245,7 +246,8 @@ def _parsers(folder: Path) -> dict[str, Parser]:
     loader = mm.Loader(pipeline)
     next(iter(loader))
     state = json.dumps(loader.state_dict()).encode()
-    mixture = {"sources": {name: {"url": "corpus", "weight": 0.5} for name in "ab"}}
+    sources = {name: {"url": "corpus", "weight": 0.5} for name in "ab"}
+    mixture = {"sources": sources, "stop": "all"}
     chat = [chats.user("what is this?"), chats.assistant("a cat")]
     decode = mm.Decode(text=mm.TextDecoder(chats.tokenizer(chats.CHATML), max_length=32))
     scratch = open_store(folder.parent)

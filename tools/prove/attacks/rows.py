@@ -62,8 +62,8 @@ def _system_file(path: str) -> Callable[[Path], None]:
 
 
 def _gzip_bomb(folder: Path) -> None:
-    """5 KB of gzip that unpack to 5 million empty rows."""
-    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(b"\n" * 5_000_000))
+    """1 KB of gzip that unpack to a million empty rows."""
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(b"\n" * 1_000_000))
     mm.convert(folder / "rows.jsonl.gz", folder / "shards", progress=False)
 
 
