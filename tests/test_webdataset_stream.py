@@ -47,8 +47,8 @@ def test_epochs_differ(corpus):
 
 def test_a_sample_that_cannot_be_read_is_raised(tmp_path):
     corpus = write_corpus(tmp_path, [4])
-    pipeline = make_pipeline(corpus, global_batch_size=4)
     tar = tmp_path / "shard-000000.tar"
     tar.write_bytes(tar.read_bytes().replace(b"000002.txt", b"000002.jpg", 1))
+    pipeline = make_pipeline(corpus, global_batch_size=4)
     with pytest.raises(SampleError, match=r"damaged|twice"):
         list(pipeline.as_webdataset())
