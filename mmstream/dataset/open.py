@@ -96,7 +96,7 @@ def expand_braces(pattern: str) -> list[str]:
         return [pattern]
     try:
         names = list(islice(braceexpand.braceexpand(pattern), MAX_TARS + 1))
-    except braceexpand.UnbalancedBracesError:
+    except ValueError:  # its UnbalancedBracesError
         raise ConfigError(f"{escaped(pattern)}: a brace is not closed") from None
     if len(names) > MAX_TARS:
         raise ConfigError(f"{escaped(pattern)}: more than {MAX_TARS:,} names")
