@@ -344,7 +344,7 @@ class TextDecoder:
             num_added = self._core.num_special_tokens_to_add(False)
             num_labels = len(labels)  # of plain text, every token but those of images
             if self._images is not None:
-                num_labels = np.count_nonzero(labels != IGNORED_LABEL)
+                num_labels = int(np.count_nonzero(labels != IGNORED_LABEL))
             if num_labels > num_added:
                 return
             is_empty = np.count_nonzero(all_labels != IGNORED_LABEL) <= num_added
