@@ -43,8 +43,9 @@ MAX_RLE_PIXELS = 2**23
 MAX_RLE_BYTES = 2**22
 """Most bytes of a run-length encoded BMP."""
 
+WHOLE_PIXELS = 2**20
+"""Larger pictures are converted to RGB in bands, so that no second copy of them is needed."""
 BAND_PIXELS = 2**18
-"""Pixels that are converted to RGB at a time, so that no second copy of a picture is needed."""
 
 _NARROW_MODES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 """Bytes per pixel of Pillow's modes. All others have 4."""
@@ -163,9 +164,9 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     Returns:
         uint8 [H, W, 3], C-contiguous.
     """
-    rows = max(1, BAND_PIXELS // image.width)
-    if image.height <= rows:
+    if image.height * image.width <= WHOLE_PIXELS:
         return _band_to_rgb(image)
+    rows = max(1, BAND_PIXELS // image.width)
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     for top in range(0, image.height, rows):
         band = image.crop((0, top, image.width, min(top + rows, image.height)))
