@@ -15,7 +15,7 @@ import sys
 import torch
 from tqdm import tqdm
 
-from tools.prove.attacks import folders, rows, states, tars, texts
+from tools.prove.attacks import folders, images, rows, states, tars, texts
 from tools.prove.attacks.attack import Attack, run_attack
 
 __all__ = ["ATTACKS"]
@@ -26,6 +26,7 @@ ATTACKS: tuple[Attack, ...] = (
     *states.ATTACKS,
     *rows.ATTACKS,
     *texts.ATTACKS,
+    *images.ATTACKS,
 )
 
 
@@ -48,7 +49,7 @@ def main() -> int:
             verdict = f"SUCCEEDED: {result.failure}" if result.failure else result.message
             tqdm.write(
                 f"{result.name}: {verdict} "
-                f"({result.seconds:.1f} s, {result.resident_bytes / 1e6:,.0f} MB)"
+                f"({result.seconds:.1f} s, {result.memory_bytes / 1e6:,.0f} MB)"
             )
         num_failures += bool(result.failure)
     print(f"{len(wanted)} attacks, {num_failures} succeeded")

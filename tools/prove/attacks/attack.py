@@ -25,7 +25,7 @@ from typing import Any
 import mmstream as mm
 
 __all__ = [
-    "MAX_RESIDENT_BYTES",
+    "MAX_MEMORY_BYTES",
     "MAX_SECONDS",
     "NOT_PRINTABLE",
     "Attack",
@@ -37,8 +37,9 @@ __all__ = [
 MAX_SECONDS = 30
 """Longest time of one attack. Most take less than one second."""
 
-MAX_RESIDENT_BYTES = 1_200_000_000
-"""Most memory of the victim, with torch and everything else that it has imported."""
+MAX_MEMORY_BYTES = 950_000_000
+"""Most memory that a victim may take, besides what it has before. A worker process of a loader has
+250 MB before, so it stays within 1.2 GB."""
 
 NOT_PRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -55,12 +56,15 @@ class Attack:
             user would do. It raises AssertionError where the outcome is wrong.
         refusal: What the error must say (a regular expression). None: the victim must go on.
         may_go_on: Whether the victim may also go on where `refusal` is given.
+        prepare: Writes the attack, in a process whose time and memory do not count. None: `run`
+            writes it.
     """
 
     name: str
     run: Callable[[Path], object]
     refusal: str | None = None
     may_go_on: bool = False
+    prepare: Callable[[Path], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,21 +76,25 @@ class Result:
         failure: Why it succeeded. Empty: it was held off.
         message: What the victim said last.
         seconds: Of wall time.
-        resident_bytes: Most memory of the victim.
+        memory_bytes: Most memory of the victim, besides what it had before.
     """
 
     name: str
     failure: str
     message: str
     seconds: float
-    resident_bytes: int
+    memory_bytes: int
 
 
 def run_attack(attack: Attack, *, max_seconds: float = MAX_SECONDS) -> Result:
     """Run an attack in a forked child, and judge how it ended."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
         report = Path(folder, "report.json")
-        started = time.monotonic()
+        victim_folder = Path(folder, "victim")
+        victim_folder.mkdir()
+        if attack.prepare is not None:
+            _prepare(attack.prepare, victim_folder)
+        started, resident_before = time.monotonic(), _resident_bytes()
         pid = os.fork()
         if pid == 0:
             _child(attack, Path(folder), report)
@@ -94,14 +102,14 @@ def run_attack(attack: Attack, *, max_seconds: float = MAX_SECONDS) -> Result:
         seconds = time.monotonic() - started
         content = json.loads(report.read_bytes()) if report.exists() else {}
     failure = content.get("failure", "")
-    resident_bytes = resident_kib * 1024
+    memory_bytes = max(0, resident_kib * 1024 - resident_before)
     if timed_out:
         failure = f"still running after {max_seconds:g} s"
     elif status:
         failure = f"ended by {_reason(status)}"
-    elif resident_bytes > MAX_RESIDENT_BYTES:
-        failure = f"took {resident_bytes / 1e6:,.0f} MB of memory"
-    return Result(attack.name, failure, content.get("message", ""), seconds, resident_bytes)
+    elif memory_bytes > MAX_MEMORY_BYTES:
+        failure = f"took {memory_bytes / 1e6:,.0f} MB of memory"
+    return Result(attack.name, failure, content.get("message", ""), seconds, memory_bytes)
 
 
 def train(source: Any, *, num_samples: int | None = None, **settings: Any) -> mm.Loader:
@@ -127,10 +135,23 @@ def train(source: Any, *, num_samples: int | None = None, **settings: Any) -> mm
     return loader
 
 
+def _prepare(prepare: Callable[[Path], object], folder: Path) -> None:
+    """Write an attack in a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            prepare(folder)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise RuntimeError("the attack could not be written")
+
+
 def _child(attack: Attack, folder: Path, report: Path) -> None:
     """Run the attack, write the report, and end this process."""
     victim_folder = folder / "victim"
-    victim_folder.mkdir()
     os.chdir(victim_folder)
     log = folder / "log.txt"
     handler = logging.FileHandler(log, encoding="utf-8", errors="backslashreplace")
@@ -171,6 +192,11 @@ def _wait(pid: int, deadline: float) -> tuple[int, int, bool]:
             os.kill(pid, signal.SIGKILL)
             timed_out = True
         time.sleep(0.005)
+
+
+def _resident_bytes() -> int:
+    """Return the memory of this process, which a forked child begins with."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def _reason(status: int) -> str:
