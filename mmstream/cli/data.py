@@ -138,8 +138,13 @@ def index(url: str, **options: Any) -> None:
     """
     from mmstream.dataset.index_tars import index_tars
 
-    logging.getLogger("mmstream.dataset.index_tars").setLevel(logging.INFO)  # how much is read
-    report = index_tars(url, **options)
+    logger = logging.getLogger("mmstream.dataset.index_tars")
+    level = logger.level
+    logger.setLevel(logging.INFO)  # it says how much is read
+    try:
+        report = index_tars(url, **options)
+    finally:
+        logger.setLevel(level)
     say(
         f"{report.num_shards:,} tars, {report.num_samples:,} samples; "
         f"{report.num_built:,} indexes built, {report.num_repacked:,} tars repacked"
