@@ -160,7 +160,7 @@ def share_memory(held: ExitStack) -> None:
 
 
 def hold_memory(held: ExitStack) -> None:
-    data = bytearray(os.urandom(1 << 20) * 32)
+    data = bytearray(os.urandom(1 << 20) * 96)  # more than a process may give back meanwhile
     held.callback(data.clear)
 
 

@@ -82,9 +82,9 @@ def test_workers_move_no_global_generator_of_the_main_process(corpus):
 def test_a_step_that_fails_in_a_worker_fails_as_everywhere(corpus, tmp_path):
     copy = tmp_path / "corpus"
     shutil.copytree(corpus, copy)
-    truncated = make_pipeline(str(copy), bad_samples=mm.BadSamplePolicy(shards=False))
     for path in copy.glob("*.tar"):
         os.truncate(path, 512)
+    truncated = make_pipeline(str(copy), bad_samples=mm.BadSamplePolicy(shards=False))
     with pytest.raises(ShardError, match="truncated"):
         next(iter(mm.Loader(truncated, num_workers=1)))
 
