@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from mmap import mmap
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 
@@ -292,6 +292,21 @@ class Dataset(Sequence[Sample]):
         except OSError:
             return None
         return earlier
+
+    def known_stat(self, shard: int) -> ObjectStat | None:
+        """Return the size and version of a shard as it was opened; None: it was not read yet."""
+        return self._known.get(self.name_of(shard))
+
+    def change_since(self, shard: int, stat: ObjectStat) -> ShardError | None:
+        """Return the error of a shard whose file is not that of `stat` any more, or None."""
+        name = self.name_of(shard)
+        try:
+            require_known(self.url_of(shard), name, self.store.stat(name), {name: stat})
+        except ReplacedError as error:
+            return cast(ShardError, self.explain(error, shard, 0))
+        except OSError:
+            return None  # it was removed: what is mapped stays as it was
+        return None
 
     def parse(
         self, data: bytes | memoryview, shard: int, index: int, *, zero_copy: bool = False

@@ -98,7 +98,7 @@ class Fetcher:
             if mapped is None:
                 unread += ranges
             else:
-                held.put(samples, mapped, 0)
+                held.put(samples, mapped, 0, location.dataset.known_stat(location.shard))
         held.scan()
         for sample_range, data in self._read(unread):
             self._hold(sample_range, data, held)

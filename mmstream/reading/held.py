@@ -20,6 +20,7 @@ from mmstream.dataset.checksums import wrong_samples
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
 from mmstream.reading.step import Outcome
+from mmstream.storage import ObjectStat
 from mmstream.tar.scan import Scan, blocks_of, scan_samples
 from mmstream.types import IntArray, Sample, SampleLineage
 
@@ -95,6 +96,7 @@ class HeldSamples:
         self.num_wrong = 0
         self._errors: dict[int, ShardError | SampleError] = {}
         self._unscanned: list[tuple[SampleRange, Any, int]] = []
+        self._mapped_stats: dict[int, ObjectStat] = {}
         self._is_mixture = False
         self._key, self._url, self._source_name = (self._objects(None) for _ in range(3))
         self._shard, self._local_shard, self._index = (self._integers() for _ in range(3))
@@ -113,7 +115,13 @@ class HeldSamples:
         """Hold why samples cannot be had."""
         self._errors |= dict.fromkeys(positions.tolist(), error)
 
-    def put(self, samples: SampleRange, data: Any, data_start: int) -> None:
+    def put(
+        self,
+        samples: SampleRange,
+        data: Any,
+        data_start: int,
+        mapped_stat: ObjectStat | None = None,
+    ) -> None:
         """Hold samples; `scan` must follow.
 
         Args:
@@ -121,7 +129,11 @@ class HeldSamples:
             data: bytes of their shard, or a view or map of them. With `zero_copy` they stay in
                 memory.
             data_start: the byte of the shard where `data` begins.
+            mapped_stat: of the file that `data` is a map of. A file that is written over in place
+                changes what was mapped, so it is compared again when samples are taken.
         """
+        if mapped_stat is not None:
+            self._mapped_stats[samples.shard] = mapped_stat
         samples = self._right_samples(samples, data, data_start)
         if samples.position.size:
             self._unscanned.append((samples, data, data_start))
@@ -206,6 +218,7 @@ class HeldSamples:
     def take_all(self, first: int, end: int) -> list[Outcome]:
         """Return the samples at positions [first, end)."""
         taken = slice(first, end)
+        self._drop_changed_maps(first, end)
         keys, urls, local_shards, indexes = (
             column[taken].tolist()
             for column in (self._key, self._url, self._local_shard, self._index)
@@ -234,6 +247,17 @@ class HeldSamples:
             column[taken] = b""
         self._is_odd[taken], self._is_held[taken] = True, False
         return outcomes
+
+    def _drop_changed_maps(self, first: int, end: int) -> None:
+        """Hold an error for samples in a map whose file was changed since it was mapped."""
+        shards = self._shard[first:end]
+        for shard in self._mapped_stats.keys() & set(shards.tolist()):
+            location = self._source.locate(shard)
+            error = location.dataset.change_since(location.shard, self._mapped_stats[shard])
+            if error is not None:
+                positions = first + np.flatnonzero(shards == shard)
+                self.put_error(positions, error)
+                self._is_odd[positions] = True
 
     def _parse(self, position: int) -> Outcome:
         """Return a sample that the scan left out, or why there is none."""

@@ -185,3 +185,33 @@ def test_with_checksums_no_other_bytes_are_delivered(tmp_path, zero_copy):
     assert len(texts) == 80
     assert all(text.startswith(b"caption") for text in texts)
     assert loader.stats.num_bad > 0
+
+
+def write_in_place(folder: str) -> None:
+    for path in Path(folder).glob("*.tar"):
+        data = path.read_bytes()
+        with path.open("r+b") as file:
+            file.write(same_size(data))
+
+
+def test_what_is_mapped_and_written_over_in_place_is_no_batch(tmp_path):
+    folder = write_corpus(tmp_path / "plain", [40, 40])
+    loader = loader_of(folder, zero_copy=True, window=40)
+    batches = iter(loader)
+    next(batches)
+    write_in_place(folder)
+    with pytest.raises(ShardError, match="was replaced while this run read it"):
+        next(batches)
+
+
+def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "caption"}\n' * 40)
+    mm.convert(rows, tmp_path / "shards", progress=False, num_workers=0)
+    policy = mm.BadSamplePolicy(quarantine=None, max_consecutive=0, action="raise")
+    loader = loader_of(str(tmp_path / "shards"), zero_copy=True, window=40, bad_samples=policy)
+    batches = iter(loader)
+    next(batches)
+    write_in_place(str(tmp_path / "shards"))
+    with pytest.raises(mm.ChecksumError):
+        next(batches)
