@@ -31,6 +31,7 @@ import msgspec
 from mmstream.converting.rejects import REJECTS_NAME, REPORTS, write_rejects
 from mmstream.converting.shard import ShardReport
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
+from mmstream.dataset.files import require_files
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store, is_remote, open_store
@@ -103,7 +104,9 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
 
     Raises:
         ConfigError: It holds another conversion, or tars that no conversion wrote.
+        ManifestError: Its manifest or marker is damaged, or is no file.
     """
+    require_files(store)
     names = store.list()
     if MARKER_NAME in names:
         marker = _read_json(store, MARKER_NAME)
@@ -122,9 +125,19 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
             return "clear"
         manifest = Manifest.from_bytes(store.read(MANIFEST_NAME))
         source = manifest.source
+        if source.get("by") == "mmstream index":
+            raise ConfigError(
+                f"{store.url}: its manifest is of `mmstream index`, so what was converted here is "
+                "not known; name another destination, or convert again with overwrite=True"
+            )
         _require_same_plan(store, "a dataset", {k: source.get(k) for k in plan}, plan)
         return "finished" if manifest.num_samples or not plan["num_rows"] else "clear"
     tars = [name for name in names if name.endswith(".tar")]
+    if tars and not overwrite and _has_reports(store):
+        raise ConfigError(
+            f"{store.url}: holds shards of a conversion, but its {MANIFEST_NAME} is gone: bring it "
+            "back, make a new one with `mmstream index`, or convert again with overwrite=True"
+        )
     if tars and not overwrite:
         raise ConfigError(
             f"{store.url}: holds {tars[0]}, which no conversion wrote; "
@@ -196,6 +209,11 @@ def _remove_reports(store: Store) -> None:
     if folder is not None:
         with suppress(OSError):  # it does not exist, or holds other files
             Path(folder).rmdir()
+
+
+def _has_reports(store: Store) -> bool:
+    names = open_store(store.url_of(REPORTS)).list()
+    return any(re.fullmatch(_REPORT_FILE, name) for name in names)
 
 
 def _clear(store: Store) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import re
 import shutil
 import tempfile
@@ -28,7 +29,7 @@ import msgspec
 import numpy as np
 
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.storage import is_remote, open_store, split_url
+from mmstream.storage import is_remote, open_file, open_store, split_url
 from mmstream.types import IntArray
 
 __all__ = ["MAX_ROW_BYTES", "RowFile", "RowRange", "open_rows", "read_rows"]
@@ -128,15 +129,15 @@ def open_rows(rows: str) -> Iterator[RowFile]:
     Raises:
         FileNotFoundError: There is no such file.
         ConfigError: It has no rows, a damaged gzip, UTF-16, or a JSON array that does not parse.
-        StorageError: A remote file could not be read.
+        StorageError: A remote file could not be read, or it is a folder, a FIFO or a device.
     """
     name = split_url(rows.rstrip("/"))[1]
     with tempfile.TemporaryDirectory(prefix="mmstream-rows-") as folder:
         path = Path(rows.removeprefix("file://"))
         if is_remote(rows):
             path = _download(rows, Path(folder, "remote"))
-        elif not path.is_file():
-            raise FileNotFoundError(f"{rows}: no such file of rows; pass a JSONL or JSON file")
+        else:
+            _require_file(path, rows)
         if _head(path)[:2] == b"\x1f\x8b":
             path = _unzip(path, Path(folder, "plain"), rows)
         if _head(path).startswith(UTF16):
@@ -148,6 +149,16 @@ def open_rows(rows: str) -> Iterator[RowFile]:
         if len(offsets) < 2:
             raise ConfigError(f"{rows}: holds no rows; write one JSON object per line")
         yield RowFile(str(path.absolute()), name, sha256, stamp, offsets)
+
+
+def _require_file(path: Path, rows: str) -> None:
+    """Raise an error where rows are missing or no file. A FIFO could be read only once."""
+    try:
+        os.close(open_file(str(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(
+            f"{rows}: no such file of rows; pass a JSONL or JSON file"
+        ) from None
 
 
 def _scan(path: Path, target: Path) -> tuple[IntArray, str]:

@@ -31,6 +31,7 @@ from mmstream.dataset.checksums import (
     read_samples,
     sample_checksum,
 )
+from mmstream.dataset.files import require_files
 from mmstream.dataset.index import build_index, decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import (
     MANIFEST_NAME,
@@ -93,6 +94,7 @@ def index_tars(
     Raises:
         ConfigError: There are no tars, a conversion has not finished there, or another process
             writes where this call would.
+        ManifestError: A manifest, a bad list or a marker is there, but is no file.
         ShardError: A tar cannot be indexed; the message names it. Indexes that are built already
             stay.
         FileNotFoundError: A tar vanished meanwhile.
@@ -100,6 +102,8 @@ def index_tars(
     """
     store = open_store(url)
     target = store if output is None else open_store(output)
+    for each in (store, target):
+        require_files(each)
     settings = (repack, overwrite, checksums, num_threads, progress)
     if not any(name.endswith((".tar", *GZIPPED)) for name in store.list()):
         return _index_tars(store, target, *settings)  # an error; a lock would make the folder
@@ -146,8 +150,17 @@ def _index_tars(
     if checksums:
         num_bytes = sum(sizes[name] for name in names if name not in summed)
         logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
+    target_names = frozenset(target.list())
     indexer = _Indexer(
-        store, target, frozenset(target.list()), old_shards, replaced, summed, overwrite, checksums
+        store,
+        target,
+        target_names,
+        old_shards,
+        replaced,
+        bool(old and old.checksums),
+        summed,
+        overwrite,
+        checksums,
     )
     with ThreadPoolExecutor(num_threads) as pool:
         tars = list(
@@ -158,7 +171,9 @@ def _index_tars(
                 disable=None if progress else True,
             )
         )
-    _write_manifest(target, old, tars, None if target == store else store.url, checksums)
+    has_columns = any(checksums_name(name) in target_names for name in names)
+    data_url = None if target == store else store.url
+    _write_manifest(target, old, tars, data_url, checksums, has_columns)
     return IndexReport(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
@@ -194,6 +209,8 @@ class _Indexer:
     old_shards: Mapping[str, ShardInfo]
     replaced: set[str]
     """Tars that were replaced since the old manifest."""
+    is_known_summed: bool
+    """The old manifest says that there are checksums. Else they are compared with the index."""
     summed: set[str]
     """Tars whose checksums need not be made again, if they fit the index."""
     overwrite: bool
@@ -212,7 +229,7 @@ class _Indexer:
         offsets = decode_index(index, index_name(name))
         info = ShardInfo(name, len(offsets) - 1, size)
         has_checksums = column_name in self.target_names and name not in self.replaced
-        if has_checksums and (is_new or self.checksums):
+        if has_checksums and (is_new or self.checksums or not self.is_known_summed):
             has_checksums = _fits(self.target, name, index)
         if not self.checksums:
             if not has_checksums:
@@ -269,7 +286,15 @@ def _sizes(store: Store) -> dict[str, int]:
 def _old_manifest(target: Store) -> Manifest | None:
     try:
         return Manifest.from_bytes(target.read(MANIFEST_NAME))
-    except (FileNotFoundError, ManifestError):
+    except FileNotFoundError:
+        return None
+    except ManifestError as error:
+        logger.warning(
+            "%s: a new manifest is made; what else the old one said is lost, such as the sha256 of "
+            "tars (%s)",
+            target.url,
+            error,
+        )
         return None
 
 
@@ -279,11 +304,15 @@ def _write_manifest(
     tars: Sequence[_IndexedTar],
     data_url: str | None,
     checksums: bool,
+    has_columns: bool,
 ) -> None:
-    """Write the manifest; an old one that describes the same shards stays, as it may hold more."""
+    """Write the manifest; an old one that describes the same shards stays, as it may hold more.
+
+    Checksums that fit their indexes are kept, even where no old manifest tells of them.
+    """
     shards = tuple(tar.info for tar in tars)
     kind: Literal["written", "indexed"] | None = old.checksums if old else None
-    if checksums and (kind is None or any(tar.was_summed for tar in tars)):
+    if (kind is None and has_columns) or any(tar.was_summed for tar in tars):
         kind = "indexed"
     num_without = sum(not tar.has_checksums for tar in tars)
     if kind and num_without:

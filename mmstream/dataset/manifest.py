@@ -33,7 +33,13 @@ MAX_BYTES = 1 << 53
 MAX_MANIFEST_BYTES = 256 << 20
 """Largest file: about two million shards."""
 
-_CURE = "run `mmstream index` to make a new one"
+MAX_NAME_BYTES = 1024
+"""Longest name of a shard, as in S3."""
+
+_CURE = (
+    "run `mmstream index` to make a new one; or, for the manifest of a conversion, run "
+    "`mmstream convert --overwrite`"
+)
 
 _NEVER_IN_NAMES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Kinds of characters: control, direction and other invisible ones, surrogates, line ends."""
@@ -128,7 +134,7 @@ class Manifest:
             raise ManifestError(f"{name}: a shard is named twice")
         for shard in manifest.shards:
             if fault := name_fault(shard.name):
-                raise ManifestError(f"{name}: shard {shard.name!r} {fault}")
+                raise ManifestError(f"{name}: shard {escaped(repr(shard.name))} {fault}")
             # Each sample has one header or more.
             if not 0 <= shard.num_samples * BLOCK <= shard.num_bytes < MAX_BYTES:
                 raise ManifestError(
@@ -165,6 +171,8 @@ def name_fault(name: str) -> str:
         >>> name_fault("./shard-000000.tar")
         'is not in normal form'
     """
+    if len(name.encode(errors="surrogatepass")) > MAX_NAME_BYTES:
+        return f"is longer than {MAX_NAME_BYTES:,} bytes"
     parts = name.split("/")
     if name.startswith("/") or ".." in parts:
         return "lies outside the dataset"

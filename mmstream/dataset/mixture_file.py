@@ -93,9 +93,9 @@ def open_mixture(path: str | os.PathLike[str], *, allow_foreign_urls: bool = Fal
         file = _parse(open_store(folder).read(name, max_bytes=MAX_FILE_BYTES), url)
     except FileNotFoundError:
         raise FileNotFoundError(f"{url}: no such file of a mixture") from None
-    except NotAFileError:
+    except NotAFileError as error:
         raise ConfigError(
-            f"{url}: a folder, no mixture's file; mm.open_dataset opens a dataset's folder"
+            f"{error}; a mixture is a file, and mm.open_dataset opens a dataset's folder"
         ) from None
     sources: dict[str, _Source] = {
         source_name: _convert(_Source, value, url, "sources", source_name)

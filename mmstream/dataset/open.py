@@ -19,6 +19,7 @@ import msgspec
 
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.files import require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError, escaped
@@ -32,6 +33,9 @@ MAX_TARS = 1_000_000
 
 MAX_MARKER_BYTES = 1 << 20
 """Largest marker of an unfinished conversion that is read."""
+
+MAX_FILE_NAME_BYTES = 255
+"""Longest name of a file or folder, in the file systems of Linux and macOS."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +67,8 @@ def open_dataset(
     Raises:
         ConfigError: The list is empty, names a tar twice, or mixes local and remote tars.
         ManifestError: No shards, a conversion that has not finished, a malformed manifest or bad
-            list, a manifest that leads elsewhere, or remote tars without an index.
+            list, one that is no file, a manifest that leads elsewhere, or remote tars without an
+            index.
         FileNotFoundError: No such tar.
         StorageError: The storage failed.
 
@@ -106,6 +111,7 @@ def expand_braces(pattern: str) -> list[str]:
 def _open_folder(
     store: Store, bad_list: bool, checksums: bool, allow_foreign_urls: bool
 ) -> Dataset:
+    require_files(store)
     stats = store.list()
     if MARKER_NAME in stats:
         raise ManifestError(f"{store.url}: conversion has not finished; {_finish_hint(store)}")
@@ -164,6 +170,13 @@ def _data_store(store: Store, manifest: Manifest, allow_foreign_urls: bool) -> S
                     f"{store.url_of(MANIFEST_NAME)}: shard {shard.name!r} has one of {forbidden}, "
                     "which mean something else in a URL; rename it"
                 )
+    elif data_store.local_path("") is not None:
+        for shard in manifest.shards:
+            if max(len(word.encode()) for word in shard.name.split("/")) > MAX_FILE_NAME_BYTES:
+                raise ManifestError(
+                    f"{store.url_of(MANIFEST_NAME)}: no file can have the name of shard "
+                    f"{escaped(repr(shard.name))}, which is too long"
+                )
     return data_store
 
 
@@ -215,6 +228,7 @@ def _open_tars(urls: Sequence[str], bad_list: bool) -> Dataset:
     folders = [split_url(path)[0] for path in paths]
     root = _common_prefix(folders) if is_remote(paths[0]) else os.path.commonpath(folders)
     store = open_store(root)
+    require_files(store)
     names = [path[len(store.url) :].lstrip("/") for path in paths]
     if len(set(names)) != len(names):
         raise ConfigError("open_dataset: a tar is named twice")

@@ -26,6 +26,7 @@ from mmstream.errors import (
     SampleError,
     ShardError,
     SkipSample,
+    escaped,
     where,
 )
 from mmstream.order import MAX_ATTEMPTS
@@ -249,6 +250,11 @@ class RowDecoder:
             raise ConfigError(
                 f"transform {name} returned {type(result).__name__}: it must return the sample "
                 '(to leave one out, raise mm.SkipSample("why"))'
+            )
+        if wrong := [key for key in result if not isinstance(key, str)]:
+            raise ConfigError(
+                f"transform {name} returned a sample with the key {escaped(repr(wrong[0]))}: "
+                "keys are strings"
             )
         return {name: result[name] for name in result if name not in ORIGIN_FIELDS} | origin
 

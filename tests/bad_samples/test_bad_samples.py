@@ -407,6 +407,12 @@ def test_a_transform_that_returns_no_sample_is_told_how_to_leave_one_out(corpus,
         list(mm.Loader(make_pipeline(corpus, transforms=(gives(value),))))
 
 
+@pytest.mark.parametrize("key", [5, None, b"jpg", ("a", "b")])
+def test_a_transform_whose_keys_are_no_strings_is_named(corpus, key):
+    with pytest.raises(ConfigError, match=r"gives returned a sample with the key .*are strings"):
+        list(mm.Loader(make_pipeline(corpus, transforms=(gives({key: 1}),))))
+
+
 def gives(value):
     def gives(sample):
         return value

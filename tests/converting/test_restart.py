@@ -12,6 +12,7 @@ import pytest
 
 from mmstream.converting import shard
 from mmstream.converting.convert import ConvertReport
+from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
@@ -245,6 +246,19 @@ def test_tars_that_no_conversion_accounts_for_are_not_mixed_with(corpus, tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file, not a folder"):
         run(corpus, tmp_path / "file")
+
+
+def test_a_conversion_without_its_manifest_says_what_to_do(corpus, tmp_path):
+    run(corpus, tmp_path / "out")
+    files = tree(tmp_path / "out")
+    (tmp_path / "out" / "mmstream.json").unlink()
+    with pytest.raises(ConfigError, match=r"its mmstream\.json is gone: .*overwrite=True"):
+        run(corpus, tmp_path / "out")
+    index_tars(tmp_path / "out", progress=False)
+    with pytest.raises(ConfigError, match=r"manifest is of `mmstream index`.*overwrite=True"):
+        run(corpus, tmp_path / "out")
+    run(corpus, tmp_path / "out", overwrite=True)
+    assert tree(tmp_path / "out") == files
 
 
 def test_one_destination_in_the_way_stops_all_splits_before_any_is_written(corpus, tmp_path):

@@ -138,6 +138,37 @@ def test_a_manifest_that_says_more_stays(tmp_path):
     assert tree(tmp_path / "out") == before
 
 
+def flip_bit(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_new_manifest_keeps_the_checksums_that_fit_their_indexes(converted, caplog, is_damaged):
+    before = tree(converted)
+    if is_damaged:
+        flip_bit(converted / MANIFEST_NAME, 100)
+    else:
+        (converted / MANIFEST_NAME).unlink()
+    index(converted)
+    assert ("sha256 of tars" in caplog.text) == is_damaged
+    assert tree(converted).keys() == before.keys()
+    assert open_dataset(converted).manifest.checksums == "indexed"
+    assert problems(converted) == []
+    tar = next(converted.glob("*.tar"))
+    flip_bit(tar, 512)  # in the data of the first sample
+    assert any("checksum" in problem for problem in problems(converted))
+
+
+def test_checksums_that_do_not_fit_are_dropped_with_a_warning(converted, caplog):
+    (converted / MANIFEST_NAME).unlink()
+    flip_bit(sorted(converted.glob("*.crc32c"))[0], 0)
+    index(converted)
+    assert "tars have no checksums, so none are compared" in caplog.text
+    assert open_dataset(converted).manifest.checksums is None
+
+
 def test_one_bad_tar_is_named_and_the_other_indexes_stay(tars):
     (tars / "c.tar").write_bytes(b"<html>404</html>" * 100)
     with pytest.raises(ShardError, match=r"c\.tar: not a tar"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -148,8 +149,11 @@ def test_weights_that_are_none_say_where_they_stand(folder, tmp_path):
 
 
 def test_what_is_no_mixture_says_what_it_is(folder):
-    with pytest.raises(mm.ConfigError, match=r"a: a folder, no mixture's file; mm\.open_dataset"):
+    with pytest.raises(mm.ConfigError, match=r"a: a folder; a file is needed; .*mm\.open_dataset"):
         mm.open_mixture(folder / "a")
+    os.mkfifo(folder / "fifo.json")
+    with pytest.raises(mm.ConfigError, match=r"fifo\.json: a FIFO; a file is needed"):
+        mm.open_mixture(folder / "fifo.json")
     with pytest.raises(FileNotFoundError, match=r"absent\.json"):
         mm.open_mixture(folder / "absent.json")
     with pytest.raises(mm.ConfigError, match="a dataset's manifest"):

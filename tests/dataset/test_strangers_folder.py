@@ -48,6 +48,8 @@ def write_manifest(folder: Path, *shards: dict[str, Any], **fields: Any) -> Path
         ("a\n.tar", "cannot be shown"),
         ("a\x1b[2J.tar", "cannot be shown"),
         ("a\u202e.tar", "cannot be shown"),
+        ("x" * 5000, "longer than 1,024 bytes"),
+        ("x" * 300, "too long"),
     ],
 )
 def test_a_name_that_is_not_in_normal_form_is_refused(
