@@ -26,7 +26,7 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
     """Cut a batch by rows into micro-batches of equal size, plus or minus one row.
 
     - A field with one entry per row is cut by rows.
-    - A ragged field has a companion that names the row of each entry, as ``image`` has
+    - A ragged field has a companion, a tensor that names the row of each entry, as ``image`` has
       ``image_row``. It is cut where its rows end. In each micro-batch the companion counts rows
       from 0. On CUDA, reading the companion makes the host wait for the device.
     - A dict is cut field by field.
@@ -65,18 +65,23 @@ def _split(fields: dict[str, Any], cuts: list[int]) -> list[dict[str, Any]]:
     micro_batches: list[dict[str, Any]] = [{} for _ in cuts[1:]]
     for name, value in fields.items():
         companion = f"{name}_row"
-        if name.endswith("_row") and name.removesuffix("_row") in fields:
+        if name.removesuffix("_row") in fields and _is_companion(name, value):
             rows = _slices(value, _ragged_cuts(name, value, cuts))
             slices = [
                 rows_of_entries - start for rows_of_entries, start in zip(rows, cuts, strict=False)
             ]
-        elif companion in fields:
+        elif _is_companion(companion, fields.get(companion)):
             slices = _slices(value, _ragged_cuts(companion, fields[companion], cuts))
         else:
             slices = _slices_by_row(name, value, cuts)
         for micro_batch, micro_value in zip(micro_batches, slices, strict=True):
             micro_batch[name] = micro_value
     return micro_batches
+
+
+def _is_companion(name: str, value: Any) -> bool:
+    """Tell whether a field names the row of each entry of another, as ``image_row``."""
+    return name.endswith("_row") and isinstance(value, torch.Tensor)
 
 
 def _slices_by_row(name: str, value: Any, cuts: list[int]) -> list[Any]:

@@ -33,6 +33,7 @@ from mmstream.dataset.checksums import (
 )
 from mmstream.dataset.index import decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
+from mmstream.decoding.fields import is_too_deep
 from mmstream.errors import MMStreamError, ShardError, StorageError
 from mmstream.storage import Store
 from mmstream.storage.write_lock import WriteLock
@@ -45,9 +46,6 @@ KEY_DIGITS = 9
 
 TAR_END_BYTES = 1024
 """Zeros behind the last sample of a tar."""
-
-MAX_DEPTH = 200
-"""Lists and objects that may lie inside each other in a row."""
 
 Samples = Iterator[tuple[str, dict[str, bytes]]]
 
@@ -265,27 +263,9 @@ def _parse(line: bytes | None) -> Any:
         raise RowError(f"not JSON: {error}") from None
     except RecursionError:
         raise RowError("not JSON: nested too deeply") from None
-    _require_depth(line, value)
-    return value
-
-
-def _require_depth(line: bytes, value: Any) -> None:
-    """Refuse a row that is nested deeper than readers follow.
-
-    What the parser follows depends on how deep its caller stands, so it must not decide.
-    """
-    if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
-        return
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, dict | list)
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-        ]
-    if any(isinstance(value, dict | list) for value in level):
+    if is_too_deep(line, value):
         raise RowError("not JSON: nested too deeply")
+    return value
 
 
 class _HashedFile:

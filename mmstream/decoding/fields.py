@@ -1,7 +1,7 @@
 """The fields of a sample: which are images, and how text and JSON are read.
 
 Place in the flow: decoding and tokenizing both ask here, so that pictures and placeholders agree,
-and one rule limits every field of text.
+and one rule limits every field of text. A conversion asks how deep JSON may be nested.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ A tokenizer takes up to 640 times the memory of a text, and up to 2 s per MiB. P
 to 35 times the memory of its bytes.
 """
 
+MAX_JSON_DEPTH = 200
+"""Lists and objects that may lie inside each other in JSON.
+
+Pickle takes an object from a worker to the main process only up to a few hundred levels.
+"""
+
 
 def parse_json(data: bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
     """Parse a ``json`` field.
 
     Raises:
-        DecodeError: It is no JSON, nested deeper than about 1,000 levels, or larger than
+        DecodeError: It is no JSON, nested deeper than `MAX_JSON_DEPTH` levels, or larger than
             `max_bytes`.
     """
     if len(data) > max_bytes:
@@ -40,9 +46,36 @@ def parse_json(data: bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
             "raise Decode(max_json_bytes=)"
         )
     try:
-        return msgspec.json.decode(data)
-    except (ValueError, RecursionError) as error:  # msgspec's errors and UnicodeDecodeError
+        value = msgspec.json.decode(data)
+    except ValueError as error:  # msgspec's errors and UnicodeDecodeError
         raise DecodeError(f"JSON: {error}") from None
+    except RecursionError:
+        raise DecodeError(_TOO_DEEP) from None
+    if is_too_deep(data, value):
+        raise DecodeError(_TOO_DEEP)
+    return value
+
+
+def is_too_deep(data: bytes, value: Any) -> bool:
+    """Tell whether parsed JSON is nested deeper than `MAX_JSON_DEPTH` levels.
+
+    What the parser follows depends on how deep its caller stands, so it must not decide.
+
+    Args:
+        data: The JSON.
+        value: What it was parsed to.
+    """
+    if data.count(b"[") + data.count(b"{") <= MAX_JSON_DEPTH:
+        return False
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    return any(isinstance(child, dict | list) for child in level)
 
 
 def decode_text(value: object, max_bytes: int = MAX_TEXT_BYTES) -> str:
@@ -75,6 +108,9 @@ def check_text(text: str, max_bytes: int) -> str:
         if num_bytes > max_bytes:
             raise _too_long(num_bytes, max_bytes)
     return text
+
+
+_TOO_DEEP = f"JSON: nested deeper than {MAX_JSON_DEPTH} levels"
 
 
 def _too_long(num_bytes: int, max_bytes: int) -> DecodeError:

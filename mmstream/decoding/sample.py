@@ -37,6 +37,11 @@ __all__ = ["Decode", "TextTokens", "decode_sample", "decode_texts"]
 
 T = TypeVar("T")
 
+IMAGE_FIELDS = ("image",)
+TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
+"""Fields that a decoder makes. Its samples cannot hold files of these names. The tar's reader
+refuses ``image_tiles`` and ``image_size`` from the start."""
+
 TextTokens: TypeAlias = tuple[Sample, DecodedText | DecodeError | None]
 """A sample with ``json`` parsed, and the tokens of its text. None: not tokenized yet."""
 
@@ -121,7 +126,8 @@ def decode_sample(
         or has lost parts.
 
     Raises:
-        DecodeError: A field is damaged: ``shard[index] key.field: reason``.
+        DecodeError: A field is damaged, or has a name that a decoder of `decode` makes:
+            ``shard[index] key.field: reason``.
         ConfigError: A random crop or flip is set and the sample has no lineage, or ``image_length``
             returned no number of tokens.
     """
@@ -131,6 +137,8 @@ def decode_sample(
         decoded["json"] = _with_address(sample, "json", parse)
     if decode is None:
         return decoded
+    _require_absent(sample, TEXT_FIELDS if decode.text is not None else ())
+    _require_absent(sample, IMAGE_FIELDS if decode.image is not None else ())
     if decode.text is not None:
         name = decode.text.source(decoded)
         if tokens is None:
@@ -213,6 +221,16 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
         )
         for name in image_fields(sample)
     ]
+
+
+def _require_absent(sample: Sample, names: Sequence[str]) -> None:
+    """Raise a DecodeError if a sample has a field that a decoder would replace."""
+    for name in names:
+        if name in sample:
+            raise DecodeError(
+                f"{_address(sample, name)}: the decoder makes a field of this name; rename this "
+                "file in the tar"
+            )
 
 
 def _max_json_bytes(decode: Decode | None) -> int:

@@ -6,7 +6,8 @@ a range of bytes. The other is to go from header to header without reading paylo
 Members are grouped into samples by the rules of WebDataset. The key is the path up to the first dot
 of the file's name, and the field is the rest in lower case: ``train/0001.seg.PNG`` is the field
 ``seg.png`` of the sample ``train/0001``. Files named like ``__x__`` are left out. Fields named like
-``__x__`` are those that mmstream adds itself, such as ``__key__``; a tar must not have them.
+``__x__`` are those that mmstream adds itself, such as ``__key__``; a tar must not have them. The
+same holds for the fields beside ``image`` in a batch, such as ``image_row``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ __all__ = [
     "sample_offsets",
     "split_name",
 ]
+
+IMAGE_COMPANIONS = frozenset({"image_row", "image_size", "image_tiles"})
+"""Fields that say in a batch what belongs to which image. Only mmstream makes them."""
 
 MAX_SAMPLES = 1 << 24
 """Most samples of a shard. An index of more is an attack, or needs more shards."""
@@ -113,8 +117,8 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def is_reserved(field: str) -> bool:
-    """Tell whether a field has a name of mmstream's own: ``__key__``, ``__source__``, ``__x__``."""
-    return field.startswith("__") and field.endswith("__")
+    """Tell whether a field has a name of mmstream's own: ``__key__``, ``__x__``, ``image_row``."""
+    return field in IMAGE_COMPANIONS or (field.startswith("__") and field.endswith("__"))
 
 
 def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False) -> dict[str, Any]:
@@ -156,8 +160,8 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
                 )
             if is_reserved(field):
                 raise SampleError(
-                    f"{escaped(key)}.{escaped(field)}: fields named like __x__ are mmstream's own; "
-                    "rename this file in the tar"
+                    f"{escaped(key)}.{escaped(field)}: fields named like __x__ are mmstream's own, "
+                    f"and so are {', '.join(sorted(IMAGE_COMPANIONS))}; rename this file in the tar"
                 )
             if field in sample:
                 raise SampleError(

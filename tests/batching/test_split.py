@@ -138,6 +138,11 @@ def test_a_field_without_an_entry_a_row_is_refused() -> None:
         mm.split_rows(batch, 2)
 
 
+def test_a_list_named_like_a_companion_is_a_field_of_its_own() -> None:
+    batch = {"txt": ["a", "b"], "txt_row": [b"1", b"2"], "__valid__": torch.tensor([True, True])}
+    assert [part["txt_row"] for part in mm.split_rows(batch, 2)] == [[b"1"], [b"2"]]
+
+
 def test_less_than_one_part_is_refused() -> None:
     with pytest.raises(mm.ConfigError, match="num_parts is 0"):
         mm.split_rows(made_batch([1], 0, whole=True), 0)

@@ -164,3 +164,16 @@ def test_a_decode_can_be_pickled(text: TextDecoder) -> None:
     decoded = decode_sample(sample(jpg=picture(3), txt=b"a cat"), decode)
     assert decoded["image"].shape == (3, 4, 4)
     assert decoded["labels"].tolist() == text({"txt": "a cat"})["labels"].tolist()
+
+
+def test_a_file_cannot_be_a_field_that_a_decoder_makes(text: TextDecoder) -> None:
+    raw = {"txt": b"a cat", "0.png": picture(1)}
+    for name in ("input_ids", "attention_mask", "labels"):
+        fields = named({**raw, name: b"7"})
+        assert decode_sample(fields, IMAGES)[name] == b"7"
+        with pytest.raises(DecodeError, match=rf"\[17\] 000123\.{name}: .*rename this file"):
+            decode_sample(fields, Decode(text=text))
+    fields = named({**raw, "image": b"7"})
+    assert decode_sample(fields, Decode(text=text))["image"] == b"7"
+    with pytest.raises(DecodeError, match=r"\[17\] 000123\.image: .*rename this file"):
+        decode_sample(fields, IMAGES)

@@ -162,6 +162,19 @@ def test_a_field_with_one_of_our_own_names_is_an_error_of_that_sample(field):
         read_by_mmstream(data)
 
 
+@pytest.mark.parametrize("field", ["image_row", "image_tiles", "image_size", "Image_Row"])
+def test_a_field_that_a_batch_has_beside_its_images_is_an_error_of_that_sample(field):
+    data, _ = write([("a", {"txt": b"1", field: b"1"})])
+    with pytest.raises(SampleError, match=rf"a\.{field.lower()}: .*own.* image_row, .*rename"):
+        read_by_mmstream(data)
+
+
+@pytest.mark.parametrize("field", ["image", "labels", "image_row.npy", "1.image_row", "txt_row"])
+def test_names_that_only_decoders_or_nobody_makes_are_fields(field):
+    data, _ = write([("a", {field: b"1"})])
+    assert read_by_mmstream(data) == [[("__key__", "a"), (field, b"1")]]
+
+
 @pytest.mark.parametrize("field", ["__x", "x__", "__x__.txt", "a.__x__y"])
 def test_other_names_with_underscores_are_fields(field):
     data, _ = write([("a", {field: b"1"})])

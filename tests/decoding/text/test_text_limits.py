@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -74,6 +75,22 @@ def test_deep_json_is_a_bad_sample(opening: bytes) -> None:
     sample = {"__key__": "7", "json": opening * 100_000}
     with pytest.raises(DecodeError, match=r"^7\.json: JSON: "):
         decode_sample(sample, None)
+
+
+@pytest.mark.parametrize("caller_depth", [0, 300])
+def test_how_deep_json_may_be_nested_does_not_depend_on_the_caller(caller_depth: int) -> None:
+    def decode(depth: int, deeper: int) -> Any:
+        if deeper:
+            return decode(depth, deeper - 1)
+        data = b'{"a":' * (depth - 1) + b"[" + b"]" + b"}" * (depth - 1)
+        return decode_sample({"__key__": "7", "json": data}, None)["json"]
+
+    assert pickle.loads(pickle.dumps(decode(200, caller_depth))) == decode(200, 0)
+    for depth in (201, 600, 950, 100_000):
+        with pytest.raises(DecodeError, match=r"^7\.json: JSON: nested deeper than 200 levels$"):
+            decode(depth, caller_depth)
+    shallow = {"__key__": "7", "json": b"[" + b"[]," * 300 + b'"' + b"[" * 300 + b'"]'}
+    assert len(decode_sample(shallow, None)["json"]) == 301
 
 
 def test_a_template_that_prints_deep_values_refuses_them_as_a_bad_sample() -> None:
