@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
-from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.image.encoded import encode_or_decode
+from mmstream.decoding.image.decoder import Decoded, ImageDecoder
+from mmstream.decoding.image.encoded import EncodedImage, encode_or_decode
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
@@ -215,9 +215,12 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
     if shapes is not None or decoder is None:
         return shapes or []
     rng = _image_rng(sample, decoder)
+    limits = decoder.start_limits()
     return [
         decoder.shape_of(
-            _with_address(sample, name, partial(decoder.decode, sample[name], rng=rng)).picture
+            _with_address(
+                sample, name, partial(decoder.decode, sample[name], rng=rng, limits=limits)
+            ).picture
         )
         for name in image_fields(sample)
     ]
@@ -269,22 +272,37 @@ def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
 def _decode_images(
     sample: Sample, decoder: ImageDecoder, out: torch.Tensor | None
 ) -> dict[str, Any]:
-    """Return the fields that replace a sample's image fields; see `decode_sample`."""
+    """Return the fields that replace a sample's image fields; see `decode_sample`.
+
+    The limits of memory and time hold for all images of the sample together.
+    """
     names = image_fields(sample)
     rng = _image_rng(sample, decoder)
     if out is not None and len(names) == 1:
         _with_address(sample, names[0], partial(decoder, sample[names[0]], out.numpy(), rng))
         return {"image": out.permute(2, 0, 1)}  # in the batch's memory: collate need not copy
+    limits = decoder.start_limits()
+    if len(names) > 1 and decoder.output_shape is not None:
+        check = partial(limits.check_results, len(names), *decoder.output_shape)
+        _with_address(sample, "", check)
     if decoder.device != "cpu":
-        images = [
-            _with_address(sample, name, partial(encode_or_decode, sample[name], name, decoder, rng))
-            for name in names
-        ]
+        images: list[EncodedImage | torch.Tensor] = []
+        for name in names:
+            image = _with_address(
+                sample, name, partial(encode_or_decode, sample[name], name, decoder, rng, limits)
+            )
+            height, width = (
+                image.plan.view.shape if isinstance(image, EncodedImage) else image.shape[-2:]
+            )
+            limits = limits.holding(height * width * 3)
+            images.append(image)
         return {"image": images[0] if len(images) == 1 else images}
-    results = [
-        _with_address(sample, name, partial(decoder.decode, sample[name], rng=rng))
-        for name in names
-    ]
+    results: list[Decoded] = []
+    for name in names:
+        decode = partial(decoder.decode, sample[name], rng=rng, limits=limits)
+        result = _with_address(sample, name, decode)
+        limits = limits.holding(result.pixels.nbytes)
+        results.append(result)
     if decoder.tiles is None:
         tensors = [torch.from_numpy(result.pixels).permute(2, 0, 1) for result in results]
         return {"image": tensors[0] if len(tensors) == 1 else tensors}

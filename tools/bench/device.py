@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 import mmstream as mm
-from mmstream.decoding.image.encoded import EncodedImages, encode_or_decode
+from mmstream.decoding.image.encoded import EncodedImage, EncodedImages, encode_or_decode
 from mmstream.device.nvjpeg import DecodeJpegs, DeviceDecoder, nvjpeg
 from tools.bench.corpus import photographs, write_corpus
 
@@ -99,7 +99,11 @@ def decode_ways(device: torch.device, sizes: Sizes) -> dict[str, Callable[[], fl
     files = [photos[number % len(photos)] for number in range(sizes.files)]
     on_cpu = mm.ImageDecoder(size=SIZE)
     on_gpu = mm.ImageDecoder(size=SIZE, device="cuda")
-    encoded = [encode_or_decode(file, "jpg", on_gpu, None) for file in files]
+
+    def encode(file: bytes) -> EncodedImage | torch.Tensor:
+        return encode_or_decode(file, "jpg", on_gpu, None, on_gpu.start_limits())
+
+    encoded = list(map(encode, files))
     groups = [encoded[first : first + sizes.batch] for first in range(0, len(files), sizes.batch)]
     batches = [EncodedImages.join(group) for group in groups]
     decoder = DeviceDecoder(device, jpeg_decoder(device), None)
@@ -120,7 +124,7 @@ def decode_ways(device: torch.device, sizes: Sizes) -> dict[str, Callable[[], fl
         f"decode, CPU, {cores} threads": all_cores,
         f"decode, device, batches of {sizes.batch}": on_device,
         "header and plan alone, one thread": lambda: rate(
-            len(files), device, lambda: [encode_or_decode(f, "jpg", on_gpu, None) for f in files]
+            len(files), device, lambda: list(map(encode, files))
         ),
     }
 

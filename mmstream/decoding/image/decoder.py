@@ -23,6 +23,7 @@ All formats follow the same rules:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -120,14 +121,15 @@ class ImageDecoder:
             decoded at full size, which gives torchvision's pixels.
         max_pixels: Limit on height x width. It is checked from the header, before any pixel is
             decoded. It also limits what resizing makes of a very long picture. The default is
-            128 Mi pixels, 384 MiB as RGB.
+            128 Mi pixels, 384 MiB as RGB. No side may exceed 65,535 pixels.
         max_bytes: Limit on the size of the encoded image. The default is 256 MiB.
         max_memory: Limit on the bytes that decoding needs at its peak, besides the file. It is
-            worked out from the header, before any pixel is decoded. The default is 640 MiB: enough
-            for a baseline JPEG of `max_pixels`, or a PNG of 96 megapixels (docs/decoder-safety.md).
-        timeout_s: Seconds that decoding one image may take. An image that takes longer is bad, and
-            has an `mmstream.TimeoutError`. One call of a C library cannot be interrupted, so the
-            limits above keep such calls short. None: no limit.
+            worked out from the header, before any pixel is decoded. It holds for a sample: the
+            results of its earlier images count. The default is 640 MiB: enough for a baseline JPEG
+            of `max_pixels`, or a PNG of 96 megapixels (docs/decoder-safety.md).
+        timeout_s: Seconds that decoding the images of one sample may take, all together. A sample
+            that takes longer is bad, and has an `mmstream.TimeoutError`. One call of a C library
+            cannot be interrupted, so the limits above keep such calls short. None: no limit.
         device: Who decodes. "cpu": this decoder. "cuda": in a pipeline, plain JPEGs stay encoded
             until `mmstream.to_device`, where the GPU decodes them at full size. The CPU still
             decodes all other pictures, and all direct calls. "cuda" does not go with `tiles`.
@@ -241,6 +243,7 @@ class ImageDecoder:
         out: NDArray[np.uint8] | None = None,
         rng: np.random.Generator | None = None,
         plan: Plan | None = None,
+        limits: Limits | None = None,
     ) -> Decoded:
         """Decode one image as a call does. The outcome also says how large the picture was.
 
@@ -249,11 +252,25 @@ class ImageDecoder:
             out: As in a call.
             rng: As in a call. Not used with a plan.
             plan: What `plan` returned for this file. None: the result is planned now.
+            limits: What `start_limits` returned for this sample. None: they start now.
 
         Raises:
-            DecodeError: As in a call.
+            DecodeError: As in a call. Or the machine has not enough memory for this image.
             ConfigError: As in a call.
         """
+        try:
+            return self._decode(data, out, rng, plan, limits or self.start_limits())
+        except MemoryError as error:
+            raise DecodeError(f"out of memory: {str(error) or 'the image needs more'}") from None
+
+    def _decode(
+        self,
+        data: bytes,
+        out: NDArray[np.uint8] | None,
+        rng: np.random.Generator | None,
+        plan: Plan | None,
+        limits: Limits,
+    ) -> Decoded:
         shape = self.output_shape
         if out is not None and not (
             shape and out.shape == (*shape, 3) and out.dtype == np.uint8 and out.flags.c_contiguous
@@ -263,7 +280,6 @@ class ImageDecoder:
             self._check_rng(rng)
         if len(data) > self.max_bytes:
             raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        limits = self._limits()
         if plan is None:
             planned = self._plan_from_header(data, rng, limits)
         else:
@@ -271,7 +287,8 @@ class ImageDecoder:
         factor = 1
         if planned is not None and self.scaled_decoding:
             factor = shrink_factor(planned[1], planned[0])
-        pixels, factor = decode_bytes(data, limits, factor)
+        check_shape = partial(self._check_result, limits) if planned is None else None
+        pixels, factor = decode_bytes(data, limits, factor, check_shape)
         limits.check_time()
         if planned is None:
             picture = (pixels.shape[0], pixels.shape[1])
@@ -300,13 +317,13 @@ class ImageDecoder:
         self._check_rng(rng)
         if self.device == "cpu" or len(data) > self.max_bytes or not data.startswith(JPEG_START):
             return None
-        limits = self._limits()
+        limits = self.start_limits()
         header = plain_jpeg(data, self.max_pixels)
         if header is None:
             return None
         stored, orientation = header
         plan = Plan(stored, orientation, whole_view(stored, stored))
-        limits.check_pixels(*plan.picture)
+        limits.check_picture(*plan.picture)
         return plan._replace(view=self._views(plan.picture, rng, limits)[0])
 
     def prepared_shape(self, data: bytes) -> ImageShape | None:
@@ -319,7 +336,7 @@ class ImageDecoder:
         if len(data) > self.max_bytes:
             return None
         try:
-            picture = header_shape(data, self._limits())
+            picture = header_shape(data, self.start_limits())
             return None if picture is None else self.shape_of(picture)
         except DecodeError:
             return None
@@ -332,12 +349,12 @@ class ImageDecoder:
         """
         if self.output_shape:
             return ImageShape(*self.output_shape, picture)
-        limits = self._limits()
-        limits.check_pixels(*picture)
+        limits = self.start_limits()
+        limits.check_picture(*picture)
         return ImageShape.from_views(picture, self._views(picture, None, limits))
 
-    def _limits(self) -> Limits:
-        """Return the limits of one decoding that starts now."""
+    def start_limits(self) -> Limits:
+        """Return the limits of decoding the images of one sample. Their time starts now."""
         return Limits.start(self.max_pixels, self.max_memory, self.timeout_s)
 
     def _check_rng(self, rng: np.random.Generator | None) -> None:
@@ -347,14 +364,26 @@ class ImageDecoder:
     def _plan_from_header(
         self, data: bytes, rng: np.random.Generator | None, limits: Limits
     ) -> tuple[Shape, list[View]] | None:
-        """Plan the results of a JPEG that may be decoded smaller. None: plan after decoding."""
-        if not self.scaled_decoding or self.resize == "native" or not data.startswith(JPEG_START):
+        """Plan the results of a JPEG, which may be decoded smaller. None: plan after decoding."""
+        if self.resize == "native" or not data.startswith(JPEG_START):
             return None
         picture = jpeg_shape(data)
         if picture is None:
             return None
-        limits.check_pixels(*picture)
+        limits.check_picture(*picture)
         return picture, self._views(picture, rng, limits)
+
+    def _check_result(self, limits: Limits, height: int, width: int) -> None:
+        """Refuse a picture whose result exceeds a limit, whichever way it is turned upright.
+
+        The orientation may stand after the pixels of a PNG, so the final plan is made after them.
+        """
+        if self.crop == "random":
+            return  # a box of the picture is resized to `size`, so no result is larger
+        try:
+            self._views((height, width), None, limits)
+        except DecodeError:
+            self._views((width, height), None, limits)
 
     def _views(self, picture: Shape, rng: np.random.Generator | None, limits: Limits) -> list[View]:
         """Plan the results of a picture of this shape. Random crops and flips are drawn here."""

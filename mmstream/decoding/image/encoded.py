@@ -20,6 +20,7 @@ import torch
 
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.image.geometry import Shape
+from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.plan import Plan
 
 __all__ = ["EncodedImage", "EncodedImages", "Jpeg", "encode_or_decode"]
@@ -56,7 +57,11 @@ class EncodedImage:
 
 
 def encode_or_decode(
-    data: bytes, field: str, decoder: ImageDecoder, rng: np.random.Generator | None
+    data: bytes,
+    field: str,
+    decoder: ImageDecoder,
+    rng: np.random.Generator | None,
+    limits: Limits,
 ) -> EncodedImage | torch.Tensor:
     """Leave a picture to the GPU where the GPU can decode it, else decode it now.
 
@@ -70,8 +75,10 @@ def encode_or_decode(
     """
     plan = decoder.plan(data, rng)
     if plan is not None and not plan.is_steep:
+        height, width = plan.view.shape
+        limits.check_memory(height * width * 3, *plan.picture)
         return EncodedImage(data, plan, field, decoder)
-    return torch.from_numpy(decoder.decode(data, None, rng, plan).pixels).permute(2, 0, 1)
+    return torch.from_numpy(decoder.decode(data, None, rng, plan, limits).pixels).permute(2, 0, 1)
 
 
 class Jpeg(NamedTuple):

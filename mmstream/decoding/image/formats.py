@@ -39,13 +39,19 @@ JPEG_START = b"\xff\xd8"
 """The first bytes of every JPEG: its marker "start of image"."""
 
 
-def decode_bytes(data: bytes, limits: Limits, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
+def decode_bytes(
+    data: bytes,
+    limits: Limits,
+    factor: int = 1,
+    check_shape: Callable[[int, int], None] | None = None,
+) -> tuple[NDArray[np.uint8], int]:
     """Decode an image of any known format.
 
     Args:
         data: The file.
         limits: Limits on pixels, memory and time.
         factor: How many times smaller a JPEG may be decoded: 1, 2, 4 or 8.
+        check_shape: As in `decode_with_pillow`. Not used for a JPEG.
 
     Returns:
         The pixels: uint8 [H, W, 3], RGB, upright, C-contiguous. And the factor that was used. It is
@@ -59,7 +65,7 @@ def decode_bytes(data: bytes, limits: Limits, factor: int = 1) -> tuple[NDArray[
     plugin = _plugin(data)
     if plugin is PngImagePlugin.PngImageFile:
         check_png(data)
-    picture = decode_with_pillow(plugin, data, limits)
+    picture = decode_with_pillow(plugin, data, limits, check_shape)
     height, width, _ = picture.pixels.shape
     limits.check_memory(upright_bytes(height, width, picture.orientation), height, width)
     return upright(picture.pixels, picture.orientation), 1

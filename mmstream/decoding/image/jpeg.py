@@ -146,7 +146,7 @@ def _decode_strictly(
 ) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG as it is stored. Raises ValueError at libjpeg's first warning."""
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    limits.check_pixels(height, width)
+    limits.check_picture(height, width)
     is_cmyk = colorspace in ("CMYK", "YCCK")
     if is_cmyk:
         factor = 1

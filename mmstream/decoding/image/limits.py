@@ -1,7 +1,8 @@
-"""What one image may cost: pixels, memory, time. Strangers write the numbers in its header.
+"""What the images of a sample may cost: pixels, memory, time. Strangers write their headers.
 
-Place in the flow: `decoder.py` makes a `Limits` for each image. Every module that decodes asks it
-before it does something that costs much:
+Place in the flow: `sample.py` starts a `Limits` for each sample, so that many images have no more
+time and memory than one. Every module that decodes asks it before it does something that costs
+much:
 
     header -> pixels, memory of the decoding -> decode -> memory of what follows -> resize
 
@@ -19,11 +20,18 @@ from typing import NamedTuple
 
 from mmstream.errors import DecodeError, TimeoutError
 
-__all__ = ["Limits"]
+__all__ = ["MAX_SIDE", "Limits"]
+
+MAX_SIDE = 65_535
+"""Largest height and width of a picture: the most that a JPEG can have, for all formats.
+
+Pillow allocates something for each row, and converts rows whole, so long sides cost more than their
+pixels.
+"""
 
 
 class Limits(NamedTuple):
-    """The limits of one decoding."""
+    """The limits of decoding the images of one sample."""
 
     max_pixels: int
     """Largest height x width."""
@@ -33,6 +41,8 @@ class Limits(NamedTuple):
     """Seconds that decoding may take, for messages. None: no limit."""
     deadline: float
     """When the time is over, on the clock of ``time.monotonic``."""
+    held_bytes: int = 0
+    """Memory that the results of the sample's earlier images take."""
 
     @classmethod
     def start(cls, max_pixels: int, max_memory: int, timeout_s: float | None) -> Limits:
@@ -40,8 +50,18 @@ class Limits(NamedTuple):
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         return cls(max_pixels, max_memory, timeout_s, deadline)
 
+    def check_picture(self, height: int, width: int) -> None:
+        """Refuse a picture whose header states no pixels, too many, or too long a side.
+
+        Raises:
+            DecodeError: Names the size and the limit.
+        """
+        self.check_pixels(height, width)
+        if max(height, width) > MAX_SIDE:
+            raise DecodeError(f"picture of {width}x{height} exceeds {MAX_SIDE} pixels on a side")
+
     def check_pixels(self, height: int, width: int) -> None:
-        """Refuse a picture without pixels, or with more than the limit.
+        """Refuse a size without pixels, or with more than the limit.
 
         Raises:
             DecodeError: Names the size and the limit.
@@ -55,18 +75,36 @@ class Limits(NamedTuple):
         """Refuse a picture that needs more memory than the limit.
 
         Args:
-            num_bytes: What is needed at the peak.
+            num_bytes: What is needed at the peak, besides `held_bytes`.
             height: Of the picture, for the message.
             width: Of the picture, for the message.
 
         Raises:
             DecodeError: Names the size, the need and the limit.
         """
+        if num_bytes + self.held_bytes > self.max_memory:
+            held = f" and the images before it {self.held_bytes / 2**20:.0f} MiB"
+            raise DecodeError(
+                f"picture of {width}x{height} needs {num_bytes / 2**20:.0f} MiB to decode"
+                f"{held if self.held_bytes else ''}, more than max_memory={self.max_memory}"
+            )
+
+    def check_results(self, num_images: int, height: int, width: int) -> None:
+        """Refuse a sample whose results of this size together need more memory than the limit.
+
+        Raises:
+            DecodeError: Names the number of images, the need and the limit.
+        """
+        num_bytes = num_images * height * width * 3
         if num_bytes > self.max_memory:
             raise DecodeError(
-                f"picture of {width}x{height} needs {num_bytes / 2**20:.0f} MiB to decode, more "
+                f"{num_images} images of {width}x{height} need {num_bytes / 2**20:.0f} MiB, more "
                 f"than max_memory={self.max_memory}"
             )
+
+    def holding(self, num_bytes: int) -> Limits:
+        """Return the limits of the sample's next image, after a result of this many bytes."""
+        return self._replace(held_bytes=self.held_bytes + num_bytes)
 
     def check_time(self) -> None:
         """Refuse to go on after the deadline.

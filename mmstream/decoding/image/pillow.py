@@ -92,7 +92,10 @@ class _LimitedFile(io.BytesIO):
 
 
 def decode_with_pillow(
-    plugin: Callable[[io.BytesIO], ImageFile.ImageFile], data: bytes, limits: Limits
+    plugin: Callable[[io.BytesIO], ImageFile.ImageFile],
+    data: bytes,
+    limits: Limits,
+    check_shape: Callable[[int, int], None] | None = None,
 ) -> Picture:
     """Decode the first frame of an image.
 
@@ -100,6 +103,8 @@ def decode_with_pillow(
         plugin: The class of a Pillow plugin, such as ``PngImagePlugin.PngImageFile``.
         data: The file.
         limits: Limits on pixels and memory, checked before any pixel is decoded, and on time.
+        check_shape: Called with the height and width that the header states, before any pixel is
+            decoded. It raises a DecodeError where their result exceeds a limit.
 
     Raises:
         DecodeError: Pillow raised an error, or the picture exceeds a limit. Warnings count where
@@ -110,6 +115,8 @@ def decode_with_pillow(
         with plugin(file) as image:
             file.end_of_header()
             _check_cost(image, len(data), limits)
+            if check_shape is not None:
+                check_shape(image.height, image.width)
             image.load()
             limits.check_time()
             return Picture(to_rgb(image), _orientation(image))
@@ -128,7 +135,7 @@ def _check_cost(image: ImageFile.ImageFile, num_bytes: int, limits: Limits) -> N
     10 megapixels needs 70 MB. A WebP needs 10 bytes per pixel more, 170 MB.
     """
     height, width, name = image.height, image.width, image.format or ""
-    limits.check_pixels(height, width)
+    limits.check_picture(height, width)
     per_pixel = _NARROW_MODES.get(image.mode, 4) + 3 + _EXTRA_BYTES.get(name, 0)
     if image.tile and image.tile[0][0] == "bmp_rle":
         per_pixel += 2

@@ -139,7 +139,7 @@ def test_sampling_factors_unknown_to_turbojpeg_are_left_to_pillow() -> None:
     np.testing.assert_array_equal(decode(bytes(odd)), np.full((8, 8, 3), 128))
 
 
-def test_running_out_of_memory_is_not_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_that_runs_out_of_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object) -> None:
         raise MemoryError
 
@@ -148,7 +148,7 @@ def test_running_out_of_memory_is_not_a_bad_sample(monkeypatch: pytest.MonkeyPat
 
     for failure in (exhausted, exhausted_in_libjpeg):
         monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", failure)
-        with pytest.raises(MemoryError):
+        with pytest.raises(DecodeError, match=r"^out of memory"):
             decode(JPEG)
 
 

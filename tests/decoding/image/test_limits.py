@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.image import jpeg, orientation, pillow
+from mmstream.decoding.image import jpeg, limits, orientation, pillow
 from mmstream.decoding.image.decoder import MAX_MEMORY, ImageDecoder
+from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, TimeoutError
 from tests.helpers.bad_corpus import make_pipeline
 from tests.helpers.corpora import captioned, write_corpus
@@ -26,11 +29,13 @@ from tests.helpers.image_bombs import (
     START,
     TABLES,
     bomb_cost,
+    chunk,
     cost,
     empty_scan,
     exif_of,
     in_header,
     many_scans,
+    png_of,
     progressive,
     segment,
 )
@@ -312,6 +317,89 @@ def test_a_sample_that_takes_too_long_is_bad_and_says_so(
     (bad,) = step.bad
     assert (bad.kind, bad.index) == ("TimeoutError", 2)
     assert bad.reason.endswith(".jpg: decoding takes longer than timeout_s=30")
+
+
+# ---- shape
+
+
+@pytest.mark.parametrize("shape", [(1, 2**27), (2**27, 1), (1, 65_536), (65_536, 1)])
+def test_a_side_that_is_too_long_is_refused_by_the_header(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pillow.ImageFile.ImageFile, "load", _never)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", shape[1], shape[0], 1, 0, 0, 0, 0))
+    data = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT") + chunk(b"IEND")
+    with pytest.raises(DecodeError, match="exceeds 65535 pixels on a side"):
+        ImageDecoder()(data)
+
+
+def test_the_longest_sides_decode() -> None:
+    for shape in ((1, 65_535), (65_535, 1)):
+        assert ImageDecoder()(png_of(*shape)).shape == (*shape, 3)
+
+
+@pytest.mark.parametrize("shape", [(4, 60_000), (60_000, 4)])
+@pytest.mark.parametrize("format", ["png", "jpeg"])
+def test_a_result_that_is_too_large_is_refused_before_decoding(
+    shape: tuple[int, int], format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encoded(Image.new("L", shape), format)
+    monkeypatch.setattr(pillow.ImageFile.ImageFile, "load", _never)
+    monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", _never)
+    for scaled in (True, False):
+        with pytest.raises(DecodeError, match="exceeds max_pixels"):
+            ImageDecoder(size=224, scaled_decoding=scaled)(data)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("decoded")
+
+
+# ---- all images of a sample
+
+
+def test_the_results_of_a_sample_share_the_memory() -> None:
+    images = {f"{n}.png": PNG for n in range(9)}
+    need = 60 * 90 * 3 * 9
+    native = ImageDecoder(max_memory=need)
+    one = ImageDecoder()(PNG)
+    message = r"^s\.[1-8]\.png: picture of 90x60 needs 0 MiB to decode and the images before it"
+    with pytest.raises(DecodeError, match=message):
+        decode_sample({"__key__": "s", **images}, mm.Decode(image=native))
+    enough = ImageDecoder(max_memory=need + 60 * 90 * 9)
+    sample = decode_sample({"__key__": "s", **images}, mm.Decode(image=enough))
+    assert len(sample["image"]) == 9
+    assert one.nbytes * 9 == need
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_too_many_images_of_one_size_are_refused_before_the_first(
+    device: Literal["cpu", "cuda"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageDecoder, "_decode", _never)
+    images = {f"{n}.jpg": JPEG for n in range(8000)}
+    decode = mm.Decode(image=ImageDecoder(size=224, device=device))
+    with pytest.raises(DecodeError, match=r"^s: 8000 images of 224x224 need 1148 MiB, more than"):
+        decode_sample({"__key__": "s", **images}, decode)
+
+
+def test_the_images_that_a_gpu_decodes_share_the_memory() -> None:
+    images = {f"{n}.jpg": JPEG for n in range(9)}
+    decoder = ImageDecoder(device="cuda", max_memory=60 * 90 * 3 * 9 - 1)
+    with pytest.raises(DecodeError, match=r"^s\.8\.jpg: .* and the images before it"):
+        decode_sample({"__key__": "s", **images}, mm.Decode(image=decoder))
+
+
+def test_the_images_of_a_sample_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
+    decode = mm.Decode(image=ImageDecoder(timeout_s=50))
+    assert "image" in decode_sample({"__key__": "s", "0.png": PNG}, decode)
+    images = {f"{n:02}.png": PNG for n in range(50)}
+    with pytest.raises(
+        TimeoutError, match=r"^s\.\d\d\.png: decoding takes longer than timeout_s=50"
+    ):
+        decode_sample({"__key__": "s", **images}, decode)
 
 
 # ---- files for the GPU
