@@ -372,7 +372,7 @@ BOMBS: dict[str, Bomb] = {
     "png: 4e9 x 1": Bomb(
         lambda: png_of(1, 8).replace(struct.pack(">I", 8), b"\xff\xff\xff\xff", 1), "PNG|max_pixels"
     ),
-    "png: 1 x 1000000": Bomb(lambda: png_of(10**6, 1), "exceeds max_pixels"),
+    "png: 1 x 1000000": Bomb(lambda: png_of(10**6, 1), "exceeds 65535 pixels"),
     "png: interlaced": Bomb(lambda: png_of(4096, 4096, interlaced=1), "PNG"),
     "png: 49000 frames": Bomb(
         lambda: png_of(

@@ -382,8 +382,11 @@ class ImageDecoder:
             return  # a box of the picture is resized to `size`, so no result is larger
         try:
             self._views((height, width), None, limits)
-        except DecodeError:
-            self._views((width, height), None, limits)
+        except DecodeError as error:
+            try:
+                self._views((width, height), None, limits)
+            except DecodeError:
+                raise error from None
 
     def _views(self, picture: Shape, rng: np.random.Generator | None, limits: Limits) -> list[View]:
         """Plan the results of a picture of this shape. Random crops and flips are drawn here."""
