@@ -91,6 +91,18 @@ def uneven(folder: Path, rank: int) -> mm.Loader:
     return mm.Loader(pipeline(str(folder / "a")), rows_per_rank=rows, num_threads=1)
 
 
+def without_checksums(folder: Path, rank: int) -> mm.Loader:
+    made = pipeline(str(folder / "checked"))
+    if rank == 2:
+        made = replace(made, dataset=mm.open_dataset(str(folder / "checked"), checksums=False))
+    return mm.Loader(made, num_threads=1)
+
+
+def other_on_change(folder: Path, rank: int) -> mm.Loader:
+    on_change: Any = "finish_epoch" if rank == 2 else "refuse"
+    return mm.Loader(pipeline(str(folder / "a")), on_change=on_change, num_threads=1)
+
+
 def other_folder_for_bad_samples(folder: Path, rank: int) -> mm.Loader:
     policy = BadSamplePolicy(quarantine=str(folder / f"rank{rank}"))
     return mm.Loader(pipeline(str(folder / "a"), bad_samples=policy), num_threads=1 + rank)
@@ -182,6 +194,14 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
     ),
     "position": (further_state, THERE + "step is 3 there and 2 elsewhere;"),
     "rows": (uneven, THERE + "rows_per_rank is [3, 1, 2, 2] there and [2, 2, 2, 2] elsewhere;"),
+    "checksums": (
+        without_checksums,
+        THERE + "bytes are compared with checksums is False there and True elsewhere;",
+    ),
+    "on_change": (
+        other_on_change,
+        THERE + "on_change is 'finish_epoch' there and 'refuse' elsewhere;",
+    ),
     "version": (other_version, THERE + "version of pillow is '0.0.1' there and '"),
     "each its own": (
         own_seed_for_each,
@@ -272,6 +292,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]
     write(folder / "a", COUNTS)
     one_byte_changed(folder / "b", COUNTS)
     write(folder / "grown", [*COUNTS, 9])
+    write_corpus(folder / "checked", COUNTS, checksums=True)
     write_bad(mm.open_dataset(write(folder / "listed", COUNTS)), [(0, 3)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -271,7 +271,8 @@ class Loader(IterableDataset[Batch]):
         """Compare with all other ranks what this one is about to deliver."""
         pipeline = self._current
         if world.world_size > 1 and pipeline not in self._rank_settings:
-            self._rank_settings = {pipeline: rank_settings(pipeline, self._rows_per_rank)}
+            settings = rank_settings(pipeline, self._rows_per_rank, self._on_change)
+            self._rank_settings = {pipeline: settings}
         epoch, step = self._position
         agree(
             {"epoch": str(epoch), "step": str(step), **self._rank_settings.get(pipeline, {})},

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import escaped
@@ -47,7 +49,9 @@ _ORDER_NAMES = {
 }
 
 
-def rank_settings(pipeline: Pipeline, rows_per_rank: Any) -> dict[str, str]:
+def rank_settings(
+    pipeline: Pipeline, rows_per_rank: Any, on_change: str = "refuse"
+) -> dict[str, str]:
     """Return what all ranks must have in common to run a pipeline.
 
     It hashes the tokenizer, so it is computed once per pipeline.
@@ -55,9 +59,12 @@ def rank_settings(pipeline: Pipeline, rows_per_rank: Any) -> dict[str, str]:
     Args:
         pipeline: what this rank runs.
         rows_per_rank: as the Loader has it.
+        on_change: as the Loader has it.
     """
     settings = _order_settings(pipeline.order.identity())
+    settings |= _checksum_settings(pipeline.dataset)
     settings["rows_per_rank"] = rows_per_rank
+    settings["on_change"] = on_change
     packages = ["mmstream"]
     image = pipeline.decode.image if pipeline.decode else None
     text = pipeline.decode.text if pipeline.decode else None
@@ -129,6 +136,20 @@ def _order_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
         _ORDER_NAMES.get(key, key): value for key, value in identity.items() if key != "sources"
     }
     return settings
+
+
+def _checksum_settings(source: Any) -> dict[str, bool]:
+    """Return for each dataset whether what is read is compared with its checksums.
+
+    Else a rank delivers damaged samples that the others replace.
+    """
+    name = "bytes are compared with checksums"
+    if isinstance(source, Mixture):
+        return {
+            f"source {escaped(source_name)}: {name}": dataset.has_checksums
+            for source_name, dataset in source.datasets.items()
+        }
+    return {name: source.has_checksums} if isinstance(source, Dataset) else {}
 
 
 def _tokenizer_hash(text: TextDecoder) -> str:
