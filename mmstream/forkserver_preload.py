@@ -12,6 +12,9 @@ server has no thread, because it forks. A timer lets it look, also while it impo
 
 Before a fork, all objects are moved out of the garbage collector's sight. Its walks would write to
 pages that the workers share (20-30 MB each).
+
+The server starts without the current folder in ``sys.path``. Here it gets that of its parent, so
+that the modules named after this one are found.
 """
 
 from __future__ import annotations
@@ -21,7 +24,12 @@ import os
 import signal
 from typing import Any
 
-from mmstream.processes import LOOK_S, follow_main_process, is_main_process_alive
+from mmstream.processes import (
+    LOOK_S,
+    follow_main_process,
+    is_main_process_alive,
+    take_over_from_parent,
+)
 
 
 def _look_after_main_process(*_: Any) -> None:
@@ -36,6 +44,7 @@ def _begin_worker() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+take_over_from_parent()
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 signal.signal(signal.SIGALRM, _look_after_main_process)

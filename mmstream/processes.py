@@ -10,17 +10,22 @@ Workers end with their main process, however that ends:
   So the environment names the main process while workers or their fork server start, and
   `follow_main_process` is called before the script is imported (``forkserver_preload.py``), or when
   the script imports mmstream (spawn).
+
+Python starts helper processes as ``python -c``, which would look for modules in the current folder
+first. That may be a folder of data with a module of a stranger in it. So `without_current_folder`
+is around each start. Helpers look where their parent looks: ``sys.path`` goes over to them.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -35,12 +40,18 @@ __all__ = [
     "num_cores",
     "process_state",
     "pss_bytes",
+    "safe_environment",
     "start_fork_server",
+    "take_over_from_parent",
+    "without_current_folder",
     "words_of_exit",
 ]
 
 MAIN_PROCESS = "MMSTREAM_MAIN_PROCESS"
 """Environment variable of processes that start: ``pid start`` of the main process."""
+
+FROM_PARENT = "MMSTREAM_FROM_PARENT"
+"""Environment variable of a fork server that starts: JSON for `take_over_from_parent`."""
 
 LOOK_S = 1.0
 """Seconds between two looks at whether the main process still runs."""
@@ -57,10 +68,11 @@ def start_fork_server(modules: Iterable[str]) -> None:
     )
     # The server starts with the signal mask of this thread. So signals to the process group wait
     # until it can ignore them. The resource tracker would lift the mask, so it is started before.
-    resource_tracker.ensure_running()
+    with without_current_folder():
+        resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        with marked_as_main_process():
+        with marked_as_main_process(), _environment(_for_fork_server()):
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -73,11 +85,68 @@ def marked_as_main_process() -> Iterator[None]:
         yield
         return
     _, start = process_state(os.getpid())
-    os.environ[MAIN_PROCESS] = f"{os.getpid()} {start}"
+    with _environment({MAIN_PROCESS: f"{os.getpid()} {start}"}):
+        yield
+
+
+@contextmanager
+def without_current_folder() -> Iterator[None]:
+    """Let the Python processes that start meanwhile import nothing from the current folder.
+
+    The variable has no effect under ``python -E``; ``python -P`` does the same there.
+    """
+    with _environment({"PYTHONSAFEPATH": "1"}):
+        yield
+
+
+def safe_environment() -> dict[str, str]:
+    """Return variables with which a Python process finds mmstream, and not the current folder.
+
+    It finds this mmstream also where it is not installed.
+    """
+    changes = {"PYTHONSAFEPATH": "1"}
+    root = Path(__file__).resolve().parent.parent
+    if root.name not in ("site-packages", "dist-packages"):  # else it would hide Python's modules
+        paths = [os.environ.get("PYTHONPATH"), str(root)]
+        changes["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return changes
+
+
+def _for_fork_server() -> dict[str, str]:
+    """Return the environment in which a fork server starts."""
+    changes = safe_environment()
+    before = {name: os.environ.get(name) for name in changes}
+    sys_path = [os.fspath(path) for path in sys.path]
+    return changes | {FROM_PARENT: json.dumps({"sys_path": sys_path, "environment": before})}
+
+
+def take_over_from_parent() -> None:
+    """In a fork server: take over ``sys.path``, and undo what was set for its start."""
+    text = os.environ.pop(FROM_PARENT, None)
+    if text is not None:
+        values = json.loads(text)
+        sys.path[:] = values["sys_path"]
+        _set_environment(values["environment"])
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Change environment variables for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
-        os.environ.pop(MAIN_PROCESS, None)
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    """Set environment variables; None removes one."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def follow_while_starting() -> None:

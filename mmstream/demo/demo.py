@@ -30,6 +30,7 @@ from mmstream.dataset.verify import verify
 from mmstream.demo.report import Evidence, html_report, markdown_report
 from mmstream.errors import MMStreamError
 from mmstream.order import Order
+from mmstream.processes import safe_environment
 from mmstream.storage import join_url, open_store
 
 __all__ = ["corpus_rows", "run_demo"]
@@ -151,7 +152,8 @@ def _train(
 def _start(
     command: list[str], logs: Path, rank: int, world_size: int, port: int
 ) -> subprocess.Popen[bytes]:
-    environment = os.environ | {
+    environment = os.environ | safe_environment()
+    environment |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),

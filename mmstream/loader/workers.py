@@ -23,7 +23,7 @@ from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import WorkerGroup, shared_progress
 from mmstream.loader.worker_process import StepDataset, start_worker
 from mmstream.pipeline import Pipeline
-from mmstream.processes import marked_as_main_process
+from mmstream.processes import marked_as_main_process, without_current_folder
 from mmstream.reading.step import Job
 from mmstream.types import Batch
 
@@ -132,7 +132,7 @@ class Workers:
         """Start the workers, or let those that run begin anew."""
         if not self._is_forked:  # a process without threads is better to fork
             self._watchdog.start()
-        with marked_as_main_process():
+        with marked_as_main_process(), without_current_folder():
             batches = iter(self._transport)
         processes, results = _taken_from_torch(batches)
         self._group.attach(processes, results, first.step)
