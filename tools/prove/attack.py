@@ -34,6 +34,7 @@ def main() -> int:
     """Run the attacks, print those that succeed, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="parts of the names of attacks; default: all")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th of them")
     parser.add_argument("--verbose", action="store_true", help="print all results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # a forked child has no other threads
@@ -41,7 +42,7 @@ def main() -> int:
         attack
         for attack in ATTACKS
         if not arguments.words or any(word in attack.name for word in arguments.words)
-    ]
+    ][:: arguments.every]
     num_failures = 0
     for attack in tqdm(wanted, disable=None):
         result = run_attack(attack)

@@ -34,8 +34,8 @@ __all__ = [
     "train",
 ]
 
-MAX_SECONDS = 30
-"""Longest time of one attack. Most take less than one second."""
+MAX_SECONDS = 90
+"""Longest time of one attack. Most take less than one second, all image bombs together 25."""
 
 MAX_MEMORY_BYTES = 950_000_000
 """Most memory that a victim may take, besides what it has before. A worker process of a loader has
