@@ -4,6 +4,8 @@
     local.py     a folder of this machine
     remote.py    a prefix of an object store, through fsspec (``s3://``): clients, requests
     patience.py  how long failing requests are sent again
+    range_client.py  ranges of objects for the hot read path, asynchronous
+    store_client.py  such a client for any store, through threads
     memory.py    objects in this process (``memory://``), for tests and small corpora
     new_file.py  a new local file: a temporary name, then renamed
     write_lock.py    one writer at a time in a folder or prefix
@@ -31,6 +33,7 @@ from mmstream.storage.store import (
     NotAFileError,
     ObjectStat,
     ReplacedError,
+    RequestError,
     Store,
     require_known,
 )
@@ -44,6 +47,7 @@ __all__ = [
     "ObjectStat",
     "RemoteStore",
     "ReplacedError",
+    "RequestError",
     "Store",
     "is_remote",
     "join_url",

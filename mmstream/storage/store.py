@@ -15,6 +15,7 @@ __all__ = [
     "NotAFileError",
     "ObjectStat",
     "ReplacedError",
+    "RequestError",
     "Store",
     "require_known",
     "require_size",
@@ -76,6 +77,24 @@ class ReplacedError(StorageError):
     def difference(self) -> str:
         """What differs, as messages say it."""
         return _difference(self.known, self.current)
+
+
+class RequestError(OSError):
+    """A request failed for a passing reason. It may be sent again.
+
+    The clients of `mmstream.storage.range_client` raise it, and `mmstream.storage.transfers` alone
+    decides what follows.
+
+    Attributes:
+        is_throttled: The server asks for fewer requests.
+        retry_after_s: Seconds that the server asks to wait. 0: it did not say.
+    """
+
+    def __init__(
+        self, message: str, *, is_throttled: bool = False, retry_after_s: float = 0.0
+    ) -> None:
+        super().__init__(message)
+        self.is_throttled, self.retry_after_s = is_throttled, retry_after_s
 
 
 def _difference(known: ObjectStat, current: ObjectStat) -> str:

@@ -1,0 +1,65 @@
+"""Storage: ranges of any store, read by threads.
+
+It serves what has no asynchronous client of its own. A range arrives as one piece, and the store
+itself sends failed requests again, see `mmstream.storage.patience`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from mmstream.storage.store import ObjectStat, Store
+
+__all__ = ["StoreClient"]
+
+MAX_THREADS = 64
+"""Ranges that are read side by side. Further ones wait."""
+
+
+class StoreClient:
+    """A `mmstream.storage.range_client.RangeClient` for any store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "mmstream-store-client")
+
+    async def open(self, name: str, start: int, stop: int) -> ReadRange:
+        """Read a range, whole. A cancelled read goes on in its thread, and nobody gets it.
+
+        Raises:
+            FileNotFoundError: No such object.
+            StorageError: The storage failed after retries.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._read, name, start, stop)
+
+    def _read(self, name: str, start: int, stop: int) -> ReadRange:
+        known: dict[str, ObjectStat] = {}
+        (outcome,) = self._store.read_ranges([(name, start, stop)], known)
+        stat = known.get(name)
+        if stat is not None and stat.size < stop:
+            return ReadRange(b"", stat)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return ReadRange(outcome, stat)
+
+    async def close(self) -> None:
+        """Take no further ranges. Reads that no thread has begun are cancelled."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class ReadRange:
+    """A range that has arrived whole."""
+
+    data: bytes
+    stat: ObjectStat | None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.data
+
+    async def close(self) -> None:
+        """Do nothing: no connection is held."""
