@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import mmstream as mm
 from mmstream import agreement
@@ -29,6 +28,7 @@ from mmstream.loader import settings as loader_settings
 from mmstream.loader.settings import described, rank_settings
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
+from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.test_other_corpus import one_byte_changed, write
 
 WORLD_SIZE = 4
@@ -254,15 +254,8 @@ def in_a_thread_beside_collectives(folder: Path, rank: int) -> str:
 def play(rank: int, folder_name: str) -> None:
     """What each rank does: all cases one after another, in one process group."""
     folder, outcomes = Path(folder_name), {}
-    torch.set_num_threads(1)
     real_version = loader_settings.version
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=WORLD_SIZE,
-        timeout=timedelta(seconds=60),
-    )
+    join_group(rank, Path(folder, "rendezvous"), WORLD_SIZE, timeout_s=60)
     for case in EQUAL:
         outcomes[case.__name__] = outcome_of(case(folder, rank))
     for name, (case, _) in DIFFERENT.items():
@@ -294,14 +287,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]
     write(folder / "grown", [*COUNTS, 9])
     write_corpus(folder / "checked", COUNTS, checksums=True)
     write_bad(mm.open_dataset(write(folder / "listed", COUNTS)), [(0, 3)])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        context = mp.spawn(play, args=(str(folder),), nprocs=WORLD_SIZE, join=False)
-        for process in context.processes:
-            process.join(200)
-            process.kill()
-        assert context.join(10), "the ranks did not end"
+    run_ranks(play, str(folder), num_ranks=WORLD_SIZE)
     ranks = [json.loads((folder / f"outcomes-{n}.json").read_text()) for n in range(WORLD_SIZE)]
     return {name: [Outcome(*outcomes[name]) for outcomes in ranks] for name in ranks[0]}
 

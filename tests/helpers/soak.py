@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -65,15 +66,21 @@ def assert_no_growth(cycle: Callable[[], object], *, warm_up: int, cycles: int) 
             looks.append(resources())
     half = len(looks) // 2
     deadline = time.monotonic() + SETTLE_S
-    while grown := growth(looks[:half], looks[half:]):
+    while grown := growth(looks[:half], looks[half:], memory_bytes=MEMORY_SLACK):
         assert time.monotonic() < deadline, f"in {cycles} cycles: {'; '.join(grown)}"
         time.sleep(0.1)
         looks.append(resources())
 
 
-def growth(before: list[Resources], after: list[Resources]) -> list[str]:
-    """Say which numbers are larger in all of `after` than in any of `before`."""
-    slacks = dict.fromkeys(asdict(before[0]), 0) | {"memory_bytes": MEMORY_SLACK}
+def growth(before: Sequence[Any], after: Sequence[Any], **slack: int) -> list[str]:
+    """Say which numbers are larger in all of `after` than in any of `before`.
+
+    Args:
+        before: looks, a dataclass of integers each.
+        after: later looks.
+        slack: by field: how much larger a number may be.
+    """
+    slacks = dict.fromkeys(asdict(before[0]), 0) | slack
     bounds = {
         name: (
             max(getattr(look, name) for look in before),

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import mmstream as mm
 from mmstream.train import TrainConfig, train
 from mmstream.train.distributed import leave_group
+from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.test_other_corpus import one_byte_changed, write
 
 pytestmark = pytest.mark.slow
@@ -64,14 +62,7 @@ def outcome_of(folder: Path, name: str, change: Change, rank: int) -> str:
 
 def play(rank: int, folder_name: str) -> None:
     folder = Path(folder_name)
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=WORLD_SIZE,
-        timeout=timedelta(seconds=60),
-    )
+    join_group(rank, Path(folder, "rendezvous"), WORLD_SIZE, timeout_s=60)
     own_folders = {"log_dir": f"{folder}/logs-{rank}", "log_keys": not rank, "keep_checkpoints": 1}
     outcomes = {"same": outcome_of(folder, "run", lambda *_: own_folders, rank)}
     for name, (change, _) in REFUSED.items():
@@ -87,14 +78,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     folder = tmp_path_factory.mktemp("agreement")
     write(folder / "a")
     one_byte_changed(folder / "b")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        context = mp.spawn(play, args=(str(folder),), nprocs=WORLD_SIZE, join=False)
-        for process in context.processes:
-            process.join(200)
-            process.kill()
-        assert context.join(10), "the ranks did not end"
+    run_ranks(play, str(folder), num_ranks=WORLD_SIZE)
     names = [folder / f"outcomes-{rank}.json" for rank in range(WORLD_SIZE)]
     return folder, [json.loads(name.read_text()) for name in names]
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from mmstream.device.to_device import Normalize, to_device
@@ -19,6 +18,7 @@ from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from tests.helpers.fake_loader import FakeLoader
+from tests.helpers.gloo_ranks import join_group, run_ranks
 
 NORMALIZE = Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
@@ -74,10 +74,7 @@ def fit_on(process: TrainProcess, config: TrainConfig) -> Any:
 
 def two_ranks(rank: int, folder: str) -> None:
     """What each of the two processes does; rank 0 writes down what came out."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
-    )
+    join_group(rank, Path(folder, "rendezvous"), 2)
     results: dict[str, Any] = {}
     for name, (num_rows, first, invalid) in CASES.items():
         model = DistributedDataParallel(ContrastiveClip(clip(), max(first, num_rows - first)))
@@ -92,13 +89,7 @@ def two_ranks(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def from_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        context = mp.spawn(two_ranks, args=(str(folder),), nprocs=2, join=False)
-        for process in context.processes:
-            process.join(120)
-            process.kill()
-        assert context.join(10), "the two ranks did not end"
+    run_ranks(two_ranks, str(folder), num_ranks=2)
     return folder
 
 

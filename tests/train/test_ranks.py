@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult
@@ -27,6 +26,7 @@ from mmstream.train.models import CLIP_NORMALIZE
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.validation import Validation
 from tests.helpers.bad_corpus import truncated_jpeg, write_faulty
+from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.tiny_model import TinyModel
 
 pytestmark = pytest.mark.slow
@@ -126,17 +126,11 @@ def as_four(corpus: str, folder: Path) -> None:
 
 def play(rank: int, corpus: str, folder: str) -> None:
     """What each of the four processes does."""
-    torch.set_num_threads(1)
     for world_size, part in ((2, as_two), (1, as_one), (4, as_four)):
         if rank >= world_size:
             continue
         if world_size > 1:
-            dist.init_process_group(
-                "gloo",
-                init_method=f"file://{folder}/{world_size}",
-                rank=rank,
-                world_size=world_size,
-            )
+            join_group(rank, Path(folder, str(world_size)), world_size)
         result = part(corpus, Path(folder))
         if result is not None:
             Path(folder, f"stopped-{rank}.json").write_text(json.dumps(result))
@@ -148,14 +142,7 @@ def play(rank: int, corpus: str, folder: str) -> None:
 def played(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     write_faulty(folder / "faulty", [30, 1, 0, 40, 26], {3, 41, 42, 80}, truncated_jpeg)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        context = mp.spawn(play, args=(corpus, str(folder)), nprocs=4, join=False)
-        for process in context.processes:
-            process.join(200)
-            process.kill()
-        assert context.join(10), "the ranks did not end"
+    run_ranks(play, corpus, str(folder), num_ranks=4)
     return folder
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
@@ -18,6 +17,7 @@ from mmstream.converting.captions import conversations_of
 from mmstream.errors import ConfigError
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.vlm import ConversationVlm, load_vlm, small_vlm, vlm_decode
+from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.paths import DEMO_CORPUS
 
 NORMALIZE = mm.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -178,10 +178,7 @@ def test_weights_come_from_the_seed_alone() -> None:
 
 def two_ranks(rank: int, folder: str) -> None:
     """What each of the two processes does: rank 1 has no image at all."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
-    )
+    join_group(rank, Path(folder, "rendezvous"), 2)
     model = DistributedDataParallel(vlm())
     part = split_rows(global_batch(), 2)[rank]
     assert len(part["image"]) == (6, 0)[rank]
@@ -195,15 +192,8 @@ def two_ranks(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_without_images_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    context = mp.spawn(two_ranks, args=(str(tmp_path),), nprocs=2, join=False)
-    for process in context.processes:
-        process.join(120)
-        process.kill()
-    assert context.join(10), "the two ranks did not end"
+def test_a_rank_without_images_does_not_stop_the_others(tmp_path: Path) -> None:
+    run_ranks(two_ranks, str(tmp_path), num_ranks=2)
     alone = mean_gradients(vlm(), [global_batch()])
     for rank in range(2):
         assert_same_gradients(alone, torch.load(tmp_path / f"gradients-{rank}.pt"))

@@ -35,13 +35,11 @@ from PIL import Image
 import mmstream as mm
 from mmstream.processes import pss_bytes
 from mmstream.types import Sample
+from tests.helpers.soak import SETTLE_S, growth, num_entries, num_shared_maps
 from tools.bench.process_tree import tree
 
 MEMORY_SLACK = 40_000_000
 """Bytes by which the memory of all processes may grow: allocators keep what they once had."""
-
-SETTLE_S = 30.0
-"""How long processes and threads may take to end; a busy machine needs seconds for it."""
 
 WARM_UP_ROUNDS = 1
 """Rounds before the first look: they start what stays, such as the fork server."""
@@ -92,27 +90,14 @@ def soak(minutes: float, *, seed: int = 0, report: Callable[[str], None] = print
                 report(f"round {number}: {json.dumps(asdict(looks[-1]))}")
         half = len(looks) // 2
         settled = time.monotonic() + SETTLE_S
-        while (grown := growth(looks[:half], looks[half:])) and time.monotonic() < settled:
+        while (grown := _growth(looks, half)) and time.monotonic() < settled:
             time.sleep(0.2)
             looks.append(_look())
     return grown
 
 
-def growth(before: list[Look], after: list[Look]) -> list[str]:
-    """Say which numbers are larger in all of `after` than in any of `before`."""
-    slacks = dict.fromkeys(asdict(before[0]), 0) | {"pss_bytes": MEMORY_SLACK}
-    bounds = {
-        name: (
-            max(getattr(look, name) for look in before),
-            min(getattr(look, name) for look in after),
-        )
-        for name in slacks
-    }
-    return [
-        f"{name} grew from {largest:,} to {smallest:,} and more"
-        for name, (largest, smallest) in bounds.items()
-        if smallest > largest + slacks[name]
-    ]
+def _growth(looks: list[Look], half: int) -> list[str]:
+    return growth(looks[:half], looks[half:], pss_bytes=MEMORY_SLACK)
 
 
 # -- what happens to a loader -------------------------------------------------------------------
@@ -248,28 +233,13 @@ def _look() -> Look:
     gc.collect()
     pids = tree(os.getpid())
     return Look(
-        open_files=sum(_num_entries(pid, "fd") for pid in pids),
-        threads=sum(_num_entries(pid, "task") for pid in pids),
+        open_files=sum(num_entries(pid, "fd") for pid in pids),
+        threads=sum(num_entries(pid, "task") for pid in pids),
         child_processes=len(pids) - 1,
-        shared_maps=sum(_num_shared_maps(pid) for pid in pids),
+        shared_maps=sum(num_shared_maps(pid) for pid in pids),
         shm_entries=_num_shm_entries(),
         pss_bytes=pss_bytes(pids),
     )
-
-
-def _num_entries(pid: int, folder: str) -> int:
-    try:
-        return sum(1 for _ in Path(f"/proc/{pid}/{folder}").iterdir())
-    except OSError:  # it has ended
-        return 0
-
-
-def _num_shared_maps(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum("/dev/shm/" in line or "/memfd:" in line for line in lines)
 
 
 def _num_shm_entries() -> int:
