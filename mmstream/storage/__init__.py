@@ -6,6 +6,9 @@
     patience.py  how long failing requests are sent again
     range_client.py  ranges of objects for the hot read path, asynchronous
     store_client.py  such a client for any store, through threads
+    transfers.py  ranges of a reader process: in which order, how many at a time, again when
+    transfer_limits.py  the numbers that it goes by
+    transfer_counts.py  what it counts
     memory.py    objects in this process (``memory://``), for tests and small corpora
     new_file.py  a new local file: a temporary name, then renamed
     write_lock.py    one writer at a time in a folder or prefix

@@ -45,6 +45,9 @@ class RangeClient(Protocol):
     A client lives in one event loop, and in the process that made it. It never crosses a fork.
     """
 
+    def url_of(self, name: str) -> str:
+        """Return the URL of an object, for messages."""
+
     async def open(self, name: str, start: int, stop: int) -> RangeStream:
         """Request bytes [start, stop) of an object, once. Cancelling it drops the connection.
 

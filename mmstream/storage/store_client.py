@@ -26,6 +26,10 @@ class StoreClient:
         self._store = store
         self._threads = ThreadPoolExecutor(MAX_THREADS, "mmstream-store-client")
 
+    def url_of(self, name: str) -> str:
+        """Return the URL of an object, for messages."""
+        return self._store.url_of(name)
+
     async def open(self, name: str, start: int, stop: int) -> ReadRange:
         """Read a range, whole. A cancelled read goes on in its thread, and nobody gets it.
 

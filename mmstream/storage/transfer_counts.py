@@ -1,0 +1,44 @@
+"""Storage: what the transfers of a reader process count."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+__all__ = ["TransferCounts"]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCounts:
+    """Requests, bytes and troubles of a span of time.
+
+    The counts of two spans can be added. ``num_bytes / busy_s`` is the mean rate in bytes/s.
+
+    Examples:
+        >>> from mmstream.storage.transfer_counts import TransferCounts
+        >>> total = TransferCounts(num_requests=3, num_bytes=300) + TransferCounts(num_requests=1)
+        >>> total.num_requests, total.num_bytes
+        (4, 300)
+    """
+
+    num_requests: int = 0
+    """Requests for ranges of shards that were sent, repeated ones and hedges included."""
+    num_index_requests: int = 0
+    """Requests for indexes and their parts that were sent."""
+    num_bytes: int = 0
+    """Bytes that arrived, those of lost hedges included."""
+    num_retries: int = 0
+    """Requests that were sent because an earlier one had failed or had stopped early."""
+    num_hedges: int = 0
+    """Requests that were sent because an earlier one was late. Both went on side by side."""
+    num_hedges_won: int = 0
+    """Hedges that delivered the last byte before the request that was late."""
+    num_stalls: int = 0
+    """Requests that were given up: no first byte in time, or far fewer bytes than others."""
+    num_throttled: int = 0
+    """Answers that asked for fewer requests (429, 503)."""
+    busy_s: float = 0.0
+    """Seconds in which at least one request was under way."""
+
+    def __add__(self, other: TransferCounts) -> TransferCounts:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return TransferCounts(*(a + b for a, b in pairs))
