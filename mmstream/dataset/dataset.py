@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from mmap import mmap
 from typing import Any, NamedTuple, cast, overload
@@ -39,7 +40,7 @@ from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import parse_sample
 from mmstream.types import IntArray, Sample, SampleLineage
 
-__all__ = ["Dataset", "DatasetView", "ShardIndex", "ShardLocation"]
+__all__ = ["Dataset", "DatasetView", "SampleBounds", "ShardIndex", "ShardLocation"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,17 @@ class ShardIndex(NamedTuple):
     """int64 [num_samples + 1], byte offsets of the samples, ascending."""
     checksums: Checksums | None
     """uint32 [num_samples], CRC-32C of the bytes of each sample. None: nothing is compared."""
+
+
+class SampleBounds(NamedTuple):
+    """Where samples of a shard lie, and what their bytes must be. One entry per sample."""
+
+    start: IntArray
+    """int64, first byte in the tar."""
+    stop: IntArray
+    """int64, the byte after the last one."""
+    checksum: IntArray | None
+    """int64, CRC-32C of the bytes. None: nothing is compared."""
 
 
 class Dataset(Sequence[Sample]):
@@ -223,10 +235,56 @@ class Dataset(Sequence[Sample]):
         index = self._indexes.get(shard)
         if index is None:
             index = self._load_index(shard, count_wrong or (lambda _: None))
-            if len(self._indexes) >= MAX_INDEXES:
-                self._indexes.pop(list(self._indexes)[0], None)  # noqa: RUF015 - threads share it
-            self._indexes[shard] = index
+            self._keep_index(shard, index)
         return index
+
+    def bounds(
+        self, shard: int, index: IntArray, count_wrong: Callable[[int], None] | None = None
+    ) -> SampleBounds:
+        """Return where samples of a shard lie; raises what `offsets` raises.
+
+        Args:
+            shard: position of the shard in the manifest.
+            index: int64 [n], which samples of the shard.
+            count_wrong: called with the number of reads that came wrong, after each of them.
+
+        Returns:
+            One entry per sample of `index`, in its order.
+
+        Examples:
+            >>> dataset = mm.open_dataset("shards/")
+            >>> bounds = dataset.bounds(0, np.array([1, 0]))
+            >>> bool(bounds.stop[1] == bounds.start[0])  # sample 1 begins where sample 0 ends
+            True
+        """
+        offsets, checksums = self.index_of(shard, count_wrong)
+        checksum = None if checksums is None else checksums[index].astype(np.int64)
+        return SampleBounds(offsets[index], offsets[index + 1], checksum)
+
+    def load_indexes(self, shards: Sequence[int]) -> int:
+        """Fetch what `bounds` will need for these shards, all requests side by side.
+
+        Nothing is raised: `bounds` raises the error of a shard, and reads it again where the
+        storage may be at fault.
+
+        Args:
+            shards: positions in the manifest. More than `MAX_INDEXES` are not all kept.
+
+        Returns:
+            The number of requests.
+        """
+        wanted = [shard for shard in dict.fromkeys(shards) if self._must_be_read(shard)]
+        files = [self._index_files(self.manifest.shards[shard]) for shard in wanted]
+        ranges = [(file, 0, size) for sizes in files for file, size in sizes.items()]
+        known = dict[str, ObjectStat]()
+        answers = iter(self.index_store.read_ranges(ranges, known) if ranges else [])
+        for shard, sizes in zip(wanted, files, strict=True):
+            data = dict(zip(sizes, answers, strict=False))
+            with suppress(ShardError, OSError):
+                self._keep_index(
+                    shard, self._decode_index(self.manifest.shards[shard], sizes, data, known)
+                )
+        return len(ranges)
 
     def forget_index(self, shard: int) -> None:
         """Read a shard's index again at its next use."""
@@ -388,24 +446,56 @@ class Dataset(Sequence[Sample]):
         return self._read_index(info)
 
     def _read_index(self, info: ShardInfo) -> ShardIndex:
-        """Read the index of a shard, and its checksums if there are any.
-
-        Not a byte more is read than they can have by the manifest.
-        """
-        name, column_name = index_name(info.name), checksums_name(info.name)
-        sizes = {name: index_size(info.num_samples)}
-        if self.has_checksums:
-            sizes[column_name] = checksums_size(info.num_samples)
-        else:
-            self._require_size(info, name, sizes[name])  # a longer index is of other samples
+        """Read the index of a shard, and its checksums if there are any."""
+        sizes = self._index_files(info)
+        known = dict[str, ObjectStat]()
         # Both at once: on an object store, each of them is a request.
-        answers = self.index_store.read_ranges([(file, 0, size) for file, size in sizes.items()])
+        answers = self.index_store.read_ranges([(file, 0, sizes[file]) for file in sizes], known)
+        return self._decode_index(info, sizes, dict(zip(sizes, answers, strict=True)), known)
+
+    def _must_be_read(self, shard: int) -> bool:
+        """Tell whether the index of a shard lies on storage alone, and may be one at all."""
+        info = self.manifest.shards[shard]
+        is_possible = info.num_samples * BLOCK <= info.num_bytes
+        return is_possible and shard not in self._indexes and info.name not in self._built
+
+    def _keep_index(self, shard: int, index: ShardIndex) -> None:
+        if len(self._indexes) >= MAX_INDEXES:
+            self._indexes.pop(list(self._indexes)[0], None)  # noqa: RUF015 - threads share it
+        self._indexes[shard] = index
+
+    def _index_files(self, info: ShardInfo) -> dict[str, int]:
+        """Return the files of a shard's index, with the bytes that they have by the manifest."""
+        sizes = {index_name(info.name): index_size(info.num_samples)}
+        if self.has_checksums:
+            sizes[checksums_name(info.name)] = checksums_size(info.num_samples)
+        return sizes
+
+    def _decode_index(
+        self,
+        info: ShardInfo,
+        sizes: Mapping[str, int],
+        answers: Mapping[str, bytes | OSError],
+        known: Mapping[str, ObjectStat],
+    ) -> ShardIndex:
+        """Return the index that the answers of `_index_files` hold.
+
+        Args:
+            info: Of the shard.
+            sizes: The bytes that were asked for, by file.
+            answers: What came of them.
+            known: The files as they answered, where the storage said so.
+        """
         data = dict[str, bytes]()
-        for (file, size), answer in zip(sizes.items(), answers, strict=True):
+        for file, answer in answers.items():
+            # A longer index is of other samples. Checksums tell, else its size must.
+            is_sure = self.has_checksums or (file in known and known[file].size == sizes[file])
+            if isinstance(answer, OSError) or not is_sure:
+                self._require_size(info, file, sizes[file])
             if isinstance(answer, OSError):
-                self._require_size(info, file, size)
                 raise answer
             data[file] = answer
+        name, column_name = index_name(info.name), checksums_name(info.name)
         offsets = decode_index(data[name], name)
         if offsets[-1] > info.num_bytes:
             raise ShardError(

@@ -69,21 +69,14 @@ class Fetcher:
             shard, index = int(shards[positions[0]]), indexes[positions]
             location = self._source.locate(shard)
             try:
-                offsets, checksums = location.dataset.index_of(
-                    location.shard, self._count_wrong_reads
-                )
+                bounds = location.dataset.bounds(location.shard, index, self._count_wrong_reads)
             except ShardError as error:
                 held.put_error(positions, error)
                 continue
-            checksum = np.full(index.size, NO_CHECKSUM) if checksums is None else checksums[index]
-            samples = SampleRange(
-                shard,
-                index,
-                offsets[index],
-                offsets[index + 1],
-                positions,
-                checksum.astype(np.int64, copy=False),
-            )
+            checksum = bounds.checksum
+            if checksum is None:
+                checksum = np.full(index.size, NO_CHECKSUM)
+            samples = SampleRange(shard, index, bounds.start, bounds.stop, positions, checksum)
             access = location.dataset.store.access
             ranges = _merge(samples, access.max_gap_bytes, access.max_range_bytes)
             num_requests += len(ranges)

@@ -42,6 +42,7 @@ class WatchedStore:
         self.whole_reads: list[str] = []
         self.range_reads: list[list[Range]] = []
         """Of each request, its ranges."""
+        self.size_reads: list[str] = []
         self.change = change
         self._maps_files = maps_files
 
@@ -66,6 +67,10 @@ class WatchedStore:
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
         self.whole_reads.append(name)
         return self._raised(self._changed(name, None, self.store.read(name, max_bytes)))
+
+    def size(self, name: str) -> int:
+        self.size_reads.append(name)
+        return self.store.size(name)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         return self._raised(self.read_ranges([(name, start, stop)])[0])
