@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 import time
 
 import pytest
@@ -14,7 +13,7 @@ import mmstream as mm
 from mmstream.errors import StorageError
 from mmstream.storage import open_store
 from tests.helpers.corpora import write_corpus
-from tests.helpers.fault_proxy import FaultProxy, fault_proxy
+from tests.helpers.http_fault_proxy import fault_proxy
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
@@ -37,13 +36,6 @@ def loader_of(url: str, num_workers: int = 0) -> mm.Loader:
     return mm.Loader(pipeline, num_workers=num_workers)
 
 
-def go_away_for(proxy: FaultProxy, seconds: float) -> threading.Timer:
-    proxy.go_away()
-    timer = threading.Timer(seconds, proxy.come_back)
-    timer.start()
-    return timer
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_workers, caplog):
     expected = [batch["txt"] for batch in loader_of(corpus_url)]
@@ -52,7 +44,7 @@ def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_worker
         for batch in loader:
             batches.append(batch["txt"])
             if len(batches) == 2:
-                timer = go_away_for(proxy, 8)
+                timer = proxy.away_for(8)
     loader.close()
     timer.join()
     assert batches == expected

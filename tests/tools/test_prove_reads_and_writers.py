@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -11,10 +10,8 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.storage import open_store
 from tests.helpers.paths import ROOT
 from tools.prove import two_writers, wrong_reads
-from tools.prove.flipping_proxy import flipping_proxy
 from tools.prove.wrong_reads import Epoch, FlippingStore
 
 
@@ -42,20 +39,6 @@ def test_the_judge_of_wrong_reads_sees_what_is_wrong() -> None:
     assert "1 of 2" in wrong_reads.fault_of(Epoch(["a", "c"], 3, 0), expected)
     assert "counted" in wrong_reads.fault_of(Epoch(["a", "b"], 0, 0), expected)
     assert "bad" in wrong_reads.fault_of(Epoch(["a", "b"], 3, 1), expected)
-
-
-@pytest.mark.s3
-def test_the_proxy_flips_one_bit_of_an_answer_and_keeps_its_length(s3, monkeypatch) -> None:
-    store = open_store(f"{s3}/flips")
-    data = random.Random(1).randbytes(10_000)
-    store.write("object", data)
-    with flipping_proxy(os.environ["AWS_ENDPOINT_URL"], rate=1.0) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        changed = store.read_range("object", 0, len(data))
-    differing = int.from_bytes(data, "big") ^ int.from_bytes(changed, "big")
-    assert len(changed) == len(data)
-    assert differing.bit_count() == 1
-    assert proxy.num_flips == proxy.num_answers == 1
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.storage import LocalStore, open_store
 from mmstream.types import Batch
 from tests.helpers.corpora import jpeg
-from tools.prove.flipping_proxy import flipping_proxy
+from tests.helpers.http_fault_proxy import Faults, fault_proxy
 from tools.s3_server import s3_server
 
 __all__ = ["Epoch", "FlippingStore", "fault_of", "read_epoch", "write_corpus"]
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 2])
     arguments = parser.parse_args()
-    faults = []
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="wrong-reads-") as name:
         folder = write_corpus(Path(name))
         expected = read_epoch(mm.open_dataset(folder), 0)
@@ -144,15 +144,16 @@ def main() -> int:
                 f"{place}: {len(disturbed.digests)} steps, {disturbed.num_wrong_reads} wrong reads "
                 f"counted{num_flips}: {fault or 'all batches are the same'}"
             )
-            faults.append(fault)
+            outcomes.append(fault)
 
         for num_workers in arguments.workers:
             dataset = mm.open_dataset(folder)
             dataset.store = dataset.index_store = FlippingStore(str(folder), arguments.rate)
             judge(f"local disk, {num_workers} workers", read_epoch(dataset, num_workers))
+        faults = Faults(flip=arguments.rate, seed=arguments.seed)
         with (
             s3_server() as server,
-            flipping_proxy(server.endpoint, arguments.rate, arguments.seed) as proxy,
+            fault_proxy(server.endpoint, faults) as proxy,
         ):
             os.environ.update(server.env)
             url = f"s3://{server.bucket}/shards"
@@ -160,13 +161,14 @@ def main() -> int:
             for path in folder.iterdir():
                 if path.is_file():
                     store.write(path.name, path.read_bytes())
-            os.environ["AWS_ENDPOINT_URL"] = proxy.url
+            os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
             for num_workers in arguments.workers:
-                proxy.num_answers = proxy.num_flips = 0
+                proxy.reset_counts()
                 disturbed = read_epoch(mm.open_dataset(url), num_workers)
-                flips = f", {proxy.num_flips} flips in {proxy.num_answers} answers"
+                counts = proxy.counts()
+                flips = f", {counts.faults['flip']} flips in {counts.num_gets} answers"
                 judge(f"S3, {num_workers} workers", disturbed, flips)
-    return 1 if any(faults) else 0
+    return 1 if any(outcomes) else 0
 
 
 if __name__ == "__main__":
