@@ -1,0 +1,315 @@
+"""Storage: one new object in S3, sent in parts while it is still being written.
+
+    shard, checkpoint -> `RemoteStore.create` -> UPLOAD -> S3
+
+A part is sent as soon as it is full. Several are under way side by side, and each is tried again
+alone, see `mmstream.storage.patience`. The object appears when all parts have arrived; after an
+error, the parts are removed. An object of one part at most is one plain PUT.
+
+Every part has a CRC-32C, and so has the whole object, where the server knows them. It then refuses
+bytes that changed on the way. Other servers get the MD5 of every part.
+
+A killed process leaves the parts that it sent. They are in no listing, but they take room. The next
+upload of the same object removes them; otherwise a lifecycle rule of the bucket does.
+
+Example: 20 MiB are parts of 8, 8 and 4 MiB. The first one is sent when byte 8,388,608 is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, BinaryIO, TypeAlias, cast
+
+from crc32c import crc32c
+
+from mmstream.errors import StorageError, escaped
+from mmstream.storage.patience import retry
+
+__all__ = ["PART_BYTES", "Request", "Upload", "code_of", "put_object", "upload"]
+
+logger = logging.getLogger(__name__)
+
+PART_BYTES = 8 << 20
+"""Bytes of a part. S3 takes 5 MiB to 5 GiB, and short parts need few bytes of memory."""
+
+PARTS_OF_A_SIZE = 2500
+"""After so many parts, parts are twice as long."""
+
+MAX_PARTS = 10_000
+"""Of an object in S3: 314 GB, with parts of 8, 16, 32 and 64 MiB."""
+
+MAX_PARTS_IN_FLIGHT = 8
+"""Parts that are sent at a time. With the one being filled, they are the memory of an upload. At
+50 ms to the answer and 40 MB/s a connection, 8 parts of 8 MiB send 260 MB/s."""
+
+_NO_CHECKSUMS = ("NotImplemented", "501")
+"""Codes of servers that refuse a CRC-32C. Most of those that do not know it ignore it."""
+
+Request: TypeAlias = Callable[..., dict[str, Any]]
+"""Sends one request about the object: ``request("upload_part", PartNumber=1, Body=file)``."""
+
+
+@contextmanager
+def upload(url: str, request: Request) -> Iterator[BinaryIO]:
+    """Open a new object in S3 for writing. It appears whole when the block ends, or not at all.
+
+    Args:
+        url: Of the object, for messages.
+        request: Sends one request about the object. It is called by several threads.
+
+    Yields:
+        A file that takes `write`, `flush` and `tell`, front to back.
+
+    Raises:
+        StorageError: A request failed after retries, or the object is not what was written.
+    """
+    file = Upload(url, request)
+    try:
+        yield cast(BinaryIO, file)
+        file.complete()
+    except BaseException:
+        file.abort()
+        raise
+
+
+def put_object(url: str, request: Request, data: bytes) -> None:
+    """Write an object of up to `PART_BYTES` by one request, with its CRC-32C."""
+
+    def put() -> None:
+        try:
+            request("put_object", Body=io.BytesIO(data), ChecksumCRC32C=_encoded(crc32c(data)))
+        except Exception as error:
+            if code_of(error) not in _NO_CHECKSUMS:
+                raise
+            request("put_object", Body=io.BytesIO(data))
+
+    retry(url, put)
+
+
+def code_of(error: BaseException | None) -> str | None:
+    """Return the code of S3's answer that led to an error, if there was one."""
+    while error is not None:
+        answer = getattr(error, "response", None)  # of a ClientError of botocore
+        if isinstance(answer, dict):
+            return cast("str | None", answer.get("Error", {}).get("Code"))
+        error = error.__cause__
+    return None
+
+
+class Upload:
+    """A file that becomes an object in S3. `upload` opens and ends it.
+
+    Args:
+        url: Of the object, for messages.
+        request: Sends one request about the object.
+    """
+
+    def __init__(self, url: str, request: Request) -> None:
+        self._url, self._request = url, request
+        self._buffer = io.BytesIO()
+        self._num_bytes = 0
+        self._checksum = 0
+        """CRC-32C of all bytes in parts so far."""
+        self._id: str | None = None
+        self._has_checksums = False
+        self._is_ended = False
+        self._room = threading.BoundedSemaphore(MAX_PARTS_IN_FLIGHT)
+        self._parts: list[Future[dict[str, Any]]] = []
+        self._threads: ThreadPoolExecutor | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Append bytes. Waits while `MAX_PARTS_IN_FLIGHT` parts are under way.
+
+        Raises:
+            StorageError: A part could not be sent.
+        """
+        rest = memoryview(data).cast("B")
+        num_bytes = len(rest)
+        while len(rest):
+            room = self._part_bytes - self._buffer.tell()
+            if not room:  # a full part is sent when another one follows
+                self._send()
+                continue
+            self._buffer.write(rest[:room])
+            rest = rest[room:]
+        return num_bytes
+
+    def flush(self) -> None:
+        """Do nothing: a part is sent when it is full."""
+
+    def tell(self) -> int:
+        """Return the number of bytes written so far."""
+        return self._num_bytes + self._buffer.tell()
+
+    def complete(self) -> None:
+        """Send what is left, and have the object appear."""
+        if self._id is None:
+            put_object(self._url, self._request, self._buffer.getvalue())
+            self._is_ended = True
+            return
+        self._send()
+        parts = [part.result() for part in self._parts]
+        self._end()
+        checksum = _encoded(self._checksum)
+        settings: dict[str, Any] = {}
+        if self._has_checksums:
+            settings = {"ChecksumCRC32C": checksum, "ChecksumType": "FULL_OBJECT"}
+        try:
+            retry(
+                self._url,
+                lambda: self._request(
+                    "complete_multipart_upload",
+                    UploadId=self._id,
+                    MultipartUpload={"Parts": parts},
+                    **settings,
+                ),
+            )
+            is_answered = True
+        except FileNotFoundError:
+            # A first request may have done it, and its answer was lost. The object tells.
+            is_answered = False
+        self._id = None
+        self._require_object(checksum, None if is_answered else parts)
+
+    def abort(self) -> None:
+        """Remove the parts that were sent. There is no object then. Raises nothing."""
+        self._end()
+        if self._id is None:
+            return
+        try:
+            retry(self._url, lambda: self._request("abort_multipart_upload", UploadId=self._id))
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            logger.warning(
+                "%s: parts of an upload that failed stay in the bucket, because %s",
+                escaped(self._url),
+                escaped(error),
+            )
+
+    @property
+    def _part_bytes(self) -> int:
+        """Bytes of the part that is being filled."""
+        return PART_BYTES << len(self._parts) // PARTS_OF_A_SIZE
+
+    def _send(self) -> None:
+        """Hand the part that is full to a thread, and begin the next one."""
+        if self._id is None:
+            self._start()
+        if len(self._parts) == MAX_PARTS:
+            raise StorageError(f"{self._url}: {self._num_bytes} bytes are the most for one object")
+        self._room.acquire()
+        for part in self._parts:
+            if part.done():
+                part.result()  # raises its error
+        data, self._buffer = self._buffer.getvalue(), io.BytesIO()
+        self._num_bytes += len(data)
+        self._checksum = crc32c(data, self._checksum)
+        threads = cast(ThreadPoolExecutor, self._threads)
+        self._parts.append(threads.submit(self._send_part, len(self._parts) + 1, data))
+
+    def _start(self) -> None:
+        """Have the server begin an upload."""
+
+        def create() -> dict[str, Any]:
+            checksums = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
+            try:
+                return self._request("create_multipart_upload", **checksums)
+            except Exception as error:
+                if code_of(error) not in _NO_CHECKSUMS:
+                    raise
+                return self._request("create_multipart_upload")
+
+        answer = retry(self._url, create)
+        self._id = answer["UploadId"]
+        self._has_checksums = (
+            answer.get("ChecksumAlgorithm") == "CRC32C"
+            and answer.get("ChecksumType") == "FULL_OBJECT"
+        )
+        self._threads = ThreadPoolExecutor(MAX_PARTS_IN_FLIGHT, "mmstream-upload")
+        self._threads.submit(self._remove_leftovers)
+
+    def _send_part(self, number: int, data: bytes) -> dict[str, Any]:
+        """Send a part. Return what the last request says of it."""
+        try:
+            if self._has_checksums:
+                checksum = {"ChecksumCRC32C": _encoded(crc32c(data))}
+                sent = checksum
+            else:
+                checksum = {}
+                digest = hashlib.md5(data, usedforsecurity=False).digest()
+                sent = {"ContentMD5": base64.b64encode(digest).decode()}
+
+            def send() -> dict[str, Any]:
+                if self._is_ended:
+                    raise StorageError(f"{self._url}: the upload has ended")
+                body = io.BytesIO(data)  # shares the bytes
+                return self._request(
+                    "upload_part", UploadId=self._id, PartNumber=number, Body=body, **sent
+                )
+
+            answer = retry(self._url, send)
+        finally:
+            self._room.release()
+        return {"PartNumber": number, "ETag": answer["ETag"], **checksum}
+
+    def _end(self) -> None:
+        """Wait until no part is under way any more. Parts that failed are not sent again."""
+        self._is_ended = True
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+    def _require_object(self, checksum: str, parts: list[dict[str, Any]] | None) -> None:
+        """Raise a StorageError if the object is not what was written.
+
+        Args:
+            checksum: CRC-32C of all bytes.
+            parts: Given where the server did not say that this upload made the object: its ETag,
+                a checksum of those of its parts, must say it.
+        """
+        stat = retry(self._url, lambda: self._request("head_object", ChecksumMode="ENABLED"))
+        is_whole = stat.get("ChecksumType") == "FULL_OBJECT"
+        current = stat.get("ChecksumCRC32C") if is_whole else None
+        if int(stat["ContentLength"]) != self._num_bytes or current not in (None, checksum):
+            raise StorageError(
+                f"{self._url}: {self._num_bytes} bytes with the CRC-32C {checksum} were written, "
+                f"but the object has {stat['ContentLength']} and {current}; see which other "
+                "program writes there"
+            )
+        if current is None and parts is not None and stat.get("ETag") != _etag_of(parts):
+            raise StorageError(
+                f"{self._url}: the upload is gone: another process removed it, or writes there too"
+            )
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed processes sent of this object."""
+        key = self._url.partition("://")[2].partition("/")[2]
+        try:
+            answer = self._request("list_multipart_uploads", Prefix=key)
+            for left in answer.get("Uploads", ()):
+                if left["Key"] == key and left["UploadId"] != self._id:
+                    self._request("abort_multipart_upload", UploadId=left["UploadId"])
+                    logger.info("%s: removed an upload that did not end", escaped(self._url))
+        except Exception as error:  # without the right to list, a lifecycle rule removes them
+            logger.debug("%s: no list of uploads: %s", escaped(self._url), escaped(error))
+
+
+def _encoded(checksum: int) -> str:
+    """Return a CRC-32C as S3 writes it."""
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+
+
+def _etag_of(parts: list[dict[str, Any]]) -> str | None:
+    """Return the ETag of an object of these parts, where ETags are MD5s."""
+    try:
+        digests = b"".join(bytes.fromhex(part["ETag"].strip('"')) for part in parts)
+    except ValueError:
+        return None
+    return f'"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"'
