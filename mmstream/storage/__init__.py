@@ -3,6 +3,7 @@
     store.py     what every store can do
     local.py     a folder of this machine
     remote.py    a prefix of an object store, through fsspec (``s3://``): clients, requests
+    upload.py    a new object in S3: its parts are sent while it is written
     patience.py  how long failing requests are sent again
     range_client.py  ranges of objects for the hot read path, asynchronous
     store_client.py  such a client for any store, through threads

@@ -81,7 +81,7 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
 
     Args:
         store: the folder or prefix of the checkpoints.
-        checkpoint: what to write. It is held in memory a second time while it is written.
+        checkpoint: what to write. It goes out while it is made, so it is not held a second time.
         keep: number of checkpoints to keep, this one included.
 
     Raises:
@@ -90,9 +90,8 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     folder = store.local_path("")
     if folder is not None:
         remove_temporaries(Path(folder), r"step-\d+\.pt")  # each as large as a checkpoint
-    buffer = io.BytesIO()
-    torch.save(checkpoint.content, buffer)
-    store.write(checkpoint_name(checkpoint.num_steps), buffer.getvalue())
+    with store.create(checkpoint_name(checkpoint.num_steps)) as file:
+        torch.save(checkpoint.content, file)
     steps = list_checkpoints(store)
     older = [step for step in steps if step < checkpoint.num_steps]
     later = [step for step in steps if step > checkpoint.num_steps]

@@ -16,7 +16,7 @@ from crc32c import crc32c
 from mmstream.errors import StorageError
 from mmstream.storage import open_store, upload
 from mmstream.storage.remote import _request
-from tests.helpers.fault_proxy import fault_proxy
+from tests.helpers.http_fault_proxy import Faults, fault_proxy
 
 URL = "s3://bucket/corpus/a.tar"
 PART = 1000
@@ -296,17 +296,17 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(s3, tmp_path):
 
 
 @pytest.mark.s3
-def test_a_server_that_goes_away_meanwhile_changes_no_byte(s3, tmp_path, monkeypatch):
+def test_parts_that_break_and_a_server_that_goes_away_change_no_byte(s3, tmp_path, monkeypatch):
     data = data_of(4 * upload.PART_BYTES)
-    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:
+    broken_parts = Faults(reset=0.5, methods=("PUT",), seed=3)
+    with fault_proxy(os.environ["AWS_ENDPOINT_URL"], broken_parts) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         store = open_store(f"{s3}/{tmp_path.name}")
         with store.create("a.tar") as file:
             file.write(data[: 2 * upload.PART_BYTES + 1])
-            proxy.go_away()
-            timer = threading.Timer(0.5, proxy.come_back)
-            timer.start()
+            timer = proxy.away_for(0.5)
             file.write(data[2 * upload.PART_BYTES + 1 :])
         timer.join()
+        assert proxy.counts().faults["reset"]
         assert store.read("a.tar") == data
         assert not uploads_of(store)
