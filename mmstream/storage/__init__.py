@@ -5,8 +5,12 @@
     remote.py    a prefix of an object store, through fsspec (``s3://``): clients, requests
     upload.py    a new object in S3: its parts are sent while it is written
     patience.py  how long failing requests are sent again
-    range_client.py  ranges of objects for the hot read path, asynchronous
-    store_client.py  such a client for any store, through threads
+    range_client.py  clients that open ranges of objects, for the hot read path
+    s3_client.py     the one for ``s3://``: what becomes of each answer
+    s3_endpoint.py   where a bucket is and which credentials open it, as botocore says
+    s3_signature.py  signatures of requests to S3
+    http_client.py   HTTP requests whose answers are read in pieces
+    store_client.py  the one for every other store, through threads
     transfers.py  ranges of a reader process: in which order, how many at a time, again when
     transfer_limits.py  the numbers that it goes by
     transfer_counts.py  what it counts

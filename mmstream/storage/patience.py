@@ -57,7 +57,7 @@ WARNING_INTERVAL_S = 30.0
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
 """Errors of botocore. They are known by name, so that botocore is imported only for S3."""
 
-_CREDENTIALS_HINT = (
+CREDENTIALS_HINT = (
     "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws; "
     "AWS_ENDPOINT_URL)"
 )
@@ -159,7 +159,7 @@ def _final_error(url: str, error: Exception) -> Exception | None:
     if isinstance(error, ValueError) or kind == "ParamValidationError":
         return ConfigError(f"{url}: {error}")
     if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
-        return StorageError(f"{url}: {error}; {_CREDENTIALS_HINT}")
+        return StorageError(f"{url}: {error}; {CREDENTIALS_HINT}")
     return None
 
 

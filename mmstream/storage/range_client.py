@@ -3,7 +3,7 @@
 `mmstream.storage.transfers` decides which range is requested when, and again after a failure. A
 client sends each request once. There is one client a store, in the reader process of a rank.
 
-    s3_client.py     ``s3://``, through obstore
+    s3_client.py     ``s3://``, through connections of its own
     store_client.py  every other store, through threads
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from mmstream.storage.remote import RemoteStore
+from mmstream.storage.s3_client import S3Client
 from mmstream.storage.store import ObjectStat, RequestError, Store
 from mmstream.storage.store_client import StoreClient
 
@@ -66,4 +68,6 @@ class RangeClient(Protocol):
 
 def range_client(store: Store) -> RangeClient:
     """Return a new client for a store. It connects when its first range is opened."""
+    if isinstance(store, RemoteStore) and store.url.startswith("s3://"):
+        return S3Client(store.url)
     return StoreClient(store)

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage.patience import patience_of, retry
+from mmstream.storage.s3_endpoint import is_anonymous
 from mmstream.storage.store import Access, ObjectStat, ReplacedError, require_known, require_size
 from mmstream.storage.upload import PART_BYTES, code_of, put_object, upload
 from mmstream.storage.urls import Range, join_url
@@ -392,6 +393,8 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
             "connect_timeout": 10,
             "retries": {"max_attempts": 0},
         }
+        if is_anonymous():
+            options["anon"] = True
     try:
         client = fsspec.filesystem(scheme, **options)
     except ImportError as error:  # the message of fsspec names the missing package

@@ -1,0 +1,350 @@
+"""Storage: ranges of objects in S3, for the hot read path.
+
+A request is sent once, and its failure is told as one of two kinds: passing (a `RequestError`) or
+final. What one more request can mend is mended at once: credentials are read again, and a bucket in
+another region is followed there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote
+from xml.sax.saxutils import unescape
+
+from mmstream.errors import ConfigError, StorageError, escaped
+from mmstream.storage.http_client import Answer, HttpClient
+from mmstream.storage.patience import CREDENTIALS_HINT, Patience, patience_of
+from mmstream.storage.s3_endpoint import S3Endpoint, s3_endpoint
+from mmstream.storage.s3_signature import S3Signer
+from mmstream.storage.store import ObjectStat, RequestError
+from mmstream.storage.urls import join_url
+
+__all__ = ["S3Client"]
+
+MAX_ERROR_BYTES = 16 * 1024
+"""Bytes that are read of an answer that says an error. S3's have less than 1 kB."""
+
+SIGNER_S = 30.0
+"""Seconds after which the credentials are asked again whether they are to be renewed. botocore
+renews them 15 minutes before they expire."""
+
+_THROTTLED_STATUS = (429, 503)
+_THROTTLED_CODES = {
+    "BandwidthLimitExceeded",
+    "RequestLimitExceeded",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+}
+_EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+
+
+class S3Client:
+    """A `mmstream.storage.range_client.RangeClient` for a prefix of a bucket.
+
+    Args:
+        url: Such as ``s3://bucket/prefix``.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._bucket, _, self._prefix = url.removeprefix("s3://").partition("/")
+        self._pid = os.getpid()
+        self._link: _Link | None = None
+        self._lock = asyncio.Lock()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.url}: a client is not pickled; make one in each process")
+
+    def url_of(self, name: str) -> str:
+        """Return the URL of an object, whether it exists or not."""
+        return join_url(self.url, name)
+
+    async def open(self, name: str, start: int, stop: int) -> S3Stream:
+        """Request bytes [start, stop) of an object. Cancelling it drops the connection.
+
+        Raises:
+            RequestError: The request failed for a passing reason.
+            FileNotFoundError: No such object or bucket.
+            ConfigError: A setting cannot be, or this is not the process of the client.
+            StorageError: Wrong credentials, or no second request would help.
+        """
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                f"{self.url}: this client belongs to process {self._pid} and was used in process "
+                f"{os.getpid()}; make a client in each process"
+            )
+        url = self.url_of(name)
+        mended: set[str] = set()
+        while True:
+            link = await self._current_link(url)
+            answer = await self._request(link, "GET", url, name, f"bytes={start}-{stop - 1}")
+            if answer.status in (200, 206):
+                return await self._stream(url, answer, start, stop)
+            try:
+                refusal = await _refusal(answer)
+            except (OSError, ssl.SSLError) as error:
+                raise _passing(url, error) from error
+            finally:
+                await answer.close()
+            if answer.status == 416:
+                return await self._past_the_end(link, url, name, answer)
+            mending = _mending(refusal)
+            if mending is None or mending in mended:
+                raise _failure(url, refusal, patience_of(self.url))
+            mended.add(mending)
+            await self._mend(mending, link, url, refusal)
+
+    async def close(self) -> None:
+        """Drop all connections. No range may be opened any more."""
+        if self._link is not None:
+            await self._link.http.close()
+
+    async def _stream(self, url: str, answer: Answer, start: int, stop: int) -> S3Stream:
+        headers = answer.headers
+        patience_of(self.url).answered()
+        version = (headers.get("etag") or "").removeprefix("W/").strip('"') or None
+        if answer.status == 206:
+            size = headers.get("content-range", "").rpartition("/")[2]  # "bytes 0-9/100"
+        else:  # also for a range that is the whole object
+            size = headers.get("content-length", "")
+            if start != 0 or not size.isdecimal() or int(size) > stop:
+                await answer.close()
+                raise StorageError(f"{url}: the server does not know ranges of objects")
+        return S3Stream(url, answer, ObjectStat(int(size), version) if size.isdecimal() else None)
+
+    async def _past_the_end(self, link: _Link, url: str, name: str, answer: Answer) -> S3Stream:
+        """Return the answer to a range that begins past the end: the object as it is, no bytes."""
+        size = answer.headers.get("content-range", "").rpartition("/")[2]  # "bytes */100"
+        head = await self._request(link, "HEAD", url, name, None)
+        await head.close()
+        if head.status == 404:
+            raise FileNotFoundError(f"{url}: no such object")
+        if head.status != 200 and not size.isdecimal():
+            raise RequestError(f"{url}: {head.status} to the question for its size")
+        version = (head.headers.get("etag") or "").removeprefix("W/").strip('"') or None
+        size = head.headers.get("content-length", "") if head.status == 200 else size
+        patience_of(self.url).answered()
+        return S3Stream(url, head, ObjectStat(int(size), version))
+
+    async def _request(
+        self, link: _Link, method: str, url: str, name: str | None, byte_range: str | None
+    ) -> Answer:
+        """Send one request for an object, or (None) for the bucket."""
+        key = "" if name is None else quote(join_url(self._prefix, name).lstrip("/"), safe="/-_.~")
+        target = link.endpoint.url + key
+        headers = dict(link.endpoint.headers)
+        if byte_range is not None:
+            headers["range"] = byte_range
+        if link.signer is not None:
+            headers = link.signer.headers(method, target, headers, time.time())
+        headers["accept-encoding"] = "identity"
+        headers["user-agent"] = "mmstream"
+        try:
+            return await link.http.request(method, target, headers)
+        except ssl.SSLCertVerificationError as error:
+            if patience_of(self.url).has_answered:
+                raise _passing(url, error) from error
+            raise StorageError(
+                f"{url}: {error.verify_message}; AWS_CA_BUNDLE names a file of certificates"
+            ) from error
+        except OSError as error:
+            raise _passing(url, error) from error
+
+    # -- where the bucket is, and with which credentials -------------------------------------------
+
+    async def _current_link(self, url: str) -> _Link:
+        link = self._link
+        if link is not None and time.monotonic() < link.checked_until:
+            return link
+        async with self._lock:
+            if self._link is link:
+                self._link = await self._made_link(url, link)
+            assert self._link is not None
+            return self._link
+
+    async def _made_link(
+        self, url: str, old: _Link | None, region: str | None = None, *, anew: bool = False
+    ) -> _Link:
+        """Return a link for the present credentials.
+
+        Args:
+            url: Named in errors.
+            old: Its connections are kept where the bucket is still in the same place.
+            region: Of the bucket, if a server named it.
+            anew: Read all settings and credentials again.
+        """
+
+        def make() -> tuple[S3Endpoint, S3Signer | None]:
+            known = None if old is None or anew else old.endpoint
+            endpoint = known or s3_endpoint(self._bucket, region)
+            return endpoint, endpoint.signer()
+
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            endpoint, signer = await asyncio.to_thread(make)
+        except BotoCoreError as error:
+            # The text of the error comes from botocore, and names no secret.
+            if patience_of(self.url).has_answered:
+                raise _passing(url, error) from None
+            raise StorageError(f"{url}: {escaped(error)}; {CREDENTIALS_HINT}") from None
+        if old is not None and old.endpoint.url == endpoint.url:
+            http = old.http
+        else:
+            if old is not None:
+                await old.http.close()
+            http = HttpClient(endpoint.tls, endpoint.proxy)
+        return _Link(endpoint, signer, http, time.monotonic() + SIGNER_S)
+
+    async def _mend(self, mending: str, used: _Link, url: str, refusal: _Refusal) -> None:
+        """Change what a refusal is about, unless another request did so meanwhile."""
+        async with self._lock:
+            if self._link is not used:
+                return
+            region: str | None = used.endpoint.region
+            if mending == "region":
+                region = refusal.region or await self._region_of_bucket(used, url)
+                if region is None or region == used.endpoint.region:
+                    raise StorageError(
+                        f"{url}: {refusal}; the bucket is in another region, and the server does "
+                        "not say in which: set AWS_REGION"
+                    )
+            self._link = await self._made_link(url, used, region, anew=True)
+
+    async def _region_of_bucket(self, link: _Link, url: str) -> str | None:
+        answer = await self._request(link, "HEAD", url, None, None)
+        await answer.close()
+        return answer.headers.get("x-amz-bucket-region")
+
+
+class S3Stream:
+    """A `mmstream.storage.range_client.RangeStream` of an object in S3."""
+
+    def __init__(self, url: str, answer: Answer, stat: ObjectStat | None) -> None:
+        self.stat = stat
+        self._url, self._answer = url, answer
+
+    async def __aiter__(self) -> AsyncIterator[memoryview]:
+        try:
+            async for piece in self._answer:
+                yield piece
+        except OSError as error:
+            raise _passing(self._url, error) from error
+
+    async def close(self) -> None:
+        """Drop what has not arrived yet, with its connection."""
+        await self._answer.close()
+
+
+class _Link(NamedTuple):
+    """What requests are sent with."""
+
+    endpoint: S3Endpoint
+    signer: S3Signer | None
+    http: HttpClient
+    checked_until: float
+
+
+class _Refusal(NamedTuple):
+    """An answer that says an error."""
+
+    status: int
+    code: str
+    message: str
+    region: str | None
+    retry_after_s: float
+    skew_s: float
+    """Seconds that the clock of this machine is ahead of the server's."""
+
+    def __str__(self) -> str:
+        return escaped(" ".join(filter(None, (str(self.status), self.code, self.message))))
+
+
+async def _refusal(answer: Answer) -> _Refusal:
+    """Read what an answer says about an error."""
+    text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
+    headers = answer.headers
+    now = time.time()
+    return _Refusal(
+        answer.status,
+        code=_element(text, "Code"),
+        message=_element(text, "Message"),
+        region=headers.get("x-amz-bucket-region") or _element(text, "Region") or None,
+        retry_after_s=_seconds_until(headers.get("retry-after", ""), now),
+        skew_s=now - (_timestamp(headers.get("date", "")) or now),
+    )
+
+
+def _element(text: str, name: str) -> str:
+    """Return the content of the first element of a name in S3's XML, or nothing."""
+    match = re.search(f"<{name}>([^<]*)</{name}>", text)
+    return unescape(match[1]).strip() if match else ""
+
+
+def _timestamp(date: str) -> float | None:
+    try:
+        moment = parsedate_to_datetime(date)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _seconds_until(text: str, now: float) -> float:
+    """Return what ``Retry-After`` says, in seconds: a number of them, or a date."""
+    if text.isdecimal():
+        return float(text)
+    return max(0.0, (_timestamp(text) or now) - now)
+
+
+def _mending(refusal: _Refusal) -> str | None:
+    """Return what would have to change so that the same request is answered."""
+    if refusal.code == "RequestTimeTooSkewed":
+        return None
+    if refusal.status in (301, 302, 307, 308) or refusal.code in (
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "PermanentRedirect",
+    ):
+        return "region"
+    if refusal.status in (401, 403) or refusal.code in _EXPIRED_CODES:
+        return "credentials"
+    return None
+
+
+def _failure(url: str, refusal: _Refusal, patience: Patience) -> OSError:
+    """Return the error of a refused request."""
+    status, code = refusal.status, refusal.code
+    if status == 404:
+        patience.answered()
+        absent = "bucket" if code == "NoSuchBucket" else "object"
+        return FileNotFoundError(f"{url}: no such {absent}")
+    if code == "RequestTimeTooSkewed":
+        side = "ahead of" if refusal.skew_s > 0 else "behind"
+        return StorageError(
+            f"{url}: the clock of this machine is {abs(refusal.skew_s):,.0f} s {side} the server's "
+            "(RequestTimeTooSkewed); set it"
+        )
+    is_access = _mending(refusal) == "credentials"
+    if is_access and not patience.has_answered:
+        return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}")
+    if _mending(refusal) == "region":
+        return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
+    return RequestError(
+        f"{url}: {refusal}",
+        is_throttled=status in _THROTTLED_STATUS or code in _THROTTLED_CODES,
+        retry_after_s=refusal.retry_after_s,
+    )
+
+
+def _passing(url: str, error: Exception) -> RequestError:
+    return RequestError(f"{url}: {type(error).__name__}: {escaped(error)}")

@@ -1,0 +1,151 @@
+"""Storage: where a bucket of S3 is, and how requests to it are signed.
+
+botocore decides both, from all that it reads: environment, profiles, ``~/.aws``, SSO, processes,
+web identities and roles of instances. So the hot read path goes where every other S3 tool goes.
+What is set for s3fs (``FSSPEC_S3_...``, or fsspec's configuration) counts too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmstream.errors import ConfigError
+from mmstream.storage.s3_signature import S3Signer
+
+__all__ = ["S3Endpoint", "is_anonymous", "s3_endpoint"]
+
+
+@dataclass(frozen=True)
+class S3Endpoint:
+    """How to reach one bucket.
+
+    Attributes:
+        url: Of the bucket, with a slash at its end. The quoted name of an object follows.
+        region: The one that requests are signed for.
+        headers: Of every request.
+        proxy: URL of the proxy for it, or None.
+        tls: For ``https``.
+        credentials: Those of botocore, which renews them before they expire. None: anonymous.
+    """
+
+    url: str
+    region: str
+    headers: Mapping[str, str] = field(repr=False)
+    proxy: str | None = field(repr=False)
+    tls: ssl.SSLContext | None = field(repr=False)
+    credentials: Any = field(repr=False)
+
+    def signer(self) -> S3Signer | None:
+        """Return what signs requests. Renewing credentials may take seconds."""
+        if self.credentials is None:
+            return None
+        keys = self.credentials.get_frozen_credentials()
+        return S3Signer(keys.access_key, keys.secret_key, keys.token, self.region)
+
+
+def is_anonymous() -> bool:
+    """Tell whether requests to S3 are not signed: ``AWS_NO_SIGN_REQUEST``, or s3fs' ``anon``."""
+    value = os.environ.get("AWS_NO_SIGN_REQUEST") or _s3fs_settings().get("anon")
+    return str(value).lower() in ("1", "true", "yes", "on")
+
+
+def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
+    """Return how to reach a bucket, for the present settings. Files and services may be asked.
+
+    Args:
+        bucket: Its name.
+        region: Its region, where the settings name another one or none.
+
+    Raises:
+        ConfigError: A setting cannot be.
+        botocore.exceptions.BotoCoreError: There are no credentials, or no such profile.
+    """
+    from botocore import UNSIGNED
+    from botocore.config import Config
+    from botocore.httpsession import get_cert_path
+    from botocore.session import Session
+    from botocore.utils import get_environ_proxies
+
+    settings = _s3fs_settings()
+    options = dict(settings.get("client_kwargs") or {})
+    session = Session(profile=settings.get("profile"))
+    verify = options.pop("verify", None)
+    if verify is None:
+        verify = session.get_config_variable("ca_bundle") or True
+    client_options: dict[str, Any] = {
+        "aws_access_key_id": settings.get("key"),
+        "aws_secret_access_key": settings.get("secret"),
+        "aws_session_token": settings.get("token"),
+        "endpoint_url": settings.get("endpoint_url"),
+        **options,
+    }
+    if region is not None:
+        client_options["region_name"] = region
+    config = Config(**(settings.get("config_kwargs") or {}))
+    anonymous = is_anonymous()
+    if anonymous:
+        config = config.merge(Config(signature_version=UNSIGNED))
+    try:
+        client = session.create_client("s3", **client_options, config=config)
+    except ValueError as error:
+        raise ConfigError(f"s3://{bucket}: {error}") from error
+    request = _request(client, bucket)
+    url = request.url.removesuffix("key")
+    signature = str(request.headers.get("Authorization", b""), "ascii")
+    scope = re.search(r"Credential=[^,]*/([^/,]+)/s3/aws4_request", signature)
+    payer = {"x-amz-request-payer": "requester"} if settings.get("requester_pays") else {}
+    return S3Endpoint(
+        url,
+        region=scope[1] if scope else client.meta.region_name,
+        headers=payer,
+        proxy=get_environ_proxies(url).get(url.partition(":")[0]),
+        tls=_tls_context(get_cert_path(verify)) if url.startswith("https:") else None,
+        credentials=None if anonymous else _credentials(session, client_options),
+    )
+
+
+def _credentials(session: Any, options: Mapping[str, Any]) -> Any:
+    """Return the credentials that botocore takes for a client of these options."""
+    from botocore.credentials import Credentials
+
+    if options["aws_access_key_id"] is None:
+        return session.get_credentials()
+    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+    return Credentials(*(options[name] for name in names))
+
+
+def _request(client: Any, bucket: str) -> Any:
+    """Return the request that botocore would send for the object ``key`` of a bucket."""
+    from botocore.awsrequest import AWSResponse
+
+    requests = []
+
+    def keep(request: Any, **_: Any) -> Any:
+        requests.append(request)
+        return AWSResponse(request.url, 200, {}, None)  # so nothing is sent
+
+    client.meta.events.register("before-send.s3.GetObject", keep)
+    client.get_object(Bucket=bucket, Key="key")
+    return requests[-1]
+
+
+def _tls_context(certificates: str | bool) -> ssl.SSLContext:
+    """Return settings for TLS that trust a file of certificates, or (False) every server."""
+    if certificates is False:
+        return ssl._create_unverified_context()
+    context = ssl.create_default_context(cafile=str(certificates))
+    context.load_default_certs()
+    return context
+
+
+def _s3fs_settings() -> Mapping[str, Any]:
+    """Return what users set for s3fs, in fsspec's configuration or by ``FSSPEC_S3_...``."""
+    from fsspec.config import conf
+
+    settings: Mapping[str, Any] = conf.get("s3") or {}
+    return settings

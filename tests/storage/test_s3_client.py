@@ -1,0 +1,334 @@
+"""The client of S3: whom it asks with which credentials, and what it makes of each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+import time
+from email.utils import formatdate
+from functools import lru_cache
+
+import botocore.loaders
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import open_store, patience, remote
+from mmstream.storage.range_client import RequestError, range_client
+from mmstream.storage.s3_client import S3Client
+from mmstream.storage.s3_signature import S3Signer
+from mmstream.storage.store import ObjectStat
+from tests.helpers.stub_server import ranged, refused, reply, stub_server
+
+DATA = bytes(range(256)) * 4
+URL = "s3://bucket/corpus"
+cached_loader = lru_cache(botocore.loaders.create_loader)
+"""Reads botocore's models once for all tests."""
+
+SECRET = "wJalrXUtnFEMI-secret"
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch, tmp_path):
+    """Static keys in the environment, and nothing else. No store answered before."""
+    for name in set(os.environ):
+        if name.startswith(("AWS_", "FSSPEC_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(botocore.loaders, "create_loader", cached_loader)
+    patience._patience.cache_clear()
+    return monkeypatch
+
+
+def ask(answer, num_reads: int = 1, url: str = URL, name: str = "a b/ü.tar"):
+    """Read bytes 3 to 9 of an object from a stub server.
+
+    Returns:
+        The bytes of the last read, what the server said of the object, and the server.
+    """
+
+    async def run():
+        async with stub_server(answer) as stub:
+            os.environ["AWS_ENDPOINT_URL"] = stub.endpoint
+            client = range_client(open_store(url))
+            assert isinstance(client, S3Client)
+            try:
+                for _ in range(num_reads):
+                    stream = await client.open(name, 3, 9)
+                    data = b"".join([piece async for piece in stream])
+                    await stream.close()
+            except OSError as error:
+                error.stub = stub
+                raise
+            finally:
+                await client.close()
+                del os.environ["AWS_ENDPOINT_URL"]
+            return data, stream.stat, stub
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def with_object(*first, data: bytes = DATA):
+    """What answers with the given answers first, and with ranges of an object after them."""
+    answers = list(first)
+    return lambda request: answers.pop(0) if answers else ranged(request, data)
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+def test_a_range_is_requested_from_the_endpoint_in_path_style():
+    data, stat, stub = ask(with_object(), num_reads=2)
+    assert data == DATA[3:9]
+    assert stat == ObjectStat(len(DATA), "e1")
+    assert [request.target for request in stub.requests] == ["/bucket/corpus/a%20b/%C3%BC.tar"] * 2
+    assert stub.requests[0].headers["range"] == "bytes=3-8"
+    assert stub.requests[0].access_key == "KEY"
+    assert stub.num_connections == 1
+
+
+@pytest.mark.parametrize("token", [None, "the-token"])
+@pytest.mark.parametrize("path", ["/k", "/bucket/a%20b/%C3%BC~-_.tar"])
+def test_a_signature_is_that_of_botocore(token, path):
+    url, now = f"https://storage.example:9000{path}", 1_790_000_000.0
+    signer = S3Signer("KEY", SECRET, token, "eu-west-1")
+    own = signer.headers("GET", url, {"range": "bytes=0-8"}, now)
+    theirs = AWSRequest("GET", url, headers={"range": "bytes=0-8"})
+    theirs.context["timestamp"] = own["x-amz-date"]
+    auth = S3SigV4Auth(Credentials("KEY", SECRET, token), "s3", "eu-west-1")
+    auth._modify_request_before_signing(theirs)
+    signature = auth.signature(auth.string_to_sign(theirs, auth.canonical_request(theirs)), theirs)
+    assert own["authorization"].rpartition("=")[2] == signature
+    next_day = signer.headers("GET", url, {}, now + 86_400)["authorization"]
+    fresh = S3Signer("KEY", SECRET, token, "eu-west-1")
+    assert fresh.headers("GET", url, {}, now + 86_400)["authorization"] == next_day
+
+
+def test_a_profile_names_endpoint_region_and_keys(settings, tmp_path):
+    (tmp_path / "config").write_text(
+        "[profile lab]\nregion = eu-north-1\n"
+        "aws_access_key_id = LAB\naws_secret_access_key = labsecret\n"
+    )
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.delenv("AWS_SECRET_ACCESS_KEY")
+    settings.setenv("AWS_PROFILE", "lab")
+    _, _, stub = ask(with_object())
+    assert (stub.requests[0].access_key, stub.requests[0].region) == ("LAB", "eu-north-1")
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [("AWS_NO_SIGN_REQUEST", "YES"), ("FSSPEC_S3_ANON", "true")],
+    ids=lambda pair: pair[0],
+)
+def test_an_anonymous_request_is_not_signed(settings, variable):
+    import fsspec.config
+
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.delenv("AWS_SECRET_ACCESS_KEY")
+    settings.setenv(*variable)
+    settings.setattr(fsspec.config, "conf", {})
+    fsspec.config.set_conf_env(fsspec.config.conf)
+    data, _, stub = ask(with_object())
+    assert data == DATA[3:9]
+    assert "authorization" not in stub.requests[0].headers
+    assert remote._client(URL).anon  # reads of everything else
+
+
+def credential_process(tmp_path) -> str:
+    """A configuration whose process gives a new key at each call, and notes its calls."""
+    script = tmp_path / "keys.py"
+    calls = tmp_path / "calls"
+    script.write_text(
+        f"import json, pathlib\ncalls = pathlib.Path({str(calls)!r})\n"
+        "number = len(calls.read_text()) if calls.exists() else 0\n"
+        "calls.write_text('x' * (number + 1))\n"
+        f"print(json.dumps(dict(Version=1, AccessKeyId=f'KEY{{number}}', SessionToken='T',"
+        f" SecretAccessKey={SECRET!r}, Expiration='2099-01-01T00:00:00Z')))\n"
+    )
+    return f"[default]\ncredential_process = {sys.executable} -I {script}\n"
+
+
+def test_an_expired_token_is_renewed_once_for_all_requests(settings, tmp_path):
+    (tmp_path / "config").write_text(credential_process(tmp_path))
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.delenv("AWS_SECRET_ACCESS_KEY")
+
+    def answer(request):
+        if request.access_key == "KEY0":
+            return refused("400 Bad Request", "ExpiredToken", "The provided token has expired.")
+        return ranged(request, DATA)
+
+    data, _, stub = ask(answer, num_reads=3)
+    assert data == DATA[3:9]
+    keys = [request.access_key for request in stub.requests]
+    assert keys == ["KEY0", "KEY1", "KEY1", "KEY1"]
+    assert stub.requests[0].headers["x-amz-security-token"] == "T"
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def test_503_asks_for_fewer_requests_after_a_while():
+    with pytest.raises(RequestError, match="503 SlowDown please") as caught:
+        ask(with_object(refused("503 Slow Down", "SlowDown", "please", Retry_After="7")))
+    assert (caught.value.is_throttled, caught.value.retry_after_s) == (True, 7.0)
+    date = formatdate(time.time() + 100, usegmt=True)
+    with pytest.raises(RequestError) as caught:
+        ask(with_object(reply("429 Too Many Requests", headers={"Retry-After": date})))
+    assert caught.value.is_throttled
+    assert 50 < caught.value.retry_after_s <= 100
+
+
+@pytest.mark.parametrize("status", ["500 Internal", "502 Bad Gateway", "504 Timeout", "400 Odd"])
+def test_other_errors_of_a_server_pass(status):
+    with pytest.raises(RequestError, match=rf"corpus/a b/ü\.tar: {status[:3]}") as caught:
+        ask(with_object(reply(status)))
+    assert (caught.value.is_throttled, caught.value.retry_after_s) == (False, 0.0)
+
+
+def test_a_broken_connection_passes():
+    head = ranged_head = b"HTTP/1.1 206 Partial\r\nContent-Length: 6\r\n\r\n"
+    for answer in ([head + b"xy", b""], [b""], [ranged_head[:20], b""]):
+        with pytest.raises(RequestError, match=r"ü\.tar: ConnectionResetError"):
+            ask(with_object(answer))
+
+
+def test_an_absent_object_and_an_absent_bucket_are_told_apart():
+    with pytest.raises(FileNotFoundError, match=r"a b/ü\.tar: no such object"):
+        ask(with_object(refused("404 Not Found", "NoSuchKey")))
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        ask(with_object(refused("404 Not Found", "NoSuchBucket")))
+
+
+def test_wrong_keys_are_final_and_one_line_without_secrets():
+    wrong = refused("403 Forbidden", "InvalidAccessKeyId", "The key\nis unknown.")
+    with pytest.raises(StorageError) as caught:
+        ask(with_object(*[wrong] * 5))
+    assert str(caught.value) == (
+        f"{URL}/a b/ü.tar: 403 InvalidAccessKeyId The key\\nis unknown.; check the credentials "
+        "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws; AWS_ENDPOINT_URL)"
+    )
+    assert len(caught.value.stub.requests) == 2  # the second with credentials read anew
+
+
+def test_wrong_keys_pass_where_the_store_has_answered():
+    forbidden = refused("403 Forbidden", "AccessDenied")
+    answers = [None, forbidden, forbidden]
+
+    def answer(request):
+        return (answers.pop(0) if answers else None) or ranged(request, DATA)
+
+    with pytest.raises(RequestError, match="403 AccessDenied"):
+        ask(answer, num_reads=2)
+
+
+def test_missing_credentials_are_named(settings):
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StorageError, match="Unable to locate credentials; check the credentials"):
+        ask(with_object())
+    settings.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(StorageError, match=r"profile \(nobody\) could not be found; check"):
+        ask(with_object())
+
+
+def test_a_wrong_endpoint_is_a_setting(settings):
+    settings.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    client = S3Client(URL)
+    with pytest.raises(ConfigError, match="s3://bucket: Invalid endpoint: 127"):
+        asyncio.run(client.open("a", 0, 1))
+
+
+def test_a_wrong_clock_is_final_and_told_in_seconds():
+    date = formatdate(time.time() - 1000, usegmt=True)
+    skewed = refused("403 Forbidden", "RequestTimeTooSkewed", Date=date)
+    with pytest.raises(StorageError, match=r"is 1,00\d s ahead of the server's .*TooSkewed\); set"):
+        ask(with_object(skewed))
+
+
+@pytest.mark.parametrize("says_region", [True, False])
+def test_a_bucket_is_followed_to_its_region(says_region):
+    region = {"x_amz_bucket_region": "eu-west-3"}
+
+    def answer(request):
+        if request.region == "eu-west-3":
+            return ranged(request, DATA)
+        if request.method == "HEAD":
+            return refused("301 Moved", "", **region)
+        return refused("301 Moved", "PermanentRedirect", **(region if says_region else {}))
+
+    data, _, stub = ask(answer, num_reads=3)
+    assert data == DATA[3:9]
+    methods = [request.method for request in stub.requests]
+    assert methods == ["GET"] + ["HEAD"] * (not says_region) + ["GET"] * 3
+    assert all(
+        request.target == "/bucket/" for request in stub.requests if request.method == "HEAD"
+    )
+
+
+def test_a_region_that_nobody_names_is_final():
+    with pytest.raises(StorageError, match=r"another region.*set AWS_REGION"):
+        ask(lambda request: refused("301 Moved", "PermanentRedirect"))
+
+
+def test_a_range_past_the_end_says_the_present_object():
+    def answer(request):
+        if request.method == "HEAD":
+            return reply(body=DATA[:2], headers={"ETag": '"e2"'})
+        return ranged(request, DATA[:2])
+
+    data, stat, _ = ask(answer)
+    assert (data, stat) == (b"", ObjectStat(2, "e2"))
+
+
+def test_a_server_without_ranges_is_refused():
+    with pytest.raises(StorageError, match="does not know ranges"):
+        ask(with_object(reply(body=DATA)))
+
+
+# -- processes and secrets -----------------------------------------------------------------------
+
+
+def test_a_client_of_another_process_is_refused():
+    client = S3Client(URL)
+    reading, writing = os.pipe()
+    if not os.fork():
+        try:
+            asyncio.run(client.open("a", 0, 1))
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.wait()
+    told = os.read(reading, 10_000).decode()
+    assert told.startswith(f"ConfigError: {URL}: this client belongs to process {os.getpid()} and ")
+
+
+def test_secrets_are_neither_shown_nor_pickled(settings):
+    settings.setenv("AWS_SESSION_TOKEN", "the-token")
+    client = S3Client(URL)
+
+    async def open_range():
+        async with stub_server(with_object()) as stub:
+            settings.setenv("AWS_ENDPOINT_URL", stub.endpoint)
+            stream = await client.open("a", 3, 9)
+            await client.close()
+            return stream
+
+    stream = asyncio.run(open_range())
+    link = client._link
+    shown = f"{client!r} {stream!r} {link!r} {link.endpoint!r} {link.signer!r}"
+    assert SECRET not in shown
+    assert "the-token" not in shown
+    for value in (client, link.signer):
+        with pytest.raises(TypeError, match="pickled"):
+            pickle.dumps(value)
