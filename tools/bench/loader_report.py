@@ -28,14 +28,20 @@ COLUMNS = (
 
 def print_head() -> None:
     """Print date, machine, load and versions."""
+    print_machine()
+    print("; ".join(f"{name} {version(name)}" for name in ("mmstream", *PACKAGES)))
+    print("; ".join(environments.version(name) for name in PEERS.values()), flush=True)
+
+
+def print_machine() -> None:
+    """Print date, machine and load."""
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, {_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
-        f"load {load} at the start, Python {platform.python_version()}, warm page cache"
+        f"load {load} at the start, Python {platform.python_version()}, warm page cache",
+        flush=True,
     )
-    print("; ".join(f"{name} {version(name)}" for name in ("mmstream", *PACKAGES)))
-    print("; ".join(environments.version(name) for name in PEERS.values()), flush=True)
 
 
 def print_table(

@@ -31,6 +31,7 @@ DISTRIBUTIONS = {
     "mosaicml": ("mosaicml-streaming",),
     "litdata": ("litdata",),
     "datasets": ("datasets",),
+    "s3torchconnector": ("webdataset", "s3torchconnector"),
 }
 """Environment -> the packages that reports name, with their versions."""
 

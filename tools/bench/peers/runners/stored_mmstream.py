@@ -1,0 +1,57 @@
+"""mmstream: an indexed corpus, with its defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tools.bench.peers.runners.stored import Settings, Stamp, serve, tar_name
+
+LOADERS: list[Any] = []
+
+
+def prepare(corpus: str, folder: str, num_names: int) -> dict[str, str]:
+    """Index as many tars as there are names: each is a link to one of the corpus."""
+    from mmstream.dataset.index_tars import index_tars
+
+    tars = sorted(path.name for path in Path(corpus).glob("*.tar"))
+    names = {tar_name(number): tars[number % len(tars)] for number in range(num_names)}
+    for name, tar in names.items():
+        os.link(Path(corpus, tar), Path(folder, name))
+    index_tars(folder, progress=False)
+    for name in names:
+        Path(folder, name).unlink()
+    return names
+
+
+def make(settings: Settings) -> Iterator[Any]:
+    """Yield batches of epoch after epoch."""
+    import mmstream as mm
+
+    url = settings.local or f"s3://{settings.bucket}/{settings.prefix}"
+    decode = mm.Decode(image=mm.ImageDecoder(size=224)) if settings.decoded else None
+    pipeline = mm.Pipeline(
+        mm.open_dataset(url),
+        global_batch_size=settings.batch_size,
+        decode=decode,
+        transforms=(Stamp(settings.scratch),),
+        **dict(settings.arguments),
+    )
+    loader = mm.Loader(pipeline, num_workers=settings.num_workers)
+    LOADERS.append(loader)
+    while True:
+        yield from loader
+
+
+def stats() -> dict[str, Any]:
+    """Return what the loader counted."""
+    counted = vars(LOADERS[0].stats)
+    return {
+        "stats": {name: value for name, value in counted.items() if isinstance(value, int | float)}
+    }
+
+
+if __name__ == "__main__":
+    serve(prepare, make, lambda batch: len(batch["jpg"]), stats)
