@@ -22,6 +22,7 @@ standard input ends.
 from __future__ import annotations
 
 import fcntl
+import http.client
 import json
 import os
 import random
@@ -34,10 +35,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, unquote, urlsplit
 
 __all__ = ["Counts", "FaultProxy", "Faults", "fault_proxy"]
 
@@ -45,7 +46,7 @@ RATES = ("mute", "stall", "dribble", "reset", "truncate", "busy", "wrong_etag", 
 """The kinds of faults. A request gets at most one of them."""
 
 PIPE_BYTES = 1 << 20
-PACED_S = 0.01
+PACED_S = 0.02
 """An answer with a limited rate comes in pieces of so many seconds."""
 
 SIGNATURE = {b"authorization", b"x-amz-date", b"x-amz-content-sha256", b"x-amz-security-token"}
@@ -180,6 +181,13 @@ class FaultProxy:
         """
         self._ask("alias", dict(objects))
 
+    def hold(self) -> None:
+        """Read each object once from the server, and send it from memory from then on.
+
+        So the server takes no time of a measurement. It is read without a signature.
+        """
+        self._ask("hold")
+
     def _ask(self, command: str, argument: Any = None) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -280,10 +288,74 @@ class _Stream:
                 num_in_pipe -= os.splice(pipe[0], target.fileno(), num_in_pipe)
 
 
+class _Body(Protocol):
+    """The bytes of an answer that are not sent yet."""
+
+    def send(self, client: socket.socket, num_bytes: int) -> None:
+        """Send the next bytes."""
+
+    def read(self, num_bytes: int) -> bytes:
+        """Return the next bytes."""
+
+
+class _ServerBody:
+    """On its way from the server."""
+
+    def __init__(self, server: _Stream, pipe: tuple[int, int]) -> None:
+        self._server, self._pipe = server, pipe
+
+    def send(self, client: socket.socket, num_bytes: int) -> None:
+        self._server.move(client, self._pipe, num_bytes)
+
+    def read(self, num_bytes: int) -> bytes:
+        return self._server.take_all(num_bytes)
+
+
+class _BytesBody:
+    """In memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+
+    def send(self, client: socket.socket, num_bytes: int) -> None:
+        client.sendall(self.read(num_bytes))
+
+    def read(self, num_bytes: int) -> bytes:
+        data, self._data = self._data[:num_bytes], self._data[num_bytes:]
+        return bytes(data)
+
+
+class _FileBody:
+    """In a file in memory."""
+
+    def __init__(self, file: int, start: int) -> None:
+        self._file, self._start = file, start
+
+    def send(self, client: socket.socket, num_bytes: int) -> None:
+        while num_bytes:
+            num_sent = os.sendfile(client.fileno(), self._file, self._start, num_bytes)
+            self._start += num_sent
+            num_bytes -= num_sent
+
+    def read(self, num_bytes: int) -> bytes:
+        data = os.pread(self._file, num_bytes, self._start)
+        self._start += len(data)
+        return data
+
+
+class _Answer(NamedTuple):
+    status: int
+    lines: list[bytes]
+    """The head without the empty line at its end."""
+    body: _Body
+    length: int
+
+
 class _Request(NamedTuple):
     method: str
     path: str
     """Without the query, decoded."""
+    has_query: bool
     head: bytes
     headers: dict[bytes, bytes]
 
@@ -292,11 +364,38 @@ class _Request(NamedTuple):
         return self.path.rpartition("/")[2].rpartition(".")[2]
 
 
+class _HeldObject(NamedTuple):
+    """An object that was read from the server once."""
+
+    lines: list[bytes]
+    """The head of its answer, without its length."""
+    file: int
+    size: int
+
+    def answer(self, request: _Request) -> _Answer:
+        """Return what the server would answer to a GET or HEAD."""
+        start, stop, status = 0, self.size, b"200 OK"
+        more = []
+        if match := re.fullmatch(rb"bytes=(\d*)-(\d*)", request.headers.get(b"range", b"")):
+            first, last = match.groups()
+            start = int(first) if first else max(0, self.size - int(last))
+            stop = min(int(last) + 1, self.size) if first and last else self.size
+            if start >= self.size:
+                lines = [b"HTTP/1.1 416 Range Not Satisfiable", b"Content-Length: 0"]
+                return _Answer(416, lines, _BytesBody(b""), 0)
+            status = b"206 Partial Content"
+            more = [b"Content-Range: bytes %d-%d/%d" % (start, stop - 1, self.size)]
+        lines = [b"HTTP/1.1 " + status, *self.lines, *more, b"Content-Length: %d" % (stop - start)]
+        return _Answer(int(status[:3]), lines, _FileBody(self.file, start), stop - start)
+
+
 class _Proxy:
     def __init__(self, host: str, port: int) -> None:
         self.server = (host, port)
         self.faults = Faults()
         self.aliases: dict[str, str] = {}
+        self.held: dict[str, _HeldObject] | None = None
+        self.hold_lock = threading.Lock()
         self.lock = threading.Lock()
         self.connections: set[socket.socket] = set()
         self.listener: socket.socket | None = None
@@ -313,6 +412,9 @@ class _Proxy:
 
     def alias(self, objects: dict[str, str]) -> None:
         self.aliases = objects
+
+    def hold(self) -> None:
+        self.held = {}
 
     def counts(self) -> dict[str, Any]:
         with self.lock:
@@ -384,6 +486,19 @@ class _Proxy:
             os.close(pipe[1])
 
     # What the exchanges ask and tell
+
+    def held_object(self, request: _Request) -> _HeldObject | None:
+        """Return the object of a GET or HEAD, if objects are held and there is one."""
+        if self.held is None or request.has_query or request.method not in ("GET", "HEAD"):
+            return None
+        path = self.aliases.get(request.path.lstrip("/"), request.path.lstrip("/"))
+        with self.hold_lock:
+            if path not in self.held:
+                held = _read_object(self.server, path)
+                if held is None:
+                    return None
+                self.held[path] = held
+            return self.held[path]
 
     def draw(self, request: _Request) -> tuple[str, random.Random]:
         """Return the kind of fault of a request, or nothing, and what draws its details."""
@@ -458,8 +573,12 @@ class _Exchange:
             _sleep_until(due)
             self.client.socket.sendall(_slow_down(faults.retry_after_s))
             return
-        status, lines = self.ask(request, length, kind == "reset", faults, draw)
-        body, length = self.body_of(request, status, lines)
+        held = self.proxy.held_object(request)
+        if held is None:
+            answer = self.ask(request, length, kind == "reset", faults, draw)
+        else:
+            answer = held.answer(request)
+        status, lines, body, length = answer
         is_replaced = request.path.endswith(faults.replaced) if faults.replaced else False
         if is_replaced or kind == "wrong_etag":
             lines = _with_other_etag(lines, faults.replaced_growth if is_replaced else 0)
@@ -468,15 +587,15 @@ class _Exchange:
         if request.method == "HEAD":
             return
         if kind == "flip" and status < 300 and length:
-            changed = bytearray(self.body_bytes(body, length))
+            changed = bytearray(body.read(length))
             changed[draw.randrange(length)] ^= 1 << draw.randrange(8)
-            body = bytes(changed)
+            body = _BytesBody(bytes(changed))
         bytes_per_s = faults.bytes_per_s / slower
         if kind in ("stall", "dribble", "reset", "truncate"):
             num_good = draw.randrange(max(length, 1))
             if faults.after_bytes is not None:
                 num_good = min(faults.after_bytes, max(length - 1, 0))
-            body = self.send(request, body, num_good, bytes_per_s)
+            self.send(request, body, num_good, bytes_per_s)
             self.break_off(kind, request, body, length - num_good, faults.dribble_bytes_per_s)
         else:
             self.send(request, body, length, bytes_per_s)
@@ -485,21 +604,21 @@ class _Exchange:
 
     def ask(
         self, request: _Request, length: int, is_reset: bool, faults: Faults, draw: random.Random
-    ) -> tuple[int, list[bytes]]:
-        """Send a request to the server; return the status and the head of its answer."""
+    ) -> _Answer:
+        """Send a request to the server; return its answer."""
         server = self.connected()
         server.socket.sendall(self.head_for_server(request))
         if b"100-continue" in request.headers.get(b"expect", b"").lower():
             head = server.head()
             if not head.startswith(b"HTTP/1.1 100"):
-                return _answer(head)
+                return self.answer(request, head)
             self.client.socket.sendall(head)
         if length and is_reset:
             num_good = draw.randrange(length) if faults.after_bytes is None else faults.after_bytes
             self.client.move(server.socket, self.pipe, min(num_good, length))
             self.reset_client()
         self.client.move(server.socket, self.pipe, length)
-        return _answer(server.head())
+        return self.answer(request, server.head())
 
     def connected(self) -> _Stream:
         """Return a connection to the server that it has not closed meanwhile."""
@@ -527,51 +646,43 @@ class _Exchange:
             [b" ".join([method, b"/" + target.encode(), version]), *lines, b"", b""]
         )
 
-    def body_of(
-        self, request: _Request, status: int, lines: list[bytes]
-    ) -> tuple[bytes | None, int]:
-        """Return the body where it is in memory, else None, and its length."""
+    def answer(self, request: _Request, head: bytes) -> _Answer:
+        """Return an answer of the server, of which the head has come."""
+        assert self.server is not None
+        if not head:
+            raise _BrokenOffError
+        lines = head[:-4].split(b"\r\n")
+        status = int(lines[0].split(b" ", 2)[1])
         if request.method == "HEAD" or status in (204, 304):
-            return b"", 0
+            return _Answer(status, lines, _BytesBody(b""), 0)
         headers = _headers(lines[1:])
         if headers.get(b"transfer-encoding", b"").lower() != b"chunked":
-            return None, int(headers.get(b"content-length", b"0"))
-        assert self.server is not None
+            length = int(headers.get(b"content-length", b"0"))
+            return _Answer(status, lines, _ServerBody(self.server, self.pipe), length)
         pieces = []
         while size := int(self.server.line(), 16):
             pieces.append(self.server.take_all(size))
             self.server.line()
         self.server.line()
-        body = b"".join(pieces)
-        lines[:] = [line for line in lines if not line.lower().startswith(b"transfer-encoding:")]
-        lines.append(b"Content-Length: %d" % len(body))
-        return body, len(body)
+        data = b"".join(pieces)
+        lines = [line for line in lines if not line.lower().startswith(b"transfer-encoding:")]
+        lines.append(b"Content-Length: %d" % len(data))
+        return _Answer(status, lines, _BytesBody(data), len(data))
 
-    def body_bytes(self, body: bytes | None, length: int) -> bytes:
-        assert self.server is not None
-        return self.server.take_all(length) if body is None else body
-
-    def send(
-        self, request: _Request, body: bytes | None, num_bytes: int, bytes_per_s: float
-    ) -> bytes | None:
-        """Send the next bytes of a body; return the rest of one that is in memory."""
+    def send(self, request: _Request, body: _Body, num_bytes: int, bytes_per_s: float) -> None:
+        """Send the next bytes of a body."""
         started, num_sent = time.monotonic(), 0
         piece_bytes = max(1, int(bytes_per_s * PACED_S)) if bytes_per_s else num_bytes
         while num_sent < num_bytes:
             size = min(piece_bytes, num_bytes - num_sent)
             if bytes_per_s:
                 _sleep_until(started + (num_sent + size) / bytes_per_s)
-            if body is None:
-                assert self.server is not None
-                self.server.move(self.client.socket, self.pipe, size)
-            else:
-                self.client.socket.sendall(body[num_sent : num_sent + size])
+            body.send(self.client.socket, size)
             num_sent += size
             self.proxy.sent(request, size)
-        return None if body is None else body[num_bytes:]
 
     def break_off(
-        self, kind: str, request: _Request, body: bytes | None, num_left: int, slow: float
+        self, kind: str, request: _Request, body: _Body, num_left: int, slow: float
     ) -> None:
         """Do to the rest of an answer what its fault says."""
         if kind == "stall":
@@ -597,14 +708,28 @@ class _Exchange:
 def _parse(head: bytes) -> _Request:
     first, *lines = head[:-4].split(b"\r\n")
     method, target, _ = first.split(b" ", 2)
-    path = unquote(target.partition(b"?")[0].decode())
-    return _Request(method.decode(), path, head, _headers(lines))
+    path, mark, _ = target.partition(b"?")
+    return _Request(method.decode(), unquote(path.decode()), bool(mark), head, _headers(lines))
 
 
-def _answer(head: bytes) -> tuple[int, list[bytes]]:
-    if not head:
-        raise _BrokenOffError
-    return int(head.split(b" ", 2)[1]), head[:-4].split(b"\r\n")
+def _read_object(server: tuple[str, int], path: str) -> _HeldObject | None:
+    """Read an object whole into memory, or return None if the server does not give it."""
+    connection = http.client.HTTPConnection(*server)
+    with closing(connection):
+        connection.request("GET", "/" + quote(path))
+        answer = connection.getresponse()
+        if answer.status != 200:
+            return None
+        file = os.memfd_create("held")
+        size = 0
+        while data := answer.read(1 << 20):
+            size += os.write(file, data)
+    lines = [
+        f"{name}: {value}".encode()
+        for name, value in answer.getheaders()
+        if name.lower() not in ("content-length", "transfer-encoding", "connection")
+    ]
+    return _HeldObject(lines, file, size)
 
 
 def _headers(lines: list[bytes]) -> dict[bytes, bytes]:

@@ -222,6 +222,28 @@ def test_a_proxy_that_is_away_refuses_and_comes_back_at_its_port(proxy) -> None:
     assert get(proxy).read() == BODY
 
 
+def test_held_objects_are_answered_as_by_the_server() -> None:
+    answers = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with fault_proxy(f"http://127.0.0.1:{server.server_port}") as proxy:
+            for num_held in range(2):
+                if num_held:
+                    proxy.hold()
+                for headers in ({}, {"Range": "bytes=5-9"}):
+                    with get(proxy, **headers) as answer:
+                        kept = {"ETag", "Content-Length", "Content-Range"} & set(answer.headers)
+                        values = {name: answer.headers[name] for name in kept}
+                        answers.append((answer.status, values, answer.read()))
+            proxy.alias({"b/big.tar": "b/a.tar"})
+            server.shutdown()
+            with get(proxy, "/b/big.tar", Range="bytes=-7") as answer:
+                assert answer.read() == BODY[-7:]
+            with pytest.raises(urllib.error.HTTPError, match="416"):
+                get(proxy, Range="bytes=300000-300001")
+    assert answers[:2] == answers[2:]
+
+
 @pytest.mark.s3
 def test_a_real_server_is_read_and_written_through_it(s3, monkeypatch) -> None:
     with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:

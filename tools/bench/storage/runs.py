@@ -79,6 +79,7 @@ class Bench:
         self._folder, self._cache = folder, cache
         self._prepared: set[tuple[str, int]] = set()
         self.bucket.upload(folder / "tars", "originals")
+        proxy.hold()
 
     def prepare(self, row: Row, num_names: int) -> None:
         """Upload what a row needs for a corpus of so many shards, if it is not there yet."""
