@@ -30,6 +30,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -98,13 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             runs: dict[str, list[Run]] = {row.name: [] for row in own}
             for number in range(num_rounds):
                 for row in own[:: -1 if number % 2 else 1]:
-                    print(f"{name}, round {number + 1}: {row.name}", file=sys.stderr)
+                    began = time.monotonic()
                     more = {"seconds": seconds + scenario.away_s}
                     if scenario.paced:
                         free = bench.run(row, scenario, options.shards, **more)
                         more["paced"] = free.late / 2
                     run = bench.run(row, scenario, options.shards, **more)
                     runs[row.name].append(run)
+                    print(
+                        f"{name}, round {number + 1}: {row.name}: {run.late:,.0f} samples/s, "
+                        f"{time.monotonic() - began:.0f} s {run.error[-500:]}",
+                        file=sys.stderr,
+                    )
                     if options.json:
                         with options.json.open("a") as file:
                             line = {"scenario": name, "row": row.name, **asdict(run)}

@@ -52,11 +52,9 @@ def print_table(
     )
     for row in rows:
         finished = [run for run in runs.get(row.name, []) if not run.error]
-        for run in runs.get(row.name, []):
-            if run.error:
-                print(f"{row.name}: {run.error}", file=sys.stderr)
         if not finished:
-            print(f"| {row.name} | failed {'| ' * (len(COLUMNS) - 2)}|")
+            first = _seconds(runs.get(row.name, []), 1)
+            print(f"| {row.name} | failed | | | | {first} {'| ' * (len(COLUMNS) - 6)}|")
             continue
         speed, late = speeds[row.name], [run.late for run in finished]
         cells = [

@@ -26,7 +26,7 @@ from tools.bench.storage.rows import Row
 from tools.bench.storage.scenarios import Scenario
 from tools.s3_server import Server
 
-__all__ = ["Bench", "Run"]
+__all__ = ["Bench", "Run", "figures_of"]
 
 START_TIMEOUT_S = 60
 """For imports and the first batch."""
@@ -128,36 +128,7 @@ class Bench:
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     return _failed(str(error), self.proxy.counts())
             counts = self.proxy.counts()
-        return self._figures(row, figures, counts, peak)
-
-    def _figures(self, row: Row, figures: dict[str, Any], counts: Counts, peak: int) -> Run:
-        per_unit = 1 if row.kind == "client" else self.sample_bytes
-        arrivals, waits, sizes = figures["arrivals"], figures["waits"], figures["counts"]
-        if len(arrivals) < 3:
-            return _failed(f"{len(arrivals)} batches in the time of the run", counts, arrivals)
-        begin = LATE * arrivals[-1]
-        late = [index for index, moment in enumerate(arrivals) if moment > begin] or [0]
-        num_late = sum(sizes[index] for index in late[1:])
-        seconds = arrivals[-1] - arrivals[late[0]] or 1e-9
-        late_waits = sorted(waits[index] for index in late[1:]) or [0.0]
-        cpu = [entry for entry in figures["cpu"] if entry[0] >= begin]
-        cpu_s, num_cpu = cpu[-1][1] - cpu[0][1], cpu[-1][2] - cpu[0][2]
-        used = sum(sizes) * per_unit
-        return Run(
-            late=num_late / seconds * per_unit / self.sample_bytes,
-            first={n: arrivals[n - 1] for n in (1, 10, 100) if len(arrivals) >= n},
-            wait_p50=statistics.median(late_waits),
-            wait_p99=late_waits[min(len(late_waits) - 1, int(0.99 * len(late_waits)))],
-            longest_s=max(waits[1:]),
-            cpu_s_per_gb=cpu_s / max(num_cpu * per_unit / 1e9, 1e-9),
-            gets_per_gb=counts.num_gets / max(counts.num_bytes / 1e9, 1e-9),
-            read_per_used=counts.num_bytes / used,
-            max_in_flight=counts.max_in_flight,
-            num_connections=counts.num_connections,
-            peak_bytes=peak,
-            faults=sum(counts.faults.values()),
-            stats=figures.get("stats", {}),
-        )
+        return figures_of(row, figures, counts, peak, self.sample_bytes)
 
     def _prefix(self, row: Row, num_names: int) -> str:
         return f"{row.prefix}-{num_names}"
@@ -203,6 +174,47 @@ class Bench:
         if process.returncode:
             raise RuntimeError(f"{row.name}: exit {process.returncode}\n{errors[-2500:]}")
         return json.loads(out.splitlines()[-1]), peak.num_bytes
+
+
+def figures_of(
+    row: Row, figures: dict[str, Any], counts: Counts, peak: int, sample_bytes: int
+) -> Run:
+    """Return the figures of a run.
+
+    Args:
+        row: Which row it is of.
+        figures: What its runner printed.
+        counts: What the proxy did.
+        peak: Memory of the run.
+        sample_bytes: Mean size of a sample.
+    """
+    per_unit = 1 if row.kind == "client" else sample_bytes
+    arrivals, waits, sizes = figures["arrivals"], figures["waits"], figures["counts"]
+    if len(arrivals) < 3:
+        return _failed(f"{len(arrivals)} batches in the time of the run", counts, arrivals)
+    begin = LATE * arrivals[-1]
+    late = [index for index, moment in enumerate(arrivals) if moment > begin] or [0]
+    num_late = sum(sizes[index] for index in late[1:])
+    seconds = arrivals[-1] - arrivals[late[0]] or 1e-9
+    late_waits = sorted(waits[index] for index in late[1:]) or [0.0]
+    cpu = [entry for entry in figures["cpu"] if entry[0] >= begin]
+    cpu_s, num_cpu = cpu[-1][1] - cpu[0][1], cpu[-1][2] - cpu[0][2]
+    used = sum(sizes) * per_unit
+    return Run(
+        late=num_late / seconds * per_unit / sample_bytes,
+        first={n: arrivals[n - 1] for n in (1, 10, 100) if len(arrivals) >= n},
+        wait_p50=statistics.median(late_waits),
+        wait_p99=late_waits[min(len(late_waits) - 1, int(0.99 * len(late_waits)))],
+        longest_s=max(waits[1:]),
+        cpu_s_per_gb=cpu_s / max(num_cpu * per_unit / 1e9, 1e-9),
+        gets_per_gb=counts.num_gets / max(counts.num_bytes / 1e9, 1e-9),
+        read_per_used=counts.num_bytes / used,
+        max_in_flight=counts.max_in_flight,
+        num_connections=counts.num_connections,
+        peak_bytes=peak,
+        faults=sum(counts.faults.values()),
+        stats=figures.get("stats", {}),
+    )
 
 
 @contextmanager

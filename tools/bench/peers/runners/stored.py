@@ -137,7 +137,7 @@ def _run(
     arrivals: list[float] = []
     waits: list[float] = []
     counts: list[int] = []
-    cpu: list[float] = []
+    cpu: list[tuple[float, float, int]] = []
     next_cpu = 0.0
     up = None
     taken = 0

@@ -23,9 +23,10 @@ def make(settings: Settings) -> Iterator[Any]:
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     address = f"{endpoint}/{settings.bucket}/{settings.prefix}"
     urls = [f"pipe:curl -s -f {address}/{name}" for name in settings.names]
-    if dict(settings.arguments).get("connector"):
+    if ("connector", True) in settings.arguments:
         urls = [f"crt://{settings.bucket}/{settings.prefix}/{name}" for name in settings.names]
-        wds.gopen_schemes["crt"] = _open_with_connector
+        schemes: dict[str, Any] = wds.gopen_schemes
+        schemes["crt"] = _open_with_connector
     dataset = wds.WebDataset(urls, shardshuffle=100, seed=0).shuffle(SHUFFLE_BUFFER)
     dataset = dataset.batched(settings.batch_size, collation_fn=as_list)
     return iter(
@@ -43,7 +44,7 @@ def _open_with_connector(url: str, _mode: str = "rb", _buffer: int = 0, **_: Any
     from s3torchconnector import S3ClientConfig
     from s3torchconnector._s3client import S3Client
 
-    bucket, _, key = url.removeprefix("crt://").partition("/")
+    bucket, key = url.removeprefix("crt://").split("/", 1)
     client = S3Client(
         os.environ["AWS_REGION"],
         endpoint=os.environ["AWS_ENDPOINT_URL"],
