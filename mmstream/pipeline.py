@@ -27,8 +27,10 @@ from mmstream.decoding.substitute import Transform
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
 from mmstream.progress import Progress, Stage
+from mmstream.reading.messages import StepConnection
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
+from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
 from mmstream.world import World
 
@@ -172,6 +174,7 @@ class PipelineRunner:
         num_threads: decode threads.
         memory: for images of one size. None: memory of this process alone.
         progress: where it writes down what it works on. None: nowhere.
+        connection: to the reader process of the rank. None: this process reads by itself.
     """
 
     def __init__(
@@ -181,9 +184,15 @@ class PipelineRunner:
         num_threads: int = 1,
         memory: BatchMemory | None = None,
         progress: Progress | None = None,
+        connection: StepConnection | None = None,
     ) -> None:
         self._progress = progress or Progress()
-        self._reader = Reader(pipeline.dataset, pipeline.order, zero_copy=pipeline.zero_copy)
+        dataset, order, zero_copy = pipeline.dataset, pipeline.order, pipeline.zero_copy
+        self._reader: Reader | StepReader = (
+            Reader(dataset, order, zero_copy=zero_copy)
+            if connection is None
+            else StepReader(dataset, order, connection, zero_copy=zero_copy)
+        )
         self._decode = DecodeStage(
             self._reader.lookup,
             pipeline.decode,

@@ -87,6 +87,8 @@ class Dataset(Sequence[Sample]):
         bad: int64 [num_bad, 2], sorted (shard, index) of known-bad samples (see ``bad_list.py``).
             Length and random access include them; an epoch leaves them out.
         has_checksums: whether bytes that are read are compared with their checksums.
+        known: size and version of the shards as they were when the dataset was opened, or first
+            read in this process, by name.
 
     Examples:
         >>> dataset = mm.open_dataset("shards/")
@@ -110,9 +112,8 @@ class Dataset(Sequence[Sample]):
         self.manifest, self.store = manifest, store
         self.index_store = store if index_store is None else index_store
         self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
-        # The shards as they were when the dataset was opened, or first read in this process.
         names = (shard.name for shard in manifest.shards)
-        self._known = {name: stats[name] for name in names if name in stats} if stats else {}
+        self.known = {name: stats[name] for name in names if name in stats} if stats else {}
         self._accepted = set[str]()  # replaced shards that are read nevertheless
         self.has_checksums = checksums and manifest.checksums is not None
         self._built = dict(offsets or {})  # indexes built at opening, of tars without one
@@ -305,20 +306,20 @@ class Dataset(Sequence[Sample]):
         read nevertheless, with a warning: they decide about each sample.
         """
         named_ranges = [(self.name_of(shard), start, stop) for shard, start, stop in ranges]
-        answers = self.store.read_ranges(named_ranges, self._known)
+        answers = self.store.read_ranges(named_ranges, self.known)
         if not self.has_checksums:
             return answers
         replaced = {i: error for i, error in enumerate(answers) if isinstance(error, ReplacedError)}
         for i, error in replaced.items():
-            self._accept(named_ranges[i][0], error)
+            self.accept(named_ranges[i][0], error)
         answers_again = self.store.read_ranges([named_ranges[i] for i in replaced])
         for i, answer in zip(replaced, answers_again, strict=True):
             answers[i] = answer
         return answers
 
-    def _accept(self, name: str, error: ReplacedError) -> None:
+    def accept(self, name: str, error: ReplacedError) -> None:
         """Expect a replaced shard as it is now. A warning says so once."""
-        self._known[name] = error.current
+        self.known[name] = error.current
         if name not in self._accepted:
             self._accepted.add(name)
             logger.warning(
@@ -345,15 +346,15 @@ class Dataset(Sequence[Sample]):
             return None
         try:
             if earlier is None:
-                return map_file(path, name, self._known)
-            require_known(path, name, self.store.stat(name), self._known)
+                return map_file(path, name, self.known)
+            require_known(path, name, self.store.stat(name), self.known)
         except OSError:
             return None
         return earlier
 
     def known_stat(self, shard: int) -> ObjectStat | None:
         """Return the size and version of a shard as it was opened; None: it was not read yet."""
-        return self._known.get(self.name_of(shard))
+        return self.known.get(self.name_of(shard))
 
     def change_since(self, shard: int, stat: ObjectStat) -> ShardError | None:
         """Return the error of a shard whose file is not that of `stat` any more, or None."""

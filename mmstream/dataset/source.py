@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from mmstream.dataset.dataset import ShardLocation
+from mmstream.dataset.dataset import Dataset, ShardLocation
 from mmstream.order import AnyOrder
 
-__all__ = ["ShardRange", "ShardSource", "read_ranges"]
+__all__ = ["ShardRange", "ShardSource", "datasets_of", "read_ranges"]
 
 ShardRange: TypeAlias = tuple[int, int, int]
 """(shard, start, stop): bytes [start, stop) of one shard."""
@@ -43,6 +43,17 @@ class ShardSource(Protocol):
 
     def order_from_identity(self, identity: Mapping[str, Any]) -> AnyOrder:
         """Return the order of a saved state. Raises StateError: it is of another source."""
+
+
+def datasets_of(source: ShardSource) -> list[Dataset]:
+    """Return the datasets of a source, in the order of their shards."""
+    datasets: list[Dataset] = []
+    shard = 0
+    while shard < source.num_shards:
+        _, dataset, local_shard = source.locate(shard)
+        datasets.append(dataset)
+        shard += dataset.num_shards - local_shard
+    return datasets
 
 
 def read_ranges(source: ShardSource, ranges: Sequence[ShardRange]) -> list[bytes | OSError]:

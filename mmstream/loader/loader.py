@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mmstream.agreement import agree
 from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
-from mmstream.errors import ConfigError, MMStreamError
+from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.loader.settings import rank_settings
 from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import ThisProcess
@@ -24,6 +24,8 @@ from mmstream.order.defaults import better_grid
 from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.processes import default_threads, num_cores, pss_bytes
 from mmstream.progress import Progress
+from mmstream.reading.messages import ReaderEnded
+from mmstream.reading.process import ReaderProcess, needs_reader_process
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.state import OnChange, make_state, resume
 from mmstream.types import Batch
@@ -124,6 +126,8 @@ class Loader(IterableDataset[Batch]):
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
         self._workers: Workers | None = None
+        self._reader: ReaderProcess | None = None
+        self._reader_pipeline: Pipeline | None = None
         self._iteration = 0
         self._has_advised = False
         self._rank_settings: dict[Pipeline, dict[str, str]] = {}
@@ -176,10 +180,11 @@ class Loader(IterableDataset[Batch]):
             try:
                 batch = next(batches, None)
             except BaseException as error:
+                explanation = self._explained(error)
                 self.close()  # workers may hold half a step: the next iteration starts new ones
-                if isinstance(error, MMStreamError) and self.num_workers:
-                    raise in_one_line(error) from error
-                raise
+                if explanation is None:
+                    raise
+                raise explanation from error
             self.stats.wait_s += time.perf_counter() - started
             if batch is None:
                 return
@@ -246,12 +251,27 @@ class Loader(IterableDataset[Batch]):
     def close(self) -> None:
         """End the workers. It may be called again; iterating again starts new workers."""
         self._iteration += 1  # a loop that is still open gets an error, and does not end quietly
-        self._end_workers()
+        self._end_processes()
 
-    def _end_workers(self) -> None:
+    def _end_processes(self) -> None:
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _explained(self, error: BaseException) -> MMStreamError | None:
+        """Return a better error for an error of an iteration. None: it says enough."""
+        if not isinstance(error, MMStreamError):
+            return None
+        state = f"the state stands before step {self._position[1]}"
+        if isinstance(error, ReaderEnded) and self._reader is not None:
+            return MMStreamError(f"{self._reader.words_of_end()}; {state}")
+        line = in_one_line(error) if self.num_workers else error
+        if isinstance(error, StorageError):
+            return StorageError(f"{line}; {state}")
+        return None if line is error else line
 
     def __repr__(self) -> str:
         epoch, step = self._position
@@ -263,9 +283,13 @@ class Loader(IterableDataset[Batch]):
         return loader_html(self)
 
     def memory_bytes(self) -> int:
-        """Return the memory of this process and its workers; shared pages count once (PSS)."""
-        workers = [] if self._workers is None else self._workers.pids
-        return pss_bytes([os.getpid(), *workers])
+        """Return the memory of this process, its workers and its reader process.
+
+        Pages that several of them share count once (PSS).
+        """
+        pids = [] if self._workers is None else self._workers.pids
+        pids += [] if self._reader is None else [self._reader.pid]
+        return pss_bytes([os.getpid(), *pids])
 
     def _agree(self, world: World) -> None:
         """Compare with all other ranks what this one is about to deliver."""
@@ -322,11 +346,20 @@ class Loader(IterableDataset[Batch]):
             stop: the step after the last one.
             label: how messages about workers begin.
         """
+        if self._reader_pipeline is not self._current:
+            self._end_processes()
+        if self._reader is None and needs_reader_process(self._current.dataset):
+            self._reader = ReaderProcess(
+                self._current.dataset, self._current.order, max(1, self.num_workers)
+            )
+        self._reader_pipeline = self._current
+        if self._reader is not None:
+            iteration = self._reader.begin(first.epoch, first.step, (first.start, first.stop))
+            first = first._replace(iteration=iteration)
         if self.num_workers == 0:
             yield from self._own_batches(first, stop, label)
             return
-        if self._workers is None or self._workers.pipeline is not self._current:
-            self._end_workers()
+        if self._workers is None:
             self._workers = Workers(
                 self._current,
                 num_workers=self.num_workers,
@@ -334,14 +367,20 @@ class Loader(IterableDataset[Batch]):
                 prefetch_factor=self._prefetch_factor,
                 multiprocessing_context=self._multiprocessing_context,
                 stall_limits=self._stall_limits,
+                reader=self._reader,
             )
         yield from self._workers.batches(first, stop, label)
 
     def _own_batches(self, first: Job, stop: int, label: str) -> Iterator[Batch]:
         """Yield batches that this process makes itself."""
         progress = Progress()
-        process = ThisProcess(self._current, progress, label)
-        runner = PipelineRunner(self._current, num_threads=self._num_threads, progress=progress)
+        process = ThisProcess(self._current, progress, label, self._reader)
+        runner = PipelineRunner(
+            self._current,
+            num_threads=self._num_threads,
+            progress=progress,
+            connection=None if self._reader is None else self._reader.connections[0],
+        )
         with closing(runner), closing(Watchdog(process, self._stall_limits)) as watchdog:
             watchdog.start()
             for step in range(first.step, stop):

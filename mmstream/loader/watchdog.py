@@ -47,6 +47,9 @@ class Watched(Protocol):
     def end(self) -> None:
         """End all processes, and let a main thread that waits for them go on."""
 
+    def pass_on_log(self) -> None:
+        """Log what processes have logged that cannot do it themselves."""
+
 
 class Watchdog:
     """Looks twice a second at a loader that waits. Holds a thread; close it at the end.
@@ -104,6 +107,7 @@ class Watchdog:
         if awaited is None or self.error is not None:
             return None
         job, since = awaited
+        self._watched.pass_on_log()
         if self._watched.have_ended():
             self._watched.end()
             return None

@@ -20,6 +20,7 @@ from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline
 from mmstream.processes import process_state, words_of_exit
 from mmstream.progress import Progress, Stage, Work
+from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
 
 __all__ = ["ThisProcess", "WorkerGroup", "shared_progress"]
@@ -68,14 +69,22 @@ class WorkerGroup:
     Args:
         pipeline: what they run.
         progress: `shared_progress`, which they write to.
+        reader: the reader process of the rank, if there is one.
 
     Attributes:
         label: "rank 1: " where there are other ranks, else "".
     """
 
-    def __init__(self, pipeline: Pipeline, progress: Any, num_workers: int) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        progress: Any,
+        num_workers: int,
+        reader: ReaderProcess | None = None,
+    ) -> None:
         self.label = ""
         self._pipeline = pipeline
+        self._reader = reader
         self._notes = [Progress(progress, number) for number in range(num_workers)]
         self._processes: Sequence[BaseProcess] = ()
         self._results: Connection | None = None
@@ -101,9 +110,10 @@ class WorkerGroup:
             return f"{self.label}the workers have not started: their fork server imports modules"
         number = self._late_worker(job)
         pid = self._processes[number].pid
+        work = self._notes[number].last()
         return (
             f"{self.label}worker {number} ({_process(pid)}) has not answered: "
-            f"{_described(self._notes[number].last(), self._pipeline, job)}"
+            f"{_described(work, self._pipeline, job)}{_reader_words(work, self._reader)}"
         )
 
     def _late_worker(self, job: Job) -> int:
@@ -138,6 +148,11 @@ class WorkerGroup:
             running = [sentinel for sentinel in running if sentinel not in ended]
         if self._results is not None:
             self._results.close()  # the main thread sees the end of the pipe
+
+    def pass_on_log(self) -> None:
+        """Log what the reader process has logged."""
+        if self._reader is not None:
+            self._reader.pass_on_log()
 
     def error(self, job: Job) -> MMStreamError | None:
         """Return what to raise for the first worker that ended by itself; None: all run.
@@ -184,14 +199,22 @@ class WorkerGroup:
 class ThisProcess:
     """A loader without workers. The `Watched` of a watchdog that can warn only."""
 
-    def __init__(self, pipeline: Pipeline, progress: Progress, label: str) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        progress: Progress,
+        label: str,
+        reader: ReaderProcess | None = None,
+    ) -> None:
         self._pipeline = pipeline
         self._progress = progress
         self._label = label
+        self._reader = reader
 
     def describe(self, job: Job) -> str:
         """Say what this process works on."""
-        work = _described(self._progress.last(), self._pipeline, job)
+        last = self._progress.last()
+        work = _described(last, self._pipeline, job) + _reader_words(last, self._reader)
         return f"{self._label}this process (pid {os.getpid()}) has not finished: {work}"
 
     def have_ended(self) -> bool:
@@ -200,6 +223,11 @@ class ThisProcess:
 
     def end(self) -> None:
         """Do nothing: nothing can end the main thread alone."""
+
+    def pass_on_log(self) -> None:
+        """Log what the reader process has logged."""
+        if self._reader is not None:
+            self._reader.pass_on_log()
 
 
 def _process(pid: int | None) -> str:
@@ -224,6 +252,11 @@ def _described(work: Work, pipeline: Pipeline, job: Job) -> str:
     }
     doing: Callable[[], str] = words[work.stage]
     return f"step {work.step} of epoch {work.epoch}, {doing()} for {seconds:.0f} s"
+
+
+def _reader_words(work: Work, reader: ReaderProcess | None) -> str:
+    """Say what the reader process waits for, where samples of it are waited for."""
+    return f"; {reader.describe()}" if reader and work.stage is Stage.READ else ""
 
 
 def _shards(pipeline: Pipeline, work: Work, job: Job) -> str:

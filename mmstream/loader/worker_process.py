@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mmstream.loader.batch_transport import SentBatch
 from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.processes import join_parent, start_fork_server
 from mmstream.progress import Progress, Stage
+from mmstream.reading.messages import StepConnection
 from mmstream.reading.step import Job
 from mmstream.types import Batch
 
@@ -41,37 +43,47 @@ class StepDataset(Dataset[Batch]):
         num_threads: decode threads.
         progress: memory in which each worker writes down what it works on (`shared_progress`).
         is_forked: whether workers inherit the pipeline; else it is pickled for them.
+        connections: to the reader process of the rank, one for each worker; empty without one.
 
     Raises:
         ConfigError: the pipeline cannot be sent to workers.
     """
 
     def __init__(
-        self, pipeline: Pipeline, num_threads: int, progress: Any, *, is_forked: bool
+        self,
+        pipeline: Pipeline,
+        num_threads: int,
+        progress: Any,
+        *,
+        is_forked: bool,
+        connections: Sequence[StepConnection] = (),
     ) -> None:
         if pipeline.zero_copy:
             raise ConfigError("zero_copy=True: views stay in their process; num_workers=0")
         self._pipeline = pipeline
         self._num_threads = num_threads
         self._progress = progress
+        self._connections = list(connections)
         self._pickled = None if is_forked else _pickled(pipeline)
         self._memory: BatchMemory | None = None
         self._runner: PipelineRunner | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load, (self._pickled, self._num_threads, self._progress)
+        return _load, (self._pickled, self._num_threads, self._progress, self._connections)
 
     def __getitem__(self, job: Job) -> Any:
         if self._memory is None:  # made here, in the worker
             self._memory = BatchMemory(shared=True)
         worker = get_worker_info()
-        progress = Progress(self._progress, 0 if worker is None else worker.id)
+        number = 0 if worker is None else worker.id
+        progress = Progress(self._progress, number)
         if self._runner is None:
             self._runner = PipelineRunner(
                 self._pipeline,
                 num_threads=self._num_threads,
                 memory=self._memory,
                 progress=progress,
+                connection=self._connections[number] if self._connections else None,
             )
         try:
             sent = SentBatch(self._runner.batch(job), self._memory)
@@ -83,8 +95,11 @@ class StepDataset(Dataset[Batch]):
         return sent
 
 
-def _load(pickled: bytes, num_threads: int, progress: Any) -> StepDataset:
-    return StepDataset(pickle.loads(pickled), num_threads, progress, is_forked=True)
+def _load(
+    pickled: bytes, num_threads: int, progress: Any, connections: list[StepConnection]
+) -> StepDataset:
+    pipeline = pickle.loads(pickled)
+    return StepDataset(pipeline, num_threads, progress, is_forked=True, connections=connections)
 
 
 def preload_server(pipeline: Pipeline) -> None:

@@ -24,6 +24,7 @@ from mmstream.loader.worker_group import WorkerGroup, shared_progress
 from mmstream.loader.worker_process import StepDataset, start_worker
 from mmstream.pipeline import Pipeline
 from mmstream.processes import marked_as_main_process, without_current_folder
+from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
 from mmstream.types import Batch
 
@@ -45,6 +46,7 @@ class Workers:
         prefetch_factor: batches that each makes ahead.
         multiprocessing_context: how they are started.
         stall_limits: how long a batch may take.
+        reader: the reader process of the rank. None: workers read by themselves.
 
     Raises:
         ConfigError: the pipeline cannot be sent to workers, or this process is itself a worker that
@@ -60,6 +62,7 @@ class Workers:
         prefetch_factor: int,
         multiprocessing_context: MultiprocessingContext,
         stall_limits: StallLimits,
+        reader: ReaderProcess | None = None,
     ) -> None:
         self.pipeline = pipeline
         self._num_workers = num_workers
@@ -67,7 +70,13 @@ class Workers:
         progress = shared_progress(num_workers)
         self._is_forked = multiprocessing_context == "fork"
         self._transport: DataLoader[Batch] = DataLoader(
-            StepDataset(pipeline, num_threads, progress, is_forked=self._is_forked),
+            StepDataset(
+                pipeline,
+                num_threads,
+                progress,
+                is_forked=self._is_forked,
+                connections=() if reader is None else reader.connections,
+            ),
             sampler=self._jobs,
             batch_size=None,
             collate_fn=_unchanged,  # torch's own would turn tuples into lists, arrays into tensors
@@ -80,7 +89,7 @@ class Workers:
             # Without one, torch draws a seed from the generator that a model draws from.
             generator=torch.Generator().manual_seed(torch.initial_seed()),
         )
-        self._group = WorkerGroup(pipeline, progress, num_workers)
+        self._group = WorkerGroup(pipeline, progress, num_workers, reader)
         self._watchdog = Watchdog(self._group, stall_limits)
 
     def batches(self, first: Job, stop: int, label: str = "") -> Iterator[Batch]:

@@ -111,7 +111,7 @@ class HeldSamples:
         """Samples that were not taken yet."""
         return int(self._is_held.sum())
 
-    def put_error(self, positions: IntArray, error: ShardError) -> None:
+    def put_error(self, positions: IntArray, error: ShardError | SampleError) -> None:
         """Hold why samples cannot be had."""
         self._errors |= dict.fromkeys(positions.tolist(), error)
 
@@ -167,20 +167,64 @@ class HeldSamples:
         index, start, stop, position, _ = map(
             np.concatenate, zip(*(samples[1:] for samples in ranges), strict=True)
         )
+        shard = np.array([samples.shard for samples in ranges])[range_of_sample]
         data_start = np.array(data_starts)[range_of_sample]
-        start, stop = start - data_start, stop - data_start
-        locations = [self._source.locate(samples.shard) for samples in ranges]
+        self._scan(
+            [memoryview(one_range) for one_range in data],
+            range_of_sample,
+            shard,
+            index,
+            start - data_start,
+            stop - data_start,
+            position,
+        )
+
+    def scan_step(
+        self,
+        data: memoryview,
+        position: IntArray,
+        shard: IntArray,
+        index: IntArray,
+        start: IntArray,
+        stop: IntArray,
+    ) -> None:
+        """Hold samples of many shards that lie in one buffer, and find their members.
+
+        Args:
+            data: the buffer. With `zero_copy` it stays in memory.
+            position: of each sample among those that were asked for.
+            shard: of each sample.
+            index: of each sample in its shard.
+            start: the sample is bytes [start, stop) of `data`.
+            stop: the byte after it.
+        """
+        if position.size:
+            self._scan([data], np.zeros_like(position), shard, index, start, stop, position)
+
+    def _scan(
+        self,
+        data: list[memoryview],
+        range_of_sample: IntArray,
+        shard: IntArray,
+        index: IntArray,
+        start: IntArray,
+        stop: IntArray,
+        position: IntArray,
+    ) -> None:
+        """Find the members of samples. Each array has one entry per sample."""
+        shards, number = np.unique(shard, return_inverse=True)
+        locations = [self._source.locate(one_shard) for one_shard in shards.tolist()]
         urls = [location.dataset.url_of(location.shard) for location in locations]
         names = [location.source for location in locations]
         local_shards = [location.shard for location in locations]
         self._is_mixture |= any(names)
-        self._source_name[position] = _object_array(names)[range_of_sample]
-        self._url[position] = _object_array(urls)[range_of_sample]
-        self._local_shard[position] = np.array(local_shards)[range_of_sample]
-        self._shard[position] = np.array([samples.shard for samples in ranges])[range_of_sample]
-        self._index[position], self._start[position], self._stop[position] = index, start, stop
-        data_of_sample = _object_array([memoryview(one) for one in data])[range_of_sample]
-        blocks = [blocks_of(one) for one in data]
+        self._source_name[position] = _object_array(names)[number]
+        self._url[position] = _object_array(urls)[number]
+        self._local_shard[position] = np.array(local_shards)[number]
+        self._shard[position], self._index[position] = shard, index
+        self._start[position], self._stop[position] = start, stop
+        data_of_sample = _object_array(data)[range_of_sample]
+        blocks = [blocks_of(one_range) for one_range in data]
         for first in range(0, position.size, MAX_SCANNED):
             batch = slice(first, first + MAX_SCANNED)
             scan = scan_samples(blocks, range_of_sample[batch], start[batch], stop[batch])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.errors import SampleError, ShardError
+from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import Sample, SampleRef
 
 __all__ = ["BatchLineage", "Job", "Outcome", "RawStep"]
@@ -24,6 +25,8 @@ class Job(NamedTuple):
     stop: int
     stride: int = 1
     """The next job of this process is `stride` steps later."""
+    iteration: int = 0
+    """Number of the iteration in the reader process of the rank, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class BatchLineage:
     """Bytes read from storage since the step before."""
     num_requests: int = 0
     """Ranges read from storage since the step before."""
+    counts: TransferCounts = field(default_factory=TransferCounts)
+    """All that the reader process counted since the step before, bytes and requests too."""
     num_wrong_reads: int = 0
     """Samples and indexes that came with bytes unlike their checksums since the step before. Each
     was read again."""

@@ -1,0 +1,282 @@
+"""Which ranges of shards a rank reads, and when it needs them first.
+
+The first half of a reader process: order -> PLAN -> transfers -> steps. It knows rows, windows and
+byte offsets, and does no IO. Time is a clock that counts steps over all epochs: step 3 of epoch 2
+is 23 where an epoch has 10 steps.
+
+A window (shuffle buffer) is planned as a whole when its first step comes near. Its samples that lie
+together become one range, a *run*. Only the rows of this rank count.
+
+The first steps after a start are an exception. Nothing is there yet, and whole runs would take
+long. So their samples, the *heads*, are ranges of their own, and the runs follow without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.dataset.dataset import SampleBounds
+from mmstream.errors import ShardError
+from mmstream.order import AnyOrder
+from mmstream.reading.held import SampleRange
+from mmstream.storage import Access
+from mmstream.types import IntArray
+
+__all__ = ["PlannedRange", "PlannedWindow", "RankPlan", "StepPlan"]
+
+MAX_RUN_BYTES = 4 << 20
+"""Longest run: at 4 MiB a request costs little beside its bytes, and memory is still for many."""
+
+MAX_HEAD_BYTES = 256 << 10
+"""Heads that lie together are read at once up to this size: small samples need fewer requests."""
+
+MAX_HEAD_STEPS = 24
+"""Steps after a start whose samples are heads. Meanwhile, the first runs arrive."""
+
+MAX_HEADS = 8192
+"""Heads of all ranks together. Each is a request, and a prefix of S3 answers 5,500 a second."""
+
+NO_RANGE = -1
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedRange:
+    """Samples that are read in one range."""
+
+    samples: SampleRange
+    """`position` counts within their window."""
+    first_use: int
+    """Clock of the first step that needs one of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedWindow:
+    """The samples that a window has for this rank, in the order of delivery. Arrays are [n]."""
+
+    clock: IntArray
+    """When each of them is delivered; it never falls."""
+    row: IntArray
+    """Row of the rank, from 0."""
+    shard: IntArray
+    index: IntArray
+    start: IntArray
+    """The sample is bytes [start, stop) of its shard."""
+    stop: IntArray
+    range_number: IntArray
+    """Which of `ranges` has the sample; `NO_RANGE` where its shard has an error."""
+    ranges: list[PlannedRange]
+    errors: dict[int, ShardError]
+    """By shard: why its samples cannot be had."""
+
+
+class StepPlan(NamedTuple):
+    """Where the samples of a step are: in windows, and which rows are valid."""
+
+    clock: int
+    windows: list[PlannedWindow]
+    valid: npt.NDArray[np.bool_]
+
+    def ranges(self) -> set[PlannedRange]:
+        """Return the ranges that the step needs."""
+        return {
+            window.ranges[number]
+            for window, span in self.spans()
+            for number in set(window.range_number[span].tolist())
+            if number != NO_RANGE
+        }
+
+    def spans(self) -> Iterable[tuple[PlannedWindow, slice]]:
+        """Yield each window with the positions of its samples that this step delivers."""
+        for window in self.windows:
+            first, end = window.clock.searchsorted((self.clock, self.clock + 1)).tolist()
+            yield window, slice(first, end)
+
+
+class RankPlan:
+    """The ranges of a rank from a step on, in the order of their first use.
+
+    Args:
+        order: which samples, and when.
+        rows: the rows [start, stop) of this rank.
+        first_clock: where the run starts or resumes.
+        bounds: returns where samples of a shard lie. It may raise a ShardError.
+        access: returns how ranges of a shard are best cut.
+
+    Attributes:
+        next_clock: the first step that is not planned yet.
+    """
+
+    def __init__(
+        self,
+        order: AnyOrder,
+        rows: tuple[int, int],
+        first_clock: int,
+        *,
+        bounds: Callable[[int, IntArray], SampleBounds],
+        access: Callable[[int], Access],
+    ) -> None:
+        self.next_clock = first_clock
+        self._order, self._rows = order, rows
+        self._bounds, self._access = bounds, access
+        self._first_clock = first_clock
+        num_steps = min(MAX_HEAD_STEPS, MAX_HEADS // order.global_batch_size)
+        self._end_of_heads = first_clock + num_steps
+        self._windows: dict[tuple[int, int], PlannedWindow] = {}
+        self._steps: dict[int, StepPlan] = {}
+
+    def shards_ahead(self, num_steps: int) -> list[int]:
+        """Return the shards whose bounds the next steps need."""
+        shards = set[int]()
+        for clock in range(self.next_clock, self.next_clock + num_steps):
+            epoch, _ = divmod(clock, self._order.steps_per_epoch)
+            for number in set(self._numbers(clock).tolist()):
+                if (epoch, number) not in self._windows:
+                    shards.update(self._order.window(epoch, number).shard.tolist())
+        return sorted(shards)
+
+    def plan_step(self) -> list[PlannedRange]:
+        """Plan the next step: return the ranges of the windows that begin with it."""
+        clock = self.next_clock
+        epoch, step = divmod(clock, self._order.steps_per_epoch)
+        self._windows = {
+            key: window for key, window in self._windows.items() if window.clock[-1] >= clock
+        }
+        numbers = self._numbers(clock)
+        ranges: list[PlannedRange] = []
+        windows: list[PlannedWindow] = []
+        for number in np.unique(numbers).tolist():
+            window = self._windows.get((epoch, number))
+            if window is None:
+                window = self._windows[epoch, number] = self._plan_window(epoch, number)
+                ranges += window.ranges
+            windows.append(window)
+        valid = np.ones(numbers.size, dtype=np.bool_)
+        if numbers.size and numbers[0] < 0:  # only the last, partial step has padding
+            valid = self._order.refs(epoch, step).valid[slice(*self._rows)]
+        self._steps[clock] = StepPlan(clock, windows, valid)
+        self.next_clock = clock + 1
+        return ranges
+
+    def take_step(self, clock: int) -> StepPlan:
+        """Return a planned step, once."""
+        return self._steps.pop(clock)
+
+    def _numbers(self, clock: int) -> IntArray:
+        """Return the number of the window of each row of this rank."""
+        epoch, step = divmod(clock, self._order.steps_per_epoch)
+        return self._order.windows(epoch, step)[slice(*self._rows)]
+
+    def _plan_window(self, epoch: int, number: int) -> PlannedWindow:
+        window = self._order.window(epoch, number)
+        first_row, end_of_rows = self._rows
+        clock = window.step + epoch * self._order.steps_per_epoch
+        is_wanted = (window.row >= first_row) & (window.row < end_of_rows)
+        is_wanted &= clock >= self._first_clock
+        clock, row, shard, index = (
+            column[is_wanted] for column in (clock, window.row, window.shard, window.index)
+        )
+        start, stop = np.zeros_like(clock), np.zeros_like(clock)
+        range_number = np.full_like(clock, NO_RANGE)
+        planned = PlannedWindow(
+            clock, row - first_row, shard, index, start, stop, range_number, [], {}
+        )
+        for positions in by_shard(shard, index):
+            self._plan_shard(planned, int(shard[positions[0]]), positions)
+        for one_number, planned_range in enumerate(planned.ranges):
+            range_number[planned_range.samples.position] = one_number
+        return planned
+
+    def _plan_shard(self, window: PlannedWindow, shard: int, positions: IntArray) -> None:
+        """Plan the samples of a shard, which come by rising index."""
+        try:
+            bounds = self._bounds(shard, window.index[positions])
+        except ShardError as error:
+            window.errors[shard] = error
+            return
+        window.start[positions], window.stop[positions] = bounds.start, bounds.stop
+        checksum = bounds.checksum
+        samples = SampleRange(
+            shard,
+            window.index[positions],
+            bounds.start,
+            bounds.stop,
+            positions,
+            np.full(positions.size, -1, dtype=np.int64) if checksum is None else checksum,
+        )
+        access = self._access(shard)
+        clocks = window.clock[positions]
+        is_head = clocks < self._end_of_heads
+        max_run_bytes = min(MAX_RUN_BYTES, access.max_range_bytes)
+        ranges = merge(samples.select(is_head), access.max_gap_bytes, MAX_HEAD_BYTES)
+        if is_head.any():
+            ranges += runs_beside_heads(samples, is_head, access.max_gap_bytes, max_run_bytes)
+        else:
+            ranges += merge(samples, access.max_gap_bytes, max_run_bytes)
+        window.ranges.extend(
+            PlannedRange(one_range, int(window.clock[one_range.position].min()))
+            for one_range in ranges
+        )
+
+
+def by_shard(shards: IntArray, indexes: IntArray) -> list[IntArray]:
+    """Return the positions of each shard's samples, by rising index."""
+    if not shards.size:
+        return []
+    positions = np.lexsort((indexes, shards))
+    return np.split(positions, np.flatnonzero(np.diff(shards[positions])) + 1)
+
+
+def merge(samples: SampleRange, max_gap_bytes: int, max_range_bytes: int) -> list[SampleRange]:
+    """Cut the samples of a shard into ranges to read.
+
+    A gap starts a new range if it has more than `max_gap_bytes`, or more than the sample behind it:
+    so less than half of what is read is dropped. A sample that would make the range longer than
+    `max_range_bytes` starts a new one, too. A longer sample is a range of its own.
+
+    Example: samples at bytes [0, 10), [10, 20), [25, 35), [50, 60) and ranges of at most 100 bytes:
+    two ranges, [0, 35) and [50, 60).
+    """
+    gaps = samples.start[1:] - samples.stop[:-1]
+    lengths = samples.stop[1:] - samples.start[1:]
+    is_far = gaps > np.minimum(max_gap_bytes, lengths)
+    ranges = []
+    starts_of_groups = [0, *(np.flatnonzero(is_far) + 1).tolist(), samples.start.size]
+    for first, end in pairwise(starts_of_groups):
+        while first < end:
+            limit = int(samples.start[first]) + max_range_bytes
+            num_fitting = int(np.searchsorted(samples.stop[first:end], limit, side="right"))
+            next_first = first + max(1, num_fitting)
+            ranges.append(samples.slice(first, next_first))
+            first = next_first
+    return ranges
+
+
+def runs_beside_heads(
+    samples: SampleRange,
+    is_head: npt.NDArray[np.bool_],
+    max_gap_bytes: int,
+    max_range_bytes: int,
+) -> list[SampleRange]:
+    """Return the ranges of samples that are not heads.
+
+    A run goes on over heads, which are then read twice, where that is less than half of the run.
+    """
+    head_positions = set(samples.position[is_head].tolist())
+    runs: list[SampleRange] = []
+    for run in merge(samples, max_gap_bytes, max_range_bytes):
+        is_wanted = np.array([number not in head_positions for number in run.position.tolist()])
+        rest = run.select(is_wanted)
+        if not rest.position.size:
+            continue
+        num_wanted = int((rest.stop - rest.start).sum())
+        if 2 * num_wanted >= rest.num_bytes:
+            runs.append(rest)
+        else:
+            runs += merge(rest, max_gap_bytes, max_range_bytes)
+    return runs

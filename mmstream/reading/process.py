@@ -1,0 +1,150 @@
+"""The main process' side of a reader process: starts it, tells it where to begin, and ends it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.order import AnyOrder
+from mmstream.processes import safe_environment, words_of_exit
+from mmstream.reading.messages import ReaderSetup, StepConnection
+from mmstream.storage import is_remote
+
+__all__ = ["ReaderProcess", "needs_reader_process"]
+
+END_S = 2.0
+"""Seconds in which a reader process ends by itself, before it is killed."""
+
+ANSWER_S = 2.0
+"""Seconds in which it says what it waits for."""
+
+
+def needs_reader_process(source: ShardSource) -> bool:
+    """Tell whether a process of its own reads a source: where reads mostly wait for a network."""
+    return sys.platform == "linux" and any(
+        dataset.store.access.concurrent and is_remote(dataset.store.url)
+        for dataset in datasets_of(source)
+    )
+
+
+class ReaderProcess:
+    """A reader process, from its start to its end. It belongs to the process that made it.
+
+    Args:
+        source: what it reads.
+        order: which samples, and when.
+        num_connections: processes that will ask it for steps.
+
+    Attributes:
+        connections: one for each of them.
+    """
+
+    def __init__(self, source: ShardSource, order: AnyOrder, num_connections: int) -> None:
+        ours, theirs = socket.socketpair()
+        pairs = [
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_connections)
+        ]
+        self.connections = [StepConnection(pair[0]) for pair in pairs]
+        files = [theirs.fileno(), *(pair[1].fileno() for pair in pairs)]
+        # Ctrl-C and SIGTERM go to all processes of a job. Here the main process decides.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | safe_environment(),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+            for _, connection in pairs:
+                connection.close()
+        self._control = Connection(ours.detach())
+        self._lock = threading.Lock()
+        self._iteration = 0
+        self._end = weakref.finalize(
+            self, _end, self._process, self._control, self.connections, os.getpid()
+        )
+        with suppress(OSError):  # whoever waits for a step learns that it has ended
+            sys_path = [os.fspath(path) for path in sys.path]
+            self._control.send((sys_path, logging.getLogger("mmstream").getEffectiveLevel()))
+            self._control.send(ReaderSetup(source, order))
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def begin(self, epoch: int, step: int, rows: tuple[int, int]) -> int:
+        """Begin an iteration at a step; return its number, which requests for steps must have."""
+        self._iteration += 1
+        with suppress(OSError), self._lock:
+            self._control.send(("begin", self._iteration, epoch, step, rows))
+        return self._iteration
+
+    def describe(self) -> str:
+        """Say what it waits for."""
+        with suppress(OSError, EOFError), self._lock:
+            self._control.send(("describe",))
+            while self._control.poll(ANSWER_S):
+                kind, value = self._control.recv()
+                if kind == "described":
+                    return f"the reader process (pid {self.pid}): {value}"
+                _log(value)
+        return f"the reader process (pid {self.pid}) does not answer"
+
+    def pass_on_log(self) -> None:
+        """Log here what it has logged since the previous call."""
+        with suppress(OSError, EOFError), self._lock:
+            while self._control.poll():
+                _, fields = self._control.recv()
+                _log(fields)
+
+    def words_of_end(self) -> str:
+        """Say how it ended; call it when its connections have ended."""
+        words = "has closed its connections"
+        with suppress(subprocess.TimeoutExpired):
+            words = words_of_exit(self._process.wait(END_S))
+        return f"the reader process (pid {self.pid}) {words}; iterating again starts a new one"
+
+    def close(self) -> None:
+        """End it."""
+        self.pass_on_log()
+        self._end()
+
+
+def _log(fields: dict[str, Any]) -> None:
+    record = logging.makeLogRecord(fields)
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
+
+
+def _end(
+    process: subprocess.Popen[bytes],
+    control: Connection,
+    connections: Sequence[StepConnection],
+    pid: int,
+) -> None:
+    if os.getpid() != pid:  # a forked child
+        return
+    control.close()
+    for connection in connections:
+        connection.close()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

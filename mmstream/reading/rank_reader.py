@@ -1,0 +1,438 @@
+"""Reads what the steps of a rank need, ahead of their use: order -> plan -> TRANSFERS -> steps.
+
+The second half of a reader process. It lives in one event loop and knows nothing of sockets. Ranges
+are handed to the transfers by their first use, until the bytes ahead fill the horizon. Ranges that
+have arrived are compared with their checksums once, and held until their last sample is taken.
+
+In memory are at most: the runs of all open windows of this rank, the horizon, and one step. What
+the next step needs is always asked for, so a step that is larger than the horizon comes, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.dataset.checksums import wrong_samples
+from mmstream.dataset.dataset import Dataset, SampleBounds
+from mmstream.dataset.source import ShardSource
+from mmstream.errors import SampleError, ShardError
+from mmstream.order import AnyOrder
+from mmstream.reading.held import NO_CHECKSUM, SampleRange
+from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan
+from mmstream.storage import Access, NotAFileError, ReplacedError
+from mmstream.storage.transfer_counts import TransferCounts
+from mmstream.storage.transfers import RangeRequest
+from mmstream.types import IntArray
+
+__all__ = ["Arrived", "RankReader", "StepSamples", "TransferQueue"]
+
+HORIZON_BYTES = 1 << 30
+"""Bytes of a rank that are read before their first step: 1 s at 1 GB/s."""
+
+MAX_PLANNED_STEPS = 16
+"""Steps that are planned together. Their indexes are loaded side by side."""
+
+MAX_READS = 2
+"""Reads of a range here, if samples of it do not fit their checksums."""
+
+MAX_REPLACED = 8
+"""How often a shard with checksums may be replaced while one range of it is read."""
+
+WHOLE_SHARD_ERRORS = (FileNotFoundError, NotAFileError, ReplacedError)
+"""Errors of a range that all other ranges of its shard would meet too."""
+
+
+class TransferQueue(Protocol):
+    """What this module asks of `mmstream.storage.transfers.Transfers`."""
+
+    def submit(self, request: RangeRequest) -> asyncio.Future[bytearray]:
+        """Queue a range."""
+
+    def advance(self, clock: int) -> None:
+        """Say which deadline is needed now."""
+
+    def cancel(self, futures: Sequence[asyncio.Future[bytearray]]) -> None:
+        """Give up ranges."""
+
+    def pop_counts(self) -> TransferCounts:
+        """Return the counts since the previous call."""
+
+
+@dataclass(eq=False)
+class Arrived:
+    """A range on its way, then its bytes, or what is wrong with them."""
+
+    planned: PlannedRange
+    ready: asyncio.Task[None] | None = None
+    transfers: list[asyncio.Future[bytearray]] = field(default_factory=list)
+    data: memoryview = field(default_factory=lambda: memoryview(b""))
+    errors: dict[int, ShardError | SampleError] = field(default_factory=dict)
+    """By position in the window."""
+    num_left: int = 0
+    """Samples that were not taken yet."""
+
+
+@dataclass(frozen=True)
+class StepSamples:
+    """The samples of a step, one entry per row of the rank."""
+
+    shard: IntArray
+    index: IntArray
+    valid: npt.NDArray[np.bool_]
+    data: list[memoryview]
+    """The bytes of each sample in its tar, headers included; empty where there is an error."""
+    errors: dict[int, ShardError | SampleError]
+    """By row."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all samples."""
+        return sum(len(one_sample) for one_sample in self.data)
+
+
+class RankReader:
+    """Reads the steps of a rank. `begin` says from which step on; `step` waits for one of them.
+
+    Args:
+        source: what to read.
+        order: which samples, and when.
+        transfers: where ranges are requested. The clients are numbered like `datasets`.
+        datasets: the datasets of `source`.
+        horizon_bytes: bytes that are read before their first step.
+    """
+
+    def __init__(
+        self,
+        source: ShardSource,
+        order: AnyOrder,
+        transfers: TransferQueue,
+        datasets: Sequence[Dataset],
+        *,
+        horizon_bytes: int = HORIZON_BYTES,
+    ) -> None:
+        self._source, self._order, self._transfers = source, order, transfers
+        self._client_of = {id(dataset): number for number, dataset in enumerate(datasets)}
+        self._horizon_bytes = horizon_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmstream-plan")
+        self._rows: tuple[int, int] | None = None
+        self._clock = -1
+        self._counts = TransferCounts()
+        self._num_wrong = 0
+        self._num_wrong_indexes = 0
+        self._planner: asyncio.Task[None] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop everything that was planned and read."""
+        if self._planner is not None:
+            self._planner.cancel()
+        for arrived in getattr(self, "_arrived", {}).values():
+            self._drop(arrived)
+        self._plan: RankPlan | None = None
+        self._arrived: dict[PlannedRange, Arrived] = {}
+        self._waiting: list[tuple[int, int, PlannedRange]] = []  # a heap by first use
+        self._serial = count()
+        self._bytes_ahead: defaultdict[int, int] = defaultdict(int)  # by first use
+        self._total_ahead = 0
+        self._taken: set[int] = set()
+        self._error: Exception | None = None
+        self._progress = asyncio.Event()
+
+    def begin(self, epoch: int, step: int, rows: tuple[int, int]) -> None:
+        """Go on with a step. What was read for the steps from there on is kept, if it is next."""
+        clock = epoch * self._order.steps_per_epoch + step
+        if rows == self._rows and clock == self._clock and self._error is None:
+            return
+        self._forget()
+        self._rows, self._clock = rows, clock
+        self._transfers.advance(clock)
+        self._plan = RankPlan(
+            self._order, rows, clock, bounds=self._bounds_of, access=self._access_of
+        )
+        self._planner = asyncio.get_running_loop().create_task(self._plan_ahead(self._plan))
+
+    async def step(self, epoch: int, step: int) -> StepSamples:
+        """Return the samples of a step. Each step is asked for once, in about rising order.
+
+        Raises:
+            StorageError: storage failed for good.
+        """
+        clock = epoch * self._order.steps_per_epoch + step
+        plan = self._plan
+        assert plan is not None, "begin comes first"
+        while plan.next_clock <= clock:
+            if self._error is not None:
+                raise self._error
+            await self._progress.wait()
+        step_plan = plan.take_step(clock)
+        for planned in sorted(step_plan.ranges(), key=lambda planned: planned.first_use):
+            while planned not in self._arrived:  # the horizon is full of earlier steps
+                await self._progress.wait()
+            ready = self._arrived[planned].ready
+            assert ready is not None
+            await asyncio.shield(ready)
+        samples = self._take(step_plan)
+        self._advance(clock)
+        return samples
+
+    def pop_counts(self) -> tuple[TransferCounts, int]:
+        """Return the counts since the previous call, and how many reads came wrong."""
+        counts, self._counts = self._counts, TransferCounts()
+        num_wrong, self._num_wrong = self._num_wrong, 0
+        return counts + self._transfers.pop_counts(), num_wrong
+
+    def describe(self) -> str:
+        """Say what the next step waits for."""
+        if self._plan is None:
+            return "it has not begun"
+        if self._plan.next_clock <= self._clock:
+            return "it waits for indexes"
+        missing = [
+            arrived
+            for arrived in self._arrived.values()
+            if arrived.planned.first_use <= self._clock
+            and arrived.ready is not None
+            and not arrived.ready.done()
+        ]
+        if not missing:
+            return f"its next step is there, {self._total_ahead / 1e6:.0f} MB are ahead"
+        shard, start, stop = missing[0].planned.samples.bounds
+        name = self._source.name_of(shard)
+        return f"it waits for {len(missing)} ranges, such as {name} bytes {start}-{stop}"
+
+    async def close(self) -> None:
+        """Drop everything."""
+        self._forget()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # -- planning ------------------------------------------------------------------------------
+
+    async def _plan_ahead(self, plan: RankPlan) -> None:
+        """Plan steps while there is room for their bytes, at most to the end of the next epoch."""
+        num_steps = 1  # the first step need not wait for the indexes of others
+        loop = asyncio.get_running_loop()
+        while True:
+            limit = (self._clock // self._order.steps_per_epoch + 2) * self._order.steps_per_epoch
+            num_steps = min(num_steps, limit - plan.next_clock)
+            if num_steps <= 0 or not self._needs_plan(plan):
+                await self._progress.wait()
+                num_steps = max(1, num_steps)
+                continue
+            try:
+                ranges, num_requests, num_wrong = await loop.run_in_executor(
+                    self._thread, self._plan_steps, plan, num_steps
+                )
+            except Exception as error:
+                self._error = error
+                self._notify()
+                return
+            self._counts += TransferCounts(num_index_requests=num_requests)
+            self._num_wrong += num_wrong
+            for planned in ranges:
+                heapq.heappush(self._waiting, (planned.first_use, next(self._serial), planned))
+            self._admit()
+            self._notify()
+            num_steps = min(2 * num_steps, MAX_PLANNED_STEPS)
+
+    def _needs_plan(self, plan: RankPlan) -> bool:
+        """Tell whether the next range to read may be one that is not planned yet."""
+        if self._waiting and self._waiting[0][0] < plan.next_clock:
+            return False
+        return plan.next_clock <= self._clock or self._total_ahead < self._horizon_bytes
+
+    def _plan_steps(self, plan: RankPlan, num_steps: int) -> tuple[list[PlannedRange], int, int]:
+        """Plan steps; runs in the only thread that plans, because indexes come from storage.
+
+        Returns:
+            The new ranges, the number of requests for indexes, and how many of them came wrong.
+        """
+        self._num_wrong_indexes = 0
+        by_dataset = defaultdict[int, list[int]](list)
+        datasets: dict[int, Dataset] = {}
+        for shard in plan.shards_ahead(num_steps):
+            location = self._source.locate(shard)
+            datasets[id(location.dataset)] = location.dataset
+            by_dataset[id(location.dataset)].append(location.shard)
+        num_requests = sum(
+            datasets[number].load_indexes(shards) for number, shards in by_dataset.items()
+        )
+        ranges = [planned for _ in range(num_steps) for planned in plan.plan_step()]
+        return ranges, num_requests, self._num_wrong_indexes
+
+    def _bounds_of(self, shard: int, index: IntArray) -> SampleBounds:
+        location = self._source.locate(shard)
+        return location.dataset.bounds(location.shard, index, self._count_wrong_indexes)
+
+    def _access_of(self, shard: int) -> Access:
+        return self._source.locate(shard).dataset.store.access
+
+    def _count_wrong_indexes(self, number: int) -> None:
+        self._num_wrong_indexes += number
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Request the next ranges, as far as the horizon has room."""
+        assert self._plan is not None
+        while self._waiting:
+            first_use, _, planned = self._waiting[0]
+            num_bytes = planned.samples.num_bytes
+            if first_use > self._clock:
+                has_room = self._total_ahead + num_bytes <= self._horizon_bytes
+                if not has_room or first_use >= self._plan.next_clock:
+                    return
+                self._bytes_ahead[first_use] += num_bytes
+                self._total_ahead += num_bytes
+            heapq.heappop(self._waiting)
+            arrived = Arrived(planned, num_left=planned.samples.position.size)
+            self._arrived[planned] = arrived
+            arrived.ready = asyncio.get_running_loop().create_task(self._fetch(arrived))
+            arrived.ready.add_done_callback(_look_at_error)
+
+    async def _fetch(self, arrived: Arrived) -> None:
+        """Read a range; errors of data become values.
+
+        Raises:
+            StorageError: storage failed for good.
+        """
+        samples = arrived.planned.samples
+        location = self._source.locate(samples.shard)
+        for _ in range(MAX_READS):
+            try:
+                data = await self._read(arrived, samples)
+            except OSError as error:
+                await self._explain(arrived, samples, error)
+                return
+            arrived.data = memoryview(data)
+            wrong = self._wrong_samples(samples, data)
+            if not wrong:
+                return
+            self._num_wrong += len(wrong)
+        for number in wrong:
+            index, position = int(samples.index[number]), int(samples.position[number])
+            arrived.errors[position] = location.dataset.checksum_error(location.shard, index)
+
+    async def _read(self, arrived: Arrived, samples: SampleRange) -> bytearray:
+        """Return the bytes of a range. A replaced shard is read if its samples have checksums."""
+        shard, start, stop = samples.bounds
+        _, dataset, local_shard = self._source.locate(shard)
+        name = dataset.name_of(local_shard)
+        request = RangeRequest(
+            self._client_of[id(dataset)], name, start, stop, arrived.planned.first_use
+        )
+        for attempt in count(1):
+            future = self._transfers.submit(request)
+            arrived.transfers.append(future)
+            try:
+                return await future
+            except ReplacedError as error:
+                if not dataset.has_checksums or attempt == MAX_REPLACED:
+                    raise
+                dataset.accept(name, error)
+            finally:
+                arrived.transfers.remove(future)
+        raise AssertionError("never reached")
+
+    def _wrong_samples(self, samples: SampleRange, data: bytearray) -> list[int]:
+        if samples.checksum[0] == NO_CHECKSUM:
+            return []
+        first = int(samples.start[0])
+        return wrong_samples(data, samples.start - first, samples.stop - first, samples.checksum)
+
+    async def _explain(self, arrived: Arrived, samples: SampleRange, error: OSError) -> None:
+        """Hold why samples cannot be had. Those before the end of a cut shard are still good.
+
+        Raises:
+            StorageError: the shard is well; storage failed.
+        """
+        location = self._source.locate(samples.shard)
+        cause = await asyncio.get_running_loop().run_in_executor(
+            None, location.dataset.explain, error, location.shard, samples.bounds[2]
+        )
+        if not isinstance(cause, ShardError):
+            raise cause
+        num_samples = samples.position.size
+        if num_samples == 1 or isinstance(error, WHOLE_SHARD_ERRORS):
+            arrived.errors |= dict.fromkeys(samples.position.tolist(), cause)
+            return
+        singles = [
+            Arrived(replace(arrived.planned, samples=samples.slice(number, number + 1)))
+            for number in range(num_samples)
+        ]
+        await asyncio.gather(*map(self._fetch, singles))
+        data = bytearray(samples.num_bytes)
+        for single in singles:
+            _, start, _ = single.planned.samples.bounds
+            first = start - samples.bounds[1]
+            data[first : first + len(single.data)] = single.data
+            arrived.errors |= single.errors
+        arrived.data = memoryview(data)
+
+    # -- delivering ----------------------------------------------------------------------------
+
+    def _take(self, step_plan: StepPlan) -> StepSamples:
+        """Take the samples of a step out of what has arrived."""
+        num_rows = step_plan.valid.size
+        shard, index = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
+        data = [memoryview(b"")] * num_rows
+        errors: dict[int, ShardError | SampleError] = {}
+        for window, span in step_plan.spans():
+            rows = window.row[span]
+            shard[rows], index[rows] = window.shard[span], window.index[span]
+            columns = (window.start[span], window.stop[span], window.range_number[span])
+            positions = range(span.start, span.stop)
+            for row, position, start, stop, number in zip(
+                rows.tolist(), positions, *(column.tolist() for column in columns), strict=True
+            ):
+                if number == NO_RANGE:
+                    errors[row] = window.errors[int(window.shard[position])]
+                    continue
+                planned = window.ranges[number]
+                arrived = self._arrived[planned]
+                error = arrived.errors.get(position)
+                if error is not None:
+                    errors[row] = error
+                else:
+                    first = int(planned.samples.start[0])
+                    data[row] = arrived.data[start - first : stop - first]
+                arrived.num_left -= 1
+                if not arrived.num_left:
+                    del self._arrived[planned]
+        return StepSamples(shard, index, step_plan.valid, data, errors)
+
+    def _advance(self, clock: int) -> None:
+        """Move the clock past the steps that were taken."""
+        self._taken.add(clock)
+        while self._clock in self._taken:
+            self._taken.remove(self._clock)
+            self._clock += 1
+            self._total_ahead -= self._bytes_ahead.pop(self._clock, 0)
+        self._transfers.advance(self._clock)
+        self._admit()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Let everything that waits look again."""
+        progress, self._progress = self._progress, asyncio.Event()
+        progress.set()
+
+    def _drop(self, arrived: Arrived) -> None:
+        if arrived.ready is not None and not arrived.ready.done():
+            arrived.ready.cancel()
+        self._transfers.cancel(arrived.transfers)
+
+
+def _look_at_error(task: asyncio.Task[None]) -> None:
+    """Tell asyncio that the error of a range is known, though its step may never be asked for."""
+    if not task.cancelled():
+        task.exception()

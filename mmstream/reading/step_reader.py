@@ -1,0 +1,102 @@
+"""Steps from the reader process of the rank: the read stage of a worker on remote storage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mmstream.dataset.source import ShardSource
+from mmstream.order import AnyOrder
+from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.held import HeldSamples
+from mmstream.reading.lookup import SampleLookup
+from mmstream.reading.messages import StepConnection, StepHeader, StepRequest
+from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep
+
+__all__ = ["StepReader"]
+
+
+class StepReader:
+    """Asks the reader process for steps, and makes samples of their bytes.
+
+    It takes the place of a `Reader`. Single samples, such as substitutes of bad ones, are read by
+    this process itself.
+
+    Args:
+        source: what is read.
+        order: which samples, and when.
+        connection: to the reader process.
+        zero_copy: fields are memoryviews, not bytes of their own.
+
+    Attributes:
+        lookup: reads single samples.
+    """
+
+    def __init__(
+        self,
+        source: ShardSource,
+        order: AnyOrder,
+        connection: StepConnection,
+        *,
+        zero_copy: bool = False,
+    ) -> None:
+        self._source, self._zero_copy = source, zero_copy
+        self._fetcher = Fetcher(source, zero_copy=zero_copy)
+        self.lookup = SampleLookup(source, order, self._fetcher)
+        self._connection = connection
+        self._num_wrong_reads = 0
+
+    def step(self, job: Job) -> RawStep:
+        """Return the raw samples of a job, one per row.
+
+        Raises:
+            StorageError: storage failed for good.
+            MMStreamError: the reader process has ended.
+        """
+        header, data = self._connection.ask(StepRequest(job.iteration, job.epoch, job.step))
+        outcomes = self._samples(header, data)
+        planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
+        self._num_wrong_reads += header.num_wrong_reads
+        num_bytes, num_requests = self._fetcher.pop_counts()
+        counts = replace(
+            header.counts,
+            num_bytes=header.counts.num_bytes + num_bytes,
+            num_requests=header.counts.num_requests + num_requests,
+        )
+        lineage = BatchLineage(
+            job.epoch,
+            job.step,
+            job.start,
+            planned,
+            header.valid.tolist(),
+            shown=planned,
+            num_bytes=counts.num_bytes,
+            num_requests=counts.num_requests,
+            counts=counts,
+        )
+        return RawStep(lineage, outcomes)
+
+    def pop_wrong_reads(self) -> int:
+        """Return how many samples and indexes came with wrong bytes since the previous call."""
+        count, self._num_wrong_reads = self._num_wrong_reads, 0
+        return count + self._fetcher.pop_wrong_reads()
+
+    def close(self) -> None:
+        """Do nothing: the connection is used again, and its owner closes it."""
+
+    def _samples(self, header: StepHeader, data: memoryview) -> list[Outcome]:
+        """Make samples of the bytes of a step. The reader process has compared them."""
+        held = HeldSamples(self._source, header.shard.size, zero_copy=self._zero_copy)
+        for row, error in header.errors.items():
+            held.put_error(np.array([row]), error)
+        if self._zero_copy:  # views outlive the block
+            data = memoryview(bytes(data))
+        starts = np.concatenate(([0], header.ends[:-1])) if header.ends.size else header.ends
+        rows = np.array(
+            [row for row in range(header.shard.size) if row not in header.errors], dtype=np.int64
+        )
+        held.scan_step(
+            data, rows, header.shard[rows], header.index[rows], starts[rows], header.ends[rows]
+        )
+        return held.take_all(0, header.shard.size)

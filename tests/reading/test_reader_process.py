@@ -1,0 +1,72 @@
+"""Steps that come from a reader process are those that a process reads by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mmstream as mm
+from mmstream.pipeline import PipelineRunner
+from mmstream.reading.step import Job
+from mmstream.world import World, rows_of_rank
+from tests.helpers.bad_corpus import make_pipeline, policy, write_tiny
+from tests.helpers.reader_thread import reader_thread
+from tests.helpers.topology import described
+
+
+def contents(batch: dict[str, Any]) -> Any:
+    """All of a batch but counts of requests, comparable."""
+    fields = [
+        value
+        for name, value in batch.items()
+        if not torch.is_tensor(value) and name != "__lineage__"
+    ]
+    return described(batch), fields
+
+
+def own_batch(pipeline: mm.Pipeline, job: Job) -> Any:
+    with closing(PipelineRunner(pipeline)) as runner:
+        return contents(runner.batch(job))
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_any_topology_gets_the_same_batches(data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(any), "counts")
+    num_samples = sum(counts)
+    bad = data.draw(st.sets(st.integers(0, num_samples - 1), max_size=num_samples // 5), "bad")
+    rows = data.draw(st.integers(1, num_samples), "rows")
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny(folder, counts, bad)
+        pipeline = make_pipeline(
+            folder,
+            global_batch_size=rows,
+            drop_last=data.draw(st.booleans(), "drop_last"),
+            window=data.draw(st.sampled_from([None, 1, 5, 30]), "window"),
+            bad_samples=policy(action="mask"),
+        )
+        size = data.draw(st.integers(1, rows), "size")
+        rank = data.draw(st.integers(0, size - 1), "rank")
+        num_workers = data.draw(st.integers(1, 3), "num_workers")
+        rank_rows = rows_of_rank(rows, World(rank, size), "balanced")
+        steps = pipeline.order.steps_per_epoch
+        with reader_thread(pipeline, num_workers) as reader:
+            runners = [
+                PipelineRunner(pipeline, connection=connection) for connection in reader.connections
+            ]
+            for _ in range(3):  # the next iteration may go on, or jump
+                epoch = data.draw(st.integers(0, 2), "epoch")
+                first = data.draw(st.integers(0, steps - 1), "first")
+                end = data.draw(st.integers(first + 1, steps), "end")
+                iteration = reader.begin(epoch, first, rank_rows)
+                for step in range(first, end):
+                    job = Job(epoch, step, *rank_rows, num_workers, iteration)
+                    batch = runners[step % num_workers].batch(job)
+                    assert contents(batch) == own_batch(pipeline, job)
+            for runner in runners:
+                runner.close()
