@@ -5,4 +5,13 @@ reader.py   reads the windows of a run ahead of their use
 fetcher.py  (shard, index) pairs -> byte ranges -> samples
 held.py     samples that were read together, until they are taken
 lookup.py   single samples, for second reads and substitutes
+
+Remote storage is read by a process of its own, one for each rank:
+
+process.py      the main process' side: starts it, tells it where to begin, ends it
+plan.py         order -> ranges of shards, and when each is needed first
+rank_reader.py  requests ranges ahead, holds them, and hands out steps
+server.py       serves steps to workers and to the main process
+messages.py     what they say to each other
+step_reader.py  a worker's side, in the place of reader.py
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,9 +45,15 @@ def replace(folder: str, change=same_size) -> None:
     store.write(SHARD, change(store.read(SHARD)))
 
 
-def batches_around(loader: mm.Loader, change) -> Iterator[dict]:
-    """Yield the batches of a loader; call `change` after the second one."""
-    for number, batch in enumerate(loader, start=1):
+def epochs(loader: mm.Loader) -> Iterator[dict]:
+    """Yield four epochs: this one and the next may have been read before a change."""
+    for _ in range(4):
+        yield from loader
+
+
+def batches_around(batches: Iterable[dict], change) -> Iterator[dict]:
+    """Yield batches; call `change` after the second one."""
+    for number, batch in enumerate(batches, start=1):
         yield batch
         if number == 2:
             change()
@@ -57,7 +63,7 @@ def read_until_replaced(loader: mm.Loader, change) -> list[dict]:
     """Return the batches that came before the error."""
     batches: list[dict] = []
     with pytest.raises(ShardError, match=WITHDRAWN):
-        batches.extend(batches_around(loader, change))
+        batches.extend(batches_around(epochs(loader), change))
     loader.close()
     return batches
 
@@ -68,7 +74,7 @@ def read_until_replaced(loader: mm.Loader, change) -> list[dict]:
 )
 @pytest.mark.parametrize("change", [same_size, longer])
 def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_workers, zero_copy):
-    expected = [batch["__key__"] for batch in loader_of(folder)]
+    expected = [batch["__key__"] for batch in epochs(loader_of(folder))]
     loader = loader_of(folder, num_workers, zero_copy=zero_copy)
     batches = read_until_replaced(loader, lambda: replace(folder, change))
     assert [batch["__key__"] for batch in batches] == expected[: len(batches)]
