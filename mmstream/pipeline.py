@@ -60,10 +60,13 @@ class Pipeline:
     seed: int = 0
     """Any integer. Every epoch of a seed has a permutation of its own."""
     grid: tuple[int, int] | None = None
-    """Lane grid (P, Q). Default: derived from the dataset size and `global_batch_size`. Set it when
-    you run more than 8 ranks, or more than 8 workers per rank (docs: order)."""
+    """Lane grid (P, Q). Default: derived from the size of the dataset, the mean size of a sample
+    and `global_batch_size`, as the windows are (docs: order)."""
     window: int | None = None
-    """M, the shuffle buffer of a lane in samples. Default: 2 GiB of raw bytes over all lanes."""
+    """M, the shuffle buffer of a lane in samples. Default: from `window_bytes`."""
+    window_bytes: int | None = None
+    """Raw bytes that all windows hold together, over all ranks. More mixes better. Default: 2 MiB
+    for each row of a batch, within 2 to 8 GiB. In place of `window`."""
     decode: Decode | None = None
     """Decoders of images and text. None: fields stay bytes, and ``json`` is parsed."""
     zero_copy: bool = False
@@ -105,6 +108,7 @@ class Pipeline:
             seed=self.seed,
             grid=self.grid,
             window=self.window,
+            window_bytes=self.window_bytes,
             shuffle=self.shuffle,
             drop_last=self.drop_last,
         )
@@ -118,7 +122,7 @@ class Pipeline:
         }
         pipeline = copy(self)  # not `replace`, which would plan another order
         # "order" is where cached_property keeps it.
-        pipeline.__dict__.update(settings, grid=order.grid, order=order)
+        pipeline.__dict__.update(settings, grid=order.grid, window_bytes=None, order=order)
         return pipeline
 
     def __repr__(self) -> str:

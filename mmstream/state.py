@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from mmstream.dataset.source import ShardSource
-from mmstream.errors import StateError, escaped
+from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder
 from mmstream.order.corpus import CONTENT_KEYS, differing_keys
 
@@ -43,7 +43,10 @@ def resume(
 ) -> tuple[int, int, AnyOrder]:
     """Return where a run goes on: epoch, step, and the order of that epoch.
 
-    With "refuse" the order is `order` itself. With "finish_epoch" it may be the one of the state,
+    Settings that nobody gave are those of the state in the middle of an epoch, and the present
+    defaults where an epoch begins: an upgrade may change them. A mixture keeps those of the state.
+
+    With "refuse" all else is that of `order`. With "finish_epoch" it may be the order of the state,
     which finishes the epoch exactly as planned: the state holds all settings, and a dataset that
     has grown begins with the shards that it had. The next epoch then has `order`. The sources of a
     mixture do not end where its epochs do, so there "finish_epoch" acts as "refuse".
@@ -53,7 +56,8 @@ def resume(
             one, not the same with shards appended.
     """
     try:
-        return *load_state(order, state), order
+        kept = _with_unset_from(order, state)
+        return *load_state(kept, state), kept
     except StateError:
         is_state = isinstance(state, Mapping)
         if on_change == "refuse" or not source.can_finish_epoch or not is_state:
@@ -70,6 +74,17 @@ def resume(
         old_order.global_batch_size,
     )
     return epoch, step, old_order
+
+
+def _with_unset_from(order: AnyOrder, state: Mapping[str, Any]) -> AnyOrder:
+    """Return an order with the settings that nobody gave taken from a state, where it has them.
+
+    A state that is malformed, or of another run, changes nothing: `load_state` says what it is.
+    """
+    try:
+        return order.with_unset_from(state["order"], state["epoch"], state["step"])
+    except (ConfigError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return order
 
 
 def order_of_state(state: Mapping[str, Any], source: ShardSource) -> tuple[AnyOrder, int, int]:

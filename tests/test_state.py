@@ -37,7 +37,7 @@ def test_the_step_after_the_last_is_the_next_epochs_first():
     [
         ({"seed": 2}, "seed was 1 and is 2"),
         ({"global_batch_size": 20}, "global_batch_size was 10 and is 20"),
-        ({"window": 7}, "window was 1024 and is 7"),
+        ({"window": 7}, "window was 100 and is 7"),
         ({"grid": (2, 5)}, "grid was"),
         ({"interleave": 2}, "interleave was 32 and is 2"),
         ({"chunk": 8}, "chunk was 64 and is 8"),
@@ -205,7 +205,7 @@ def test_a_setting_that_only_one_side_knows_is_named():
 
 
 def test_all_differences_are_named_in_one_message():
-    with pytest.raises(StateError, match="run: seed was 1 and is 2; window was 1024 and is 7"):
+    with pytest.raises(StateError, match="run: seed was 1 and is 2; window was 100 and is 7"):
         load_state(order(seed=2, window=7), make_state(order(), 0, 1))
 
 
@@ -309,9 +309,9 @@ def test_a_state_that_fits_goes_on_with_the_present_order():
 
 def test_a_state_that_does_not_fit_is_refused_unless_its_epoch_may_be_finished():
     state = make_state(order(), 1, 5)
-    with pytest.raises(StateError, match="window was 1024 and is 7"):
+    with pytest.raises(StateError, match="window was 100 and is 7"):
         resume(Source(), order(window=7), state, "refuse")
-    with pytest.raises(StateError, match="window was 1024 and is 7"):
+    with pytest.raises(StateError, match="window was 100 and is 7"):
         resume(Source(can_finish_epoch=False), order(window=7), state, "finish_epoch")
     for on_change in ("refuse", "finish_epoch"):
         with pytest.raises(StateError, match="not a state of a Loader: got NoneType"):
@@ -329,6 +329,85 @@ def test_an_epoch_is_finished_in_the_order_that_it_began_with(caplog):
         "steps 5 to 9 of epoch 1 follow the saved settings, 10 rows each; then the present "
         "settings begin"
     ]
+
+
+OTHER_DEFAULTS = {"grid": (2, 2), "window": 9, "interleave": 5, "chunk": 3}
+"""What another version might have chosen."""
+
+
+@pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
+def test_settings_that_nobody_gave_are_those_of_the_state_until_its_epoch_ends(on_change):
+    saved = order(**OTHER_DEFAULTS)
+    present = order()
+    epoch, step, resumed = resume(Source(), present, make_state(saved, 1, 5), on_change)
+    assert (epoch, step) == (1, 5)
+    assert resumed.identity() == saved.identity() != present.identity()
+    assert resume(Source(), present, make_state(saved, 2, 0), on_change) == (2, 0, present)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"window": 7}, "step 5 does not fit this run: window was 9 and is 7. Resume"),
+        ({"grid": (1, 5)}, r"this run: grid was \[2, 2\] and is \[1, 5\]. Resume"),
+        ({"interleave": 2}, "this run: interleave was 5 and is 2. Resume"),
+        ({"chunk": 2}, "this run: chunk was 3 and is 2. Resume"),
+        ({"window_bytes": 1 << 30}, "this run: chunk was 3 .*; grid was .*; window was 9 "),
+        ({"global_batch_size": 5}, "this run: .*global_batch_size was 10 and is 5"),
+        ({"seed": 2}, "this run: seed was 1 and is 2. Resume"),
+    ],
+)
+def test_a_setting_that_was_given_and_differs_is_refused_beside_those_that_nobody_gave(
+    given, message
+):
+    with pytest.raises(StateError, match=message):
+        resume(Source(), order(**given), make_state(order(**OTHER_DEFAULTS), 1, 5), "refuse")
+
+
+def test_without_shuffle_other_defaults_do_not_hinder_a_resume():
+    saved = order(**OTHER_DEFAULTS, shuffle=False)
+    *_, resumed = resume(Source(), order(shuffle=False), make_state(saved, 1, 5), "refuse")
+    assert resumed.identity() == saved.identity()
+
+
+OTHER_MIXTURE_DEFAULTS = {"grid": (2, 3), "window": 16, "interleave": 3}
+
+
+def test_a_mixture_keeps_the_settings_of_its_state_from_its_first_step_on():
+    saved = mixture_order(**OTHER_MIXTURE_DEFAULTS)
+    present = mixture_order(grid=None, window=None, interleave=None)
+    source = Source(can_finish_epoch=False)
+    for epoch, step in ((0, 1), (3, 0), (3, 7)):
+        *_, resumed = resume(source, present, make_state(saved, epoch, step), "refuse")
+        assert resumed.identity() == saved.identity() != present.identity()
+    assert resume(source, present, make_state(saved, 0, 0), "refuse")[2] is present
+
+
+def test_a_mixtures_settings_that_were_given_and_differ_are_refused():
+    state = make_state(mixture_order(**OTHER_MIXTURE_DEFAULTS), 1, 5)
+    source = Source(can_finish_epoch=False)
+    for given, message in (
+        ({"grid": (1, 2)}, "grid was"),
+        ({"window": 8}, "source a window was 3 and is 2"),
+        ({"interleave": 4}, "interleave was 3 and is 4"),
+        ({"window_bytes": 1 << 30}, "grid was"),
+    ):
+        present = mixture_order(**{"grid": None, "window": None, "interleave": None, **given})
+        with pytest.raises(StateError, match=message):
+            resume(source, present, state, "refuse")
+
+
+def test_a_source_that_comes_later_has_its_defaults_beside_the_settings_of_the_state():
+    counts = {"a": [40, 31], "c": [400, 350]}
+    saved = mixture_order(counts, (1, 3), **OTHER_MIXTURE_DEFAULTS)
+    unset = {"grid": None, "window": None, "interleave": None}
+    more = mixture_order({**counts, "d": [900]}, (1, 3, 0), {50: (1, 2, 1)}, **unset)
+    *_, resumed = resume(Source(), more, make_state(saved, 0, 20), "refuse")
+    assert resumed.grid == (2, 3)
+    assert resumed.recipe.settings["c"] == saved.recipe.settings["c"]
+    beside = mixture_order({**counts, "d": [900]}, (1, 3, 0), {50: (1, 2, 1)}, window=None)
+    assert beside.grid == (2, 3)
+    assert resumed.recipe.settings["d"] == beside.recipe.settings["d"]
 
 
 def test_a_dataset_that_has_not_only_grown_cannot_finish_its_epoch():

@@ -20,7 +20,7 @@ from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
-from mmstream.order.defaults import better_grid
+from mmstream.order.shared_lanes import request_factor
 from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.processes import default_threads, num_cores, pss_bytes
 from mmstream.progress import Progress
@@ -167,9 +167,10 @@ class Loader(IterableDataset[Batch]):
         world = resolve_world(self._world)
         self._agree(world)
         # A list of rows fits the present batch size; an old epoch is finished with equal shares.
-        shares = self._rows_per_rank if self._current is self.pipeline else "balanced"
+        is_present = self._current.global_batch_size == self.pipeline.global_batch_size
+        shares = self._rows_per_rank if is_present else "balanced"
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
-        self._advise(world)
+        self._advise(world, shares)
         self._iteration += 1
         iteration = self._iteration
         epoch, step = self._position
@@ -227,7 +228,8 @@ class Loader(IterableDataset[Batch]):
         self.stats.num_steps += 1
         if lineage.epoch != next_state["epoch"]:
             log_text_losses(self.stats, lineage.epoch)
-            self._current = self.pipeline
+            if self.pipeline.dataset.can_finish_epoch:  # a mixture keeps the settings of its state
+                self._current = self.pipeline
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch, in plain JSON types.
@@ -306,8 +308,8 @@ class Loader(IterableDataset[Batch]):
             "world=mm.World(0, 1)",
         )
 
-    def _advise(self, world: World) -> None:
-        """Log once when there are too many threads, or when another grid allows longer reads."""
+    def _advise(self, world: World, shares: RowsPerRank) -> None:
+        """Log once when there are too many threads, or when ranks share lanes."""
         if self._has_advised:
             return
         self._has_advised = True
@@ -320,22 +322,26 @@ class Loader(IterableDataset[Batch]):
                 self._num_threads,
                 cores,
             )
+        if world.rank == 0:
+            self._advise_on_lanes(world.world_size, shares)
+
+    def _advise_on_lanes(self, world_size: int, shares: RowsPerRank) -> None:
+        """Log what it costs when the number of ranks does not divide the lanes of the order."""
         order = self._current.order
-        grid = better_grid(
-            order.num_samples,
-            order.global_batch_size,
-            order.grid,
-            world.world_size,
-            self.num_workers,
-        )
-        if grid and world.rank == 0:
+        rows = order.global_batch_size
+        starts = [
+            rows_of_rank(rows, World(rank, world_size), shares)[0] for rank in range(world_size)
+        ]
+        factor = request_factor(order.range_samples, order.grid[1], [*starts, rows])
+        if factor > 1:
             logger.info(
-                "%d ranks with %d workers share lanes of grid %s: grid=%s would give each its own, "
-                "and longer reads (another grid is another order)",
-                world.world_size,
-                self.num_workers,
-                order.grid,
-                grid,
+                "%d ranks share the %d lanes of this order, so they make about %.1f times as many "
+                "requests to storage as ranks that have whole lanes: a number of ranks that "
+                "divides %d makes the fewest",
+                world_size,
+                order.grid[1],
+                factor,
+                order.grid[1],
             )
 
     def _batches(self, first: Job, stop: int, label: str) -> Iterator[Batch]:

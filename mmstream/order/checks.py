@@ -8,7 +8,17 @@ from typing import Any
 
 from mmstream.errors import ConfigError
 
-__all__ = ["MAX_LANES", "MAX_ROWS", "MAX_SETTING", "checked_grid", "integer", "keep", "require"]
+__all__ = [
+    "MAX_LANES",
+    "MAX_ROWS",
+    "MAX_SETTING",
+    "checked_grid",
+    "checked_size",
+    "checked_window",
+    "integer",
+    "keep",
+    "require",
+]
 
 # A saved state is a stranger's data too. These limits keep it from taking the machine's memory.
 MAX_ROWS = 1 << 24
@@ -47,21 +57,57 @@ def integer(name: str, value: Any, most: int | None = None) -> int:
     return number
 
 
-def checked_grid(grid: Any, most: int = MAX_LANES) -> tuple[int, int]:
+def checked_size(name: str, value: Any) -> int | None:
+    """Return a setting that counts samples or bytes as a plain int; None stays None.
+
+    Args:
+        name: of the setting, for messages.
+        value: any value.
+
+    Raises:
+        ConfigError: it is not an integer from 1 to `MAX_SETTING`.
+    """
+    if value is None:
+        return None
+    size = integer(name, value, MAX_SETTING)
+    require(size >= 1, f"{name} {size}: needs at least 1")
+    return size
+
+
+def checked_window(window: Any, window_bytes: Any) -> tuple[int | None, int | None]:
+    """Return the settings of windows, of which one at most is given.
+
+    Raises:
+        ConfigError: both are given, or one is not an integer from 1 to `MAX_SETTING`.
+    """
+    require(
+        window is None or window_bytes is None,
+        f"window {window!r} and window_bytes {window_bytes!r}: give one of the two",
+    )
+    return checked_size("window", window), checked_size("window_bytes", window_bytes)
+
+
+def checked_grid(grid: Any, global_batch_size: int, most: int = MAX_LANES) -> tuple[int, int]:
     """Return a grid (P, Q) as plain ints.
 
     Args:
         grid: any value.
+        global_batch_size: G.
         most: lanes that are allowed, P * Q.
 
     Raises:
-        ConfigError: it is not two integers, or has too many lanes.
+        ConfigError: it is not two integers from 1, has too many lanes, or Q does not divide G.
     """
     require(
         isinstance(grid, Sequence) and len(grid) == 2, f"grid {grid!r}: needs two integers, P and Q"
     )
     groups, lanes = (integer("grid", number, most) for number in grid)
     require(groups * lanes <= most, f"grid {(groups, lanes)}: at most {most:,} lanes")
+    require(
+        min(groups, lanes) >= 1 and global_batch_size % lanes == 0,
+        f"grid {(groups, lanes)}: P and Q must be positive, and Q must divide global_batch_size "
+        f"{global_batch_size}",
+    )
     return groups, lanes
 
 

@@ -1,110 +1,258 @@
-"""The default grid, window and chunk size of an order.
+"""The default grid, window, interleave and chunk size of an order.
 
-They depend on the corpus and G alone, never on ranks or workers. So a fresh run has the same
-batches on every topology. `Order.from_counts` and `Recipe` call these functions; the loader asks
-`better_grid` for the advice in its log.
+They depend on the samples, their mean size and G alone, never on ranks or workers. So a fresh run
+has the same batches on every topology. `Order.from_counts` and `Recipe` call these functions.
+
+The windows of all lanes hold B bytes together, over all ranks: 2 MiB for each row of a batch,
+within 2 to 8 GiB. So a run that was planned on 64 ranks also resumes on one. What follows from B::
+
+    R    bytes of a range, which one request reads: 64 samples, within 512 KiB to 4 MiB
+    r    samples of a range: R / mean bytes
+    H    ranges that B holds: B / (r * mean bytes)
+    P    1: only the lanes of one group give rows to a step, and each group takes memory
+    Q    lanes: at least 4 rows of a step each, at least 1,024 samples of the corpus each
+    K    ranges of a window: H / Q, up to 32
+    M    K * r, samples of a window
+    C    4 * r, samples of a chunk
+
+Samples of 2 MiB or more are read one by one: r = K = M = C = 1. That is a true permutation, and no
+window holds anything. A corpus of at most B bytes fits in its windows: each is a whole lane.
+
+Example: 1,000,000 samples of 110 kB, G = 256. B is 2 GiB, and R = 4 MiB, so r = 38 and H = 513.
+64 lanes give 4 rows each to a step. K = 513 // 64 = 8, M = 304, C = 152.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import lcm
+from dataclasses import dataclass
 
-__all__ = ["better_grid", "default_chunk", "default_grid", "default_window", "mixture_window"]
+__all__ = ["OrderSettings", "WindowBudget", "default_settings", "mixture_settings"]
 
-WINDOW_BYTES = 2 << 30
-"""Raw bytes that all windows of a dataset hold together by default, over all ranks."""
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+WINDOW_BYTES_PER_ROW = 2 * MIB
+"""Bytes of all windows together, for each row of a batch. More rows need more open ranges."""
+
+LEAST_WINDOW_BYTES = 2 * GIB
+MOST_WINDOW_BYTES = 8 * GIB
+
+RANGE_SAMPLES = 64
+"""Samples of a range. Small samples cost a request each 64, whatever their bytes."""
+
+LEAST_RANGE_BYTES = 512 * KIB
+"""A shorter range costs more in latency than in bytes."""
+
+MOST_RANGE_BYTES = 4 * MIB
+"""A longer range hardly costs fewer requests a GB, and fewer of them fit in the windows."""
+
+SINGLE_SAMPLE_BYTES = 2 * MIB
+"""Samples of this size are ranges of their own."""
+
+UNKNOWN_SAMPLE_BYTES = 64 * KIB
+"""Taken for the mean where the bytes of a dataset are not known."""
 
 MIN_LANE_SAMPLES = 1024
 """Samples of a lane, at least. A small corpus fits in memory, where good mixing matters more."""
 
+MIN_LANE_ROWS = 4
+"""Rows that a lane gives to a step, where there are more than 8 lanes: fewer cost CPU."""
 
-def default_grid(num_samples: int, global_batch_size: int) -> tuple[int, int]:
-    """Return (P, Q): Q the largest divisor of G up to 8, P a power of two up to 8.
+MAX_LANES = 1024
+"""Most lanes. Each costs time at every step."""
 
-    Each lane has at least 1,024 samples. So a small corpus has few lanes, or only one.
+FEW_LANES = 8
+"""Lanes that are always allowed, and all that a corpus needs that fits in its windows."""
+
+MAX_INTERLEAVE = 32
+"""Most ranges of a window."""
+
+SMALL_CORPUS_CHUNK = 64
+"""C of a corpus that fits in its windows."""
+
+MAX_CHUNKS = 1 << 22
+"""Most chunks: 64 MB of table per epoch."""
+
+LEAST_SHARE = 1 / 64
+"""Sources of a mixture with a smaller share do not count for the number of lanes."""
+
+
+@dataclass(frozen=True)
+class OrderSettings:
+    """The settings of an order that have computed defaults."""
+
+    grid: tuple[int, int]
+    """(P, Q)."""
+    window: int
+    """M."""
+    interleave: int
+    """K."""
+    chunk: int
+    """C."""
+
+
+@dataclass(frozen=True)
+class WindowBudget:
+    """How many samples a range has, and how many ranges all windows hold.
 
     Examples:
-        >>> default_grid(1_000_000, global_batch_size=256)
-        (8, 8)
-        >>> default_grid(10_000, global_batch_size=256)  # at most 9 lanes
-        (1, 8)
+        >>> WindowBudget.of_samples(110_000, global_batch_size=256)
+        WindowBudget(num_bytes=2147483648, range_samples=38, num_ranges=513)
     """
-    max_lanes = max(1, num_samples // MIN_LANE_SAMPLES)
-    lanes = max(q for q in range(1, 9) if global_batch_size % q == 0 and q <= max_lanes)
-    groups = max(p for p in (1, 2, 4, 8) if p * lanes <= max_lanes)
-    return groups, lanes
+
+    num_bytes: int
+    """B, bytes of all windows together, over all ranks."""
+    range_samples: int
+    """r."""
+    num_ranges: int
+    """H."""
+
+    @classmethod
+    def of_samples(
+        cls, mean_bytes: float, global_batch_size: int, window_bytes: int | None = None
+    ) -> WindowBudget:
+        """Return the budget for samples of a mean size, more than 0."""
+        wanted = WINDOW_BYTES_PER_ROW * global_batch_size
+        num_bytes = window_bytes or min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, wanted))
+        range_bytes = min(MOST_RANGE_BYTES, max(LEAST_RANGE_BYTES, RANGE_SAMPLES * mean_bytes))
+        samples = min(round(range_bytes / mean_bytes), int(num_bytes / mean_bytes))
+        samples = 1 if mean_bytes >= SINGLE_SAMPLE_BYTES else max(1, samples)
+        return cls(num_bytes, samples, max(1, int(num_bytes / (samples * mean_bytes))))
+
+    def window(self, num_lanes: int) -> int:
+        """Return M: up to 32 ranges of a lane, or less than one where there are too many lanes."""
+        if self.range_samples == 1:
+            return 1
+        if num_lanes > self.num_ranges:
+            return max(1, self.num_ranges * self.range_samples // num_lanes)
+        return min(MAX_INTERLEAVE, self.num_ranges // num_lanes) * self.range_samples
 
 
-def default_window(num_samples: int, num_bytes: int | None, grid: tuple[int, int]) -> int:
-    """Return M, from 16 to 8,192, such that all P*Q windows hold about 2 GiB together.
+def default_settings(
+    num_samples: int,
+    num_bytes: int | None,
+    global_batch_size: int,
+    *,
+    window_bytes: int | None = None,
+    grid: tuple[int, int] | None = None,
+    window: int | None = None,
+) -> OrderSettings:
+    """Return the settings of a dataset, with those that were chosen among them.
 
     Args:
-        num_samples: samples of the dataset.
-        num_bytes: size of all its shards in bytes. If it is not known, M is 1,024.
-        grid: (P, Q).
+        num_samples: N, samples of the dataset, at least 1.
+        num_bytes: size of all its shards in bytes. None: a sample counts as 64 KiB.
+        global_batch_size: G.
+        window_bytes: B. None: 2 MiB * G, within 2 to 8 GiB.
+        grid: (P, Q), if it was chosen.
+        window: M, if it was chosen.
 
     Examples:
-        >>> default_window(1_000_000, num_bytes=100_000 * 1_000_000, grid=(8, 8))
-        335
+        >>> default_settings(1_000_000, 1_000_000 * 110_000, 256)
+        OrderSettings(grid=(1, 64), window=304, interleave=8, chunk=152)
+        >>> default_settings(1_000_000, 1_000_000 * 20_000_000, 256)  # a true permutation
+        OrderSettings(grid=(1, 64), window=1, interleave=1, chunk=1)
+        >>> default_settings(10_000, 10_000 * 110_000, 256)  # 1.1 GB
+        OrderSettings(grid=(1, 8), window=1250, interleave=32, chunk=64)
     """
-    if not num_bytes:
-        return 1024
-    fitting = WINDOW_BYTES * num_samples // (grid[0] * grid[1] * num_bytes)
-    return min(8192, max(16, fitting))
+    num_bytes = num_bytes or num_samples * UNKNOWN_SAMPLE_BYTES
+    budget = WindowBudget.of_samples(num_bytes / num_samples, global_batch_size, window_bytes)
+    is_small = num_bytes <= budget.num_bytes and budget.range_samples > 1
+    if not grid:
+        most_lanes = FEW_LANES if is_small else budget.num_ranges
+        grid = 1, _num_lanes(num_samples, global_batch_size, budget, most_lanes)
+    num_lanes = grid[0] * grid[1]
+    if is_small:
+        return _small_settings(num_samples, grid, window or -(-num_samples // num_lanes))
+    return _settings(num_samples, grid, window or budget.window(num_lanes), budget)
 
 
-def mixture_window(
-    shares: Sequence[int], sizes: Sequence[tuple[int | None, int]], grid: tuple[int, int]
-) -> int:
-    """Return M of a mixture: like `default_window`, for the mean sample of the mixture.
+def mixture_settings(
+    shares: Sequence[int],
+    sizes: Sequence[tuple[int | None, int]],
+    global_batch_size: int,
+    *,
+    window_bytes: int | None = None,
+    grid: tuple[int, int] | None = None,
+    window: int | None = None,
+) -> OrderSettings:
+    """Return the settings of a mixture: those of a dataset of its mean sample.
+
+    A source with share p gets p * M samples of each window. So there are at most p * H lanes for
+    the smallest share above 1/64, and the sources divide the ranges of a window between them.
 
     Args:
         shares: share of each source in the mixture; a share of 0 does not count.
-        sizes: (bytes, samples) of each source.
-        grid: (P, Q).
+        sizes: (bytes, samples) of each source. Bytes of None: a sample counts as 64 KiB.
+        global_batch_size: G.
+        window_bytes: B. None: 2 MiB * G, within 2 to 8 GiB.
+        grid: (P, Q), if it was chosen.
+        window: M of all sources together, if it was chosen.
     """
-    begun = [(share, size) for share, size in zip(shares, sizes, strict=True) if share]
-    if any(num_bytes is None for _, (num_bytes, _) in begun):
-        return default_window(1, None, grid)
-    weighted_bytes = [
-        share * (num_bytes or 0) / num_samples for share, (num_bytes, num_samples) in begun
+    drawn = [
+        (share, num_bytes or num_samples * UNKNOWN_SAMPLE_BYTES, num_samples)
+        for share, (num_bytes, num_samples) in zip(shares, sizes, strict=True)
+        if share
     ]
-    return default_window(sum(shares), round(sum(weighted_bytes)), grid)
+    period = sum(shares)
+    num_samples = sum(samples for _, _, samples in drawn)
+    mean_bytes = sum(share * num_bytes / samples for share, num_bytes, samples in drawn) / period
+    budget = WindowBudget.of_samples(mean_bytes, global_batch_size, window_bytes)
+    all_bytes = sum(num_bytes for _, num_bytes, _ in drawn)
+    is_small = all_bytes <= budget.num_bytes and budget.range_samples > 1
+    if not grid:
+        counting = [share / period for share, _, _ in drawn if share / period > LEAST_SHARE]
+        of_rarest = max(FEW_LANES, int(budget.num_ranges * min(counting, default=LEAST_SHARE)))
+        most_lanes = FEW_LANES if is_small else min(of_rarest, budget.num_ranges)
+        grid = 1, _num_lanes(num_samples, global_batch_size, budget, most_lanes)
+    num_lanes = grid[0] * grid[1]
+    if is_small:
+        fitting = max(1, int(budget.num_bytes / (num_lanes * mean_bytes)))
+        return _small_settings(num_samples, grid, window or fitting)
+    window = window or budget.window(num_lanes)
+    return _settings(num_samples, grid, window, budget, num_sources=len(drawn))
 
 
-def default_chunk(num_samples: int) -> int:
-    """Return C: 64, doubled until there are at most 4 Mi chunks (64 MB of table per epoch)."""
-    chunk = 64
-    while num_samples // chunk > 1 << 22:
+def _num_lanes(
+    num_samples: int, global_batch_size: int, budget: WindowBudget, most_lanes: int
+) -> int:
+    """Return Q: the largest divisor of G that leaves each lane enough rows and samples."""
+    lane_samples = max(MIN_LANE_SAMPLES, 2 * budget.range_samples)
+    limit = min(
+        MAX_LANES,
+        max(FEW_LANES, global_batch_size // MIN_LANE_ROWS),
+        most_lanes,
+        num_samples // lane_samples,
+        global_batch_size,
+    )
+    return next(lanes for lanes in range(max(1, limit), 0, -1) if global_batch_size % lanes == 0)
+
+
+def _small_settings(num_samples: int, grid: tuple[int, int], window: int) -> OrderSettings:
+    """Return the settings of a corpus that fits in its windows."""
+    chunk = _few_chunks(SMALL_CORPUS_CHUNK, num_samples)
+    return OrderSettings(grid, max(1, window), MAX_INTERLEAVE, chunk)
+
+
+def _settings(
+    num_samples: int,
+    grid: tuple[int, int],
+    window: int,
+    budget: WindowBudget,
+    num_sources: int = 1,
+) -> OrderSettings:
+    """Return the settings of a corpus that is larger than its windows."""
+    single = budget.range_samples == 1
+    chunk = _few_chunks(1 if single else 4 * budget.range_samples, num_samples)
+    num_ranges = window // (budget.range_samples * num_sources)
+    interleave = min(MAX_INTERLEAVE, max(1, num_ranges))
+    if single and chunk > 1:  # too many samples for a true permutation
+        interleave = MAX_INTERLEAVE
+    return OrderSettings(grid, window, interleave, chunk)
+
+
+def _few_chunks(chunk: int, num_samples: int) -> int:
+    """Return C: a chunk size, doubled until there are at most 4 Mi chunks."""
+    while num_samples // chunk > MAX_CHUNKS:
         chunk *= 2
     return chunk
-
-
-def better_grid(
-    num_samples: int,
-    global_batch_size: int,
-    grid: tuple[int, int],
-    world_size: int,
-    num_workers: int,
-) -> tuple[int, int] | None:
-    """Return a grid in which each worker owns whole lanes, or None if there is nothing to advise.
-
-    None means that workers own whole lanes already, that no such grid divides G, or that its lanes
-    would have fewer than 1,024 samples.
-
-    Examples:
-        >>> better_grid(1_000_000, 256, grid=(8, 8), world_size=16, num_workers=4)
-        (8, 16)
-    """
-    groups, lanes = grid
-    workers = max(1, num_workers)
-    if lanes % world_size == 0 and groups % workers == 0:
-        return None
-    better_groups = lcm(groups, workers)
-    better_lanes = lcm(lanes, world_size)
-    if global_batch_size % better_lanes:
-        return None
-    if better_groups * better_lanes * MIN_LANE_SAMPLES > num_samples:
-        return None
-    return better_groups, better_lanes

@@ -11,6 +11,7 @@ The later stages ask an `Order` for the refs of a step, its windows, and substit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,16 @@ import numpy.typing as npt
 from mmstream.errors import ConfigError, StateError
 from mmstream.order.checks import (
     MAX_ROWS,
-    MAX_SETTING,
     checked_grid,
+    checked_size,
+    checked_window,
     integer,
     keep,
     require,
 )
 from mmstream.order.chunks import ChunkTable, EpochChunks
 from mmstream.order.corpus import CONTENT_KEYS, Corpus, content_of, differing_keys
-from mmstream.order.defaults import default_chunk, default_grid, default_window
+from mmstream.order.defaults import default_settings
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
 from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window, refs_of_step
@@ -49,6 +51,7 @@ _SETTINGS = (
     "drop_last",
 )
 """The keys of an identity that `Order.from_counts` takes as arguments."""
+
 
 TAIL_WINDOW = -1
 """Number of the window of the last, partial step (`drop_last=False`)."""
@@ -72,7 +75,14 @@ class Order:
     """
 
     def __init__(
-        self, corpus: Corpus, table: ChunkTable, lanes: Lanes, *, seed: int, drop_last: bool
+        self,
+        corpus: Corpus,
+        table: ChunkTable,
+        lanes: Lanes,
+        *,
+        seed: int,
+        drop_last: bool,
+        unset: Sequence[str] = (),
     ) -> None:
         self.seed = seed
         self.drop_last = drop_last
@@ -80,9 +90,10 @@ class Order:
         self.num_samples = corpus.num_samples
         self._tail_size = self.num_samples - lanes.num_steps * self.global_batch_size
         self.steps_per_epoch = lanes.num_steps + (self._tail_size > 0 and not drop_last)
-        self._corpus_identity = corpus.identity()
+        self._corpus = corpus
         self._table = table
         self._lanes = lanes
+        self._unset = tuple(unset)
         self._epochs: dict[int, EpochChunks] = {}
         self._windows: dict[tuple[int, int], Window] = {}
 
@@ -100,7 +111,8 @@ class Order:
         checksums: Sequence[str | None] | None = None,
         grid: tuple[int, int] | None = None,
         window: int | None = None,
-        interleave: int = 32,
+        window_bytes: int | None = None,
+        interleave: int | None = None,
         chunk: int | None = None,
         shuffle: bool = True,
         drop_last: bool = True,
@@ -120,11 +132,12 @@ class Order:
             checksums: sha256 of each shard in hexadecimal, None for a shard without. Part of the
                 identity in saved states if every shard has one.
             grid: (P, Q), groups of lanes and lanes of a group. Q must divide G. Default: derived
-                from the number of samples and G.
+                from the number of samples, their mean size and G, as the next settings are.
             window: M, samples of a lane that are permuted together: the shuffle buffer of a lane.
-                Default: all windows together hold about 2 GiB, or 1,024 without `num_bytes`.
+            window_bytes: B, bytes of all windows together, over all ranks, in place of `window`.
+                Default: 2 MiB for each row of a batch, within 2 to 8 GiB.
             interleave: K, segments of a lane that a window is drawn from.
-            chunk: C, neighbouring samples on storage that stay together. Default: 64 or more.
+            chunk: C, neighbouring samples on storage that stay together.
             shuffle: False: the corpus in its own order, in every epoch.
             drop_last: False: one more step delivers the left-over samples, padded to G rows.
 
@@ -150,9 +163,9 @@ class Order:
         num_samples = corpus.num_samples
         rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
         seed = integer("seed", seed)
-        interleave = integer("interleave", interleave, MAX_SETTING)
-        window = None if window is None else integer("window", window, MAX_SETTING)
-        chunk = None if chunk is None else integer("chunk", chunk, MAX_SETTING)
+        window, window_bytes = checked_window(window, window_bytes)
+        interleave = checked_size("interleave", interleave)
+        chunk = checked_size("chunk", chunk)
         require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
         only_bad = " that are not on its bad list" if corpus.bad.size else ""
         require(num_samples > 0, f"the dataset has no samples{only_bad}")
@@ -161,27 +174,30 @@ class Order:
             f"{num_samples} samples do not fill one step of global_batch_size {rows}: "
             "lower it, or in Python pass drop_last=False",
         )
-        grid = checked_grid(grid) if grid else default_grid(num_samples, rows)
-        require(
-            min(grid) >= 1 and rows % grid[1] == 0,
-            f"grid {grid}: P and Q must be positive, and Q must divide global_batch_size {rows}",
+        grid = checked_grid(grid, rows) if grid else None
+        settings = default_settings(
+            num_samples,
+            corpus.num_bytes,
+            rows,
+            window_bytes=window_bytes,
+            grid=grid,
+            window=window,
         )
-        window = default_window(num_samples, num_bytes, grid) if window is None else window
-        chunk = default_chunk(num_samples) if chunk is None else chunk
-        require(
-            min(window, interleave, chunk) >= 1,
-            f"window {window}, interleave {interleave}, chunk {chunk}: each needs at least 1",
+        given = {"grid": grid, "window": window, "interleave": interleave, "chunk": chunk}
+        settings = replace(
+            settings, interleave=interleave or settings.interleave, chunk=chunk or settings.chunk
         )
         lanes = Lanes(
             num_steps=num_samples // rows,
             global_batch_size=rows,
-            grid=grid if shuffle else (1, 1),
-            window=window,
-            interleave=interleave if shuffle else 1,
+            grid=settings.grid if shuffle else (1, 1),
+            window=settings.window,
+            interleave=settings.interleave if shuffle else 1,
             shuffle=bool(shuffle),
         )
-        table = ChunkTable.cut(corpus, chunk)
-        return cls(corpus, table, lanes, seed=seed, drop_last=bool(drop_last))
+        table = ChunkTable.cut(corpus, settings.chunk)
+        unset = [] if window_bytes else [name for name, value in given.items() if value is None]
+        return cls(corpus, table, lanes, seed=seed, drop_last=bool(drop_last), unset=unset)
 
     @classmethod
     def from_identity(
@@ -257,6 +273,36 @@ class Order:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_epochs": {}, "_windows": {}}
 
+    def with_unset_from(self, identity: Mapping[str, Any], _epoch: int, step: int) -> Order:
+        """Return this order with the settings that nobody gave taken from a saved identity.
+
+        Defaults may change from version to version, and with the size of the corpus. A run that
+        resumes in the middle of an epoch keeps those that its epoch began with. At the start of an
+        epoch the present defaults begin: then this is the order itself. With `window_bytes`, all
+        of them count as given.
+
+        Args:
+            identity: ``state["order"]``.
+            step: step of the state.
+
+        Raises:
+            ConfigError: impossible settings.
+        """
+        present = self.identity()
+        saved = {name: identity[name] for name in self._unset if name in identity}
+        if not step or not differing_keys(saved, {name: present[name] for name in saved}):
+            return self
+        corpus = self._corpus
+        settings = {name: present[name] for name in _SETTINGS} | saved
+        return Order.from_counts(
+            corpus.counts,
+            names=corpus.names,
+            bad=corpus.bad,
+            sizes=corpus.sizes,
+            checksums=corpus.checksums,
+            **settings,
+        )
+
     @staticmethod
     def binding(identity: Mapping[str, Any], _epoch: int, step: int) -> dict[str, Any]:
         """Return the part of an identity that must be unchanged at a resume at (epoch, step).
@@ -286,11 +332,21 @@ class Order:
         """
         return self._lanes.grid
 
+    @property
+    def range_samples(self) -> int:
+        """Neighbouring samples that one read of a window fetches, at most."""
+        window, lane_size = self._lanes.window, int(self._lanes.sizes.max())
+        if not self._lanes.shuffle:
+            return 1
+        is_whole_lane = window >= lane_size
+        in_window = lane_size if is_whole_lane else window // self._lanes.interleave
+        return max(1, min(in_window, self._table.chunk_size))
+
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it."""
         return {
             "version": ORDER_VERSION,
-            **self._corpus_identity,
+            **self._corpus.identity(),
             "seed": self.seed,
             "global_batch_size": self.global_batch_size,
             "grid": list(self._lanes.grid),

@@ -209,6 +209,62 @@ def test_a_pipeline_with_the_order_of_a_state_says_the_settings_of_that_order(co
     assert now.order is not old.order
 
 
+OLD = {"grid": (2, 4), "window": 9}
+"""What an older version might have chosen where nothing was given."""
+
+
+def test_after_an_upgrade_an_epoch_ends_as_it_began_and_the_new_defaults_follow(corpus):
+    dataset = mm.open_dataset(corpus)
+    old = mm.Pipeline(dataset, global_batch_size=8, **OLD)
+    now = mm.Pipeline(dataset, global_batch_size=8)
+    state = stopped_at(old, 2)
+    loader = mm.Loader(now, world=mm.World(1, 2), rows_per_rank=[2, 6])
+    loader.load_state_dict(state)
+    rest = [described(batch) for batch in loader]
+    planned = [step.planned[2:] for step in run(old, epoch=1).steps[2:]]
+    assert [step.planned for step in rest] == planned  # with the rows that were asked for
+    assert loader.state_dict()["order"] == now.order.identity() != old.order.identity()
+    after = [described(batch).planned for batch in loader]
+    assert after == [step.planned[2:] for step in run(now, epoch=2).steps]
+
+
+def test_after_an_upgrade_a_mixture_goes_on_as_it_began(corpus):
+    sources = {"web": (mm.open_dataset(corpus), 1)}
+    mixture = mm.Mixture(sources, epoch_steps=3)
+    old = mm.Pipeline(mixture, global_batch_size=8, **OLD)
+    now = mm.Pipeline(mixture, global_batch_size=8)
+    loader = mm.Loader(now)
+    loader.load_state_dict(stopped_at(old, 2))
+    assert [described(batch) for batch in loader] == run(old, epoch=1).steps[2:]
+    assert [described(batch) for batch in loader] == run(old, epoch=2).steps
+    assert loader.state_dict()["order"] == old.order.identity() != now.order.identity()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "grid", "rows", "text"),
+    [
+        (4, (1, 4), None, None),
+        (
+            3,
+            (1, 4),
+            "balanced",
+            "3 ranks share the 4 lanes of this order, so they make about 4.1 times as many",
+        ),
+        (2, (1, 1), None, "2 ranks share the 1 lanes of this order"),
+        (2, (1, 4), [4, 8], "2 ranks share the 4 lanes"),
+        (2, (1, 4), [3, 9], None),
+    ],
+)
+def test_the_log_says_what_it_costs_when_ranks_share_lanes(corpus, caplog, ranks, grid, rows, text):
+    caplog.set_level("INFO", "mmstream.loader.loader")
+    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=12, grid=grid)
+    for rank in range(ranks):
+        loader = mm.Loader(pipeline, world=mm.World(rank, ranks), rows_per_rank=rows, num_threads=1)
+        list(islice(loader, 1))
+    assert caplog.text.count("requests to storage") == (text is not None)
+    assert (text or "") in caplog.text
+
+
 def test_the_advice_about_lanes_is_given_to_a_resumed_run_too(corpus, caplog):
     caplog.set_level("INFO", "mmstream.loader.loader")
     pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4)

@@ -1,95 +1,242 @@
-"""The default grid, window and chunk size: functions of the dataset and the batch size alone."""
+"""The default grid, window, interleave and chunk: functions of the corpus and G alone."""
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mmstream.errors import ConfigError
+from mmstream.order import Corpus, MixtureOrder, Order, Recipe
 from mmstream.order.defaults import (
-    better_grid,
-    default_chunk,
-    default_grid,
-    default_window,
-    mixture_window,
+    LEAST_SHARE,
+    OrderSettings,
+    WindowBudget,
+    default_settings,
+    mixture_settings,
 )
+from tests.helpers.orders import pairs, steps_of_epoch
 
+MIB = 1 << 20
 GIB = 1 << 30
+KB = 1000
+
+
+def defaults(samples, mean_bytes, rows, **chosen):
+    return default_settings(samples, samples * mean_bytes, rows, **chosen)
 
 
 @pytest.mark.parametrize(
-    ("samples", "rows", "grid"),
+    ("mean_bytes", "rows", "expected"),
     [
-        (0, 16, (1, 1)),
-        (100, 16, (1, 1)),
-        (2 * 1024 - 1, 16, (1, 1)),
-        (2 * 1024, 16, (1, 2)),
-        (10_000, 16, (1, 8)),
-        (16 * 1024 - 1, 16, (1, 8)),
-        (16 * 1024, 16, (2, 8)),
-        (64 * 1024 - 1, 16, (4, 8)),
-        (64 * 1024, 16, (8, 8)),
-        (10**6, 256, (8, 8)),
-        (10**9, 256, (8, 8)),
-        (10**6, 6, (8, 6)),
-        (10**6, 7, (8, 7)),
-        (10**6, 9, (8, 3)),
-        (10**6, 22, (8, 2)),
-        (10**6, 1, (8, 1)),
+        (5 * KB, 256, ((1, 64), 3360, 32, 420)),
+        (5 * KB, 1024, ((1, 256), 1575, 15, 420)),
+        (5 * KB, 4096, ((1, 1024), 1575, 15, 420)),
+        (20 * KB, 256, ((1, 64), 1664, 26, 256)),
+        (20 * KB, 1024, ((1, 256), 384, 6, 256)),
+        (20 * KB, 4096, ((1, 1024), 384, 6, 256)),
+        (110 * KB, 256, ((1, 64), 304, 8, 152)),
+        (110 * KB, 1024, ((1, 256), 76, 2, 152)),
+        (110 * KB, 4096, ((1, 1024), 76, 2, 152)),
+        (1000 * KB, 256, ((1, 64), 32, 8, 16)),
+        (1000 * KB, 4096, ((1, 1024), 8, 2, 16)),
+        (20_000 * KB, 256, ((1, 64), 1, 1, 1)),
+        (20_000 * KB, 4096, ((1, 256), 1, 1, 1)),
     ],
 )
-def test_the_default_grid_grows_with_the_corpus(samples, rows, grid):
-    assert default_grid(samples, rows) == grid
+def test_the_defaults_of_large_corpora_are_those_that_the_docs_state(mean_bytes, rows, expected):
+    assert defaults(4 * 10**6, mean_bytes, rows) == OrderSettings(*expected)
 
 
 @pytest.mark.parametrize(
-    ("samples", "num_bytes", "grid", "window"),
+    ("rows", "window_bytes"),
+    [(1, 2 * GIB), (1024, 2 * GIB), (2048, 4 * GIB), (4096, 8 * GIB), (10**6, 8 * GIB)],
+)
+def test_windows_hold_2_mib_for_each_row_within_2_to_8_gib(rows, window_bytes):
+    assert WindowBudget.of_samples(110 * KB, rows).num_bytes == window_bytes
+
+
+@pytest.mark.parametrize(
+    ("mean_bytes", "range_samples"),
     [
-        (1000, None, (8, 8), 1024),
-        (1000, 0, (8, 8), 1024),
-        (1000, 1000 * 2 * GIB // 640, (2, 4), 80),
-        (1000, 1000 * 2 * GIB // 640, (4, 2), 80),
-        (1000, 1000 * GIB, (1, 1), 16),
-        (1000, 1, (1, 1), 8192),
+        (1, 512 * 1024),
+        (5 * KB, 105),
+        (8192, 64),
+        (65536, 64),
+        (110 * KB, 38),
+        (2 * MIB - 1, 2),
+        (2 * MIB, 1),
+        (GIB, 1),
+        (9 * GIB, 1),
     ],
 )
-def test_all_default_windows_hold_2_gib_together(samples, num_bytes, grid, window):
-    assert default_window(samples, num_bytes, grid) == window
+def test_a_range_has_64_samples_within_512_kib_to_4_mib(mean_bytes, range_samples):
+    assert WindowBudget.of_samples(mean_bytes, 256).range_samples == range_samples
 
 
-def test_the_default_window_of_a_mixture_is_that_of_its_mean_sample():
-    grid = (2, 4)
-    one = default_window(100, 100 * 1_000_000, grid)
-    assert mixture_window([3], [(10 * 1_000_000, 10)], grid) == one
-    # 1 of 4 samples has 3 MB, 3 of 4 have 1/3 MB: 1 MB in the mean.
-    assert mixture_window([1, 3], [(30_000_000, 10), (5_000_000, 15)], grid) == one
-    assert mixture_window([1, 0], [(1_000_000, 1), (None, 9)], grid) == one
-    assert mixture_window([1, 0], [(1_000_000, 1), (10**15, 9)], grid) == one
-    assert mixture_window([1, 1], [(1_000_000, 1), (None, 9)], grid) == 1024
+@pytest.mark.parametrize(
+    ("samples", "rows", "lanes"),
+    [
+        (100, 16, 1),
+        (2 * 1024 - 1, 16, 1),
+        (2 * 1024, 16, 2),
+        (10_000, 16, 8),
+        (10_000, 256, 8),
+        (10_000, 6, 6),
+        (10_000, 7, 7),
+        (10_000, 9, 9 // 3),
+        (10_000, 22, 2),
+        (10_000, 1, 1),
+    ],
+)
+def test_a_corpus_that_fits_in_its_windows_has_few_lanes_and_a_window_is_a_whole_lane(
+    samples, rows, lanes
+):
+    expected = OrderSettings((1, lanes), -(-samples // lanes), 32, 64)
+    assert defaults(samples, 100 * KB, rows) == expected
+
+
+def test_samples_of_unknown_size_count_as_64_kib():
+    assert default_settings(10**6, None, 256) == defaults(10**6, 1 << 16, 256)
+    assert default_settings(10**6, 0, 256) == defaults(10**6, 1 << 16, 256)
+    sizes = [(None, 10**6), (10**9, 10**5)]
+    known = [(10**6 << 16, 10**6), (10**9, 10**5)]
+    assert mixture_settings([1, 2], sizes, 64) == mixture_settings([1, 2], known, 64)
 
 
 def test_chunks_grow_when_the_corpus_would_have_more_than_4_mi_of_them():
-    assert default_chunk(0) == 64
-    assert default_chunk(64 << 22) == 64
-    assert default_chunk((64 << 22) + 63) == 64
-    assert default_chunk((64 << 22) + 64) == 128
-    assert default_chunk(10**10) == 4096
+    chunks = {n: defaults(n, 110 * KB, 256).chunk for n in (152 << 22, (152 << 22) + 152, 10**10)}
+    assert list(chunks.values()) == [152, 304, 152 * 16]
+    # A true permutation of so many samples would need too much memory: windows take turns.
+    assert defaults(10**7, 4 * MIB, 256) == OrderSettings((1, 64), 1, 32, 4)
 
 
-@pytest.mark.parametrize(
-    ("samples", "rows", "grid", "world_size", "num_workers", "better"),
-    [
-        (10**6, 256, (8, 8), 8, 4, None),  # whole lanes already
-        (10**6, 256, (8, 8), 1, 0, None),
-        (10**6, 256, (8, 8), 16, 4, (8, 16)),
-        (10**6, 240, (8, 8), 6, 3, (24, 24)),
-        (10**6, 256, (8, 8), 2, 3, (24, 8)),
-        (10**6, 256, (8, 8), 16, 0, (8, 16)),
-        (10**6, 256, (1, 8), 16, 0, (1, 16)),
-        (10**6, 256, (1, 8), 8, 1, None),
-        (10**6, 256, (8, 8), 3, 1, None),  # 24 does not divide 256
-        (5_000, 256, (1, 4), 8, 4, None),  # too small to matter
-        (8 * 16 * 1024, 256, (8, 8), 16, 4, (8, 16)),
-        (8 * 16 * 1024 - 1, 256, (8, 8), 16, 4, None),
-    ],
+def test_what_was_chosen_is_kept_and_the_rest_fits_to_it():
+    assert defaults(10**7, 110 * KB, 256, grid=(8, 8)) == OrderSettings((8, 8), 304, 8, 152)
+    assert defaults(10**7, 110 * KB, 256, grid=(8, 256)).window == 513 * 38 // 2048
+    assert defaults(10**7, 110 * KB, 256, window=1000) == OrderSettings((1, 64), 1000, 26, 152)
+    more = defaults(10**7, 110 * KB, 256, window_bytes=8 * GIB)
+    assert more == OrderSettings((1, 64), 32 * 38, 32, 152)
+    less = defaults(10**7, 110 * KB, 256, window_bytes=64 * MIB)
+    assert less == OrderSettings((1, 16), 38, 1, 152)
+
+
+corpora = st.tuples(
+    st.integers(1, 10**10),
+    st.one_of(st.integers(1, 10**5), st.integers(10**5, 10**10)),
+    st.integers(1, 10**5),
+    st.one_of(st.none(), st.integers(1, 1 << 40)),
 )
-def test_a_better_grid_is_named_only_if_it_pays(
-    samples, rows, grid, world_size, num_workers, better
-):
-    assert better_grid(samples, rows, grid, world_size, num_workers) == better
+
+
+@given(corpora)
+def test_lanes_divide_the_batch_and_windows_stay_within_their_bytes(corpus):
+    samples, mean_bytes, rows, window_bytes = corpus
+    chosen = defaults(samples, mean_bytes, rows, window_bytes=window_bytes)
+    groups, lanes = chosen.grid
+    assert groups == 1
+    assert rows % lanes == 0
+    assert lanes <= max(8, min(1024, rows // 4))
+    assert lanes == 1 or lanes * 1024 <= samples
+    assert min(chosen.window, chosen.interleave, chosen.chunk) >= 1
+    assert samples // chosen.chunk <= 1 << 22
+    if mean_bytes < 2 * MIB:
+        limit = WindowBudget.of_samples(mean_bytes, rows, window_bytes).num_bytes
+        held = lanes * min(chosen.window, -(-samples // lanes)) * mean_bytes
+        assert held <= max(1.1 * limit, lanes * mean_bytes)
+        assert chosen.interleave <= chosen.window or samples * mean_bytes <= limit
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(1, 10**8)), min_size=1, max_size=12),
+    st.integers(1, 10**7),
+    st.integers(1, 5000),
+)
+def test_a_mixture_has_fewer_lanes_where_a_source_is_rare(sources, mean_bytes, rows):
+    shares = [share for share, _ in sources]
+    shares[0] += 1
+    sizes = [(mean_bytes * samples, samples) for _, samples in sources]
+    chosen = mixture_settings(shares, sizes, rows)
+    lanes = chosen.grid[1]
+    assert chosen.grid[0] == 1
+    assert rows % lanes == 0
+    budget = WindowBudget.of_samples(mean_bytes, rows)
+    rarest = min((p / sum(shares) for p in shares if p / sum(shares) > LEAST_SHARE), default=0)
+    assert lanes <= max(8, budget.num_ranges * max(rarest, LEAST_SHARE))
+    assert lanes * chosen.window * mean_bytes <= 1.1 * max(budget.num_bytes, lanes * mean_bytes)
+
+
+def test_a_mixture_of_one_source_has_the_defaults_of_a_dataset():
+    for mean_bytes in (20 * KB, 110 * KB, 5_000 * KB):
+        sizes = [(10**7 * mean_bytes, 10**7)]
+        assert mixture_settings([3], sizes, 256) == defaults(10**7, mean_bytes, 256)
+
+
+def test_the_window_of_a_mixture_is_that_of_its_mean_sample():
+    expected = defaults(20 * 10**6, 10**6, 256)
+    # 1 of 4 samples has 3 MB, 3 of 4 have 1/3 MB: 1 MB in the mean.
+    sizes = [(3 * 10**13, 10**7), (10**13 // 3, 10**7)]
+    chosen = mixture_settings([1, 3], sizes, 256)
+    assert (chosen.grid, chosen.window, chosen.chunk) == (
+        expected.grid,
+        expected.window,
+        expected.chunk,
+    )
+    assert chosen.interleave == expected.interleave // 2  # each source has a part of the ranges
+    assert mixture_settings([1, 0], [sizes[0], (None, 9)], 256) == mixture_settings(
+        [1], sizes[:1], 256
+    )
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 90), min_size=1, max_size=6).filter(any),
+    st.one_of(st.integers(1, 10**5), st.integers(10**5, 10**10)),
+    st.integers(1, 40),
+    st.integers(0, 3),
+)
+def test_every_default_order_has_each_sample_once_and_equal_steps(counts, mean_bytes, rows, epoch):
+    order = Order.from_counts(
+        counts, global_batch_size=rows, num_bytes=sum(counts) * mean_bytes, drop_last=False
+    )
+    steps = steps_of_epoch(order, epoch)
+    assert len(steps) == -(-sum(counts) // rows)
+    seen = sorted(pair for refs in steps for pair, ok in zip(pairs(refs), refs.valid) if ok)
+    assert seen == [(shard, i) for shard, count in enumerate(counts) for i in range(count)]
+
+
+def test_a_default_order_of_large_samples_is_a_true_permutation():
+    order = Order.from_counts([4096, 4096], global_batch_size=64, num_bytes=8192 * 3 * MIB)
+    assert [order.identity()[name] for name in ("grid", "window", "interleave", "chunk")] == [
+        [1, 8],
+        1,
+        1,
+        1,
+    ]
+    ids = np.concatenate([refs.shard * 4096 + refs.index for refs in steps_of_epoch(order, 0)])
+    assert np.array_equal(np.sort(ids), np.arange(8192))
+    # Neighbours of the stream are no closer than by chance, and no sample stays near its position.
+    assert np.mean(np.abs(np.diff(ids)) < 82) == pytest.approx(0.02, abs=0.007)
+    assert abs(np.corrcoef(np.arange(8192), ids)[0, 1]) < 0.05
+
+
+def test_window_bytes_take_the_place_of_a_window():
+    settings_of = {"global_batch_size": 256, "num_bytes": 10**7 * 110 * KB}
+    order = Order.from_counts([10**7], window_bytes=8 * GIB, **settings_of)
+    assert order.identity()["window"] == 32 * 38
+    assert "window_bytes" not in order.identity()
+    with pytest.raises(ConfigError, match="window 5 and window_bytes 9: give one of the two"):
+        Order.from_counts([10**7], window=5, window_bytes=9, **settings_of)
+    with pytest.raises(ConfigError, match="window_bytes 0: needs at least 1"):
+        Order.from_counts([10**7], window_bytes=0, **settings_of)
+    corpora_by_name = {"web": Corpus(np.array([10**7]), num_bytes=10**7 * 110 * KB)}
+    mixed = MixtureOrder(
+        Recipe.from_weights(
+            corpora_by_name,
+            {0: {"web": 1}},
+            epoch_steps=5,
+            global_batch_size=256,
+            window_bytes=8 * GIB,
+        )
+    )
+    assert mixed.recipe.settings["web"].window == 32 * 38
+    assert mixed.recipe.grid == order.grid

@@ -188,9 +188,9 @@ def test_windows_of_different_lanes_end_one_after_another():
         ({"grid": (1, 3)}, r"grid \(1, 3\): .* Q must divide global_batch_size 4"),
         ({"grid": (0, 1)}, r"grid \(0, 1\): P and Q must be positive"),
         ({"grid": (1, 0)}, r"grid \(1, 0\): P and Q must be positive"),
-        ({"window": 0}, "window 0, .*: each needs at least 1"),
-        ({"interleave": 0}, "interleave 0, .*: each needs at least 1"),
-        ({"chunk": 0}, "chunk 0: each needs at least 1"),
+        ({"window": 0}, "window 0: needs at least 1"),
+        ({"interleave": 0}, "interleave 0: needs at least 1"),
+        ({"chunk": 0}, "chunk 0: needs at least 1"),
         ({"names": ["a", "b"]}, "2 names for 1 counts"),
     ],
 )
@@ -292,28 +292,32 @@ GOLDEN_ORDER = [
 ]
 
 
+OF_0_1 = {"grid": (1, 1), "window": 1024, "interleave": 32, "chunk": 64}
+"""What mmstream 0.1 chose for a small corpus of unknown size."""
+
+
 @pytest.mark.parametrize(
     ("counts", "setting", "expected"),
     [
-        ([1000] * 20, {"global_batch_size": 16}, "cca4ea002812bd00"),
+        ([1000] * 20, {"global_batch_size": 16, **OF_0_1, "grid": (2, 8)}, "cca4ea002812bd00"),
         (
             [90_000, 10, 0, 40_000],
-            {"global_batch_size": 32, "num_bytes": 10**12, "seed": 7},
+            {"global_batch_size": 32, "seed": 7, **OF_0_1, "grid": (8, 8), "window": 16},
             "0827810f3fae27c8",
         ),
         (
             [30, 0, 41, 7],
-            {"global_batch_size": 6, "drop_last": False, "seed": 2**70},
+            {"global_batch_size": 6, "drop_last": False, "seed": 2**70, **OF_0_1},
             "60e08b3a8de2ff0b",
         ),
         (
             [30, 0, 41, 7],
-            {"global_batch_size": 8, "bad": [(0, 0), (2, 40), (2, 3), (2, 4)]},
+            {"global_batch_size": 8, "bad": [(0, 0), (2, 40), (2, 3), (2, 4)], **OF_0_1},
             "8134b44abcab0093",
         ),
         (
             [30, 0, 41, 7],
-            {"global_batch_size": 8, "shuffle": False, "bad": [(3, 6)]},
+            {"global_batch_size": 8, "shuffle": False, "bad": [(3, 6)], **OF_0_1},
             "f638dca2881b8fa9",
         ),
         (
@@ -323,12 +327,12 @@ GOLDEN_ORDER = [
         ),
         (
             [55, 13],
-            {"global_batch_size": 6, "grid": (4, 2), "interleave": 7, "seed": -3},
+            {"global_batch_size": 6, **OF_0_1, "grid": (4, 2), "interleave": 7, "seed": -3},
             "a5c150a5f62ecc94",
         ),
         (
             [5],
-            {"global_batch_size": 12, "drop_last": False, "names": ["only.tar"]},
+            {"global_batch_size": 12, "drop_last": False, "names": ["only.tar"], **OF_0_1},
             "d12eb1352689c5f7",
         ),
     ],

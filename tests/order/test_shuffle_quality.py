@@ -55,7 +55,10 @@ def test_with_the_same_memory_it_mixes_more_than_a_sample_buffer_or_blocks_do(de
 
 
 def test_wider_windows_read_more_at_once_and_bring_fewer_pairs_together_again():
-    orders = [make_order(SORTED, window=window) for window in (32, 128, 1024)]
+    orders = [
+        make_order(SORTED, grid=(8, 8), interleave=32, chunk=64, window=window)
+        for window in (32, 128, 1024)
+    ]
     figures = [measure(SORTED, partial(mmstream, SORTED, order))["together"] for order in orders]
     reads = [mean_read(SORTED, order, 0) for order in orders]
     assert figures == sorted(figures, reverse=True)

@@ -11,6 +11,8 @@ counts from the start of the run, over all epochs of the mixture.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,7 +109,26 @@ class MixtureOrder:
         """Return everything the order depends on, in plain JSON types. States contain it."""
         return self.recipe.identity() | {"epoch_steps": self.steps_per_epoch}
 
+    @property
+    def range_samples(self) -> float:
+        """Neighbouring samples that one read of a window fetches, in the mean of the sources."""
+        shares = self.recipe.shares[0]
+        samples = [source.range_samples for source in self._sources]
+        return sum(map(operator.mul, shares, samples)) / sum(shares)
+
     binding = staticmethod(binding)
+
+    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> MixtureOrder:
+        """Return this order with the settings that nobody gave taken from a saved identity.
+
+        Sources have epochs of their own, so that holds from the first step of a run on. See
+        `Order.with_unset_from`.
+        """
+        run_step = epoch * int(identity["epoch_steps"]) + step
+        if not run_step or not self.recipe.unset:
+            return self
+        recipe = self.recipe.with_unset_from(identity)
+        return self if recipe.identity() == self.recipe.identity() else MixtureOrder(recipe)
 
     def refs(self, epoch: int, step: int) -> Refs:
         """Return the samples of a step, all of them valid. See `Order.refs`."""

@@ -7,13 +7,21 @@ can be rebuilt from a state and the same datasets.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError, StateError
-from mmstream.order.checks import MAX_ROWS, MAX_SETTING, checked_grid, integer, require
+from mmstream.order.checks import (
+    MAX_ROWS,
+    MAX_SETTING,
+    checked_grid,
+    checked_size,
+    checked_window,
+    integer,
+    require,
+)
 from mmstream.order.corpus import Corpus, content_of, differing_keys
-from mmstream.order.defaults import default_grid, mixture_window
+from mmstream.order.defaults import mixture_settings
 from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
 from mmstream.order.mixture.source import SourceSettings
 
@@ -49,6 +57,8 @@ class Recipe:
     interleave: int
     """K, segments that a window of a source is drawn from."""
     shuffle: bool
+    unset: tuple[str, ...] = ()
+    """Those of grid, window, interleave and chunk that nobody gave: they have their defaults."""
 
     @classmethod
     def from_weights(
@@ -61,7 +71,8 @@ class Recipe:
         seed: int = 0,
         grid: tuple[int, int] | None = None,
         window: int | None = None,
-        interleave: int = 32,
+        window_bytes: int | None = None,
+        interleave: int | None = None,
         shuffle: bool = True,
     ) -> Recipe:
         """Make a recipe, with defaults for what is not given.
@@ -77,8 +88,10 @@ class Recipe:
             global_batch_size: G, rows of a step over all ranks.
             seed: any integer.
             grid: (P, Q), groups of lanes and lanes of a group. Q must divide G. Default: derived
-                from the sources that have a weight at step 0, and G.
+                from the sources that have a weight at step 0, and G, as the next settings are.
             window: M, samples of a lane that are permuted together, over all sources.
+            window_bytes: B, bytes of all windows together, over all ranks, in place of `window`.
+                Default: 2 MiB for each row of a batch, within 2 to 8 GiB.
             interleave: K, segments that a window of a source is drawn from.
             shuffle: False: each source in its own order.
 
@@ -99,38 +112,70 @@ class Recipe:
             require(corpus.num_samples > 0, f"source {name!r} has no samples")
             has_weight = any(phase_shares[number] for phase_shares in shares.values())
             require(has_weight, f"source {name!r} has weight 0 all the time: leave it out")
-        at_start = [
-            corpus for corpus, share in zip(corpora.values(), shares[0], strict=True) if share
-        ]
-        total = sum(corpus.num_samples for corpus in at_start)
-        grid = grid or default_grid(total, rows)
-        grid = checked_grid(grid, MAX_LANES_OF_MIXTURE) if shuffle else (1, 1)
-        require(
-            min(grid) >= 1 and rows % grid[1] == 0,
-            f"grid {grid}: P and Q must be positive, and Q must divide global_batch_size {rows}",
-        )
-        interleave = integer("interleave", interleave, MAX_SETTING)
-        require(interleave >= 1, f"interleave {interleave}: needs at least 1")
-        if window is not None:
-            window = integer("window", window, MAX_SETTING)
-            require(window >= 1, f"window {window}: needs at least 1")
+        interleave = checked_size("interleave", interleave)
+        window, window_bytes = checked_window(window, window_bytes)
+        given = {"grid": grid, "window": window, "interleave": interleave, "chunk": None}
+        unset = () if window_bytes else tuple(name for name in given if not given[name])
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
+        grid = checked_grid(grid, rows, MAX_LANES_OF_MIXTURE) if grid else None
+        at_start = mixture_settings(
+            shares[0], sizes, rows, window_bytes=window_bytes, grid=grid, window=window
+        )
+        grid = at_start.grid if shuffle else (1, 1)
+        interleave = interleave or at_start.interleave
         settings = {}
         for number, (name, corpus) in enumerate(corpora.items()):
             first_shares = next(
                 phase_shares for phase_shares in shares.values() if phase_shares[number]
             )
-            whole_window = window or mixture_window(first_shares, sizes, grid)
-            source_window = whole_window * first_shares[number] / sum(first_shares)
-            num_samples = corpus.num_samples
+            when_first_drawn = mixture_settings(
+                first_shares, sizes, rows, window_bytes=window_bytes, grid=grid, window=window
+            )
             settings[name] = SourceSettings.default(
-                num_samples,
+                corpus.num_samples,
                 grid[0] * grid[1],
                 grid[0] * rows,
-                source_window,
-                max(total, num_samples),
+                when_first_drawn.window * first_shares[number] / sum(first_shares),
+                when_first_drawn.chunk,
             )
-        return cls(corpora, settings, shares, epoch_steps, rows, seed, grid, interleave, shuffle)
+        return cls(
+            corpora, settings, shares, epoch_steps, rows, seed, grid, interleave, shuffle, unset
+        )
+
+    def with_unset_from(self, identity: Mapping[str, Any]) -> Recipe:
+        """Return this recipe with the settings that nobody gave taken from a saved identity.
+
+        Sources that the state does not know have their defaults beside the saved grid.
+
+        Raises:
+            ConfigError: impossible settings.
+            KeyError, TypeError or AttributeError: `identity` is malformed.
+        """
+        saved_sources = {source["name"]: source for source in identity["sources"]}
+        saved = {name: identity[name] for name in ("grid", "interleave") if name in self.unset}
+        recipe = Recipe.from_weights(
+            self.corpora,
+            {
+                step: dict(zip(self.corpora, shares, strict=True))
+                for step, shares in self.shares.items()
+            },
+            epoch_steps=self.epoch_steps,
+            global_batch_size=self.global_batch_size,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            **({"grid": self.grid, "interleave": self.interleave} | saved),
+        )
+        settings = {}
+        for name, source in recipe.settings.items():
+            in_state = saved_sources.get(name, {})
+            window, chunk = in_state.get("window"), in_state.get("chunk")
+            if "window" not in self.unset:
+                window = self.settings[name].window
+            settings[name] = SourceSettings(
+                checked_size("window", window) or source.window,
+                checked_size("chunk", chunk) or source.chunk,
+            )
+        return replace(recipe, settings=settings)
 
     @classmethod
     def from_identity(cls, identity: Mapping[str, Any], corpora: Mapping[str, Corpus]) -> Recipe:
@@ -162,14 +207,13 @@ class Recipe:
             }
             epoch_steps = integer("epoch_steps", identity["epoch_steps"], MAX_SETTING)
             rows = integer("global_batch_size", identity["global_batch_size"], MAX_ROWS)
-            grid = checked_grid(identity["grid"], MAX_LANES_OF_MIXTURE)
+            grid = checked_grid(identity["grid"], rows, MAX_LANES_OF_MIXTURE)
             seed = integer("seed", identity["seed"])
             interleave = integer("interleave", identity["interleave"], MAX_SETTING)
             shuffle = bool(identity["shuffle"])
             numbers = [rows, epoch_steps, interleave, *grid]
             numbers += [size for each in settings.values() for size in (each.window, each.chunk)]
             require(min(numbers) >= 1, "each setting needs at least 1")
-            require(rows % grid[1] == 0, f"grid {grid}: does not divide global_batch_size {rows}")
             require(min(shares) == 0, "no weights at step 0")
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             reason = (

@@ -45,7 +45,6 @@ import numpy as np
 from mmstream.order.checks import keep
 from mmstream.order.chunks import ChunkTable, EpochChunks
 from mmstream.order.corpus import Corpus
-from mmstream.order.defaults import default_chunk
 from mmstream.order.lanes import interleaved
 from mmstream.order.permute import permutation, stream_key
 from mmstream.types import IntArray
@@ -74,7 +73,7 @@ class SourceSettings:
 
     @classmethod
     def default(
-        cls, num_samples: int, num_lanes: int, rows_per_round: int, window: float, total: int
+        cls, num_samples: int, num_lanes: int, rows_per_round: int, window: float, chunk: int
     ) -> SourceSettings:
         """Return the settings of a source: its part of the window, and 16 chunks a column or more.
 
@@ -85,12 +84,11 @@ class SourceSettings:
             num_lanes: P * Q.
             rows_per_round: P * G.
             window: the source's part of the window of the mixture, in samples.
-            total: samples of all sources that share memory for their chunk tables.
+            chunk: chunk size of the mixture, which no source exceeds.
         """
         if is_small(num_samples, rows_per_round):
             chunk = 1
-        else:
-            chunk = min(default_chunk(total), max(1, num_samples // (16 * num_lanes)))
+        chunk = min(chunk, max(1, num_samples // (16 * num_lanes)))
         return cls(max(1, round(window)), chunk)
 
 
@@ -182,8 +180,7 @@ class Source:
         offsets = depths
         if self.shuffle:
             mixed = start + permutation(stop - start, self.seed, epoch, "window", window, column)
-            num_segments = max(1, min(self.interleave, self.settings.window // MIN_RUN))
-            offsets = interleaved(mixed, column_size, num_segments)
+            offsets = interleaved(mixed, column_size, self._num_segments)
         draws = epoch * self.size + depths * self.num_lanes + column
         shards, indexes = self._chunks(epoch).locate(column_start + offsets)
         return draws, shards, indexes
@@ -202,6 +199,23 @@ class Source:
         """Return the shard and index of the sample of an epoch that a random word stands for."""
         shards, indexes = self._chunks(epoch).locate(np.asarray([word % self.size]))
         return int(shards[0]), int(indexes[0])
+
+    @property
+    def range_samples(self) -> int:
+        """Neighbouring samples that one read of a window fetches, at most."""
+        if self.small or not self.shuffle:
+            return 1
+        longest_column = -(-self.size // self.num_lanes)
+        is_whole_column = self.settings.window >= longest_column
+        in_window = (
+            longest_column if is_whole_column else self.settings.window // self._num_segments
+        )
+        return max(1, min(in_window, self.settings.chunk))
+
+    @property
+    def _num_segments(self) -> int:
+        """Segments of a column that a window is drawn from."""
+        return max(1, min(self.interleave, self.settings.window // MIN_RUN))
 
     @property
     def _max_windows(self) -> int:

@@ -378,8 +378,8 @@ GOLDEN_STREAMS = [
             {
                 "weights": (0.3, 0, 0.7),
                 "changes": {100: (1, 1, 1)},
-                "grid": None,
-                "window": None,
+                "grid": (1, 1),
+                "window": 1024,
                 "seed": 2**65,
                 "epoch_steps": 70,
             },

@@ -140,20 +140,20 @@ def test_lane_ordinals_are_the_ranks_of_the_lanes():
 
 
 @pytest.mark.parametrize(
-    ("num_samples", "window", "total", "settings"),
+    ("num_samples", "window", "chunk", "settings"),
     [
-        (127, 0.2, 10**6, SourceSettings(1, 1)),  # small: single samples
-        (128, 99.6, 10**6, SourceSettings(100, 2)),  # 16 chunks in each of 4 columns
-        (64 * 63, 7, 10**6, SourceSettings(7, 63)),
-        (10**6, 7.5, 10**6, SourceSettings(8, 64)),
-        (10**9, 7, 10**9, SourceSettings(7, 256)),
-        (10**6, 7, 10**9, SourceSettings(7, 256)),
+        (127, 0.2, 64, SourceSettings(1, 1)),  # small: single samples
+        (128, 99.6, 64, SourceSettings(100, 2)),  # 16 chunks in each of 4 columns
+        (64 * 63, 7, 64, SourceSettings(7, 63)),
+        (64 * 63, 7, 152, SourceSettings(7, 63)),
+        (10**6, 7.5, 152, SourceSettings(8, 152)),
+        (10**9, 7, 1, SourceSettings(7, 1)),
     ],
 )
 def test_default_settings_give_16_chunks_per_column_and_single_samples_if_small(
-    num_samples, window, total, settings
+    num_samples, window, chunk, settings
 ):
-    assert SourceSettings.default(num_samples, 4, 8, window, total) == settings
+    assert SourceSettings.default(num_samples, 4, 8, window, chunk) == settings
 
 
 def test_a_large_source_of_few_samples_per_lane_has_chunks_of_one():
