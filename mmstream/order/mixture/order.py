@@ -11,7 +11,6 @@ counts from the start of the run, over all epochs of the mixture.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -114,7 +113,7 @@ class MixtureOrder:
         """Neighbouring samples that one read of a window fetches, in the mean of the sources."""
         shares = self.recipe.shares[0]
         samples = [source.range_samples for source in self._sources]
-        return sum(map(operator.mul, shares, samples)) / sum(shares)
+        return sum(share * size for share, size in zip(shares, samples, strict=True)) / sum(shares)
 
     binding = staticmethod(binding)
 

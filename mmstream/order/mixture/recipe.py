@@ -152,7 +152,6 @@ class Recipe:
             KeyError, TypeError or AttributeError: `identity` is malformed.
         """
         saved_sources = {source["name"]: source for source in identity["sources"]}
-        saved = {name: identity[name] for name in ("grid", "interleave") if name in self.unset}
         recipe = Recipe.from_weights(
             self.corpora,
             {
@@ -162,8 +161,9 @@ class Recipe:
             epoch_steps=self.epoch_steps,
             global_batch_size=self.global_batch_size,
             seed=self.seed,
+            grid=identity["grid"] if "grid" in self.unset else self.grid,
+            interleave=identity["interleave"] if "interleave" in self.unset else self.interleave,
             shuffle=self.shuffle,
-            **({"grid": self.grid, "interleave": self.interleave} | saved),
         )
         settings = {}
         for name, source in recipe.settings.items():
