@@ -383,18 +383,20 @@ def test_a_mixture_keeps_the_settings_of_its_state_from_its_first_step_on():
     assert resume(source, present, make_state(saved, 0, 0), "refuse")[2] is present
 
 
-def test_a_mixtures_settings_that_were_given_and_differ_are_refused():
-    state = make_state(mixture_order(**OTHER_MIXTURE_DEFAULTS), 1, 5)
-    source = Source(can_finish_epoch=False)
-    for given, message in (
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
         ({"grid": (1, 2)}, "grid was"),
         ({"window": 8}, "source a window was 3 and is 2"),
         ({"interleave": 4}, "interleave was 3 and is 4"),
         ({"window_bytes": 1 << 30}, "grid was"),
-    ):
-        present = mixture_order(**{"grid": None, "window": None, "interleave": None, **given})
-        with pytest.raises(StateError, match=message):
-            resume(source, present, state, "refuse")
+    ],
+)
+def test_a_mixtures_settings_that_were_given_and_differ_are_refused(given, message):
+    state = make_state(mixture_order(**OTHER_MIXTURE_DEFAULTS), 1, 5)
+    present = mixture_order(**{"grid": None, "window": None, "interleave": None, **given})
+    with pytest.raises(StateError, match=message):
+        resume(Source(can_finish_epoch=False), present, state, "refuse")
 
 
 def test_a_source_that_comes_later_has_its_defaults_beside_the_settings_of_the_state():
