@@ -57,7 +57,9 @@ class HttpClient:
         self._idle: dict[tuple[str, str], list[tuple[float, _Connection]]] = {}
         self._connections: set[_Connection] = set()
 
-    async def request(self, method: str, url: str, headers: Mapping[str, str]) -> Answer:
+    async def request(
+        self, method: str, url: str, headers: Mapping[str, str], into: memoryview | None = None
+    ) -> Answer:
         """Send a request, and return its answer as soon as its head is there.
 
         Cancelling it drops the connection.
@@ -66,6 +68,8 @@ class HttpClient:
             method: ``GET`` or ``HEAD``.
             url: With everything quoted that must be.
             headers: Beside ``Host``.
+            into: Where the body of a successful answer goes, if it is not longer. None: into new
+                memory.
 
         Raises:
             OSError: The server cannot be reached, or the connection broke.
@@ -86,7 +90,7 @@ class HttpClient:
                 connection = await self._connect(parts)
                 self._connections.add(connection)
             try:
-                await connection.send(data, has_body=method != "HEAD")
+                await connection.send(data, has_body=method != "HEAD", into=into)
             except BaseException as error:
                 self._drop(connection)
                 # A server closes idle connections at any time, also as the request is on its way.
@@ -113,6 +117,7 @@ class HttpClient:
 
     def _give_back(self, connection: _Connection, server: tuple[str, str]) -> None:
         if connection in self._connections and connection.is_usable:
+            connection.forget()
             self._idle.setdefault(server, []).append((time.monotonic(), connection))
         else:
             self._drop(connection)
@@ -216,6 +221,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.headers: dict[str, str] = {}
         self.has_received = False
         """Bytes of the present answer came."""
+        self._is_aborted = False
         self._error: Exception | None = None
         self._scratch = bytearray(MAX_HEAD_BYTES)
         """For heads, and for bodies whose framing lies between their bytes."""
@@ -223,6 +229,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._has_head = True
         self._has_body = False
         self._body: _Body | None = None
+        self._into: memoryview | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     # -- called by the client --------------------------------------------------------------------
@@ -240,13 +247,19 @@ class _Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close the connection now. The server sees that nobody waits any more."""
+        self._is_aborted = True
         if hasattr(self, "transport"):
             self.transport.abort()
 
-    async def send(self, data: bytes, *, has_body: bool) -> None:
+    def forget(self) -> None:
+        """Let go of the last answer, and of the memory that it went to."""
+        self._body = self._into = None
+
+    async def send(self, data: bytes, *, has_body: bool, into: memoryview | None = None) -> None:
         """Send a request and wait for the head of its answer."""
         self._has_head = self.has_received = False
         self._has_body, self._body, self._num_scratch = has_body, None, 0
+        self._into = into
         self.transport.write(data)
         while not self._has_head:
             await self._wait()
@@ -293,8 +306,9 @@ class _Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, _size_hint: int) -> memoryview:
         """Return where the next bytes go: into a piece of the body, or into the scratch buffer."""
-        if self._body is not None and self._body.is_plain and not self._body.is_complete:
-            return self._body.free
+        body = self._body
+        if body is not None and body.is_plain and not (body.is_complete or self._is_aborted):
+            return body.free
         return memoryview(self._scratch)[self._num_scratch :]
 
     def buffer_updated(self, num_bytes: int) -> None:
@@ -309,6 +323,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _take(self, num_bytes: int) -> None:
         body = self._body
+        if self._is_aborted:  # its memory may be in other hands
+            return
         if not self._has_head:
             self._num_scratch += num_bytes
             self._parse_head()
@@ -358,7 +374,7 @@ class _Connection(asyncio.BufferedProtocol):
             self.headers.setdefault("connection", "close")
         after, self._num_scratch = bytes(self._scratch[end + 4 : self._num_scratch]), 0
         if self._has_body and self.status not in (204, 304):
-            self._body = _Body.after(self.headers)
+            self._body = _Body.after(self.headers, self._into if self.status < 300 else None)
             if after:
                 self._body.feed(memoryview(after))
         elif after:
@@ -373,9 +389,10 @@ class _Body:
     Args:
         length: Bytes that are still to come, or None if the end of the connection ends it.
         is_chunked: It comes in chunks, with their lengths between them.
+        into: Where it goes, or None.
     """
 
-    def __init__(self, length: int | None, *, is_chunked: bool) -> None:
+    def __init__(self, length: int | None, *, is_chunked: bool, into: memoryview | None) -> None:
         self.pieces: deque[memoryview] = deque()
         self._length = length
         self._chunks = bytearray() if is_chunked else None
@@ -383,18 +400,22 @@ class _Body:
         self._chunk_left = 0
         self._is_last_chunk = False
         self.is_complete = length == 0
-        self._piece = bytearray(0)
+        # Only what has a length surely fits.
+        self._into = (
+            into if length is not None and into is not None and length <= len(into) else None
+        )
+        self._piece = memoryview(b"")
         self._num_filled = self._num_handed = 0
 
     @classmethod
-    def after(cls, headers: Mapping[str, str]) -> _Body:
+    def after(cls, headers: Mapping[str, str], into: memoryview | None) -> _Body:
         """Return the body that follows a head."""
         if "chunked" in headers.get("transfer-encoding", "").lower():
-            return cls(None, is_chunked=True)
+            return cls(None, is_chunked=True, into=into)
         length = headers.get("content-length")
         if length is not None and not length.isdecimal():
             raise ProtocolError("the length of an answer is no number")
-        return cls(None if length is None else int(length), is_chunked=False)
+        return cls(None if length is None else int(length), is_chunked=False, into=into)
 
     @property
     def is_plain(self) -> bool:
@@ -405,9 +426,13 @@ class _Body:
     def free(self) -> memoryview:
         """Where the next bytes go."""
         if self._num_filled == len(self._piece):
-            left = PIECE_BYTES if self._length is None else min(PIECE_BYTES, self._length)
-            self._piece, self._num_filled, self._num_handed = bytearray(left), 0, 0
-        return memoryview(self._piece)[self._num_filled :]
+            num_bytes = PIECE_BYTES if self._length is None else min(PIECE_BYTES, self._length)
+            if self._into is None:
+                self._piece = memoryview(bytearray(num_bytes))
+            else:
+                self._piece, self._into = self._into[:num_bytes], self._into[num_bytes:]
+            self._num_filled = self._num_handed = 0
+        return self._piece[self._num_filled :]
 
     def filled(self, num_bytes: int) -> None:
         """Take note of bytes that were written to `free`."""
@@ -464,7 +489,7 @@ class _Body:
     def flush(self) -> None:
         """Hand over what came."""
         if self._num_filled > self._num_handed:
-            self.pieces.append(memoryview(self._piece)[self._num_handed : self._num_filled])
+            self.pieces.append(self._piece[self._num_handed : self._num_filled])
             self._num_handed = self._num_filled
 
     def end_of_connection(self) -> None:

@@ -50,10 +50,20 @@ class RangeClient(Protocol):
     def url_of(self, name: str) -> str:
         """Return the URL of an object, for messages."""
 
-    async def open(self, name: str, start: int, stop: int) -> RangeStream:
+    async def open(
+        self, name: str, start: int, stop: int, into: memoryview | None = None
+    ) -> RangeStream:
         """Request bytes [start, stop) of an object, once. Cancelling it drops the connection.
 
         It returns as the answer begins, so that its time is that to the first byte.
+
+        Args:
+            name: Of the object.
+            start: First byte.
+            stop: First byte after the range.
+            into: Where the bytes go: ``stop - start`` bytes. The pieces are slices of it then, in
+                order and without gaps. Nothing writes there after the stream is closed. None: into
+                new memory, which costs twice the CPU time.
 
         Raises:
             RequestError: The request failed for a passing reason.

@@ -69,7 +69,9 @@ class S3Client:
         """Return the URL of an object, whether it exists or not."""
         return join_url(self.url, name)
 
-    async def open(self, name: str, start: int, stop: int) -> S3Stream:
+    async def open(
+        self, name: str, start: int, stop: int, into: memoryview | None = None
+    ) -> S3Stream:
         """Request bytes [start, stop) of an object. Cancelling it drops the connection.
 
         Raises:
@@ -87,7 +89,8 @@ class S3Client:
         mended: set[str] = set()
         while True:
             link = await self._current_link(url)
-            answer = await self._request(link, "GET", url, name, f"bytes={start}-{stop - 1}")
+            byte_range = f"bytes={start}-{stop - 1}"
+            answer = await self._request(link, "GET", url, name, byte_range, into)
             if answer.status in (200, 206):
                 return await self._stream(url, answer, start, stop)
             try:
@@ -125,7 +128,7 @@ class S3Client:
     async def _past_the_end(self, link: _Link, url: str, name: str, answer: Answer) -> S3Stream:
         """Return the answer to a range that begins past the end: the object as it is, no bytes."""
         size = answer.headers.get("content-range", "").rpartition("/")[2]  # "bytes */100"
-        head = await self._request(link, "HEAD", url, name, None)
+        head = await self._request(link, "HEAD", url, name)
         await head.close()
         if head.status == 404:
             raise FileNotFoundError(f"{url}: no such object")
@@ -137,7 +140,13 @@ class S3Client:
         return S3Stream(url, head, ObjectStat(int(size), version))
 
     async def _request(
-        self, link: _Link, method: str, url: str, name: str | None, byte_range: str | None
+        self,
+        link: _Link,
+        method: str,
+        url: str,
+        name: str | None,
+        byte_range: str | None = None,
+        into: memoryview | None = None,
     ) -> Answer:
         """Send one request for an object, or (None) for the bucket."""
         key = "" if name is None else quote(join_url(self._prefix, name).lstrip("/"), safe="/-_.~")
@@ -150,7 +159,7 @@ class S3Client:
         headers["accept-encoding"] = "identity"
         headers["user-agent"] = "mmstream"
         try:
-            return await link.http.request(method, target, headers)
+            return await link.http.request(method, target, headers, into)
         except ssl.SSLCertVerificationError as error:
             if patience_of(self.url).has_answered:
                 raise _passing(url, error) from error
@@ -222,7 +231,7 @@ class S3Client:
             self._link = await self._made_link(url, used, region, anew=True)
 
     async def _region_of_bucket(self, link: _Link, url: str) -> str | None:
-        answer = await self._request(link, "HEAD", url, None, None)
+        answer = await self._request(link, "HEAD", url, None)
         await answer.close()
         return answer.headers.get("x-amz-bucket-region")
 

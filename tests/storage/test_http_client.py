@@ -173,6 +173,42 @@ def test_an_answer_that_is_closed_early_drops_its_connection():
     assert talk(lambda request: [head, 0.05, *[b"x"] * 1000, 60.0], close) == 200
 
 
+def test_memory_that_was_given_is_let_go_and_never_written_after_the_close():
+    buffer = bytearray(len(DATA))
+
+    async def read_and_drop(client, stub):
+        answer = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
+        await answer.close()
+        for _ in range(3):
+            buffer[:] = bytes(len(buffer))
+            await asyncio.sleep(0.02)
+            assert not any(buffer)
+        answer = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
+        async for piece in answer:
+            del piece
+        await answer.close()
+        assert client._idle
+        del answer
+        data = bytes(buffer)
+        buffer.append(0)  # impossible while a connection holds it
+        return data
+
+    body = reply(body=DATA)
+    assert talk(lambda request: [body[:5000], 0.01, body[5000:]], read_and_drop) == DATA
+
+
+@pytest.mark.parametrize("answer", [reply("404 No", DATA[:9]), reply(body=DATA), chunked(DATA)])
+def test_what_is_no_answer_of_that_length_goes_elsewhere(answer):
+    buffer = bytearray(len(DATA) - 1)
+
+    async def read(client, stub):
+        answer = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
+        return b"".join([piece async for piece in answer])
+
+    assert talk(lambda request: answer, read) in (DATA[:9], DATA)
+    assert not any(buffer)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

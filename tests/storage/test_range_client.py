@@ -40,6 +40,24 @@ def test_a_range_has_exactly_its_bytes(store):
     assert run(store, lambda client: read(client, "sub/a b.bin", 3, 5000)) == DATA[3:5000]
 
 
+def test_a_range_goes_into_the_memory_that_is_given(store):
+    data = bytes(range(256)) * 10_000  # several pieces
+    store.write("a.bin", data)
+    buffer = bytearray(len(data))
+
+    async def read_into(client):
+        stream = await client.open(
+            "a.bin", 10, len(data) - 7, memoryview(buffer)[3 : len(data) - 14]
+        )
+        pieces = [piece async for piece in stream]
+        assert all(piece.obj is buffer for piece in pieces)
+        await stream.close()
+        return sum(map(len, pieces))
+
+    assert run(store, read_into) == len(data) - 17
+    assert bytes(buffer) == bytes(3) + data[10:-7] + bytes(14)
+
+
 def test_an_answer_says_which_object_it_is_of(store):
     store.write("a.bin", DATA)
 
