@@ -10,6 +10,9 @@ address: its requests are sent `MAX_FIRST_ATTEMPTS` times.
 
 Example: a server is away from second 10 on. A request that fails at second 12 counts from there. So
 does a second one that starts at second 200, and both give up at second 312.
+
+`retry` waits in its thread. `mmstream.storage.transfers` waits in an event loop. Both go by
+`Failures`, and share the `Patience` of a store.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from mmstream.errors import ConfigError, StorageError, escaped
+from mmstream.storage.store import RequestError
 
-__all__ = ["Patience", "patience_of", "retry"]
+__all__ = ["Failures", "Patience", "patience_of", "retry"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,22 +75,74 @@ class Patience:
     """
 
     has_answered: bool = False
+    last_answer: float = -math.inf
     silent_since: float | None = None
-    """Start of the first request that failed after the last answer."""
+    """Start of the first request that failed after the last answer, or that answer if it came
+    later."""
     last_failure: float = -math.inf
     last_warning: float = -math.inf
 
-    def answered(self) -> None:
-        """Note that an answer came."""
+    def answered(self, now: float | None = None) -> None:
+        """Note that an answer came, now or at a time of `time.monotonic`."""
         self.has_answered = True
         self.silent_since = None
+        self.last_answer = time.monotonic() if now is None else now
 
     def failed(self, started: float, now: float, limit_s: float) -> float:
         """Note that a request failed; return since when the store is silent."""
         if self.silent_since is None or now - self.last_failure > limit_s:  # idle since
-            self.silent_since = started
+            self.silent_since = max(started, self.last_answer)
         self.last_failure = now
         return self.silent_since
+
+
+@dataclass
+class Failures:
+    """The failed attempts of one call, or of one range.
+
+    Attributes:
+        url: Named in errors and warnings.
+        patience: Of the store.
+        num_attempts: Attempts that failed so far.
+        since: Start of the first of them, or of the store's silence if that is earlier.
+    """
+
+    url: str
+    patience: Patience
+    num_attempts: int = 0
+    since: float = math.inf
+
+    def add(self, error: Exception, started: float, now: float) -> float:
+        """Count a failed attempt. A warning says so, once in a while.
+
+        Args:
+            error: Why it failed.
+            started: When it started, as `time.monotonic` says.
+            now: When it failed.
+
+        Returns:
+            Seconds to wait before the next attempt. They are drawn at random, from a span that
+            doubles with each attempt. A server that says how long to wait has its will.
+
+        Raises:
+            StorageError: There is no next attempt.
+        """
+        self.num_attempts += 1
+        patience, limit_s = self.patience, _limit_s()
+        # A call has the same limit alone: other requests may be answered all the time.
+        self.since = min(self.since, started, patience.failed(started, now, limit_s))
+        left_s = self.since + limit_s - now
+        is_new = not patience.has_answered and self.num_attempts >= MAX_FIRST_ATTEMPTS
+        if left_s <= 0 or is_new:
+            setting = f" ({PATIENCE_VARIABLE}={limit_s:g})" if left_s <= 0 else ""
+            raise StorageError(
+                f"{self.url}: failed {self.num_attempts} times in {now - self.since:.1f} s"
+                f"{setting}, last {type(error).__name__}: {error}"
+            ) from error
+        if now - self.since > FIRST_WARNING_S:
+            _warn(patience, self.url, error, self.since, now, limit_s)
+        longest_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.num_attempts - 1, 10))
+        return min(max(random.uniform(0, longest_s), _retry_after_s(error)), left_s)
 
 
 def patience_of(url: str) -> Patience:
@@ -115,11 +171,8 @@ def retry(url: str, call: Callable[[], T]) -> T:
         ConfigError: The storage cannot take such a name or setting.
         StorageError: Wrong credentials, or all attempts failed.
     """
-    patience = patience_of(url)
-    since = math.inf
-    attempt = 0
+    failures = Failures(url, patience_of(url))
     while True:
-        attempt += 1
         started = time.monotonic()
         try:
             result = call()
@@ -127,26 +180,12 @@ def retry(url: str, call: Callable[[], T]) -> T:
             raise  # a bug, or the final error of a `retry` inside `call`
         except Exception as error:
             if isinstance(error, FileNotFoundError):
-                patience.answered()
+                failures.patience.answered()
             if (final := _final_error(url, error)) is not None:
                 raise final from error
-            limit_s, now = _limit_s(), time.monotonic()
-            # A call has the same limit alone: other requests may be answered all the time.
-            since = min(since, started, patience.failed(started, now, limit_s))
-            left_s = since + limit_s - now
-            if left_s <= 0 or (not patience.has_answered and attempt == MAX_FIRST_ATTEMPTS):
-                setting = f" ({PATIENCE_VARIABLE}={limit_s:g})" if left_s <= 0 else ""
-                raise StorageError(
-                    f"{url}: failed {attempt} times in {now - since:.1f} s{setting}, "
-                    f"last {type(error).__name__}: {error}"
-                ) from error
-            if now - since > FIRST_WARNING_S:
-                _warn(patience, url, error, since, now, limit_s)
-            longest_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 10))
-            pause_s = max(random.uniform(0, longest_s), _retry_after_s(error))
-            _pause(url, min(pause_s, left_s))
+            _pause(url, failures.add(error, started, time.monotonic()))
         else:
-            patience.answered()
+            failures.patience.answered()
             return result
 
 
@@ -198,6 +237,8 @@ def _warn(
 
 def _retry_after_s(error: BaseException | None) -> float:
     """Return the seconds that a server asks to wait. s3fs keeps its answer as a cause."""
+    if isinstance(error, RequestError):
+        return error.retry_after_s
     while error is not None:
         response: Any = getattr(error, "response", None)
         if isinstance(response, dict):
