@@ -14,6 +14,10 @@
     transfers.py  ranges of a reader process: in which order, how many at a time, again when
     transfer_limits.py  the numbers that it goes by
     transfer_counts.py  what it counts
+    in_flight.py        how many requests at a time, by measurement
+    transfer_speeds.py  how fast requests were of late, so which are slow now
+    running_quantiles.py  quantiles of the last minute or hour
+    allowance.py        what may happen to a share of the requests only
     memory.py    objects in this process (``memory://``), for tests and small corpora
     new_file.py  a new local file: a temporary name, then renamed
     write_lock.py    one writer at a time in a folder or prefix

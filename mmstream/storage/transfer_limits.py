@@ -1,4 +1,7 @@
-"""Storage: the numbers that the transfers of a reader process go by."""
+"""Storage: the numbers that the transfers of a reader process go by.
+
+`mmstream.storage.patience` has those of waiting for a store that fails.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,78 @@ __all__ = ["TransferLimits"]
 
 @dataclass(frozen=True)
 class TransferLimits:
-    """The numbers behind requests in flight, time-outs and hedges."""
+    """The numbers behind requests in flight, time-outs and hedges, each with its reason."""
+
+    # Requests in flight
 
     start_in_flight: int = 64
-    """Requests in flight of all ranks of a node as they start: enough for 1 GB/s at 200 ms."""
+    """Of all ranks of a node together, as they start: 64 ranges of 4 MiB hide 200 ms at 1 GB/s."""
+    min_start_in_flight: int = 8
+    """Of a rank, as it starts: many ranks on a node still overlap their first requests."""
+    min_in_flight: int = 4
+    """Of a rank, whatever happens: fewer cannot show that a store is well again."""
+    max_in_flight: int = 512
+    """Of all ranks of a node together: more only fills the queues of the network and the store."""
+    step_up: float = 2.0
+    """Factor of a step up: 64 are 512 after three steps. A useless one is taken back at once."""
+    min_gain: float = 1.1
+    """Factor of bytes/s that a step up must bring, or it is taken back: less is noise."""
+    min_trial_s: float = 0.5
+    """Seconds over which bytes/s are measured: at 1 MiB a piece and 10 MB/s, 5 of a connection."""
+    retrial_s: float = 30.0
+    """Seconds before the next step up after a useless one: a link that is full stays full."""
+    recovery_s: float = 10.0
+    """Seconds before the next step up after the number was halved: a store recovers slowly."""
+    full_s: float = 5.0
+    """Seconds without a queued range after which an eighth goes: the consumer needs no more."""
+    reserved_share: float = 1 / 8
+    """Permits that only urgent ranges get, so that those far ahead never fill all connections."""
+    urgent_steps: int = 2
+    """Ranges whose deadline is fewer steps ahead are urgent: this step's, and the next one's."""
+    min_connection_rate: float = 1e6
+    """Median bytes/s of a request below which too many share the link: more only get late."""
+    forgiven_timeouts: float = 0.02
+    """Share of requests that may time out before the number is halved: some are always mute."""
+
+    # Time-outs
+
+    min_first_byte_s: float = 5.0
+    """Least time-out of a first byte: a lost packet and a busy server take up to some seconds."""
+    max_first_byte_s: float = 60.0
+    """Largest one, and the longest standstill of a stream. No server in use takes longer."""
+    first_byte_factor: float = 3.0
+    """The time-out is this multiple of the last minute's p99, so that a slow store stays usable."""
+    least_speed_s: float = 10.0
+    """Seconds over which a stream is compared with its neighbours: a pause of TCP is shorter."""
+    least_speed_share: float = 0.1
+    """A stream slower than this share of its neighbours' median is given up, and continued."""
+
+    # Hedges
+
+    late_factor: float = 3.0
+    """A first byte is late after this multiple of the last minute's p95."""
+    slack_factor: float = 2.0
+    """A range is hedged if it is needed within this multiple of a new request's time."""
+    hedged_share: float = 0.02
+    """Hedges' share of requests and of bytes: the tail, and never a second load on the store."""
+    hedged_burst: int = 4
+    """Hedges that may be sent at once, after a time without any."""
+    hedged_burst_bytes: int = 16 << 20
+    """Bytes that may be hedged at once: four ranges of 4 MiB."""
+    slowdown: float = 2.0
+    """No hedges while the last minute's p50 is over this multiple of the hour's: all are slow."""
+    min_samples: int = 8
+    """Requests that must be measured before any is called late."""
+
+    # Measuring
+
+    tick_s: float = 0.05
+    """Seconds between two looks at the requests in flight: a hedge is late by half of it."""
+    min_rated_bytes: int = 256 << 10
+    """Bytes of a request from which its rate is measured: shorter ones come in one packet train."""
+    piece_bytes: int = 1 << 20
+    """Bytes that a client may hold back: a stream counts as if they had arrived."""
+    min_progress_bytes: int = 64 << 10
+    """Bytes after which a broken request is continued without a pause: the server does answer."""
+    silent_s: float = 1.0
+    """Seconds without any answer from a store after which the first one ends all pauses."""

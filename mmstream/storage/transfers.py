@@ -1,26 +1,46 @@
-"""Storage: the ranges that a reader process has requested, sent in the order of their deadlines.
+"""Storage: the ranges that a reader process has asked for, requested by their deadlines.
 
 The reader process of a rank says which ranges it needs and when. This module decides which of them
-is requested next, how many at a time, and again after which failure. `range_client` sends each
-request once.
+is requested next, how many at a time, and what follows a failure. `range_client` sends each request
+once.
+
+    submit -> heap by deadline -> a permit -> request -> bytes -> the range's future
+                     ^                           |
+                     +------- a pause <----------+ it failed: the rest is requested again
+
+A range whose request breaks, stalls or is refused goes on at the byte that it had reached. A range
+that is late and needed at once gets a second request beside the first, and takes the bytes that
+come sooner. Every answer says which object it is from, so bytes of two objects are never mixed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import math
+import os
+from collections import Counter
 from collections.abc import Iterable, MutableMapping, Sequence
-from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from mmstream.errors import StorageError
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage.allowance import Allowance
+from mmstream.storage.in_flight import InFlight
+from mmstream.storage.patience import Failures, patience_of
 from mmstream.storage.range_client import RangeClient
-from mmstream.storage.store import ObjectStat, require_known
+from mmstream.storage.store import ObjectStat, ReplacedError, RequestError, require_known
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfer_limits import TransferLimits
+from mmstream.storage.transfer_speeds import TransferSpeeds
 
 __all__ = ["RangeRequest", "Transfers"]
+
+CLOSE_S = 5.0
+"""Seconds that requests get to end once they are cancelled."""
+
+REFRESH_S = 0.5
+"""Seconds after which time-outs are worked out anew. They change slowly."""
 
 
 class RangeRequest(NamedTuple):
@@ -38,7 +58,8 @@ class RangeRequest(NamedTuple):
 class Transfers:
     """Requests ranges side by side, those with the earliest deadlines first.
 
-    Lives in one event loop of one process, and is used from there.
+    It lives in one event loop of one process, and is used from there. A range takes its memory when
+    its first byte arrives.
 
     Args:
         clients: One for each store. They are closed with this object.
@@ -54,12 +75,30 @@ class Transfers:
         limits: TransferLimits | None = None,
     ) -> None:
         self._clients, self._known = clients, known
+        self._patience = [patience_of(client.url_of("")) for client in clients]
         self._limits = limits or TransferLimits()
-        self._heap: list[tuple[int, int, RangeRequest, asyncio.Future[bytearray]]] = []
+        self._loop = asyncio.get_running_loop()
         self._serial = count()
-        self._tasks: dict[asyncio.Future[bytearray], asyncio.Task[None]] = {}
-        self._num_requests = self._num_bytes = 0
+        self._transfers: dict[asyncio.Future[bytearray], _Transfer] = {}
+        self._queue: list[tuple[int, int, _Transfer]] = []  # a heap
+        self._pausing: dict[_Transfer, asyncio.TimerHandle] = {}
+        self._attempts: dict[_Attempt, None] = {}  # under way, oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_late = 0
+        self._clock = 0
+        self._is_clock_known = False
+        self._clock_changed, self._step_s = math.nan, math.nan
+        self._in_flight = InFlight(self._limits, _num_local_ranks(), self._loop.time())
+        self._speeds = TransferSpeeds(self._limits)
+        self._hedges = Allowance(self._limits.hedged_share, self._limits.hedged_burst)
+        self._hedged_bytes = Allowance(self._limits.hedged_share, self._limits.hedged_burst_bytes)
+        self._counts: Counter[str] = Counter()
         self._busy_s, self._busy_since = 0.0, 0.0
+        self._next_fill: asyncio.Handle | None = None
+        self._next_tick: asyncio.TimerHandle | None = None
+        self._refresh_at = 0.0
+
+    # -- what the reader asks for --------------------------------------------------------------
 
     def submit(self, request: RangeRequest) -> asyncio.Future[bytearray]:
         """Queue a range.
@@ -68,91 +107,423 @@ class Transfers:
             What resolves to exactly ``stop - start`` bytes. Or it raises a FileNotFoundError, a
             ReplacedError, a ConfigError or a StorageError: all of them are final.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bytearray] = loop.create_future()
+        future: asyncio.Future[bytearray] = self._loop.create_future()
         if request.stop <= request.start:
             future.set_result(bytearray())
             return future
-        heapq.heappush(self._heap, (request.deadline, next(self._serial), request, future))
-        loop.call_soon(self._start)
+        if not self._is_clock_known:  # the first range that is asked for is needed first
+            self._clock, self._is_clock_known = request.deadline, True
+        transfer = self._transfers[future] = _Transfer(request, future, next(self._serial))
+        self._enqueue(transfer)
         return future
 
     def advance(self, clock: int) -> None:
-        """Say which deadline the consumer needs now."""
+        """Say which deadline the consumer needs now. It tells what is urgent, and what is late."""
+        now = self._loop.time()
+        if clock > self._clock and not math.isnan(self._clock_changed):
+            step_s = (now - self._clock_changed) / (clock - self._clock)
+            is_first = math.isnan(self._step_s)
+            self._step_s = step_s if is_first else 0.75 * self._step_s + 0.25 * step_s
+        self._clock, self._is_clock_known, self._clock_changed = clock, True, now
+        self._wake()
 
     def cancel(self, futures: Iterable[asyncio.Future[bytearray]]) -> None:
-        """Give up ranges that nobody needs any more."""
+        """Give up ranges that nobody needs any more. Those that have arrived stay as they are."""
         for future in futures:
             future.cancel()
-            if task := self._tasks.get(future):
-                task.cancel()
+            if (transfer := self._transfers.get(future)) is not None:
+                self._forget(transfer)
 
     def pop_counts(self) -> TransferCounts:
         """Return what happened since the previous call."""
-        busy_s, now = self._busy_s, asyncio.get_running_loop().time()
-        if self._tasks:
+        busy_s = self._busy_s
+        if self._attempts:
+            now = self._loop.time()
             busy_s, self._busy_since = busy_s + now - self._busy_since, now
-        counts = TransferCounts(
-            num_requests=self._num_requests, num_bytes=self._num_bytes, busy_s=busy_s
-        )
-        self._num_requests = self._num_bytes = 0
-        self._busy_s = 0.0
+        counts = TransferCounts(**self._counts, busy_s=busy_s)
+        self._counts, self._busy_s = Counter(), 0.0
         return counts
 
     async def close(self) -> None:
-        """Give up all ranges, and close the clients."""
-        self.cancel([future for _, _, _, future in self._heap])
-        self._heap.clear()
-        tasks = list(self._tasks.values())
-        self.cancel(list(self._tasks))
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Give up all ranges, and close the clients. Nothing may be submitted any more."""
+        self.cancel(list(self._transfers))
+        self._queue.clear()
+        for handle in (self._next_fill, self._next_tick, *self._tasks):
+            if handle is not None:
+                handle.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
         for client in self._clients:
             await client.close()
 
-    def _start(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._heap and len(self._tasks) < self._limits.start_in_flight:
-            _, _, request, future = heapq.heappop(self._heap)
-            if future.done():
+    # -- which range is requested next ---------------------------------------------------------
+
+    def _enqueue(self, transfer: _Transfer) -> None:
+        self._pausing.pop(transfer, None)
+        heapq.heappush(self._queue, (transfer.request.deadline, transfer.serial, transfer))
+        self._wake()
+
+    def _wake(self) -> None:
+        """Use free permits, once all that happens now has happened."""
+        if self._next_fill is None and self._queue:
+            self._next_fill = self._loop.call_soon(self._fill)
+
+    def _fill(self) -> None:
+        self._next_fill = None
+        now = self._loop.time()
+        num_held = self._num_held()
+        while self._queue:
+            deadline, _, transfer = self._queue[0]
+            if transfer.future.done():
+                heapq.heappop(self._queue)
+                self._forget(transfer)
                 continue
-            if not self._tasks:
-                self._busy_since = loop.time()
-            task = loop.create_task(self._transfer(request, future))
-            self._tasks[future] = task
-            task.add_done_callback(partial(self._end, future))
+            permits = self._in_flight.limit
+            if deadline >= self._clock + self._limits.urgent_steps:
+                permits -= min(permits - 1, math.ceil(permits * self._limits.reserved_share))
+            if num_held >= permits:
+                break
+            heapq.heappop(self._queue)
+            num_held += 1
+            self._send(transfer, now)
+        if self._next_tick is None and (self._attempts or self._queue):
+            self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
 
-    def _end(self, future: asyncio.Future[bytearray], _: object) -> None:
-        del self._tasks[future]
-        if not self._tasks:
-            self._busy_s += asyncio.get_running_loop().time() - self._busy_since
-        self._start()
+    def _num_held(self) -> int:
+        """Return how many permits are in use."""
+        # What waits for its first byte for long takes no bandwidth. It gives its permit back.
+        num_held = len(self._attempts) - min(self._num_late, self._in_flight.limit // 8)
+        # A store that is away is asked for few ranges again and again, and for no further ones.
+        if self._pausing and any(patience.silent_since is not None for patience in self._patience):
+            num_held += len(self._pausing)
+        return num_held
 
-    async def _transfer(self, request: RangeRequest, future: asyncio.Future[bytearray]) -> None:
+    # -- one request -----------------------------------------------------------------------------
+
+    def _send(self, transfer: _Transfer, now: float, *, is_hedge: bool = False) -> None:
+        attempt = _Attempt(transfer, now, is_hedge)
+        self._counts["num_requests"] += 1
+        if is_hedge:
+            self._counts["num_hedges"] += 1
+        elif transfer.failures is not None:
+            self._counts["num_retries"] += 1
+        if not self._attempts:
+            self._busy_since = now
+        self._attempts[attempt] = None
+        transfer.attempts.append(attempt)
+        attempt.task = self._loop.create_task(self._receive(attempt))
+        self._tasks.add(attempt.task)
+        attempt.task.add_done_callback(self._tasks.discard)
+
+    async def _receive(self, attempt: _Attempt) -> None:
+        client, name, start, stop, _ = attempt.transfer.request
         try:
-            data = await self._read(request)
+            stream = await self._clients[client].open(name, start + attempt.start, stop)
+            try:
+                self._begin(attempt, stream.stat)
+                # To the end, even if all bytes have come: the connection may serve again then.
+                async for piece in stream:
+                    self._take(attempt, piece)
+            finally:
+                await stream.close()
+            self._fail(attempt, RequestError(f"the answer ended at byte {attempt.position}"))
         except Exception as error:
-            if not future.done():
-                future.set_exception(error)
-        else:
-            if not future.done():
-                future.set_result(data)
+            self._fail(attempt, error)
 
-    async def _read(self, request: RangeRequest) -> bytearray:
-        number, name, start, stop, _ = request
-        client = self._clients[number]
-        data = bytearray(stop - start)
-        self._num_requests += 1
-        stream = await client.open(name, start, stop)
+    def _begin(self, attempt: _Attempt, stat: ObjectStat | None) -> None:
+        """Note that an answer begins, and compare its object with the expected one."""
+        if attempt not in self._attempts:
+            return
+        now = self._loop.time()
+        client, name, _, stop, _ = attempt.transfer.request
+        if stat is not None:
+            url = self._clients[client].url_of(name)
+            require_known(url, name, stat, self._known[client])
+            if stat.size < stop:
+                raise StorageError(f"{url}: ends {stop - stat.size} bytes before {stop}")
+        attempt.opened = attempt.marked = now
+        self._num_late -= attempt.is_late
+        attempt.is_late = False
+        self._speeds.add_first_byte(now - attempt.started, now)
+
+    def _take(self, attempt: _Attempt, piece: bytes | memoryview) -> None:
+        """Put a piece where it belongs. The piece with the last byte ends the transfer."""
+        transfer, begin = attempt.transfer, attempt.position
+        end = begin + len(piece)
+        if attempt not in self._attempts and attempt.position < transfer.size:
+            return  # given up meanwhile
+        if end > transfer.size:
+            raise RequestError("more bytes came than were requested")
+        now = self._loop.time()
+        if begin == attempt.start:
+            self._answered(transfer.request.client, now)
+        self._counts["num_bytes"] += end - begin
+        self._in_flight.received(end - begin)
+        attempt.position = end
+        if end > transfer.reached:  # if not, the other request was quicker
+            if transfer.view is None:
+                transfer.data = bytearray(transfer.size)
+                transfer.view = memoryview(transfer.data)
+            num_known = transfer.reached - begin
+            transfer.view[transfer.reached : end] = (
+                memoryview(piece)[num_known:] if num_known else piece
+            )
+            transfer.reached = end
+        if end == transfer.size:
+            self._complete(attempt, now)
+
+    def _complete(self, attempt: _Attempt, now: float) -> None:
+        transfer, rate = attempt.transfer, None
+        if attempt.opened is not None and transfer.size - attempt.start >= (
+            self._limits.min_rated_bytes
+        ):
+            rate = (transfer.size - attempt.start) / max(now - attempt.opened, 1e-6)
+            self._speeds.add_rate(rate, now)
+        self._in_flight.ended(attempt.started, rate, now)
+        self._hedges.earn(1)
+        self._hedged_bytes.earn(transfer.size)
+        if attempt.is_hedge:
+            self._counts["num_hedges_won"] += 1
+        self._release(attempt)
+        if transfer.view is not None:
+            transfer.view.release()
+        if not transfer.future.done():
+            transfer.future.set_result(transfer.data)
+        self._forget(transfer)
+
+    def _answered(self, client: int, now: float) -> None:
+        """Note that bytes came of a store. Ranges that pause because it was away go on at once."""
+        patience = self._patience[client]
+        since = patience.silent_since
+        patience.answered(now)
+        if since is not None and now - since > self._limits.silent_s:
+            for transfer, handle in list(self._pausing.items()):
+                if transfer.request.client == client and not transfer.is_asked_to_wait:
+                    handle.cancel()
+                    self._enqueue(transfer)
+
+    # -- what follows a failure ------------------------------------------------------------------
+
+    def _fail(self, attempt: _Attempt, error: Exception) -> None:
+        """Request again what is missing, or end the transfer with an error that is final."""
+        if attempt not in self._attempts:
+            return  # given up, or complete
+        now, transfer = self._loop.time(), attempt.transfer
+        self._release(attempt)
+        if isinstance(error, (FileNotFoundError, ReplacedError)):
+            self._answered(transfer.request.client, now)
+        if isinstance(error, (FileNotFoundError, StorageError)) or not isinstance(error, OSError):
+            self._end(transfer, error)
+            return
+        retry_after_s = 0.0
+        if isinstance(error, RequestError):
+            retry_after_s = error.retry_after_s
+            if error.is_throttled:
+                self._counts["num_throttled"] += 1
+                self._in_flight.throttled(attempt.started, now)
+        has_moved = attempt.position - attempt.start >= self._limits.min_progress_bytes
+        self._retry(attempt, error, now, retry_after_s if has_moved else None)
+
+    def _give_up(self, attempt: _Attempt, reason: str, now: float) -> None:
+        """End a request that brings nothing, and request again what is missing."""
+        self._release(attempt)
+        attempt.cancel()
+        self._counts["num_stalls"] += 1
+        self._in_flight.timed_out(attempt.started, now)
+        self._retry(attempt, RequestError(reason), now, 0.0)
+
+    def _retry(
+        self, attempt: _Attempt, error: Exception, now: float, pause_s: float | None
+    ) -> None:
+        """Queue a transfer again, after a pause of its patience or of `pause_s`."""
+        transfer = attempt.transfer
+        if transfer.attempts:
+            return  # the other request goes on
+        if transfer.failures is None:
+            client, name, _, _, _ = transfer.request
+            url = self._clients[client].url_of(name)
+            transfer.failures = Failures(url, self._patience[client])
         try:
-            if stream.stat is not None:
-                require_known(client.url_of(name), name, stream.stat, self._known[number])
-            position = 0
-            async for piece in stream:
-                data[position : position + len(piece)] = piece
-                position += len(piece)
-                self._num_bytes += len(piece)
-        finally:
-            await stream.close()
-        if position != len(data):
-            raise StorageError(f"{client.url_of(name)}: {position} bytes came of {len(data)}")
-        return data
+            patient_s = transfer.failures.add(error, attempt.started, now)
+        except (StorageError, ConfigError) as final:
+            self._end(transfer, final)
+            return
+        transfer.is_asked_to_wait = isinstance(error, RequestError) and error.retry_after_s > 0
+        self._pausing[transfer] = self._loop.call_later(
+            patient_s if pause_s is None else min(pause_s, patient_s), self._enqueue, transfer
+        )
+
+    def _end(self, transfer: _Transfer, error: Exception) -> None:
+        if not transfer.future.done():
+            transfer.future.set_exception(error)
+        self._forget(transfer)
+
+    def _forget(self, transfer: _Transfer) -> None:
+        """Drop what belongs to a transfer that has ended, or that nobody needs."""
+        for attempt in list(transfer.attempts):
+            self._release(attempt)
+            attempt.cancel()
+        if (handle := self._pausing.pop(transfer, None)) is not None:
+            handle.cancel()
+        self._transfers.pop(transfer.future, None)
+
+    def _release(self, attempt: _Attempt) -> None:
+        """Give back the permit of a request."""
+        del self._attempts[attempt]
+        attempt.transfer.attempts.remove(attempt)
+        self._num_late -= attempt.is_late
+        attempt.is_late = False
+        if not self._attempts:
+            self._busy_s += self._loop.time() - self._busy_since
+        self._wake()
+
+    # -- which requests are late -------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Look at all requests under way."""
+        now = self._loop.time()
+        self._next_tick = None
+        if now >= self._refresh_at:
+            self._refresh_at = now + REFRESH_S
+            self._speeds.refresh(now)
+        self._in_flight.tick(now, is_queued=bool(self._queue))
+        for attempt in list(self._attempts):
+            if attempt not in self._attempts:
+                continue
+            if attempt.transfer.future.done():
+                self._forget(attempt.transfer)
+            elif attempt.opened is None:
+                self._check_first_byte(attempt, now)
+            else:
+                self._check_rate(attempt, attempt.opened, now)
+        self._fill()
+
+    def _check_first_byte(self, attempt: _Attempt, now: float) -> None:
+        transfer, waited_s = attempt.transfer, now - attempt.started
+        timeout_s = min(
+            self._speeds.first_byte_timeout_s * 2**transfer.num_timeouts,
+            self._limits.max_first_byte_s,
+        )
+        if waited_s >= timeout_s:
+            transfer.num_timeouts += 1
+            self._give_up(attempt, f"no first byte in {waited_s:.1f} s", now)
+        elif waited_s > self._speeds.late_first_byte_s:
+            self._num_late += not attempt.is_late
+            attempt.is_late = True
+            self._hedge(transfer, now)
+
+    def _check_rate(self, attempt: _Attempt, opened: float, now: float) -> None:
+        seconds = now - attempt.marked
+        if seconds >= self._limits.least_speed_s:
+            rate = attempt.rate_now(now)
+            others = [
+                other.rate_now(now)
+                for other in self._attempts
+                if other is not attempt and other.opened is not None and now - other.marked >= 1
+            ]
+            if rate < self._speeds.least_rate(others, now) or seconds >= (
+                self._limits.max_first_byte_s
+            ):
+                self._give_up(attempt, f"{rate:,.0f} bytes/s in the last {seconds:.0f} s", now)
+                return
+            if rate > 0:
+                attempt.marked, attempt.marked_position = now, attempt.position
+        transfer, seconds = attempt.transfer, now - opened
+        num_bytes = attempt.position - attempt.start
+        if num_bytes + self._limits.piece_bytes < self._speeds.slow_rate * seconds:
+            rest = transfer.size - attempt.position
+            if rest * seconds > num_bytes * self._speeds.usual_s(rest):  # it would pay
+                self._hedge(transfer, now)
+
+    def _hedge(self, transfer: _Transfer, now: float) -> None:
+        """Send a second request for a late transfer, if it is needed soon and hedges are left."""
+        rest = transfer.size - transfer.reached
+        soon_s = self._limits.slack_factor * self._speeds.usual_s(rest)
+        if (
+            len(transfer.attempts) == 1
+            and self._speeds.is_hedging
+            and self._slack_s(transfer.request.deadline) <= soon_s
+            and self._hedges.has(1)
+            and self._hedged_bytes.spend(rest)
+        ):
+            self._hedges.spend(1)
+            self._send(transfer, now, is_hedge=True)
+
+    def _slack_s(self, deadline: int) -> float:
+        """Return the seconds until the consumer needs what has this deadline."""
+        num_steps = deadline - self._clock
+        if num_steps <= 0:
+            return 0.0
+        if math.isnan(self._step_s):  # nothing was consumed yet
+            return 0.0 if num_steps < self._limits.urgent_steps else math.inf
+        return num_steps * self._step_s
+
+
+class _Transfer:
+    """A range on its way: its bytes so far, and the requests for the rest."""
+
+    __slots__ = (
+        "attempts",
+        "data",
+        "failures",
+        "future",
+        "is_asked_to_wait",
+        "num_timeouts",
+        "reached",
+        "request",
+        "serial",
+        "size",
+        "view",
+    )
+
+    def __init__(
+        self, request: RangeRequest, future: asyncio.Future[bytearray], serial: int
+    ) -> None:
+        self.request, self.future, self.serial = request, future, serial
+        self.size = request.stop - request.start
+        self.reached = 0  # bytes that have arrived, from the first on
+        self.data = bytearray()
+        self.view: memoryview | None = None
+        self.attempts: list[_Attempt] = []
+        self.failures: Failures | None = None
+        self.num_timeouts = 0
+        self.is_asked_to_wait = False
+
+
+class _Attempt:
+    """A request under way, from the byte that its transfer had reached."""
+
+    __slots__ = (
+        "is_hedge",
+        "is_late",
+        "marked",
+        "marked_position",
+        "opened",
+        "position",
+        "start",
+        "started",
+        "task",
+        "transfer",
+    )
+
+    def __init__(self, transfer: _Transfer, started: float, is_hedge: bool) -> None:
+        self.transfer, self.started, self.is_hedge = transfer, started, is_hedge
+        self.start = self.position = self.marked_position = transfer.reached
+        self.opened: float | None = None
+        self.marked = started
+        self.is_late = False
+        self.task: asyncio.Task[None] | None = None
+
+    def rate_now(self, now: float) -> float:
+        """Return the bytes/s since the mark."""
+        return (self.position - self.marked_position) / max(now - self.marked, 1e-6)
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+def _num_local_ranks() -> int:
+    """Return how many ranks run on this node, as launchers such as torchrun say."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1

@@ -3,14 +3,98 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import random
+from itertools import count
+from statistics import median
 
 import pytest
 
-from mmstream.storage import open_store
+from mmstream.errors import StorageError
+from mmstream.storage import ObjectStat, ReplacedError, open_store
+from mmstream.storage.patience import patience_of
 from mmstream.storage.range_client import range_client
+from mmstream.storage.store import RequestError
+from mmstream.storage.transfer_limits import TransferLimits
 from mmstream.storage.transfers import RangeRequest, Transfers
+from tests.helpers.fake_ranges import Answer, FakeClient
+from tests.helpers.virtual_time import in_virtual_time
 
-DATA = bytes(range(256)) * 100
+DATA = random.Random(1).randbytes(64 << 10)
+SIZE = 4 << 10
+
+KILO = TransferLimits(
+    piece_bytes=1 << 10, min_rated_bytes=256, min_progress_bytes=64, min_connection_rate=1e3
+)
+"""Bytes count a thousandfold, so that tests copy less: 4 KiB stand for 4 MiB."""
+
+REFUSED = ConnectionRefusedError(111, "refused")
+
+urls = (f"fake://bucket{number}" for number in count())
+
+
+class Store:
+    """A fake store in virtual time, and the transfers from it."""
+
+    def __init__(self, answer=lambda sent: Answer(rate=40e3), limits=KILO, **options) -> None:
+        self.client = FakeClient({"a": DATA}, answer, next(urls), piece=1 << 10, **options)
+        self.known: dict[str, ObjectStat] = {}
+        self.transfers = Transfers([self.client], [self.known], limits)
+        self.started = self.now = asyncio.get_running_loop().time()
+
+    @property
+    def seconds(self) -> float:
+        return asyncio.get_running_loop().time() - self.started
+
+    def submit(self, start=0, stop=None, deadline=0, name="a"):
+        stop = start + SIZE if stop is None else stop
+        return self.transfers.submit(RangeRequest(0, name, start, stop, deadline))
+
+    def submit_many(self, num_ranges, deadline=lambda i: i // 4):
+        starts = [i * SIZE % len(DATA) for i in range(num_ranges)]
+        return [self.submit(start, deadline=deadline(i)) for i, start in enumerate(starts)]
+
+    async def read_many(self, num_ranges):
+        """Read as a consumer does that waits for nothing else."""
+        futures = self.submit_many(num_ranges)
+        for i, future in enumerate(futures):
+            self.transfers.advance(i // 4)
+            start = i * SIZE % len(DATA)
+            assert await future == DATA[start : start + SIZE]
+
+    def pop_counts(self):
+        return self.transfers.pop_counts()
+
+    async def __aenter__(self) -> Store:
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.transfers.close()
+        assert self.client.num_open == 0
+        assert self.client.is_closed
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def answer_once(first, then=None):
+    """Return what answers the first request in one way, and all others in another."""
+    then = then or Answer(rate=40e3)
+    numbers = count()
+    return lambda sent: first if next(numbers) == 0 else then
+
+
+def fixed(number, **changes):
+    return TransferLimits(
+        start_in_flight=number,
+        min_start_in_flight=number,
+        min_in_flight=1,
+        max_in_flight=number,
+        piece_bytes=1 << 10,
+        **changes,
+    )
+
+
+# -- order and permits ---------------------------------------------------------------------------
 
 
 def test_a_store_without_a_client_of_its_own_serves_ranges(tmp_path):
@@ -33,3 +117,511 @@ def test_a_store_without_a_client_of_its_own_serves_ranges(tmp_path):
     assert counts.num_requests == 100  # none for the empty range
     assert counts.num_bytes == sum(4 * i for i in range(100))
     assert counts.busy_s > 0
+
+
+@in_virtual_time
+async def test_the_earliest_deadlines_are_requested_first():
+    async with Store(limits=fixed(1)) as store:
+        deadlines = [7, 3, 9, 3, 5, 0]
+        futures = [store.submit(i, i + 1, deadline) for i, deadline in enumerate(deadlines)]
+        await asyncio.gather(*futures)
+        assert [sent.start for sent in store.client.sent] == [5, 1, 3, 4, 0, 2]
+
+
+@in_virtual_time
+async def test_no_more_requests_are_in_flight_than_permits():
+    async with Store(limits=fixed(8)) as store:
+        await asyncio.gather(*store.submit_many(100))
+        assert store.client.max_open == 8
+
+
+@in_virtual_time
+async def test_urgent_ranges_get_a_permit_while_others_fill_theirs():
+    async with Store(limits=fixed(16)) as store:
+        store.transfers.advance(0)
+        far = store.submit_many(100, deadline=lambda i: 50 + i)
+        await asyncio.sleep(0.01)
+        assert store.client.num_open == 14
+        near = [store.submit(deadline=1) for _ in range(2)]
+        await asyncio.gather(*near)
+        assert store.seconds < 0.17  # their own time; nothing else had ended before
+        store.transfers.advance(140)  # what was far is urgent now
+        await asyncio.sleep(0.01)
+        assert store.client.num_open == 16
+        await asyncio.gather(*far)
+
+
+@pytest.mark.parametrize(("num_ranks", "in_flight"), [("1", 64), ("4", 16), ("64", 8), ("x", 64)])
+@in_virtual_time
+async def test_ranks_of_a_node_share_its_requests_in_flight(monkeypatch, num_ranks, in_flight):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", num_ranks)
+    async with Store() as store:
+        futures = store.submit_many(200, deadline=lambda i: 0)
+        await asyncio.sleep(0.01)
+        assert store.client.num_open == in_flight
+        await asyncio.gather(*futures)
+
+
+@in_virtual_time
+async def test_cancelled_ranges_give_back_their_permits_and_connections():
+    async with Store(limits=fixed(8)) as store:
+        futures = store.submit_many(20, deadline=lambda i: 0)
+        await asyncio.sleep(0.02)
+        store.transfers.cancel(futures[:10])
+        futures[10].cancel()  # without a word
+        await asyncio.gather(*futures[11:])
+        assert all(future.cancelled() for future in futures[:11])
+        assert len(store.client.sent) <= 8 + 10
+
+
+@in_virtual_time
+async def test_closing_gives_up_everything():
+    async with Store(limits=fixed(8)) as store:
+        futures = store.submit_many(20)
+        await asyncio.sleep(0.07)
+    assert all(future.cancelled() for future in futures)
+
+
+@in_virtual_time
+async def test_requests_bytes_and_busy_seconds_are_counted_since_the_last_call():
+    async with Store() as store:
+        await asyncio.gather(*store.submit_many(10))
+        await asyncio.sleep(100)
+        counts = store.pop_counts()
+        assert (counts.num_requests, counts.num_bytes) == (10, 10 * SIZE)
+        assert counts.busy_s == pytest.approx(0.05 + SIZE / 40e3, abs=1e-6)
+        assert store.pop_counts() == type(counts)()
+        assert (counts + counts).num_bytes == 20 * SIZE
+
+
+# -- requests in flight, by measurement ----------------------------------------------------------
+
+
+async def measured_rates(store, num_seconds):
+    """Return the bytes/s of each second while the queue is never empty."""
+    num_queued, rates = 0, []
+
+    def submit(future=None):
+        nonlocal num_queued
+        num_queued -= future is not None
+        while num_queued < 1000 and store.seconds < num_seconds:
+            num_queued += 1
+            store.submit(deadline=0).add_done_callback(submit)
+
+    submit()
+    for _ in range(num_seconds):
+        await asyncio.sleep(1)
+        rates.append(store.pop_counts().num_bytes)
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "rate", "link_rate"),
+    [(0.05, 40e3, 1e6), (0.05, 40e3, 4e6), (0.2, 10e3, 1e6), (0.2, 10e3, 100e3), (0.2, 40e3, 1e6)],
+)
+@in_virtual_time
+async def test_a_link_is_full_within_seconds(latency_s, rate, link_rate):
+    async with Store(lambda sent: Answer(latency_s, rate), link_rate=link_rate) as store:
+        rates = await measured_rates(store, 12)
+        connections = 512 * SIZE / (latency_s + SIZE / rate)
+        assert median(rates[6:]) >= 0.9 * min(link_rate, connections)
+
+
+@in_virtual_time
+async def test_a_step_up_that_brings_nothing_is_taken_back():
+    async with Store(link_rate=1e6) as store:
+        await measured_rates(store, 20)
+        assert 128 <= store.client.max_open < 140
+        assert store.transfers._in_flight.limit == 64
+
+
+@in_virtual_time
+async def test_requests_that_share_a_slow_link_get_fewer():
+    async with Store(lambda sent: Answer(0.05, 40e3), link_rate=20e3) as store:
+        await measured_rates(store, 60)
+        assert store.transfers._in_flight.limit <= 32
+
+
+@in_virtual_time
+async def test_a_consumer_that_needs_little_gets_fewer_requests():
+    async with Store() as store:
+        for _ in range(30):
+            await asyncio.gather(*store.submit_many(2))
+            await asyncio.sleep(1)
+        assert store.transfers._in_flight.limit < 48
+
+
+@in_virtual_time
+async def test_a_store_that_asks_for_fewer_requests_gets_half_of_them_once():
+    error = RequestError("503", is_throttled=True, retry_after_s=7)
+    until = 1000.3
+    async with Store(
+        lambda sent: Answer(0.05, 40e3, error if sent.time < until else None)
+    ) as store:
+        futures = store.submit_many(100, deadline=lambda i: 0)
+        await asyncio.sleep(1)
+        assert store.transfers._in_flight.limit == 32  # they were sent together: one sign, not 64
+        counts = store.pop_counts()
+        assert counts.num_throttled == counts.num_requests == 64
+        await asyncio.gather(*futures)
+        assert 7 < store.seconds < 12
+        counts = store.pop_counts()
+        assert counts.num_retries == 64
+
+
+# -- failures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["breaks_after", "ends_after"])
+@pytest.mark.parametrize("num_bytes", [0, 1, 1000, SIZE - 1])
+@in_virtual_time
+async def test_a_broken_answer_is_continued_at_its_byte(fault, num_bytes):
+    async with Store(answer_once(Answer(rate=40e3, **{fault: num_bytes}))) as store:
+        assert await store.submit(100) == DATA[100 : 100 + SIZE]
+        bounds = [(sent.start, sent.stop) for sent in store.client.sent]
+        assert bounds == [(100, 100 + SIZE), (100 + num_bytes, 100 + SIZE)]
+        counts = store.pop_counts()
+        assert (counts.num_requests, counts.num_retries, counts.num_bytes) == (2, 1, SIZE)
+
+
+@in_virtual_time
+async def test_a_server_away_for_a_minute_costs_a_minute():
+    def answer(sent):
+        is_away = 1000.5 <= sent.time < 1060.5
+        return Answer(0.001, error=REFUSED) if is_away else Answer(rate=40e3)
+
+    async with Store(answer) as store:
+        await store.read_many(1000)
+        assert 60 < store.seconds < 65
+        num_failed = sum(1000.5 <= sent.time < 1060.5 for sent in store.client.sent)
+        assert num_failed < 128 * 25  # not the whole queue, again and again
+
+
+@pytest.mark.parametrize("latency_s", [0.001, math.inf])
+@in_virtual_time
+async def test_a_server_that_stays_away_is_a_final_error(latency_s, caplog):
+    def answer(sent):
+        return Answer(latency_s, error=REFUSED) if store.seconds >= 1 else Answer(rate=40e3)
+
+    async with Store(answer) as store:
+        await store.submit()
+        await asyncio.sleep(1)
+        with caplog.at_level(logging.WARNING), pytest.raises(StorageError) as caught:
+            await store.submit()
+        assert 300 < store.seconds <= 362
+        assert f"{store.client.url}/a: failed " in str(caught.value)
+        assert " s (MMSTREAM_STORAGE_PATIENCE_S=300), last " in str(caught.value)
+        assert 5 <= sum("it is tried again until" in text for text in caplog.messages) <= 12
+        with pytest.raises(StorageError, match="failed 1 times in "):  # the clock runs on
+            await store.submit()
+
+
+@in_virtual_time
+async def test_a_store_that_never_answered_is_asked_five_times():
+    async with Store(lambda sent: Answer(0.001, error=REFUSED)) as store:
+        with pytest.raises(StorageError, match=r"failed 5 times in .* last ConnectionRefusedError"):
+            await store.submit()
+        assert len(store.client.sent) == 5
+
+
+@in_virtual_time
+async def test_a_range_that_alone_fails_has_the_same_patience():
+    async with Store(
+        lambda sent: Answer(0.01, 40e3, error=REFUSED if sent.start else None)
+    ) as store:
+        bad = store.submit(SIZE)
+        while not bad.done():
+            await store.submit(0)
+            await asyncio.sleep(1)
+        with pytest.raises(StorageError, match=r"failed \d+ times in 300\."):
+            await bad
+
+
+@in_virtual_time
+async def test_a_server_may_say_how_long_to_wait_up_to_the_patience():
+    for asked, waited in [(40, 40), (1e6, 300)]:
+        error = RequestError("slow down", is_throttled=True, retry_after_s=asked)
+        async with Store(answer_once(Answer(error=error))) as store:
+            patience_of(store.client.url).answered(store.started)
+            await store.submit()
+            assert waited <= store.seconds < waited + 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FileNotFoundError("a: no such object"), StorageError("no rights"), TypeError("a bug")],
+)
+@in_virtual_time
+async def test_final_errors_are_passed_on_at_once(error):
+    async with Store(answer_once(Answer(error=error))) as store:
+        with pytest.raises(type(error), match=str(error)):
+            await store.submit()
+        assert len(store.client.sent) == 1
+
+
+@in_virtual_time
+async def test_a_range_past_the_end_is_a_final_error():
+    async with Store() as store:
+        with pytest.raises(StorageError, match=f"/a: ends 5 bytes before {len(DATA) + 5}"):
+            await store.submit(len(DATA) - 10, len(DATA) + 5)
+
+
+@in_virtual_time
+async def test_an_object_that_is_not_the_known_one_is_replaced():
+    async with Store() as store:
+        store.known["a"] = ObjectStat(len(DATA), "v0")
+        with pytest.raises(ReplacedError, match="its version was v0 and is v1"):
+            await store.submit()
+        store.known["a"] = ObjectStat(5, None)
+        with pytest.raises(ReplacedError, match="its size was 5 bytes"):
+            await store.submit()
+        del store.known["a"]
+        await store.submit()
+        assert store.known["a"] == ObjectStat(len(DATA), "v1")
+
+
+@pytest.mark.parametrize(
+    "replaced", [{"version": "v2"}, {"version": "v1", "content": DATA + b"0"}], ids=["etag", "size"]
+)
+@in_virtual_time
+async def test_bytes_of_two_objects_are_never_mixed(replaced):
+    new = Answer(rate=40e3, **replaced)
+    async with Store(answer_once(Answer(rate=40e3, breaks_after=1000), new)) as store:
+        with pytest.raises(ReplacedError):
+            await store.submit()
+
+
+# -- requests that take too long -------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_mute_request_is_sent_again_after_the_time_out():
+    async with Store(answer_once(Answer(math.inf))) as store:
+        await store.submit()
+        assert 5 <= store.seconds < 5.5
+        assert store.pop_counts().num_stalls == 1
+
+
+@in_virtual_time
+async def test_a_store_that_always_takes_eight_seconds_is_usable():
+    async with Store(lambda sent: Answer(8, 40e3)) as store:
+        await asyncio.gather(*store.submit_many(200, deadline=lambda i: 0))
+        num_stalls = store.pop_counts().num_stalls
+        await asyncio.gather(*store.submit_many(200, deadline=lambda i: 0))
+        assert 0 < num_stalls < 200
+        assert store.pop_counts().num_stalls == 0  # the time-out is 24 s by now
+
+
+@pytest.mark.parametrize("fault", [{"stops_after": 1000}, {"rate": 20.0}], ids=["stall", "dribble"])
+@in_virtual_time
+async def test_a_stream_far_slower_than_its_neighbours_is_continued_on_another_request(fault):
+    answer = answer_once(Answer(**({"rate": 40e3} | fault)))
+    no_hedges = TransferLimits(piece_bytes=1 << 10, min_rated_bytes=256, hedged_burst=0)
+    async with Store(answer, limits=no_hedges) as store:
+        first, *others = store.submit_many(10)
+        await asyncio.gather(*others)
+        await asyncio.sleep(5)
+        await asyncio.gather(*store.submit_many(10))
+        assert await first == DATA[:SIZE]
+        assert store.seconds < 12
+        assert store.pop_counts().num_stalls == 1
+        assert store.client.sent[-1].start == store.client.sent[0].num_bytes
+
+
+@in_virtual_time
+async def test_no_stream_is_given_up_while_all_are_slow():
+    async with Store(lambda sent: Answer(rate=100.0)) as store:
+        await asyncio.gather(*store.submit_many(20))
+        assert 40 < store.seconds < 45
+        assert store.pop_counts().num_stalls == 0
+
+
+@in_virtual_time
+async def test_some_mute_requests_cost_little():
+    seconds = {}
+    for share in (0.0, 0.005):
+        mute = random.Random(3)
+        async with Store(
+            lambda sent, share=share, mute=mute: Answer(
+                math.inf if mute.random() < share else 0.05, 40e3
+            ),
+            limits=fixed(64, min_rated_bytes=256),
+        ) as store:
+            await store.read_many(8000)
+            seconds[share] = store.seconds
+            counts = store.pop_counts()
+    assert seconds[0.005] < 1.1 * seconds[0.0]
+    assert counts.num_hedges_won > 0
+    assert counts.num_stalls + counts.num_hedges_won >= 0.004 * 8000
+
+
+# -- hedges ----------------------------------------------------------------------------------------
+
+
+async def warm_up(store, num_ranges=100):
+    """Measure first bytes and rates, and earn hedges."""
+    await asyncio.gather(*store.submit_many(num_ranges, deadline=lambda i: 0))
+    await asyncio.sleep(0.6)
+    store.pop_counts()
+    store.client.sent.clear()
+
+
+def slow_where(condition, slow):
+    return lambda sent: slow if condition(sent) else Answer(rate=40e3)
+
+
+@pytest.mark.parametrize(
+    "fault", [{"latency_s": math.inf}, {"stops_after": 1000}, {"rate": 100.0}], ids=str
+)
+@in_virtual_time
+async def test_a_late_range_that_is_needed_is_hedged_from_its_byte(fault):
+    slow = Answer(**({"rate": 40e3} | fault))
+    hedged = []
+
+    def answer(sent):
+        is_first = sent.stop == 5 + SIZE and not hedged
+        hedged.extend([sent] * is_first)
+        return slow if is_first else Answer(rate=40e3)
+
+    async with Store(answer) as store:
+        await warm_up(store)
+        start = store.seconds
+        assert await store.submit(5) == DATA[5 : 5 + SIZE]
+        assert store.seconds - start < 1
+        counts = store.pop_counts()
+        assert (counts.num_hedges, counts.num_hedges_won, counts.num_stalls) == (1, 1, 0)
+        first, second = store.client.sent
+        assert second.start == 5 + first.num_bytes
+        await asyncio.sleep(0.01)
+        assert store.client.num_open == 0  # the late one is cancelled
+
+
+@in_virtual_time
+async def test_the_late_request_may_still_win():
+    starts = []
+
+    def answer(sent):
+        starts.append(sent.start)
+        return Answer({1: 0.3, 2: 9.0}.get(starts.count(5) * (sent.start == 5), 0.05), 40e3)
+
+    async with Store(answer) as store:
+        await warm_up(store)
+        assert await store.submit(5) == DATA[5 : 5 + SIZE]
+        counts = store.pop_counts()
+        assert (counts.num_hedges, counts.num_hedges_won) == (1, 0)
+
+
+@in_virtual_time
+async def test_a_hedge_never_brings_bytes_of_another_object():
+    async with Store(
+        slow_where(lambda sent: sent.start == 5, Answer(rate=40e3, stops_after=1000))
+    ) as store:
+        await warm_up(store)
+        future = store.submit(5)
+        await asyncio.sleep(0.08)
+        store.client.answer = lambda sent: Answer(rate=40e3, version="v2")
+        with pytest.raises(ReplacedError):
+            await future
+
+
+@in_virtual_time
+async def test_what_is_late_and_not_needed_waits_for_its_time_out():
+    async with Store(slow_where(lambda sent: sent.start == 5, Answer(math.inf))) as store:
+        for clock in range(100):
+            store.transfers.advance(clock)
+            await asyncio.sleep(0.1)
+        await warm_up(store)
+        future = store.submit(5, deadline=140)  # 4 s ahead
+        await asyncio.sleep(3)
+        assert store.pop_counts().num_hedges == 0
+        store.transfers.advance(139)
+        await asyncio.sleep(1)
+        assert store.pop_counts().num_hedges == 1
+        store.transfers.cancel([future])
+
+
+@in_virtual_time
+async def test_hedges_are_no_more_than_two_percent_after_a_burst():
+    slow = random.Random(4)
+    async with Store(
+        lambda sent: Answer(2.0 if slow.random() < 0.1 else 0.05, 40e3), limits=fixed(64)
+    ) as store:
+        await warm_up(store)
+        store.client.answer = lambda sent: Answer(1.5 if slow.random() < 0.04 else 0.05, 40e3)
+        await asyncio.sleep(70)  # the minute is over
+        await warm_up(store)
+        await asyncio.gather(*store.submit_many(2000, deadline=lambda i: 0))
+        counts = store.pop_counts()
+        assert 20 < counts.num_hedges <= 4 + 0.02 * 2100
+        assert counts.num_bytes < 1.03 * 2000 * SIZE
+
+
+@in_virtual_time
+async def test_nothing_is_hedged_while_everything_is_slow():
+    late = random.Random(5)
+    async with Store() as store:
+        for _ in range(30):
+            await warm_up(store)
+            await asyncio.sleep(10)
+        await asyncio.sleep(70)
+        store.client.answer = lambda sent: Answer(0.2 if late.random() < 0.9 else 1.5, 40e3)
+        await asyncio.gather(*store.submit_many(10, deadline=lambda i: 0))
+        await asyncio.sleep(0.6)
+        store.pop_counts()
+        await asyncio.gather(*store.submit_many(300, deadline=lambda i: 0))
+        assert store.pop_counts().num_hedges == 0
+
+
+# -- everything at once ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+@in_virtual_time
+async def test_any_mixture_of_faults_gives_the_right_bytes_or_a_final_error(seed):
+    rng = random.Random(seed)
+    random.seed(seed)
+    share = rng.choice([0.05, 0.3, 0.8])
+    replaced_at = rng.choice([math.inf, 1003.0])
+
+    def answer(sent):
+        version = "v2" if sent.time >= replaced_at else "v1"
+        healthy = Answer(rng.uniform(0.01, 0.3), rng.uniform(5e3, 50e3), version=version)
+        if rng.random() > share:
+            return healthy
+        return rng.choice(
+            [
+                Answer(math.inf),
+                Answer(0.01, error=REFUSED),
+                Answer(0.01, error=RequestError("503", is_throttled=True)),
+                Answer(0.01, error=RequestError("503", is_throttled=True, retry_after_s=3)),
+                Answer(0.05, rng.uniform(10, 1e4), version=version),
+                Answer(0.05, 40e3, breaks_after=rng.randrange(SIZE), version=version),
+                Answer(0.05, 40e3, ends_after=rng.randrange(SIZE), version=version),
+                Answer(0.05, 40e3, stops_after=rng.randrange(SIZE), version=version),
+            ]
+        )
+
+    async with Store(answer) as store:
+        patience_of(store.client.url).answered(store.started)
+        bounds = []
+        for _ in range(300):
+            start = rng.randrange(len(DATA))
+            bounds.append((start, min(len(DATA), start + rng.randrange(2 * SIZE))))
+        futures = [store.submit(*bound, deadline=rng.randrange(30)) for bound in bounds]
+        given_up = set(rng.sample(range(300), 20))
+        for clock in range(30):
+            store.transfers.advance(clock)
+            await asyncio.sleep(rng.uniform(0, 0.2))
+            if clock == 5:
+                store.transfers.cancel([futures[i] for i in given_up])
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        for i, ((start, stop), outcome) in enumerate(zip(bounds, outcomes)):
+            if isinstance(outcome, ReplacedError):
+                assert replaced_at < math.inf
+            elif isinstance(outcome, asyncio.CancelledError):
+                assert i in given_up
+            else:
+                assert outcome == DATA[start:stop]
+        assert not store.transfers._transfers
+        assert not store.transfers._attempts
+        assert store.transfers._num_late == 0

@@ -1,0 +1,131 @@
+"""Storage: how many requests of a rank are in flight, found by measurement.
+
+It starts with a number that suits most links. While ranges are queued, a step up is tried, and it
+stays if it brought more bytes/s. Fewer are in flight where the consumer needs fewer, where the
+store asks for it, and where requests share a link that is too slow for them.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from mmstream.storage.allowance import Allowance
+from mmstream.storage.transfer_limits import TransferLimits
+
+__all__ = ["InFlight"]
+
+
+class InFlight:
+    """The number of requests that may be in flight.
+
+    Times are those of the event loop.
+
+    Args:
+        limits: The numbers to go by.
+        num_local_ranks: Ranks of this node. They share its link.
+        now: The time.
+
+    Attributes:
+        limit: The number now.
+    """
+
+    def __init__(self, limits: TransferLimits, num_local_ranks: int, now: float) -> None:
+        self._limits = limits
+        self.limit = max(limits.min_start_in_flight, limits.start_in_flight // num_local_ranks)
+        self._max = max(limits.min_start_in_flight, limits.max_in_flight // num_local_ranks)
+        self._forgiven = Allowance(limits.forgiven_timeouts, limits.hedged_burst)
+        self._cut_at = -math.inf  # requests that were sent before do not halve it once more
+        self._rates: list[float] = []  # of requests that were sent since the last change
+        self._queued_at = now
+        self._no_trial_before = now
+        self._before_step: tuple[int, float] | None = None  # limit and bytes/s
+        self._changed_at = now
+        self._is_settled = False
+        self._measured_from, self._num_bytes, self._num_ended = now, 0, 0
+
+    def received(self, num_bytes: int) -> None:
+        """Note bytes that arrived."""
+        self._num_bytes += num_bytes
+
+    def ended(self, started: float, rate: float | None, now: float) -> None:
+        """Note a request that ended well.
+
+        Args:
+            started: When it was sent.
+            rate: Its bytes/s, or None for a request too short to tell.
+            now: The time.
+        """
+        self._forgiven.earn(1)
+        self._num_ended += 1
+        if rate is None or started < self._changed_at:
+            return
+        self._rates.append(rate)
+        if len(self._rates) >= max(16, self.limit):
+            if median(self._rates) < self._limits.min_connection_rate:
+                self._halve(now)
+            self._rates.clear()
+
+    def throttled(self, started: float, now: float) -> None:
+        """Note that the store asked for fewer requests."""
+        if started >= self._cut_at:
+            self._halve(now)
+
+    def timed_out(self, started: float, now: float) -> None:
+        """Note a request without an answer. A few among many are no sign of too many."""
+        if not self._forgiven.spend(1) and started >= self._cut_at:
+            self._halve(now)
+
+    def tick(self, now: float, *, is_queued: bool) -> None:
+        """Change the number, if it is time to. Called every now and then.
+
+        Args:
+            now: The time.
+            is_queued: Whether ranges wait for a permit.
+        """
+        if not is_queued:
+            if now - self._queued_at >= self._limits.full_s:
+                self._queued_at = now
+                self._change(self.limit - max(1, self.limit // 8), now)
+            self._before_step = None
+            self._restart(now)
+            return
+        self._queued_at = now
+        if not self._is_settled:
+            if self._num_ended >= self.limit:  # those that were sent before
+                self._is_settled = True
+                self._measured_from, self._num_bytes, self._num_ended = now, 0, 0
+            return
+        # Requests that began together end together. So a trial lasts for a whole round of them.
+        seconds = now - self._measured_from
+        if seconds >= self._limits.min_trial_s and self._num_ended >= self.limit:
+            self._judge(self._num_bytes / seconds, now)
+
+    def _judge(self, rate: float, now: float) -> None:
+        """Keep or take back a step up, and try the next one."""
+        before, self._before_step = self._before_step, None
+        if before is not None and rate < self._limits.min_gain * before[1]:
+            self._no_trial_before = now + self._limits.retrial_s
+            self._change(before[0], now)
+        elif now >= self._no_trial_before and self.limit < self._max:
+            step = self.limit, rate
+            self._change(math.ceil(self.limit * self._limits.step_up), now)
+            self._before_step = step
+        else:
+            self._restart(now)
+
+    def _halve(self, now: float) -> None:
+        self._cut_at = now
+        self._no_trial_before = now + self._limits.recovery_s
+        self._change(self.limit // 2, now)
+
+    def _change(self, limit: int, now: float) -> None:
+        self.limit = min(self._max, max(self._limits.min_in_flight, limit))
+        self._before_step, self._changed_at = None, now
+        self._rates.clear()
+        self._restart(now)
+
+    def _restart(self, now: float) -> None:
+        """Measure anew, as soon as the requests in flight are those of the present number."""
+        self._is_settled = False
+        self._measured_from, self._num_bytes, self._num_ended = now, 0, 0
