@@ -192,8 +192,10 @@ class PipelineRunner:
     ) -> None:
         self._progress = progress or Progress()
         dataset, order, zero_copy = pipeline.dataset, pipeline.order, pipeline.zero_copy
+        # Decoders leave the interpreter free; code that only parses would wait for it.
+        in_background = num_threads > 1 and pipeline.decode is not None
         self._reader: Reader | StepReader = (
-            Reader(dataset, order, zero_copy=zero_copy)
+            Reader(dataset, order, zero_copy=zero_copy, in_background=in_background)
             if connection is None
             else StepReader(dataset, order, connection, zero_copy=zero_copy)
         )

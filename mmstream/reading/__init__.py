@@ -1,7 +1,9 @@
 """The second stage: order -> READ -> decode -> batch -> loader -> device.
 
 step.py     what is asked for (`Job`), and the record of a step from here to the logs
-reader.py   reads the windows of a run ahead of their use
+reader.py   reads the steps of this process
+blocks.py   local files: a few steps at once, as late as possible
+windows.py  object stores, where no reader process reads them: window by window, ahead of their use
 fetcher.py  (shard, index) pairs -> byte ranges -> samples
 held.py     samples that were read together, until they are taken
 lookup.py   single samples, for second reads and substitutes

@@ -1,41 +1,58 @@
 """From (shard, index) pairs to raw samples, in few and long ranges.
 
 Samples that lie close together come in one range. Each range of a remote shard is a request, and
-all requests of a call travel side by side. Local ranges are read about two megabytes at a time, so
-that one buffer serves after the other. With `zero_copy`, local shards are mapped instead of read.
-`HeldSamples` makes samples of the bytes.
+all requests of a call travel side by side. Local ranges are read one after the other. With
+`zero_copy`, local shards are mapped instead of read. `HeldSamples` makes samples of the bytes.
+
+A call may ask for samples of hundreds of shards, one or two of each. So samples and ranges are
+columns, one entry per sample or range, and little is done for each of them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby
 from mmap import MADV_WILLNEED, PAGESIZE, mmap
-from typing import TypeAlias
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from mmstream.dataset.source import ShardSource, read_ranges
 from mmstream.errors import ShardError
-from mmstream.reading.held import NO_CHECKSUM, HeldSamples, SampleRange
-from mmstream.storage import NotAFileError, ReplacedError, Store
+from mmstream.reading.held import NO_CHECKSUM, HeldSamples, SampleRange, SampleTable
+from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store, read_soon
 from mmstream.types import IntArray, SampleRef
 
 __all__ = ["Fetcher"]
 
-MAX_BUFFER_BYTES = 2 * 1024 * 1024
-"""Bytes of local ranges that are read before samples are made of them: one buffer per thread."""
+MAX_BUFFER_BYTES = 32 * 1024 * 1024
+"""Bytes of local ranges that are read before samples are made of them. Fewer are not faster: the
+headers of many samples are parsed together."""
 
-MAX_MAPS = 256
+MAX_MAPS = 512
 """Shards mapped at a time: each is an open file, and a process may often have 1,024."""
 
 OF_THE_WHOLE_SHARD = (FileNotFoundError, NotAFileError, ReplacedError)
 """Errors of a range that all other ranges of its shard would meet too."""
 
-RangeData: TypeAlias = bytes | OSError
-"""The bytes of a range, or why there are none."""
+
+class _Ranges(NamedTuple):
+    """Ranges to read, as columns. Range i has samples [first[i], end[i]) of a `SampleTable`."""
+
+    first: IntArray
+    end: IntArray
+    shard: IntArray
+    start: IntArray
+    """The range is bytes [start, stop) of its shard."""
+    stop: IntArray
+
+    @property
+    def bounds(self) -> list[tuple[int, int, int]]:
+        """Shard, start and stop of each range."""
+        return list(zip(self.shard.tolist(), self.start.tolist(), self.stop.tolist(), strict=True))
 
 
 class Fetcher:
@@ -45,6 +62,7 @@ class Fetcher:
         self._source = source
         self._zero_copy = zero_copy
         self._maps: WeakValueDictionary[int, mmap] = WeakValueDictionary()  # views keep them alive
+        self._kept_maps: dict[int, mmap] = {}  # for the next calls, the latest last
         self._num_bytes = 0
         self._num_requests = 0
         self._num_wrong_reads = 0
@@ -64,45 +82,40 @@ class Fetcher:
         """
         shards, indexes = np.asarray(refs, dtype=np.int64).reshape(-1, 2).T
         held = HeldSamples(self._source, shards.size, zero_copy=self._zero_copy)
-        num_bytes, num_requests, unread = 0, 0, list[SampleRange]()
-        for positions in _by_shard(shards, indexes):
-            shard, index = int(shards[positions[0]]), indexes[positions]
-            location = self._source.locate(shard)
-            try:
-                bounds = location.dataset.bounds(location.shard, index, self._count_wrong_reads)
-            except ShardError as error:
-                held.put_error(positions, error)
-                continue
-            checksum = bounds.checksum
-            if checksum is None:
-                checksum = np.full(index.size, NO_CHECKSUM)
-            samples = SampleRange(shard, index, bounds.start, bounds.stop, positions, checksum)
-            access = location.dataset.store.access
-            ranges = _merge(samples, access.max_gap_bytes, access.max_range_bytes)
-            num_requests += len(ranges)
-            num_bytes += sum(one_range.num_bytes for one_range in ranges)
-            if past_caches:
-                name = location.dataset.name_of(location.shard)
-                for sample_range in ranges:
-                    _, start, stop = sample_range.bounds
-                    location.dataset.store.drop_cache(name, start, stop)
-            is_mapped = self._zero_copy and not past_caches
-            mapped = self._mapped(samples, ranges) if is_mapped else None
-            if mapped is None:
-                unread += ranges
-            else:
-                held.put(samples, mapped, 0, location.dataset.known_stat(location.shard))
-        held.scan()
-        for sample_range, data in self._read(unread):
-            self._hold(sample_range, data, held)
-            if not self._zero_copy:
-                held.scan()  # the buffer of this range is free for the next one
-        held.scan()
+        samples = self._locate(shards, indexes, held)
+        ranges = self._ranges(samples)
+        num_bytes, num_requests = int((ranges.stop - ranges.start).sum()), ranges.first.size
+        if past_caches:
+            self._drop_caches(ranges)
+        elif self._zero_copy:
+            samples = self._map(samples, ranges, held)
+            ranges = self._ranges(samples)
+        for numbers in self._read_together(ranges):
+            self._read(samples, ranges, numbers, held)
         with self._lock:
             self._num_bytes += num_bytes
             self._num_requests += num_requests
         self._count_wrong_reads(held.num_wrong)
         return held
+
+    def read_soon(self, refs: Sequence[SampleRef] | IntArray) -> int:
+        """Ask the system to read samples of local files, as they will be fetched soon.
+
+        Returns:
+            How many bytes that are.
+        """
+        shards, indexes = np.asarray(refs, dtype=np.int64).reshape(-1, 2).T
+        unused = HeldSamples(self._source, shards.size, zero_copy=True)
+        try:
+            ranges = self._ranges(self._locate(shards, indexes, unused))
+        except OSError:
+            return 0  # the fetch that follows says it
+        for shard, bounds in groupby(ranges.bounds, lambda one_range: one_range[0]):
+            location = self._source.locate(shard)
+            path = location.dataset.store.local_path(location.dataset.name_of(location.shard))
+            if path is not None:
+                read_soon(path, [(start, stop) for _, start, stop in bounds])
+        return int((ranges.stop - ranges.start).sum())
 
     def pop_counts(self) -> tuple[int, int]:
         """Return how many bytes and ranges were read since the previous call."""
@@ -121,89 +134,190 @@ class Fetcher:
         with self._lock:
             self._num_wrong_reads += count
 
-    def _read(self, ranges: Sequence[SampleRange]) -> Iterator[tuple[SampleRange, RangeData]]:
-        """Yield each range with its bytes: remote ones all together, local ones in buffers."""
-        remote: list[SampleRange] = []
-        buffers: list[list[SampleRange]] = [[]]
-        num_bytes = 0
-        for sample_range in ranges:
-            if self._store(sample_range.shard).access.concurrent:
-                remote.append(sample_range)
+    def _locate(self, shards: IntArray, indexes: IntArray, held: HeldSamples) -> SampleTable:
+        """Return where samples lie, by shard and index; hold the errors of their shards."""
+        position = np.lexsort((indexes, shards))
+        shards, indexes = shards[position], indexes[position]
+        start, stop = np.empty_like(shards), np.empty_like(shards)
+        checksum = np.full_like(shards, NO_CHECKSUM)
+        is_located = np.ones(shards.size, dtype=np.bool_)
+        for first, end in _groups(shards):
+            location = self._source.locate(int(shards[first]))
+            of_shard = slice(first, end)
+            try:
+                bounds = location.dataset.bounds(
+                    location.shard, indexes[of_shard], self._count_wrong_reads
+                )
+            except ShardError as error:
+                held.put_error(position[of_shard], error)
+                is_located[of_shard] = False
                 continue
-            buffers[-1].append(sample_range)
-            num_bytes += sample_range.num_bytes
-            if num_bytes >= MAX_BUFFER_BYTES:
-                buffers.append([])
-                num_bytes = 0
-        for buffer in (remote, *buffers):
-            data = read_ranges(self._source, [sample_range.bounds for sample_range in buffer])
-            yield from zip(buffer, data, strict=True)
-            del data  # before the next buffer is read
+            start[of_shard], stop[of_shard] = bounds.start, bounds.stop
+            if bounds.checksum is not None:
+                checksum[of_shard] = bounds.checksum
+        samples = SampleTable(shards, indexes, start, stop, position, checksum)
+        return samples if is_located.all() else samples.select(is_located)
+
+    def _ranges(self, samples: SampleTable) -> _Ranges:
+        """Return the ranges of samples that are read together."""
+        groups = _groups(samples.shard)
+        accesses = [self._store(int(samples.shard[first])).access for first, _ in groups]
+        sizes = [end - first for first, end in groups]
+        first = _starts_of_ranges(
+            samples,
+            np.repeat(np.array([access.max_gap_bytes for access in accesses], np.int64), sizes),
+            np.repeat(np.array([access.max_range_bytes for access in accesses], np.int64), sizes),
+        )
+        end = np.append(first[1:], samples.shard.size)[: first.size]
+        return _Ranges(
+            first, end, samples.shard[first], samples.start[first], samples.stop[end - 1]
+        )
+
+    def _read_together(self, ranges: _Ranges) -> Iterator[npt.NDArray[np.bool_]]:
+        """Yield which ranges are read together: all remote ones, local ones a buffer at a time."""
+        is_remote = np.zeros(ranges.first.size, dtype=np.bool_)
+        for first, end in _groups(ranges.shard):
+            is_remote[first:end] = self._store(int(ranges.shard[first])).access.concurrent
+        if is_remote.any():
+            yield is_remote
+        local_bytes = np.cumsum(np.where(is_remote, 0, ranges.stop - ranges.start))
+        num_read = 0
+        while local_bytes.size and num_read < local_bytes[-1]:
+            end = int(np.searchsorted(local_bytes, num_read + MAX_BUFFER_BYTES)) + 1
+            is_next = ~is_remote & (local_bytes > num_read)
+            is_next[end:] = False
+            yield is_next
+            num_read = int(local_bytes[min(end, local_bytes.size) - 1])
+
+    def _read(
+        self,
+        samples: SampleTable,
+        ranges: _Ranges,
+        is_wanted: npt.NDArray[np.bool_],
+        held: HeldSamples,
+    ) -> None:
+        """Read some of the ranges, and hold their samples, or the errors in their place."""
+        wanted = _Ranges(*(column[is_wanted] for column in ranges))
+        answers = read_ranges(self._source, wanted.bounds)
+        is_read = np.array([not isinstance(answer, OSError) for answer in answers])
+        bounds = zip(answers, wanted.first.tolist(), wanted.end.tolist(), strict=True)
+        for answer, first, end in bounds:
+            if isinstance(answer, OSError):
+                self._hold_error(samples.range(first, end), answer, held)
+        held.scan()
+        is_held = is_wanted.copy()
+        is_held[is_wanted] = is_read
+        num_samples = ranges.end - ranges.first
+        held.put_table(
+            samples.select(np.repeat(is_held, num_samples)),
+            [answer for answer in answers if not isinstance(answer, OSError)],
+            ranges.start[is_held],
+            np.repeat(np.arange(int(is_held.sum())), num_samples[is_held]),
+        )
 
     def _store(self, shard: int) -> Store:
         return self._source.locate(shard).dataset.store
 
-    def _mapped(self, samples: SampleRange, ranges: Sequence[SampleRange]) -> mmap | None:
-        """Return a shard's file as a map. None: it must be read, be it only for the error."""
-        shard = samples.shard
+    def _drop_caches(self, ranges: _Ranges) -> None:
+        for shard, start, stop in ranges.bounds:
+            location = self._source.locate(shard)
+            name = location.dataset.name_of(location.shard)
+            location.dataset.store.drop_cache(name, start, stop)
+
+    def _map(self, samples: SampleTable, ranges: _Ranges, held: HeldSamples) -> SampleTable:
+        """Hold views of samples whose files can be mapped; return the others, which are read."""
+        maps: list[mmap] = []
+        stats: dict[int, ObjectStat] = {}
+        map_of_sample = np.full(samples.shard.size, -1)
+        for first, end in _groups(samples.shard):
+            shard = int(samples.shard[first])
+            file_map = self._file_map(shard)
+            if file_map is None or len(file_map) < samples.stop[end - 1]:
+                continue  # it is read, be it only for the error
+            location = self._source.locate(shard)
+            stat = location.dataset.known_stat(location.shard)
+            if stat is not None:
+                stats[shard] = stat
+            map_of_sample[first:end] = len(maps)
+            maps.append(file_map)
+        for number, start, stop in zip(
+            map_of_sample[ranges.first].tolist(),
+            ranges.start.tolist(),
+            ranges.stop.tolist(),
+            strict=True,
+        ):
+            if number >= 0:  # all ranges come in at once
+                page = start // PAGESIZE * PAGESIZE
+                maps[number].madvise(MADV_WILLNEED, page, stop - page)
+        is_mapped = map_of_sample >= 0
+        starts = np.zeros(len(maps), dtype=np.int64)
+        held.put_table(samples.select(is_mapped), maps, starts, map_of_sample[is_mapped], stats)
+        return samples.select(~is_mapped)
+
+    def _file_map(self, shard: int) -> mmap | None:
+        """Return a shard's file as a map. None: it must be read."""
+        location = self._source.locate(shard)
         with self._lock:
             file_map = self._maps.get(shard)
+            if file_map is None and len(self._maps) >= MAX_MAPS and self._kept_maps:
+                del self._kept_maps[next(iter(self._kept_maps))]
             if file_map is not None or len(self._maps) < MAX_MAPS:
-                location = self._source.locate(shard)
                 file_map = location.dataset.map(location.shard, file_map)
+            self._kept_maps.pop(shard, None)
             if file_map is not None:
-                self._maps[shard] = file_map
-        if file_map is None or len(file_map) < ranges[-1].bounds[2]:
-            return None
-        for sample_range in ranges:
-            _, start, stop = sample_range.bounds
-            page = start // PAGESIZE * PAGESIZE
-            file_map.madvise(MADV_WILLNEED, page, stop - page)  # all ranges come in at once
+                self._maps[shard] = self._kept_maps[shard] = file_map
         return file_map
 
-    def _hold(self, samples: SampleRange, data: RangeData, held: HeldSamples) -> None:
-        """Hold the samples of a range, or the errors in their place."""
-        if not isinstance(data, OSError):
-            held.put(samples, data, samples.bounds[1])
-            return
+    def _hold_error(self, samples: SampleRange, error: OSError, held: HeldSamples) -> None:
+        """Hold why a range could not be read; or its samples, where they can be had alone."""
         location = self._source.locate(samples.shard)
-        cause = location.dataset.explain(data, location.shard, samples.bounds[2])
+        cause = location.dataset.explain(error, location.shard, samples.bounds[2])
         if not isinstance(cause, ShardError):
             raise cause  # storage failed; the shard itself is well
-        if samples.position.size == 1 or isinstance(data, OF_THE_WHOLE_SHARD):
+        if samples.position.size == 1 or isinstance(error, OF_THE_WHOLE_SHARD):
             held.put_error(samples.position, cause)
             return
         for number in range(samples.position.size):  # samples before the cut are still good
             one_sample = samples.slice(number, number + 1)
-            one_data = read_ranges(self._source, [one_sample.bounds])[0]
-            self._hold(one_sample, one_data, held)
+            data = read_ranges(self._source, [one_sample.bounds])[0]
+            if isinstance(data, OSError):
+                self._hold_error(one_sample, data, held)
+            else:
+                held.put(one_sample, data, one_sample.bounds[1])
 
 
-def _by_shard(shards: IntArray, indexes: IntArray) -> list[IntArray]:
-    """Return the positions of each shard's samples, by rising index."""
-    if not shards.size:
-        return []
-    positions = np.lexsort((indexes, shards))
-    return np.split(positions, np.flatnonzero(np.diff(shards[positions])) + 1)
+def _groups(values: IntArray) -> list[tuple[int, int]]:
+    """Return [first, end) of each group of equal values that follow one another.
 
-
-def _merge(samples: SampleRange, max_gap_bytes: int, max_range_bytes: int) -> list[SampleRange]:
-    """Cut the samples of a shard into ranges to read.
-
-    A gap of more than `max_gap_bytes` starts a new range, and so does a sample that would make the
-    range longer than `max_range_bytes`. A longer sample is a range of its own.
-
-    Example: samples at bytes [0, 10), [10, 20), [50, 60), a gap of at most 16 and ranges of at most
-    100 bytes: two ranges, [0, 20) and [50, 60).
+    Examples:
+        >>> _groups(np.array([7, 7, 9]))
+        [(0, 2), (2, 3)]
     """
-    is_far = samples.start[1:] - samples.stop[:-1] > max_gap_bytes
-    ranges = []
-    starts_of_groups = [0, *(np.flatnonzero(is_far) + 1).tolist(), samples.start.size]
-    for first, end in pairwise(starts_of_groups):
+    ends = [*(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), values.size]
+    return list(zip([0, *ends[:-1]], ends, strict=True)) if values.size else []
+
+
+def _starts_of_ranges(
+    samples: SampleTable, max_gap_bytes: IntArray, max_range_bytes: IntArray
+) -> IntArray:
+    """Return the number of the first sample of each range to read.
+
+    A new range starts with a shard, after a gap of more than `max_gap_bytes`, and with a sample
+    that would make the range longer than `max_range_bytes`. A longer sample is a range of its own.
+
+    Example: samples at bytes [0, 10), [10, 20), [50, 60) of a shard, a gap of at most 16 and ranges
+    of at most 100 bytes: two ranges, [0, 20) and [50, 60). The result is [0, 2].
+    """
+    shard, start, stop = samples.shard, samples.start, samples.stop
+    is_first = np.ones(shard.size, dtype=np.bool_)
+    is_first[1:] = (shard[1:] != shard[:-1]) | (start[1:] - stop[:-1] > max_gap_bytes[1:])
+    firsts = np.flatnonzero(is_first)
+    ends = np.append(firsts[1:], shard.size)[: firsts.size]
+    is_long = stop[ends - 1] - start[firsts] > max_range_bytes[firsts]
+    for first, end in zip(firsts[is_long].tolist(), ends[is_long].tolist(), strict=True):
         while first < end:
-            limit = int(samples.start[first]) + max_range_bytes
-            num_fitting = int(np.searchsorted(samples.stop[first:end], limit, side="right"))
-            next_first = first + max(1, num_fitting)
-            ranges.append(samples.slice(first, next_first))
-            first = next_first
-    return ranges
+            is_first[first] = True
+            limit = int(start[first] + max_range_bytes[first])
+            num_fitting = int(np.searchsorted(stop[first:end], limit, side="right"))
+            first += max(1, num_fitting)
+    return np.flatnonzero(is_first)

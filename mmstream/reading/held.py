@@ -9,7 +9,7 @@ samples are taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from mmstream.storage import ObjectStat
 from mmstream.tar.scan import Scan, blocks_of, scan_samples
 from mmstream.types import IntArray, Sample, SampleLineage
 
-__all__ = ["HeldSamples", "SampleRange"]
+__all__ = ["HeldSamples", "SampleRange", "SampleTable"]
 
 ObjectArray = npt.NDArray[np.object_]
 
@@ -66,6 +66,28 @@ class SampleRange(NamedTuple):
         return int(self.stop[-1] - self.start[0])
 
 
+class SampleTable(NamedTuple):
+    """Samples of several shards, by shard and then by index. Every array has one entry per sample.
+
+    The columns are those of `SampleRange`.
+    """
+
+    shard: IntArray
+    index: IntArray  # type: ignore[assignment]
+    start: IntArray
+    stop: IntArray
+    position: IntArray
+    checksum: IntArray
+
+    def select(self, is_wanted: npt.NDArray[np.bool_]) -> SampleTable:
+        """Return some of the samples."""
+        return SampleTable(*(column[is_wanted] for column in self))
+
+    def range(self, first: int, end: int) -> SampleRange:
+        """Return samples [first, end), which are of one shard."""
+        return SampleRange(int(self.shard[first]), *(column[first:end] for column in self[1:]))
+
+
 class _Members(NamedTuple):
     """First (second, ...) members of all samples: ``data[position][start:stop]`` is the payload."""
 
@@ -85,6 +107,7 @@ class HeldSamples:
         zero_copy: fields will be views of what was read, not bytes of their own.
 
     Attributes:
+        num_bytes: bytes of all samples that were put.
         num_wrong: samples whose bytes are not those of their checksums. A ChecksumError takes
             their place.
     """
@@ -93,6 +116,7 @@ class HeldSamples:
         self._source = source
         self._zero_copy = zero_copy
         self._num_samples = num_samples
+        self.num_bytes = 0
         self.num_wrong = 0
         self._errors: dict[int, ShardError | SampleError] = {}
         self._unscanned: list[tuple[SampleRange, Any, int]] = []
@@ -115,25 +139,58 @@ class HeldSamples:
         """Hold why samples cannot be had."""
         self._errors |= dict.fromkeys(positions.tolist(), error)
 
-    def put(
+    def put_table(
         self,
-        samples: SampleRange,
-        data: Any,
-        data_start: int,
-        mapped_stat: ObjectStat | None = None,
+        samples: SampleTable,
+        data: Sequence[Any],
+        data_starts: IntArray,
+        data_of_sample: IntArray,
+        mapped_stats: Mapping[int, ObjectStat] | None = None,
     ) -> None:
+        """Hold samples that lie in several pieces of data, and find their members.
+
+        Args:
+            samples: which ones.
+            data: bytes of shards, or views or maps of them. With `zero_copy` they stay in memory.
+            data_starts: the byte of its shard where each of `data` begins.
+            data_of_sample: number of the piece of data that has each sample; it never falls.
+            mapped_stats: of the files that `data` are maps of, by shard. A file that is written
+                over in place changes what was mapped, so it is compared again when samples are
+                taken.
+        """
+        self._mapped_stats.update(mapped_stats or {})
+        starts = data_starts[data_of_sample]
+        is_right = np.ones(samples.position.size, dtype=np.bool_)
+        is_checked = samples.checksum != NO_CHECKSUM
+        for number in np.unique(data_of_sample[is_checked]).tolist():
+            first, end = np.searchsorted(data_of_sample, (number, number + 1)).tolist()
+            right = self._right_samples(
+                samples.range(first, end), data[number], int(data_starts[number])
+            )
+            if right.position.size < end - first:
+                is_right[first:end] = np.isin(samples.position[first:end], right.position)
+        if not is_right.all():
+            samples = samples.select(is_right)
+            starts, data_of_sample = starts[is_right], data_of_sample[is_right]
+        if samples.position.size:
+            self._scan(
+                [memoryview(one) for one in data],
+                data_of_sample,
+                samples.shard,
+                samples.index,
+                samples.start - starts,
+                samples.stop - starts,
+                samples.position,
+            )
+
+    def put(self, samples: SampleRange, data: Any, data_start: int) -> None:
         """Hold samples; `scan` must follow.
 
         Args:
             samples: which ones.
-            data: bytes of their shard, or a view or map of them. With `zero_copy` they stay in
-                memory.
+            data: bytes of their shard, or a view of them. With `zero_copy` they stay in memory.
             data_start: the byte of the shard where `data` begins.
-            mapped_stat: of the file that `data` is a map of. A file that is written over in place
-                changes what was mapped, so it is compared again when samples are taken.
         """
-        if mapped_stat is not None:
-            self._mapped_stats[samples.shard] = mapped_stat
         samples = self._right_samples(samples, data, data_start)
         if samples.position.size:
             self._unscanned.append((samples, data, data_start))
@@ -212,6 +269,7 @@ class HeldSamples:
         position: IntArray,
     ) -> None:
         """Find the members of samples. Each array has one entry per sample."""
+        self.num_bytes += int((stop - start).sum())
         shards, number = np.unique(shard, return_inverse=True)
         locations = [self._source.locate(one_shard) for one_shard in shards.tolist()]
         urls = [location.dataset.url_of(location.shard) for location in locations]

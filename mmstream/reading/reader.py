@@ -1,73 +1,54 @@
-"""Reads the windows of a run ahead of their use.
+"""The raw samples of steps, read by this process.
 
-In: jobs, the steps that this process delivers. Out: the raw samples of each step. A window (shuffle
-buffer) is read as a whole, in merged ranges. A worker that owns whole lanes reads megabytes at once
-and no byte twice. Only raw bytes are held, and only until their step. By default all windows hold
-at most 2 GiB over all ranks. Windows of different lanes end one after another, so about half of
-that is filled at a time.
-
-The first step of a run, or after a resume, reads only its own samples. The rest of its windows
-follows in the background.
+In: jobs, the steps that this process delivers. Out: the raw samples of each step. Local files are
+read step by step (``blocks.py``). Object stores are read window by window (``windows.py``), where
+no reader process does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-
-from mmstream.dataset.source import ShardSource
-from mmstream.order import AnyOrder, Window
-from mmstream.order.checks import keep
+from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.order import AnyOrder
+from mmstream.reading.blocks import BlockReads
 from mmstream.reading.fetcher import Fetcher
-from mmstream.reading.held import HeldSamples
 from mmstream.reading.lookup import SampleLookup
-from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep
-from mmstream.types import IntArray, SampleRef
+from mmstream.reading.step import BatchLineage, Job, RawStep
+from mmstream.reading.windows import WindowReads
 
 __all__ = ["Reader"]
 
-NUM_THREADS = 4
-"""Windows that are read side by side."""
-
-STEPS_AHEAD = 2
-"""Steps of this process whose windows are read before they are asked for."""
-
-WindowKey: TypeAlias = tuple[int, int]
-"""(epoch, number of the window)."""
-
-Delivery: TypeAlias = tuple[IntArray, HeldSamples]
-"""Slots of a window's samples, rising, and the samples in that order. Slot = step * G + row."""
-
 
 class Reader:
-    """Reads the windows of a run ahead of their use. Belongs to one process; holds threads.
-
-    A window is usually held whole: it is read before its first step. At a start or a resume it is
-    held in two deliveries, so that the first step need not wait for the whole window.
+    """Reads steps. Belongs to one process; may hold threads.
 
     Args:
         source: what to read.
         order: which samples, and when.
         zero_copy: fields are memoryviews, not bytes of their own. Local shards are mapped; other
             ranges stay in memory until their last view is gone.
+        in_background: read local files in a thread, while the caller does other things. Object
+            stores are always read in threads.
 
     Attributes:
         lookup: reads single samples, with the same connections.
     """
 
-    def __init__(self, source: ShardSource, order: AnyOrder, *, zero_copy: bool = False) -> None:
+    def __init__(
+        self,
+        source: ShardSource,
+        order: AnyOrder,
+        *,
+        zero_copy: bool = False,
+        in_background: bool = False,
+    ) -> None:
         self._order = order
         self._fetcher = Fetcher(source, zero_copy=zero_copy)
         self.lookup = SampleLookup(source, order, self._fetcher)
-        self._deliveries: dict[WindowKey, list[Future[Delivery]]] = {}
-        self._whole_windows: set[WindowKey] = set()
-        self._windows_of_job: dict[Job, list[int]] = {}
-        self._expected_job: Job | None = None
-        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mmstream-read")
+        self._reads: BlockReads | WindowReads
+        if any(dataset.store.access.concurrent for dataset in datasets_of(source)):
+            self._reads = WindowReads(order, self._fetcher)
+        else:
+            self._reads = BlockReads(order, self._fetcher, in_background=in_background)
 
     def step(self, job: Job) -> RawStep:
         """Return the raw samples of a job, one per row.
@@ -75,13 +56,16 @@ class Reader:
         Raises:
             StorageError: storage failed after retries; this is never turned into a bad sample.
         """
-        self._read_ahead(job)
+        outcomes = self._reads.take(job)
         shards, indexes, valid = (
             column[job.start : job.stop].tolist()
             for column in self._order.refs(job.epoch, job.step)
         )
         planned = list(zip(shards, indexes, strict=True))
-        outcomes = self._take(job, planned)
+        samples = [
+            self.lookup.read(ref) if outcome is None else outcome
+            for outcome, ref in zip(outcomes, planned, strict=True)
+        ]
         num_bytes, num_requests = self._fetcher.pop_counts()
         lineage = BatchLineage(
             job.epoch,
@@ -93,7 +77,7 @@ class Reader:
             num_bytes=num_bytes,
             num_requests=num_requests,
         )
-        return RawStep(lineage, outcomes)
+        return RawStep(lineage, samples)
 
     def pop_wrong_reads(self) -> int:
         """Return how many samples and indexes came with wrong bytes since the previous call."""
@@ -101,91 +85,4 @@ class Reader:
 
     def close(self) -> None:
         """Stop reading ahead."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _read_ahead(self, job: Job) -> None:
-        """Start reading what this step and the next ones need; drop what no step needs any more."""
-        self._drop_finished(job)
-        numbers = self._windows(job)
-        for number in numbers:  # not foreseen: the samples of this step come first
-            if (job.epoch, number) not in self._deliveries:
-                self._start_reading(job, number, this_step_only=True)
-        for turn in range(1, STEPS_AHEAD + 1):
-            later_job = job._replace(step=job.step + turn * job.stride)
-            if later_job.step < self._order.steps_per_epoch:
-                self._foresee(later_job)
-        for number in numbers:
-            if (job.epoch, number) not in self._whole_windows:
-                next_job = job._replace(step=job.step + job.stride)
-                self._start_reading(next_job, number, this_step_only=False)
-
-    def _windows(self, job: Job) -> list[int]:
-        """Return the numbers of the windows that the rows of a job are drawn from."""
-        numbers = self._windows_of_job.get(job)
-        if numbers is None:
-            window_of_row = self._order.windows(job.epoch, job.step)[job.start : job.stop]
-            numbers = sorted(set(window_of_row.tolist()))
-            keep(self._windows_of_job, job, numbers, most=2 * STEPS_AHEAD)
-        return numbers
-
-    def _foresee(self, job: Job) -> None:
-        """Start reading what a later step needs.
-
-        In a lane with a window in memory that is the whole next window, in other lanes this step's
-        samples only.
-        """
-        running_lanes = {number % self._order.stride for _, number in self._deliveries}
-        for number in self._windows(job):
-            if (job.epoch, number) not in self._deliveries:
-                is_new_lane = number % self._order.stride not in running_lanes
-                self._start_reading(job, number, this_step_only=is_new_lane)
-
-    def _start_reading(self, job: Job, number: int, *, this_step_only: bool) -> None:
-        """Start reading what a window delivers to this process: at one step, or from it on."""
-        key = (job.epoch, number)
-        window = self._order.window(job.epoch, number)
-        is_wanted = (window.row >= job.start) & (window.row < job.stop)
-        steps_later = window.step - job.step
-        if this_step_only:
-            is_wanted &= steps_later == 0
-        else:
-            is_wanted &= (steps_later >= 0) & (steps_later % job.stride == 0)
-            self._whole_windows.add(key)
-        if is_wanted.any():
-            delivery = self._pool.submit(self._deliver, window, is_wanted)
-            self._deliveries.setdefault(key, []).append(delivery)
-
-    def _deliver(self, window: Window, is_wanted: npt.NDArray[np.bool_]) -> Delivery:
-        steps, rows, shards, indexes = (column[is_wanted] for column in window)
-        slots = steps * self._order.global_batch_size + rows
-        by_slot = np.argsort(slots, kind="stable")
-        refs = np.column_stack((shards, indexes))[by_slot]
-        return slots[by_slot], self._fetcher.fetch(refs)
-
-    def _take(self, job: Job, planned: Sequence[SampleRef]) -> list[Outcome]:
-        """Take the samples of a step out of its windows; waits for those that are being read."""
-        first_slot = job.step * self._order.global_batch_size + job.start
-        outcomes: list[Outcome | None] = [None] * len(planned)
-        for number in self._windows(job):
-            for delivery in self._deliveries.get((job.epoch, number), ()):
-                slots, held = delivery.result()
-                bounds = slots.searchsorted((first_slot, first_slot + len(planned)))
-                begin, end = bounds.tolist()
-                if begin < end:
-                    rows = (slots[begin:end] - first_slot).tolist()
-                    for row, outcome in zip(rows, held.take_all(begin, end), strict=True):
-                        outcomes[row] = outcome
-        return [
-            self.lookup.read(ref) if outcome is None else outcome
-            for outcome, ref in zip(outcomes, planned, strict=True)
-        ]
-
-    def _drop_finished(self, job: Job) -> None:
-        """Drop windows that deliver nothing more here. After a jump, drop all of them."""
-        has_jumped = job != self._expected_job
-        self._expected_job = job._replace(step=job.step + job.stride)
-        for key in list(self._deliveries):
-            if has_jumped or self._order.window(*key).step[-1] < job.step:
-                for delivery in self._deliveries.pop(key):
-                    delivery.cancel()
-                self._whole_windows.discard(key)
+        self._reads.close()

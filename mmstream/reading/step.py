@@ -10,7 +10,7 @@ from mmstream.errors import SampleError, ShardError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import Sample, SampleRef
 
-__all__ = ["BatchLineage", "Job", "Outcome", "RawStep"]
+__all__ = ["BatchLineage", "Job", "Outcome", "RawStep", "later_job"]
 
 Outcome: TypeAlias = Sample | SampleError | ShardError
 """A raw sample, or why there is none."""
@@ -27,6 +27,17 @@ class Job(NamedTuple):
     """The next job of this process is `stride` steps later."""
     iteration: int = 0
     """Number of the iteration in the reader process of the rank, where there is one."""
+
+
+def later_job(job: Job, turns: int, steps_per_epoch: int) -> Job:
+    """Return the job of the same process some turns later. Epochs follow one another.
+
+    Examples:
+        >>> later_job(Job(epoch=0, step=7, start=0, stop=4, stride=2), turns=1, steps_per_epoch=8)
+        Job(epoch=1, step=1, start=0, stop=4, stride=2)
+    """
+    epochs, step = divmod(job.step + turns * job.stride, steps_per_epoch)
+    return job._replace(epoch=job.epoch + epochs, step=step)
 
 
 @dataclass(frozen=True)

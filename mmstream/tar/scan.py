@@ -41,6 +41,9 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 MIN_HEADERS = 16
 """With fewer headers than this, reading one after another is faster."""
 
+MIN_TAKEN = 8
+"""With fewer headers a range than this, joining one after another is faster."""
+
 MAX_MEMBERS = 64
 """Samples with more members are odd. Each further member would take arrays over all samples."""
 
@@ -128,6 +131,9 @@ def _take_blocks(ranges: Sequence[Blocks], range_of_block: IntArray, numbers: In
     Example: with range_of_block [0, 0, 1], the bounds are [0, 2, 3]. Entries [0, 2) are taken from
     range 0 and entries [2, 3) from range 1.
     """
+    if len(ranges) > numbers.size // MIN_TAKEN:
+        pairs = zip(range_of_block.tolist(), numbers.tolist(), strict=True)
+        return blocks_of(b"".join([ranges[one][number] for one, number in pairs]))
     bounds = np.searchsorted(range_of_block, np.arange(len(ranges) + 1)).tolist()
     return np.concatenate(
         [

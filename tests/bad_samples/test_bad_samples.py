@@ -25,6 +25,7 @@ from mmstream.errors import (
     SkipSample,
     StorageError,
 )
+from mmstream.tar import scan
 from tests.helpers.bad_corpus import (
     FAULTS,
     FAULTS_OF_TARS,
@@ -207,7 +208,8 @@ class FlakyDataset(Dataset):
         return super().parse(data, shard, index, **options)
 
 
-def test_samples_that_are_refused_once_change_nothing(tmp_path):
+def test_samples_that_are_refused_once_change_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(scan, "MIN_HEADERS", 1000)  # each sample is parsed by itself
     pipeline = make_pipeline(write_faulty(tmp_path, [30, 30], ()))
     calm = run(pipeline).steps
     flaky = FlakyDataset(pipeline.dataset.manifest, pipeline.dataset.store)

@@ -25,8 +25,9 @@ from mmstream.errors import (
 )
 from mmstream.loader.batch_transport import SentBatch
 from mmstream.reading.lookup import SampleLookup
-from mmstream.reading.reader import STEPS_AHEAD, Reader
+from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
+from mmstream.reading.windows import STEPS_AHEAD
 from tests.helpers.bad_corpus import (
     bad_json,
     make_pipeline,
@@ -225,26 +226,28 @@ def test_a_resume_reads_only_what_is_left(lanes, start):
 
 def held(reader: Reader) -> int:
     """Raw samples that a reader has in memory or under way."""
-    return sum(
-        len(future.result()[1]) for window in reader._deliveries.values() for future in window
-    )
+    deliveries = reader._reads._deliveries.values()
+    return sum(len(future.result()[1]) for window in deliveries for future in window)
 
 
 @pytest.mark.parametrize("window", [16, 64])
 def test_a_reader_holds_about_half_of_all_windows_and_nothing_at_the_end(tmp_path, window):
-    pipeline = make_pipeline(
-        write_tiny(tmp_path, [1500, 548]), global_batch_size=8, grid=(4, 2), window=window
+    pipeline, _ = watched_pipeline(
+        make_pipeline(
+            write_tiny(tmp_path, [1500, 548]), global_batch_size=8, grid=(4, 2), window=window
+        ),
+        concurrent=True,
     )
+    ahead = 8 * (STEPS_AHEAD + 1)
     with closing(Reader(pipeline.dataset, pipeline.order)) as reader:
         most = []
         for epoch in range(2):
             for step in range(pipeline.order.steps_per_epoch):
                 reader.step(Job(epoch, step, 0, 8))
                 most.append(held(reader))
-                assert len(reader._deliveries) <= 2 * 8 + 1
-                assert len(reader._whole_windows) <= len(reader._deliveries)
-            assert most[-1] == 0
-    ahead = 8 * (STEPS_AHEAD + 1)
+                assert len(reader._reads._deliveries) <= 2 * 8 + 1 + ahead
+                assert len(reader._reads._whole_windows) <= len(reader._reads._deliveries)
+            assert most[-1] <= ahead  # the first steps of the next epoch
     assert max(most) <= window * 8 + ahead
     assert sum(most) / len(most) <= window * 8 * 0.7 + ahead
 

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.reading.fetcher import MAX_BUFFER_BYTES, Fetcher, _merge
-from mmstream.reading.held import NO_CHECKSUM, SampleRange
+from mmstream.reading import fetcher as fetching
+from mmstream.reading.fetcher import Fetcher, _starts_of_ranges
+from mmstream.reading.held import SampleTable
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import WatchedStore, watched
 
+MAX_BUFFER_BYTES = 2 * 1024 * 1024
 SAMPLE_BYTES = 300_000
 COUNTS = [5, 5, 5, 5]
 """Samples of each shard: 1.5 MB, so that two shards fill a buffer."""
@@ -45,7 +47,10 @@ def fetched(dataset: mm.Dataset, zero_copy: bool) -> list[bytes]:
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
-def test_local_ranges_are_read_a_buffer_at_a_time(large: mm.Dataset, zero_copy: bool) -> None:
+def test_local_ranges_are_read_a_buffer_at_a_time(
+    large: mm.Dataset, zero_copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "MAX_BUFFER_BYTES", MAX_BUFFER_BYTES)
     dataset = watched(large, maps_files=False)
     assert fetched(dataset, zero_copy) == [large_sample(n)["bin"] for n in range(sum(COUNTS))][::-1]
     requests = requests_of_tars(dataset.store)
@@ -71,31 +76,42 @@ def test_every_sample_lies_in_one_range_and_ranges_keep_to_their_limits(
     num_samples = data.draw(st.integers(1, 30), "num_samples")
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=num_samples, max_size=num_samples))
     gaps = data.draw(st.lists(st.integers(0, 30), min_size=num_samples, max_size=num_samples))
+    shards = data.draw(st.lists(st.integers(0, 1), min_size=num_samples, max_size=num_samples))
     max_gap_bytes = data.draw(st.integers(0, 30), "max_gap_bytes")
     max_range_bytes = data.draw(st.integers(1, 200), "max_range_bytes")
     stop = np.cumsum(np.array(lengths) + np.array(gaps))
-    start = stop - lengths
-    number = np.arange(num_samples)
-    samples = SampleRange(0, number, start, stop, number, np.full(num_samples, NO_CHECKSUM))
+    start, shard = stop - lengths, np.sort(shards)
 
-    ranges = _merge(samples, max_gap_bytes, max_range_bytes)
+    firsts = starts_of_ranges(shard, start, stop, max_gap_bytes, max_range_bytes)
 
-    assert np.concatenate([one.position for one in ranges]).tolist() == list(range(num_samples))
-    for one in ranges:
-        assert one.position.size == 1 or one.num_bytes <= max_range_bytes
-        assert (one.start[1:] - one.stop[:-1] <= max_gap_bytes).all()
-    for one, following in pairwise(ranges):  # no two ranges could have been one
-        gap = following.start[0] - one.stop[-1]
-        assert gap > max_gap_bytes or following.stop[0] - one.start[0] > max_range_bytes
+    assert firsts[0] == 0
+    ends = [*firsts[1:], num_samples]
+    for first, end in zip(firsts, ends, strict=True):
+        assert end > first
+        assert end == first + 1 or stop[end - 1] - start[first] <= max_range_bytes
+        assert len(set(shard[first:end])) == 1
+        assert (start[first + 1 : end] - stop[first : end - 1] <= max_gap_bytes).all()
+    for first, following in pairwise(firsts):  # no two ranges could have been one
+        gap = start[following] - stop[following - 1]
+        is_far = gap > max_gap_bytes or stop[following] - start[first] > max_range_bytes
+        assert is_far or shard[following] != shard[first]
+
+
+def starts_of_ranges(shard, start, stop, max_gap_bytes, max_range_bytes) -> list[int]:
+    """The number of the first sample of each range."""
+    number = np.arange(len(shard))
+    samples = SampleTable(np.asarray(shard), number, start, stop, number, number)
+    limits = (np.full(len(shard), limit) for limit in (max_gap_bytes, max_range_bytes))
+    return _starts_of_ranges(samples, *limits).tolist()
 
 
 def test_samples_close_together_share_a_range() -> None:
     start, stop = np.array([0, 10, 50]), np.array([10, 20, 60])
-    samples = SampleRange(0, np.arange(3), start, stop, np.arange(3), np.full(3, NO_CHECKSUM))
-    assert [one.bounds for one in _merge(samples, 16, 100)] == [(0, 0, 20), (0, 50, 60)]
-    assert [one.bounds for one in _merge(samples, 30, 100)] == [(0, 0, 60)]
-    assert [one.bounds for one in _merge(samples, 30, 20)] == [(0, 0, 20), (0, 50, 60)]
-    assert [one.bounds for one in _merge(samples, 30, 5)] == [(0, 0, 10), (0, 10, 20), (0, 50, 60)]
+    assert starts_of_ranges([0, 0, 0], start, stop, 16, 100) == [0, 2]
+    assert starts_of_ranges([0, 0, 0], start, stop, 30, 100) == [0]
+    assert starts_of_ranges([0, 0, 0], start, stop, 30, 20) == [0, 2]
+    assert starts_of_ranges([0, 0, 0], start, stop, 30, 5) == [0, 1, 2]
+    assert starts_of_ranges([0, 1, 1], start, stop, 30, 100) == [0, 1]
 
 
 def test_an_absent_shard_is_asked_for_once_and_not_sample_by_sample(tmp_path):

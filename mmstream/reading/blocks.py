@@ -1,0 +1,138 @@
+"""Steps of local files: a few of them at once, as late as possible.
+
+The system's page cache is the shuffle buffer here. So no window is held in this process, and it
+makes no difference that the workers of a rank share windows. Some steps are read together, a
+*block*: samples that lie close together share a read, and files are opened once for several steps.
+
+Files that are not in the page cache are read from the disk in long pieces: when a window begins,
+the system is asked to read its runs ahead. The workers of a rank share that, window by window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from mmstream.order import AnyOrder
+from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.held import HeldSamples
+from mmstream.reading.step import Job, Outcome, later_job
+from mmstream.types import IntArray
+
+__all__ = ["BlockReads"]
+
+BLOCK_BYTES = 32 << 20
+"""Bytes of a block. It has at least one step, however large that is."""
+
+MAX_STEPS = 4
+"""Steps of a block, at most. A block ends with its epoch. Files are watched for changes once a
+block, so it is not longer than it must be."""
+
+STEPS_AHEAD = 8
+"""Steps of this process from the end of a block to those whose windows are asked for."""
+
+MAX_ADVISED_BYTES = 2 * BLOCK_BYTES
+"""Bytes that a process asks for with each block. At a start, all windows begin at once; reads of
+the first steps would wait behind them."""
+
+
+class _Block(NamedTuple):
+    """Steps that are read together."""
+
+    jobs: list[Job]
+    held: HeldSamples
+
+
+class BlockReads:
+    """Reads the steps of local files, a block of them at once.
+
+    Args:
+        order: which samples, and when.
+        fetcher: reads them.
+        in_background: read the next block in a thread. It helps where decoding leaves the
+            interpreter free; else it only disturbs.
+    """
+
+    def __init__(self, order: AnyOrder, fetcher: Fetcher, *, in_background: bool) -> None:
+        self._order = order
+        self._fetcher = fetcher
+        self._block = _Block([], fetcher.fetch([]))
+        self._next: tuple[Job, Future[_Block]] | None = None
+        self._unadvised: deque[IntArray] = deque()
+        self._known_windows: set[tuple[int, int]] = set()
+        self._pool = (
+            ThreadPoolExecutor(1, thread_name_prefix="mmstream-read") if in_background else None
+        )
+
+    def take(self, job: Job) -> list[Outcome | None]:
+        """Return the samples of a job, one per row.
+
+        Raises:
+            StorageError: storage failed after retries.
+        """
+        if job not in self._block.jobs:
+            self._begin_block(job)
+        num_rows = job.stop - job.start
+        first = self._block.jobs.index(job) * num_rows
+        return list(self._block.held.take_all(first, first + num_rows))
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin_block(self, job: Job) -> None:
+        """Read the block of a job, or take it where it was read ahead."""
+        follows = bool(self._block.jobs) and job == self._later(self._block.jobs[-1])
+        reads, self._next = self._next, None
+        if reads is not None and reads[0] == job:
+            self._block = reads[1].result()
+        else:
+            num_steps = self._num_steps() if follows else 1
+            self._block = self._read(self._jobs(job, num_steps))
+        next_job = self._later(self._block.jobs[-1])
+        if self._pool is not None:
+            next_jobs = self._jobs(next_job, self._num_steps())
+            self._next = next_job, self._pool.submit(self._read, next_jobs)
+        self._read_soon(self._block.jobs[-1])
+
+    def _num_steps(self) -> int:
+        """Return how many steps a block has, by the bytes of the present one."""
+        bytes_per_step = max(1, self._block.held.num_bytes // len(self._block.jobs))
+        return max(1, min(MAX_STEPS, BLOCK_BYTES // bytes_per_step))
+
+    def _later(self, job: Job, turns: int = 1) -> Job:
+        return later_job(job, turns, self._order.steps_per_epoch)
+
+    def _jobs(self, first: Job, num_steps: int) -> list[Job]:
+        jobs = (self._later(first, turns) for turns in range(num_steps))
+        return [job for job in jobs if job.epoch == first.epoch]
+
+    def _read(self, jobs: Sequence[Job]) -> _Block:
+        """Read the samples of some steps."""
+        held = self._fetcher.fetch(np.concatenate([self._refs(job) for job in jobs]))
+        return _Block(list(jobs), held)
+
+    def _refs(self, job: Job) -> IntArray:
+        shards, indexes, _ = self._order.refs(job.epoch, job.step)
+        return np.column_stack((shards, indexes))[job.start : job.stop]
+
+    def _read_soon(self, last: Job) -> None:
+        """Have the system read the runs of windows that begin some steps after a block."""
+        job = self._later(last, STEPS_AHEAD)
+        numbers = set(self._order.windows(job.epoch, job.step)[job.start : job.stop].tolist())
+        windows = {(job.epoch, number) for number in numbers}
+        for key in sorted(windows - self._known_windows):
+            if key[1] % job.stride == job.step % job.stride:  # other workers take the others
+                window = self._order.window(*key)
+                is_wanted = (window.row >= job.start) & (window.row < job.stop)
+                refs = np.column_stack((window.shard, window.index))
+                self._unadvised.append(refs[is_wanted & (window.step >= job.step)])
+        self._known_windows = windows
+        num_bytes = 0
+        while self._unadvised and num_bytes < MAX_ADVISED_BYTES:
+            num_bytes += self._fetcher.read_soon(self._unadvised.popleft())
