@@ -59,7 +59,7 @@ class Transfers:
     """Requests ranges side by side, those with the earliest deadlines first.
 
     It lives in one event loop of one process, and is used from there. A range takes its memory when
-    its first byte arrives.
+    it is requested first.
 
     Args:
         clients: One for each store. They are closed with this object.
@@ -201,6 +201,8 @@ class Transfers:
     # -- one request -----------------------------------------------------------------------------
 
     def _send(self, transfer: _Transfer, now: float, *, is_hedge: bool = False) -> None:
+        if not transfer.data:
+            transfer.data = bytearray(transfer.size)
         attempt = _Attempt(transfer, now, is_hedge)
         self._counts["num_requests"] += 1
         if is_hedge:
@@ -218,7 +220,9 @@ class Transfers:
     async def _receive(self, attempt: _Attempt) -> None:
         client, name, start, stop, _ = attempt.transfer.request
         try:
-            stream = await self._clients[client].open(name, start + attempt.start, stop)
+            stream = await self._clients[client].open(
+                name, start + attempt.start, stop, attempt.into
+            )
             try:
                 self._begin(attempt, stream.stat)
                 # To the end, even if all bytes have come: the connection may serve again then.
@@ -261,13 +265,11 @@ class Transfers:
         self._in_flight.received(end - begin)
         attempt.position = end
         if end > transfer.reached:  # if not, the other request was quicker
-            if transfer.view is None:
-                transfer.data = bytearray(transfer.size)
-                transfer.view = memoryview(transfer.data)
-            num_known = transfer.reached - begin
-            transfer.view[transfer.reached : end] = (
-                memoryview(piece)[num_known:] if num_known else piece
-            )
+            is_there = isinstance(piece, memoryview) and piece.obj is transfer.data
+            if not is_there:
+                num_known = transfer.reached - begin
+                view = memoryview(transfer.data)
+                view[transfer.reached : end] = memoryview(piece)[num_known:]
             transfer.reached = end
         if end == transfer.size:
             self._complete(attempt, now)
@@ -285,8 +287,6 @@ class Transfers:
         if attempt.is_hedge:
             self._counts["num_hedges_won"] += 1
         self._release(attempt)
-        if transfer.view is not None:
-            transfer.view.release()
         if not transfer.future.done():
             transfer.future.set_result(transfer.data)
         self._forget(transfer)
@@ -473,7 +473,6 @@ class _Transfer:
         "request",
         "serial",
         "size",
-        "view",
     )
 
     def __init__(
@@ -483,7 +482,6 @@ class _Transfer:
         self.size = request.stop - request.start
         self.reached = 0  # bytes that have arrived, from the first on
         self.data = bytearray()
-        self.view: memoryview | None = None
         self.attempts: list[_Attempt] = []
         self.failures: Failures | None = None
         self.num_timeouts = 0
@@ -494,6 +492,7 @@ class _Attempt:
     """A request under way, from the byte that its transfer had reached."""
 
     __slots__ = (
+        "into",
         "is_hedge",
         "is_late",
         "marked",
@@ -509,6 +508,8 @@ class _Attempt:
     def __init__(self, transfer: _Transfer, started: float, is_hedge: bool) -> None:
         self.transfer, self.started, self.is_hedge = transfer, started, is_hedge
         self.start = self.position = self.marked_position = transfer.reached
+        # A hedge may be answered with another object. Its bytes are copied once that is excluded.
+        self.into = None if is_hedge else memoryview(transfer.data)[self.start :]
         self.opened: float | None = None
         self.marked = started
         self.is_late = False

@@ -44,6 +44,8 @@ class Sent:
     start: int
     stop: int
     time: float
+    has_memory: bool
+    """The client was told where the bytes go."""
     num_bytes: int = 0
     """That were sent as its answer."""
     is_closed: bool = False
@@ -70,9 +72,11 @@ class FakeClient:
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
 
-    async def open(self, name: str, start: int, stop: int) -> _Stream:
+    async def open(
+        self, name: str, start: int, stop: int, into: memoryview | None = None
+    ) -> _Stream:
         now = asyncio.get_running_loop().time()
-        sent = Sent(name, start, stop, now)
+        sent = Sent(name, start, stop, now, into is not None)
         self.sent.append(sent)
         answer = self.answer(sent)
         self.num_open += 1
@@ -88,7 +92,7 @@ class FakeClient:
         except BaseException:
             self._end(sent)
             raise
-        return _Stream(self, sent, answer)
+        return _Stream(self, sent, answer, into)
 
     def _end(self, sent: Sent) -> None:
         if not sent.is_closed:
@@ -104,13 +108,14 @@ class _Stream:
     client: FakeClient
     sent: Sent
     how: Answer
+    into: memoryview | None
 
     def __post_init__(self) -> None:
         content = self.how.content
         self.content = self.client.objects[self.sent.name] if content is None else content
         self.stat = ObjectStat(len(self.content), self.how.version)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[memoryview]:
         how, sent, client = self.how, self.sent, self.client
         loop: Any = asyncio.get_running_loop()
         body = memoryview(self.content)[sent.start : sent.stop]
@@ -123,8 +128,12 @@ class _Stream:
                 await asyncio.sleep(len(piece) / rate)
             finally:
                 client.num_streaming -= 1
-            sent.num_bytes += len(piece)
-            yield bytes(piece)
+            begin, sent.num_bytes = sent.num_bytes, sent.num_bytes + len(piece)
+            if self.into is None:
+                yield piece
+            else:
+                self.into[begin : sent.num_bytes] = piece
+                yield self.into[begin : sent.num_bytes]
         if how.stops_after <= sent.num_bytes:
             await loop.create_future()
         if how.breaks_after <= sent.num_bytes:
