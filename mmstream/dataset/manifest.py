@@ -8,6 +8,7 @@ time, host, absolute path or number of workers. There is one exception, `data_ur
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,7 +20,15 @@ from mmstream.errors import ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.tar.header import BLOCK
 
-__all__ = ["MANIFEST_NAME", "MARKER_NAME", "Manifest", "ShardInfo", "name_fault"]
+__all__ = [
+    "MANIFEST_NAME",
+    "MARKER_NAME",
+    "IndexPart",
+    "Manifest",
+    "ShardInfo",
+    "index_part_name",
+    "name_fault",
+]
 
 MANIFEST_NAME = "mmstream.json"
 MARKER_NAME = "mmstream.unfinished.json"
@@ -59,6 +68,20 @@ class ShardInfo:
 
 
 @dataclass(frozen=True)
+class IndexPart:
+    """A part of the dataset's index, for some shards in a row (see `index_part.py`)."""
+
+    name: str
+    """Of the file, beside the manifest: ``mmstream.index.`` and 12 hex digits of its sha256."""
+    num_bytes: int
+    sha256: str
+    first_shard: int
+    """Position in the manifest of the first shard that it describes."""
+    last_shard: int
+    """Position of the last one."""
+
+
+@dataclass(frozen=True)
 class _Versioned:
     """The field that manifests of all versions have."""
 
@@ -79,6 +102,8 @@ class Manifest:
     checksums: Literal["written", "indexed"] | None = None
     """Who made the checksums of the samples, ``NAME.tar.crc32c``: the converter that wrote the
     tars, or ``mmstream index --checksums`` later. None: there are none."""
+    index_parts: tuple[IndexPart, ...] = ()
+    """The index in parts, ascending. Shards that none describes have their ``NAME.tar.idx``."""
     version: int = FORMAT_VERSION
 
     @property
@@ -101,6 +126,7 @@ class Manifest:
             "source": self.source,
             **({"data_url": self.data_url} if self.data_url else {}),
             **({"checksums": self.checksums} if self.checksums else {}),
+            **({"index_parts": self.index_parts} if self.index_parts else {}),
         }
         head = msgspec.json.format(msgspec.json.encode(content), indent=2)
         shards = b",\n".join(b"    " + msgspec.json.encode(shard) for shard in self.shards)
@@ -143,6 +169,7 @@ class Manifest:
                 )
         if manifest.num_bytes >= MAX_BYTES:
             raise ManifestError(f"{name}: shards of {manifest.num_bytes} bytes together; {_CURE}")
+        _require_parts(manifest, name)
         return manifest
 
     @classmethod
@@ -158,6 +185,27 @@ class Manifest:
         return read_sealed(
             store, MANIFEST_NAME, MAX_MANIFEST_BYTES, lambda data: cls.from_bytes(data, url)
         )
+
+
+def index_part_name(sha256: str) -> str:
+    """Return the name of a part of an index by its content."""
+    return f"mmstream.index.{sha256[:12]}"
+
+
+def _require_parts(manifest: Manifest, name: str) -> None:
+    """Raise a ManifestError where parts of the index cannot be those of the shards."""
+    next_shard = 0
+    for part in manifest.index_parts:
+        is_named = re.fullmatch("[0-9a-f]{64}", part.sha256) and part.name == index_part_name(
+            part.sha256
+        )
+        is_next = next_shard <= part.first_shard <= part.last_shard < len(manifest.shards)
+        if not (is_named and is_next and 0 < part.num_bytes < MAX_BYTES):
+            raise ManifestError(
+                f"{name}: {escaped(part.name)} cannot be a part of the index, shards "
+                f"{part.first_shard} to {part.last_shard}; {_CURE}"
+            )
+        next_shard = part.last_shard + 1
 
 
 def name_fault(name: str) -> str:
