@@ -36,7 +36,9 @@ from mmstream.converting.pool import run_jobs
 from mmstream.converting.rejects import REJECTS_NAME, first_rejects
 from mmstream.converting.rows import RowFile, open_rows
 from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
-from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from mmstream.dataset.checksums import object_sha256
+from mmstream.dataset.index_writer import write_part
+from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, is_remote, join_url, open_store
 from mmstream.storage.write_lock import LOCK_NAME, WriteLock, write_lock
@@ -177,9 +179,12 @@ def convert(
         shard_reports = _write_shards(outputs, row_file, options, root, num_workers, progress)
         _require_samples(outputs, shard_reports, root)
         for output in outputs:
-            if output.state != "finished" and output.lock is not None:
+            if output.lock is not None:
                 output.lock.require()
-                finish(output.store, output.plan, shard_reports[output.split])
+                if output.state == "finished":
+                    _mend_index(output)
+                else:
+                    finish(output.store, output.plan, shard_reports[output.split])
             seconds = time.monotonic() - started
             reports[output.split] = _report(output, shard_reports[output.split], seconds)
     report = reports[None] if options.splits is None else _total(reports, started)
@@ -211,6 +216,8 @@ class _Output(NamedTuple):
     """Shards of a finished dataset that are looked at or written again."""
     has_checksums: bool = True
     """False: a finished dataset of 0.1, without checksums of samples."""
+    lost_parts: tuple[IndexPart, ...] = ()
+    """Parts of a finished dataset's index that are missing or damaged."""
 
 
 def _media_folder(rows: str, media_root: str | None) -> str | None:
@@ -265,7 +272,8 @@ def _locked(
 ) -> _Output:
     """Return an output with the lock on its destination, if something may be written there."""
     output = _with_damage(output._replace(check=check))
-    if output.lock is None and (output.state != "finished" or output.expected):
+    is_whole = output.state == "finished" and not (output.expected or output.lost_parts)
+    if output.lock is None and not is_whole:
         lock = locks.enter_context(write_lock(output.store, "convert"))
         # Another convert may have come and gone since the first look.
         state = inspect(output.store, output.plan, root, overwrite)
@@ -279,7 +287,7 @@ def _with_damage(output: _Output) -> _Output:
     One list of the files tells which are missing, or have another size than in the manifest.
     """
     if output.state != "finished":
-        return output._replace(expected={})
+        return output._replace(expected={}, lost_parts=())
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     has_checksums = manifest.checksums is not None
     files = output.store.list()
@@ -289,7 +297,28 @@ def _with_damage(output: _Output) -> _Output:
         for shard in manifest.shards
         if output.check or not shard_sizes(shard, has_checksums).items() <= sizes.items()
     }
-    return output._replace(expected=expected, has_checksums=has_checksums)
+    lost_parts = tuple(
+        part
+        for part in manifest.index_parts
+        if sizes.get(part.name) != part.num_bytes
+        or (output.check and object_sha256(output.store, part.name, part.num_bytes) != part.sha256)
+    )
+    return output._replace(expected=expected, has_checksums=has_checksums, lost_parts=lost_parts)
+
+
+def _mend_index(output: _Output) -> None:
+    """Write lost parts of a finished dataset's index again, from the files beside its tars."""
+    store = output.store
+    manifest = Manifest.from_bytes(store.read(MANIFEST_NAME)) if output.lost_parts else None
+    for part in output.lost_parts:
+        assert manifest is not None
+        written = write_part(store, manifest, part.first_shard, part.last_shard)
+        if written != part:
+            raise MMStreamError(
+                f"{store.url_of(part.name)}: is damaged, and the .idx and .crc32c files beside the "
+                "tars give another one; run `mmstream convert --check`, then `mmstream index`"
+            )
+        logger.warning("%s: was missing or damaged; written again", store.url_of(part.name))
 
 
 def _write_shards(

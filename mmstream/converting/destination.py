@@ -9,6 +9,7 @@ A conversion writes these, in this order:
                                reports/shard-000000.json commits each of them; the shard's
                                rejects lie beside the report (.rejects.jsonl)
     rejects.jsonl              one line per rejected row: file, row number from 1, reason
+    mmstream.index.HEX         the index of all shards, named by its content
     mmstream.json              the manifest; then the marker is removed
 
 A killed conversion leaves its marker. `open_dataset` then refuses the folder, and names the command
@@ -23,6 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -32,7 +34,14 @@ from mmstream.converting.rejects import REJECTS_NAME, REPORTS, write_rejects
 from mmstream.converting.shard import ShardReport
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.files import require_files
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.index_writer import write_part
+from mmstream.dataset.manifest import (
+    INDEX_PART_NAME,
+    MANIFEST_NAME,
+    MARKER_NAME,
+    Manifest,
+    ShardInfo,
+)
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store, is_remote, open_store
 from mmstream.storage.new_file import remove_temporaries
@@ -52,7 +61,9 @@ State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 _SINGLE_FILES = (MANIFEST_NAME, MARKER_NAME, REJECTS_NAME, BAD_NAME, PREVIOUS_NAME, LOCK_NAME)
 _SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx|\.crc32c)?")
 _REPORT_FILE = r"shard-\d{6,}\.(json|rejects\.jsonl)"
-_OWNED_FILE = "|".join([_SHARD_FILE.pattern, *map(re.escape, _SINGLE_FILES)])
+_OWNED_FILE = "|".join(
+    [_SHARD_FILE.pattern, INDEX_PART_NAME.pattern, *map(re.escape, _SINGLE_FILES)]
+)
 """The names of all files that a conversion writes into a dataset's folder, or removes there."""
 
 
@@ -167,7 +178,7 @@ def begin(
 
 
 def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
-    """Write ``rejects.jsonl`` and the manifest, then remove the marker."""
+    """Write ``rejects.jsonl``, the index and the manifest, then remove the marker."""
     _write_rejects(store, reports)
     fields: Counter[str] = Counter()
     for report in reports:
@@ -179,6 +190,8 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
     )
     source = {**plan, "num_rejects": sum(report.num_rejects for report in reports)}
     manifest = Manifest(shards, dict(fields), source, checksums="written")
+    part = write_part(store, manifest, 0, len(shards) - 1)
+    manifest = replace(manifest, index_parts=(part,) if part else ())
     store.write(MANIFEST_NAME, manifest.to_bytes())
     store.remove(MARKER_NAME)
 
@@ -222,7 +235,7 @@ def _clear(store: Store) -> None:
     store.remove(REJECTS_NAME)
     _remove_reports(store)
     for name in store.list():
-        if _SHARD_FILE.fullmatch(name):
+        if _SHARD_FILE.fullmatch(name) or INDEX_PART_NAME.fullmatch(name):
             store.remove(name)
 
 

@@ -13,6 +13,7 @@ CRC-32C finds every flip of up to three bits in a sample of less than 256 MB, an
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -26,11 +27,13 @@ from mmstream.storage import Store
 from mmstream.types import IntArray
 
 __all__ = [
+    "NO_SAMPLES",
     "Checksums",
     "checksums_name",
     "checksums_size",
     "decode_checksums",
     "encode_checksums",
+    "object_sha256",
     "read_checksums",
     "read_samples",
     "sample_checksum",
@@ -39,6 +42,9 @@ __all__ = [
 
 Checksums = npt.NDArray[np.uint32]
 """CRC-32C of each sample of a shard."""
+
+NO_SAMPLES = np.zeros(1, dtype=np.int64)
+"""The index of a tar that has none: no sample is read."""
 
 READ_BYTES = 8 << 20
 """Bytes that are read at once of a tar that is read whole."""
@@ -144,6 +150,13 @@ def wrong_samples(data: Any, starts: IntArray, stops: IntArray, checksums: IntAr
             for number, (start, stop, checksum) in enumerate(bounds)
             if crc32c(view[start:stop], 0, 0) != checksum
         ]
+
+
+def object_sha256(store: Store, name: str, size: int) -> str:
+    """Read an object of `size` bytes, and return its SHA-256; errors as `read_samples`."""
+    digest = hashlib.sha256()
+    list(read_samples(store, name, size, NO_SAMPLES, digest.update))
+    return digest.hexdigest()
 
 
 def read_samples(

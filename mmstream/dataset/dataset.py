@@ -1,8 +1,7 @@
 """One dataset: its length, its indexes, and random access to raw samples.
 
-`open_dataset` makes it. An index is read whole, once, when its shard is first used, and the
-checksums of the shard's samples with it. Bytes that do not fit their checksum are read again, past
-all caches.
+`open_dataset` makes it. Where samples lie is read when their shard is first used, and what their
+checksums are with it. Bytes that do not fit their checksum are read again, past all caches.
 """
 
 from __future__ import annotations
@@ -10,22 +9,16 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from mmap import mmap
 from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 
-from mmstream.dataset.checksums import (
-    Checksums,
-    checksums_name,
-    checksums_size,
-    decode_checksums,
-    sample_checksum,
-)
-from mmstream.dataset.index import decode_index, index_name, index_size
-from mmstream.dataset.manifest import Manifest, ShardInfo
+from mmstream.dataset.checksums import sample_checksum
+from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.shard_indexes import ShardIndex, ShardIndexes
 from mmstream.errors import ChecksumError, SampleError, ShardError, StateError, where
 from mmstream.order import Corpus, Order
 from mmstream.storage import (
@@ -36,7 +29,6 @@ from mmstream.storage import (
     map_file,
     require_known,
 )
-from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import parse_sample
 from mmstream.types import IntArray, Sample, SampleLineage
 
@@ -45,34 +37,8 @@ __all__ = ["Dataset", "DatasetView", "SampleBounds", "ShardIndex", "ShardLocatio
 logger = logging.getLogger(__name__)
 
 
-MAX_INDEX_READS = 8
-"""Reads of an index that is no index, or does not fit its checksums: storage may be at fault."""
-
 MAX_SAMPLE_READS = 8
 """Reads of a sample whose bytes differ each time, or that comes as no sample each time."""
-
-MAX_INDEXES = 4096
-"""Indexes kept in memory; 250 MB for shards of 5,000 samples with checksums."""
-
-
-class ShardIndex(NamedTuple):
-    """Where the samples of a shard lie, and what their bytes must be."""
-
-    offsets: IntArray
-    """int64 [num_samples + 1], byte offsets of the samples, ascending."""
-    checksums: Checksums | None
-    """uint32 [num_samples], CRC-32C of the bytes of each sample. None: nothing is compared."""
-
-
-class SampleBounds(NamedTuple):
-    """Where samples of a shard lie, and what their bytes must be. One entry per sample."""
-
-    start: IntArray
-    """int64, first byte in the tar."""
-    stop: IntArray
-    """int64, the byte after the last one."""
-    checksum: IntArray | None
-    """int64, CRC-32C of the bytes. None: nothing is compared."""
 
 
 class Dataset(Sequence[Sample]):
@@ -89,6 +55,7 @@ class Dataset(Sequence[Sample]):
         has_checksums: whether bytes that are read are compared with their checksums.
         known: size and version of the shards as they were when the dataset was opened, or first
             read in this process, by name.
+        indexes: where the samples of each shard lie.
 
     Examples:
         >>> dataset = mm.open_dataset("shards/")
@@ -116,12 +83,11 @@ class Dataset(Sequence[Sample]):
         self.known = {name: stats[name] for name in names if name in stats} if stats else {}
         self._accepted = set[str]()  # replaced shards that are read nevertheless
         self.has_checksums = checksums and manifest.checksums is not None
-        self._built = dict(offsets or {})  # indexes built at opening, of tars without one
-        self._indexes: dict[int, ShardIndex] = {}
+        self.indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self._urls: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_indexes": {}, "_urls": {}}
+        return self.__dict__ | {"_urls": {}}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._ends.size else 0
@@ -233,11 +199,8 @@ class Dataset(Sequence[Sample]):
             shard: position of the shard in the manifest.
             count_wrong: called with the number of reads that came wrong, after each of them.
         """
-        index = self._indexes.get(shard)
-        if index is None:
-            index = self._load_index(shard, count_wrong or (lambda _: None))
-            self._keep_index(shard, index)
-        return index
+        columns = self.indexes.columns(shard, count_wrong)
+        return ShardIndex(columns.offsets(), columns.checksums)
 
     def bounds(
         self, shard: int, index: IntArray, count_wrong: Callable[[int], None] | None = None
@@ -258,9 +221,7 @@ class Dataset(Sequence[Sample]):
             >>> bool(bounds.stop[1] == bounds.start[0])  # sample 1 begins where sample 0 ends
             True
         """
-        offsets, checksums = self.index_of(shard, count_wrong)
-        checksum = None if checksums is None else checksums[index].astype(np.int64)
-        return SampleBounds(offsets[index], offsets[index + 1], checksum)
+        return self.indexes.columns(shard, count_wrong).bounds(index)
 
     def load_indexes(self, shards: Sequence[int]) -> int:
         """Fetch what `bounds` will need for these shards, all requests side by side.
@@ -269,27 +230,16 @@ class Dataset(Sequence[Sample]):
         storage may be at fault.
 
         Args:
-            shards: positions in the manifest. More than `MAX_INDEXES` are not all kept.
+            shards: positions in the manifest.
 
         Returns:
             The number of requests.
         """
-        wanted = [shard for shard in dict.fromkeys(shards) if self._must_be_read(shard)]
-        files = [self._index_files(self.manifest.shards[shard]) for shard in wanted]
-        ranges = [(file, 0, size) for sizes in files for file, size in sizes.items()]
-        known = dict[str, ObjectStat]()
-        answers = iter(self.index_store.read_ranges(ranges, known) if ranges else [])
-        for shard, sizes in zip(wanted, files, strict=True):
-            data = dict(zip(sizes, answers, strict=False))
-            with suppress(ShardError, OSError):
-                self._keep_index(
-                    shard, self._decode_index(self.manifest.shards[shard], sizes, data, known)
-                )
-        return len(ranges)
+        return self.indexes.load(shards)
 
     def forget_index(self, shard: int) -> None:
         """Read a shard's index again at its next use."""
-        self._indexes.pop(shard, None)
+        self.indexes.forget(shard)
 
     def read(self, shard: int, index: int) -> Sample:
         """Return one raw sample; raises what `dataset[i]` raises."""
@@ -415,116 +365,16 @@ class Dataset(Sequence[Sample]):
     def _read_bytes(self, shard: int, index: int) -> bytes:
         """Return the bytes of a sample. Those that do not fit their checksum are read again."""
         name = self.name_of(shard)
-        offsets, checksums = self.index_of(shard)
-        start, stop = int(offsets[index]), int(offsets[index + 1])
+        bounds = self.bounds(shard, np.array([index]))
+        start, stop = int(bounds.start[0]), int(bounds.stop[0])
         for _ in range(MAX_SAMPLE_READS):
             (data,) = self.read_ranges([(shard, start, stop)])
             if isinstance(data, OSError):
                 raise self.explain(data, shard, stop) from data
-            if checksums is None or sample_checksum(data) == checksums[index]:
+            if bounds.checksum is None or sample_checksum(data) == bounds.checksum[0]:
                 return data
             self.store.drop_cache(name, start, stop)
         raise self.checksum_error(shard, index)
-
-    def _load_index(self, shard: int, count_wrong: Callable[[int], None]) -> ShardIndex:
-        """Return an index. Bytes that are no index are read again: storage may be at fault."""
-        info = self.manifest.shards[shard]
-        if info.name in self._built:
-            return ShardIndex(self._built[info.name], None)
-        if info.num_samples * BLOCK > info.num_bytes:  # before memory is taken for them
-            raise ShardError(
-                f"{info.name}: {info.num_bytes} bytes cannot hold {info.num_samples} samples; run "
-                "`mmstream index --overwrite`"
-            )
-        for _ in range(MAX_INDEX_READS - 1):
-            try:
-                return self._read_index(info)
-            except ShardError:
-                count_wrong(1)
-                num_bytes = index_size(info.num_samples)  # the checksums have fewer
-                for name in (index_name(info.name), checksums_name(info.name)):
-                    self.index_store.drop_cache(name, 0, num_bytes)
-        return self._read_index(info)
-
-    def _read_index(self, info: ShardInfo) -> ShardIndex:
-        """Read the index of a shard, and its checksums if there are any."""
-        sizes = self._index_files(info)
-        known = dict[str, ObjectStat]()
-        # Both at once: on an object store, each of them is a request.
-        answers = self.index_store.read_ranges([(file, 0, sizes[file]) for file in sizes], known)
-        return self._decode_index(info, sizes, dict(zip(sizes, answers, strict=True)), known)
-
-    def _must_be_read(self, shard: int) -> bool:
-        """Tell whether the index of a shard lies on storage alone, and may be one at all."""
-        info = self.manifest.shards[shard]
-        is_possible = info.num_samples * BLOCK <= info.num_bytes
-        return is_possible and shard not in self._indexes and info.name not in self._built
-
-    def _keep_index(self, shard: int, index: ShardIndex) -> None:
-        if len(self._indexes) >= MAX_INDEXES:
-            self._indexes.pop(list(self._indexes)[0], None)  # noqa: RUF015 - threads share it
-        self._indexes[shard] = index
-
-    def _index_files(self, info: ShardInfo) -> dict[str, int]:
-        """Return the files of a shard's index, with the bytes that they have by the manifest."""
-        sizes = {index_name(info.name): index_size(info.num_samples)}
-        if self.has_checksums:
-            sizes[checksums_name(info.name)] = checksums_size(info.num_samples)
-        return sizes
-
-    def _decode_index(
-        self,
-        info: ShardInfo,
-        sizes: Mapping[str, int],
-        answers: Mapping[str, bytes | OSError],
-        known: Mapping[str, ObjectStat],
-    ) -> ShardIndex:
-        """Return the index that the answers of `_index_files` hold.
-
-        Args:
-            info: Of the shard.
-            sizes: The bytes that were asked for, by file.
-            answers: What came of them.
-            known: The files as they answered, where the storage said so.
-        """
-        data = dict[str, bytes]()
-        for file, answer in answers.items():
-            # A longer index is of other samples. Checksums tell, else its size must.
-            is_sure = self.has_checksums or (file in known and known[file].size == sizes[file])
-            if isinstance(answer, OSError) or not is_sure:
-                self._require_size(info, file, sizes[file])
-            if isinstance(answer, OSError):
-                raise answer
-            data[file] = answer
-        name, column_name = index_name(info.name), checksums_name(info.name)
-        offsets = decode_index(data[name], name)
-        if offsets[-1] > info.num_bytes:
-            raise ShardError(
-                f"{info.name}: {info.num_bytes} bytes, its index goes to {offsets[-1]}: truncated, "
-                "or the index is not this tar's"
-            )
-        if not self.has_checksums:
-            return ShardIndex(offsets, None)
-        return ShardIndex(offsets, decode_checksums(data[column_name], data[name], column_name))
-
-    def _require_size(self, info: ShardInfo, file: str, size: int) -> None:
-        """Raise a ShardError if an index, or a file of checksums, is absent or has another size."""
-        is_index = file == index_name(info.name)
-        command = "mmstream index" if is_index else "mmstream index --checksums"
-        try:
-            actual_size = self.index_store.size(file)
-        except FileNotFoundError:
-            absent = "no index" if is_index else "no checksums"
-            raise ShardError(
-                f"{info.name}: {absent} {file} in {self.index_store.url}; run `{command}`"
-            ) from None
-        except NotAFileError as error:
-            raise ShardError(str(error)) from None
-        if actual_size != size:
-            raise ShardError(
-                f"{file}: {actual_size} bytes, but the manifest says {info.num_samples} samples, "
-                f"{size} bytes; run `{command} --overwrite`"
-            )
 
 
 class ShardLocation(NamedTuple):

@@ -68,8 +68,13 @@ def num_indexed(index_bytes: int) -> int:
     return max(0, index_bytes // 8 - 1)
 
 
-def build_index(store: Store, name: str) -> IntArray:
+def build_index(store: Store, name: str, size: int | None = None) -> IntArray:
     """Build the index of a tar from its headers.
+
+    Args:
+        store: Where the tar lies.
+        name: Of the tar.
+        size: Of the tar in bytes, if it is known. Else the store is asked.
 
     Returns:
         int64 [num_samples + 1] byte offsets, ascending.
@@ -79,7 +84,7 @@ def build_index(store: Store, name: str) -> IntArray:
         FileNotFoundError: No such tar.
         StorageError: The storage failed.
     """
-    size = store.size(name)
+    size = store.size(name) if size is None else size
     min_bytes = store.access.min_header_read_bytes
     max_bytes = store.access.max_header_read_bytes
     buffer, buffer_start, read_bytes = b"", 0, min_bytes

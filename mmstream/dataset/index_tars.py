@@ -1,8 +1,9 @@
 """Index tars that other programs wrote, so that they open quickly.
 
 `index_tars` reads the headers of each tar. It writes ``NAME.tar.idx`` beside the tar (or into
-another folder), and a manifest that names all of them. On request it reads the tars whole, and
-writes the checksums of their samples too.
+another folder), the index of all tars in parts, and a manifest that names all of them. On request
+it reads the tars whole, and writes the checksums of their samples too. Of tars that a part of the
+index describes already, nothing is read.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import hashlib
 import logging
 import os
 import shutil
+import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -26,20 +29,32 @@ from mmstream.dataset.bad_list import trim_bad
 from mmstream.dataset.checksums import (
     Checksums,
     checksums_name,
+    checksums_size,
+    decode_checksums,
     encode_checksums,
-    read_checksums,
     read_samples,
     sample_checksum,
 )
 from mmstream.dataset.files import require_files
-from mmstream.dataset.index import build_index, decode_index, encode_index, index_name, index_size
+from mmstream.dataset.index import (
+    build_index,
+    decode_index,
+    encode_index,
+    index_name,
+    index_size,
+    num_indexed,
+)
+from mmstream.dataset.index_part import PartWriter, ShardColumns, columns_of, tar_checksum
 from mmstream.dataset.manifest import (
+    INDEX_PART_NAME,
     MANIFEST_NAME,
     MARKER_NAME,
+    IndexPart,
     Manifest,
     ShardInfo,
     name_fault,
 )
+from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
@@ -51,6 +66,9 @@ __all__ = ["IndexReport", "index_tars"]
 logger = logging.getLogger(__name__)
 
 GZIPPED = (".tar.gz", ".tgz")
+
+MAX_PARTS = 64
+"""Most parts of an index. Appended tars are one more part; then all become one part again."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,7 @@ def index_tars(
     repack: bool = False,
     overwrite: bool = False,
     checksums: bool = False,
-    num_threads: int = 8,
+    num_threads: int | None = None,
     progress: bool = True,
 ) -> IndexReport:
     """Index the tars of a folder or prefix, and write a manifest.
@@ -88,7 +106,7 @@ def index_tars(
         checksums: Also write a checksum of every sample, and a sha256 of every tar into the
             manifest. All bytes are read, other than of tars that have both. The checksums prove
             that bytes have not changed since this call.
-        num_threads: Tars that are indexed at the same time.
+        num_threads: Tars that are indexed at the same time. Default: 8, or 32 on object storage.
         progress: Show a progress bar (on a terminal only).
 
     Raises:
@@ -117,7 +135,7 @@ def _index_tars(
     repack: bool,
     overwrite: bool,
     checksums: bool,
-    num_threads: int,
+    num_threads: int | None,
     progress: bool,
 ) -> IndexReport:
     has_output = target != store
@@ -130,15 +148,7 @@ def _index_tars(
         store = target
     if repacked:
         sizes = _sizes(store)
-    names = [name for name in sizes if name.endswith(".tar")]
-    if not names:
-        raise ConfigError(f"{store.url}: no tars to index{_hint(store, sizes)}")
-    for name in names:
-        if fault := name_fault(name):
-            raise ConfigError(f"{store.url}: {escaped(name)} {fault}; rename it")
-    gzipped = [name for name in sizes if name.endswith(GZIPPED)]
-    if gzipped and not repack:
-        logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(gzipped))
+    names = _tar_names(store, sizes, repack)
     old = _old_manifest(target)
     old_shards = {shard.name: shard for shard in old.shards} if old else {}
     # A tar that has another size than the manifest says was replaced since it was indexed.
@@ -150,30 +160,35 @@ def _index_tars(
     if checksums:
         num_bytes = sum(sizes[name] for name in names if name not in summed)
         logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
-    target_names = frozenset(target.list())
+    target_sizes = _sizes(target)
+    has_columns = any(checksums_name(name) in target_sizes for name in names)
+    kind = old.checksums if old else None
     indexer = _Indexer(
         store,
         target,
-        target_names,
+        target_sizes,
         old_shards,
+        _old_checksums(target, old),
         replaced,
-        bool(old and old.checksums),
+        kind,
         summed,
         overwrite,
         checksums,
     )
-    with ThreadPoolExecutor(num_threads) as pool:
-        tars = list(
-            tqdm(
-                pool.map(indexer, names, map(sizes.__getitem__, names)),
-                total=len(names),
-                unit="tar",
-                disable=None if progress else True,
-            )
-        )
-    has_columns = any(checksums_name(name) in target_names for name in names)
+    parts: list[IndexPart] = []
+    if old is not None and not (overwrite or checksums) and (kind or not has_columns):
+        parts = _kept_parts(old, names, target_sizes, replaced)
+    num_kept = parts[-1].last_shard + 1 if parts else 0
+    tars = [_IndexedTar(old_shards[name], False, kind is not None) for name in names[:num_kept]]
+    new_sizes = {name: sizes[name] for name in names[num_kept:]}
+    new_tars, new_part = _index_new(indexer, new_sizes, num_kept, num_threads, progress)
+    tars += new_tars
+    parts += [new_part] if new_part else []
     data_url = None if target == store else store.url
-    _write_manifest(target, old, tars, data_url, checksums, has_columns)
+    manifest = _manifest(target, old, tars, data_url, checksums, has_columns, tuple(parts))
+    if manifest != old:
+        target.write(MANIFEST_NAME, manifest.to_bytes())
+        _remove_parts(target, target_sizes, {part.name for part in (*parts, *_parts_of(old))})
     return IndexReport(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
@@ -181,6 +196,90 @@ def _index_tars(
         num_repacked=num_unpacked,
         num_summed=sum(tar.was_summed for tar in tars),
     )
+
+
+def _tar_names(store: Store, sizes: Mapping[str, int], repack: bool) -> list[str]:
+    """Return the names of the tars of a folder, which are not gzipped by their names."""
+    names = [name for name in sizes if name.endswith(".tar")]
+    if not names:
+        raise ConfigError(f"{store.url}: no tars to index{_hint(store, sizes)}")
+    for name in names:
+        if fault := name_fault(name):
+            raise ConfigError(f"{store.url}: {escaped(name)} {fault}; rename it")
+    gzipped = [name for name in sizes if name.endswith(GZIPPED)]
+    if gzipped and not repack:
+        logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(gzipped))
+    return names
+
+
+def _index_new(
+    indexer: _Indexer,
+    sizes: Mapping[str, int],
+    first_shard: int,
+    num_threads: int | None,
+    progress: bool,
+) -> tuple[list[_IndexedTar], IndexPart | None]:
+    """Index tars side by side, and write the part of the index that describes them.
+
+    Args:
+        indexer: Makes the index of each tar.
+        sizes: Bytes of the tars, by name.
+        first_shard: Position of the first one in the manifest.
+        num_threads: Tars that are indexed at the same time.
+        progress: Show a progress bar.
+    """
+    tars: list[_IndexedTar] = []
+    is_hidden = None if progress else True
+    with (
+        ThreadPoolExecutor(num_threads or _num_threads(indexer.store)) as pool,
+        tempfile.TemporaryFile(prefix="mmstream-") as columns_file,
+    ):
+        writer = PartWriter(columns_file, first_shard)
+        indexed = pool.map(indexer, sizes.keys(), sizes.values())
+        for tar in tqdm(indexed, total=len(sizes), unit="tar", disable=is_hidden):
+            assert tar.columns is not None
+            writer.add(tar.info.num_bytes, tar.columns, tar.crc32c)
+            tars.append(tar._replace(columns=None))
+        return tars, writer.write(indexer.target)
+
+
+def _num_threads(store: Store) -> int:
+    """Return how many tars are indexed at the same time. Threads of a remote store mostly wait."""
+    return 32 if store.access.concurrent else 8
+
+
+def _kept_parts(
+    old: Manifest,
+    names: Sequence[str],
+    target_sizes: Mapping[str, int],
+    replaced: set[str],
+) -> list[IndexPart]:
+    """Return the parts of an old index that still describe the first shards, and are there.
+
+    Args:
+        old: The old manifest.
+        names: Of all tars now.
+        target_sizes: Bytes of the files where the index lies.
+        replaced: Tars that are not what they were.
+    """
+    parts: list[IndexPart] = []
+    for part in old.index_parts[: MAX_PARTS - 1]:
+        infos = old.shards[part.first_shard : part.last_shard + 1]
+        old_names = [info.name for info in infos]
+        files = {index_name(info.name): index_size(info.num_samples) for info in infos}
+        if old.checksums:
+            files |= {checksums_name(i.name): checksums_size(i.num_samples) for i in infos}
+        is_kept = (
+            part.first_shard == (parts[-1].last_shard + 1 if parts else 0)
+            and old_names == list(names[part.first_shard : part.last_shard + 1])
+            and target_sizes.get(part.name) == part.num_bytes
+            and replaced.isdisjoint(old_names)
+            and files.items() <= target_sizes.items()
+        )
+        if not is_kept:
+            break
+        parts.append(part)
+    return parts
 
 
 def _num_bytes(shards: Mapping[str, ShardInfo], name: str, sizes: Mapping[str, int]) -> int:
@@ -195,8 +294,12 @@ class _IndexedTar(NamedTuple):
     is_new: bool
     """This call has built its index."""
     has_checksums: bool
-    was_summed: bool
+    was_summed: bool = False
     """This call has made its checksums."""
+    columns: ShardColumns | None = None
+    """Where its samples lie. None: a part of the index that stays says it."""
+    crc32c: int | None = None
+    """CRC-32C of the tar, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -205,12 +308,15 @@ class _Indexer:
 
     store: Store
     target: Store
-    target_names: frozenset[str]
+    target_sizes: Mapping[str, int]
+    """Bytes of the files where the indexes lie, as they were at first."""
     old_shards: Mapping[str, ShardInfo]
+    old_checksums: Mapping[str, int]
+    """CRC-32C of whole tars, as the old index knows them."""
     replaced: set[str]
     """Tars that were replaced since the old manifest."""
-    is_known_summed: bool
-    """The old manifest says that there are checksums. Else they are compared with the index."""
+    old_kind: Literal["written", "indexed"] | None
+    """Who made the checksums of samples that the old manifest tells of."""
     summed: set[str]
     """Tars whose checksums need not be made again, if they fit the index."""
     overwrite: bool
@@ -219,38 +325,62 @@ class _Indexer:
     def __call__(self, name: str, size: int) -> _IndexedTar:
         column_name = checksums_name(name)
         is_new = (
-            self.overwrite or name in self.replaced or index_name(name) not in self.target_names
+            self.overwrite or name in self.replaced or index_name(name) not in self.target_sizes
         )
         if is_new:
-            index = encode_index(build_index(self.store, name))
+            index = encode_index(build_index(self.store, name, size))
             self.target.write(index_name(name), index)
         else:
             index = self._read_index(name, index_size(size // BLOCK))
         offsets = decode_index(index, index_name(name))
         info = ShardInfo(name, len(offsets) - 1, size)
-        has_checksums = column_name in self.target_names and name not in self.replaced
-        if has_checksums and (is_new or self.checksums or not self.is_known_summed):
-            has_checksums = _fits(self.target, name, index)
+        column = self._read_column(name, index)
         if not self.checksums:
-            if not has_checksums:
+            if column is None and column_name in self.target_sizes:
                 self.target.remove(column_name)  # of another tar, or of another index
-            return _IndexedTar(info, is_new, has_checksums, was_summed=False)
-        if has_checksums and name in self.summed:
+            checksum = self._known_checksum(info, offsets, column)
+            columns = columns_of(offsets, column)
+            return _IndexedTar(info, is_new, column is not None, False, columns, checksum)
+        if column is not None and name in self.summed:
             info = replace(info, sha256=self.old_shards[name].sha256)
-            return _IndexedTar(info, is_new, has_checksums, was_summed=False)
-        column, sha256 = _sum_up(self.store, info, offsets)
+            checksum = self._known_checksum(info, offsets, column)
+            return _IndexedTar(info, is_new, True, False, columns_of(offsets, column), checksum)
+        column, sha256, checksum = _sum_up(self.store, info, offsets)
         self.target.write(column_name, encode_checksums(column, index))
         self._warn_of_other_bytes(name, sha256)
-        return _IndexedTar(replace(info, sha256=sha256), is_new, True, was_summed=True)
+        info, columns = replace(info, sha256=sha256), columns_of(offsets, column)
+        return _IndexedTar(info, is_new, True, True, columns, checksum)
 
     def _read_index(self, name: str, max_bytes: int) -> bytes:
         """Return an index. No tar has more samples than blocks."""
-        if self.target.size(index_name(name)) > max_bytes:
+        num_bytes = self.target_sizes[index_name(name)]
+        if num_bytes > max_bytes:
             raise ShardError(
                 f"{index_name(name)}: more than {max_bytes} bytes, so it has more samples than the "
                 "tar has blocks; run `mmstream index --overwrite`"
             )
-        return self.target.read(index_name(name), max_bytes=max_bytes)
+        return self.target.read_range(index_name(name), 0, num_bytes)
+
+    def _read_column(self, name: str, index: bytes) -> Checksums | None:
+        """Return the checksums of a tar that lie there, if they belong to this index."""
+        file = checksums_name(name)
+        num_bytes = self.target_sizes.get(file)
+        if name in self.replaced or num_bytes != checksums_size(num_indexed(len(index))):
+            return None
+        try:
+            return decode_checksums(self.target.read_range(file, 0, num_bytes), index, file)
+        except ShardError:
+            return None
+
+    def _known_checksum(
+        self, info: ShardInfo, offsets: IntArray, column: Checksums | None
+    ) -> int | None:
+        """Return the CRC-32C of a tar whose checksums stand already, if it is known."""
+        if column is None or info.name not in self.old_shards:
+            return None
+        if self.old_kind == "written":  # by mmstream: there are zeros after the samples
+            return tar_checksum(offsets, column, info.num_bytes)
+        return self.old_checksums.get(info.name)
 
     def _warn_of_other_bytes(self, name: str, sha256: str) -> None:
         if name in self.old_shards and self.old_shards[name].sha256 not in (None, sha256):
@@ -261,21 +391,18 @@ class _Indexer:
             )
 
 
-def _fits(target: Store, name: str, index: bytes) -> bool:
-    """Tell whether the checksums of a tar belong to this index."""
-    try:
-        read_checksums(target, name, index)
-    except ShardError:
-        return False
-    return True
+def _sum_up(store: Store, info: ShardInfo, offsets: IntArray) -> tuple[Checksums, str, int]:
+    """Read a tar whole. Return the checksums of its samples, and its sha256 and CRC-32C."""
+    digest, checksum = hashlib.sha256(), 0
 
+    def update(data: bytes) -> None:
+        nonlocal checksum
+        digest.update(data)
+        checksum = sample_checksum(data, checksum)
 
-def _sum_up(store: Store, info: ShardInfo, offsets: IntArray) -> tuple[Checksums, str]:
-    """Read a tar whole. Return the checksums of its samples, and its sha256."""
-    digest = hashlib.sha256()
-    samples = read_samples(store, info.name, info.num_bytes, offsets, digest.update)
+    samples = read_samples(store, info.name, info.num_bytes, offsets, update)
     column = np.fromiter(map(sample_checksum, samples), np.uint32, info.num_samples)
-    return column, digest.hexdigest()
+    return column, digest.hexdigest(), checksum
 
 
 def _sizes(store: Store) -> dict[str, int]:
@@ -298,15 +425,29 @@ def _old_manifest(target: Store) -> Manifest | None:
         return None
 
 
-def _write_manifest(
+def _old_checksums(target: Store, old: Manifest | None) -> dict[str, int]:
+    """Return the CRC-32C of whole tars, by name, as the parts of an old index know them."""
+    checksums: dict[str, int] = {}
+    if old is not None and old.checksums == "indexed":
+        indexes = ShardIndexes(target, old, has_checksums=True)
+        for shard, info in enumerate(old.shards):
+            with suppress(FileNotFoundError, ShardError):  # it is damaged, and made anew
+                checksum = indexes.tar_checksum(shard)
+                if checksum is not None:
+                    checksums[info.name] = checksum
+    return checksums
+
+
+def _manifest(
     target: Store,
     old: Manifest | None,
     tars: Sequence[_IndexedTar],
     data_url: str | None,
     checksums: bool,
     has_columns: bool,
-) -> None:
-    """Write the manifest; an old one that describes the same shards stays, as it may hold more.
+    parts: tuple[IndexPart, ...],
+) -> Manifest:
+    """Return the new manifest. Of an old one with the same shards, all else is kept.
 
     Checksums that fit their indexes are kept, even where no old manifest tells of them.
     """
@@ -329,12 +470,24 @@ def _write_manifest(
         and old.data_url == data_url
         and _without_sha256(old.shards) == (_without_sha256(shards))
     ):
-        manifest = replace(old, shards=shards if checksums else old.shards, checksums=kind)
-    else:
-        source = {"by": "mmstream index"}
-        manifest = Manifest(shards, source=source, data_url=data_url, checksums=kind)
-    if manifest != old:
-        target.write(MANIFEST_NAME, manifest.to_bytes())
+        shards = shards if checksums else old.shards
+        return replace(old, shards=shards, checksums=kind, index_parts=parts)
+    source = {"by": "mmstream index"}
+    return Manifest(shards, source=source, data_url=data_url, checksums=kind, index_parts=parts)
+
+
+def _parts_of(manifest: Manifest | None) -> tuple[IndexPart, ...]:
+    return manifest.index_parts if manifest else ()
+
+
+def _remove_parts(target: Store, names: Iterable[str], kept: Collection[str]) -> None:
+    """Remove parts that neither this manifest nor the one before lists: few readers need them.
+
+    A reader that does so reads the files beside the tars.
+    """
+    for name in names:
+        if INDEX_PART_NAME.fullmatch(name) and name not in kept:
+            target.remove(name)
 
 
 def _without_sha256(shards: Sequence[ShardInfo]) -> list[ShardInfo]:
@@ -408,7 +561,7 @@ class _ObjectReader:
         return data
 
 
-def _hint(store: Store, sizes: dict[str, int]) -> str:
+def _hint(store: Store, sizes: Mapping[str, int]) -> str:
     folder = store.local_path("")
     if folder is not None and not Path(folder).is_dir():
         return "; name their folder" if Path(folder).is_file() else ": no such folder"

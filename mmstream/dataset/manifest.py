@@ -21,6 +21,7 @@ from mmstream.storage import Store
 from mmstream.tar.header import BLOCK
 
 __all__ = [
+    "INDEX_PART_NAME",
     "MANIFEST_NAME",
     "MARKER_NAME",
     "IndexPart",
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "mmstream.json"
+INDEX_PART_NAME = re.compile(r"mmstream\.index\.[0-9a-f]{12}")
+"""Names of the parts of an index."""
+
 MARKER_NAME = "mmstream.unfinished.json"
 """Lies in the folder of a conversion that has not finished."""
 

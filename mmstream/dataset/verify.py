@@ -11,7 +11,6 @@ import hashlib
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,9 +18,11 @@ import numpy as np
 from tqdm import tqdm
 
 from mmstream.dataset.checksums import (
+    NO_SAMPLES,
     Checksums,
     checksums_name,
     checksums_size,
+    object_sha256,
     read_checksums,
     read_samples,
     sample_checksum,
@@ -35,9 +36,6 @@ __all__ = ["Problem", "bad_samples", "verify"]
 
 Check: TypeAlias = Callable[[dict[str, object]], object]
 """Called with a raw sample; raises SampleError when something is wrong with it."""
-
-NO_SAMPLES = np.zeros(1, dtype=np.int64)
-"""The index of a tar that has none: no sample is read."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +146,8 @@ def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Probl
 def _indexes(dataset: Dataset, shard: int) -> tuple[IntArray | None, IntArray | None, str, str]:
     """Return a shard's index as stored and as the headers of the tar say, and what is wrong."""
     stored, built, index_error, header_error = None, None, "", ""
-    plain = copy(dataset)
-    plain.has_checksums = False  # they are checked on their own
     try:
-        stored = plain.offsets(shard)
+        stored = dataset.indexes.file_columns(shard, has_checksums=False).offsets()
     except ShardError as error:
         index_error = str(error)
     try:
@@ -165,10 +161,8 @@ def _wrong_sha256(dataset: Dataset, shard: int, size: int, sha256: str) -> Itera
     info = dataset.manifest.shards[shard]
     if info.sha256 in (None, sha256):
         return
-    digest = hashlib.sha256()  # the bytes may have come wrong only once
-    dataset.store.drop_cache(info.name, 0, size)
-    list(read_samples(dataset.store, info.name, size, NO_SAMPLES, digest.update))
-    if digest.hexdigest() != info.sha256:
+    dataset.store.drop_cache(info.name, 0, size)  # the bytes may have come wrong only once
+    if object_sha256(dataset.store, info.name, size) != info.sha256:
         yield Problem(info.name, f"{info.name}: checksum differs; convert or fetch it again")
 
 

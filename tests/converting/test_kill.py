@@ -94,9 +94,9 @@ def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path
         assert tree(out) == tree(tmp_path / "whole")
         moment += 1
     # Two moments each: the marker, two shards of four objects, the rejects of one of them, all
-    # rejects, the manifest. One moment each: two bad lists, removed before the marker is written,
-    # and the marker at the end.
-    assert moment == 2 * (1 + 2 * 4 + 1 + 1 + 1) + 3
+    # rejects, the index, the manifest. One moment each: two bad lists, removed before the marker is
+    # written, and the marker at the end.
+    assert moment == 2 * (1 + 2 * 4 + 1 + 1 + 1 + 1) + 3
 
 
 def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):

@@ -289,7 +289,7 @@ def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, m
         assert memory.cat_file(f"/bucket/out/{name}") == data
     report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)
     assert report.num_shards == 2
-    assert len(memory.find("/bucket/out")) == 2 * 5 + 2
+    assert len(memory.find("/bucket/out")) == 2 * 5 + 3
 
 
 def link(target, path):
@@ -302,7 +302,7 @@ def link(target, path):
     "name",
     [
         *("rejects.jsonl", "shard-000000.tar.idx", "shard-000123.tar", "shard-000000.tar.crc32c"),
-        *(MANIFEST_NAME, MARKER_NAME, "mmstream.bad.json"),
+        *(MANIFEST_NAME, MARKER_NAME, "mmstream.bad.json", "mmstream.index.0123456789ab"),
         *("reports/shard-000000.json", "reports/shard-000000.rejects.jsonl"),
     ],
 )
@@ -340,3 +340,25 @@ def test_rows_in_a_prefix_that_the_conversion_would_replace_are_refused(corpus, 
     with pytest.raises(ConfigError, match=rf"^{url}: is {url}, which convert would replace"):
         run(url, "memory://bucket/out", media_root=tmp_path)
     assert memory.cat_file("/bucket/out/rejects.jsonl") == corpus.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["lost", "short", "other bytes"])
+def test_a_lost_part_of_the_index_is_written_again(corpus, tmp_path, damage):
+    run(corpus, tmp_path / "out")
+    expected = tree(tmp_path / "out")
+    (path,) = (tmp_path / "out").glob("mmstream.index.*")
+    data = path.read_bytes()
+    path.unlink()
+    if damage != "lost":
+        path.write_bytes(data[:-1] if damage == "short" else data[:-1] + b"?")
+    report = run(corpus, tmp_path / "out", check=damage == "other bytes")
+    assert report.was_finished
+    assert tree(tmp_path / "out") == expected
+
+
+def test_another_conversion_in_the_same_place_leaves_no_part_of_the_old_index(corpus, tmp_path):
+    run(corpus, tmp_path / "out")
+    (old,) = (tmp_path / "out").glob("mmstream.index.*")
+    run(corpus, tmp_path / "out", samples_per_shard=20, overwrite=True)
+    (new,) = (tmp_path / "out").glob("mmstream.index.*")
+    assert new != old

@@ -156,7 +156,7 @@ def test_an_empty_dataset_of_an_older_version_is_tried_again(tmp_path):
     out = tmp_path / "out"
     run(path, out)
     manifest = Manifest.from_bytes((out / MANIFEST_NAME).read_bytes())
-    (out / MANIFEST_NAME).write_bytes(replace(manifest, shards=()).to_bytes())
+    (out / MANIFEST_NAME).write_bytes(replace(manifest, shards=(), index_parts=()).to_bytes())
     assert run(path, out).num_samples == 9
     assert run(path, out).was_finished
 

@@ -96,7 +96,8 @@ class WatchedStore:
 def watched(dataset: mm.Dataset, change: Change | None = None, **options: Any) -> mm.Dataset:
     """Return the dataset on a `WatchedStore`. It has read no index yet."""
     store = WatchedStore(dataset.store, change, **options)
-    return mm.Dataset(dataset.manifest, store, store, bad=dataset.bad)
+    checksums = dataset.has_checksums
+    return mm.Dataset(dataset.manifest, store, store, bad=dataset.bad, checksums=checksums)
 
 
 def watched_pipeline(

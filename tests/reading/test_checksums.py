@@ -15,7 +15,8 @@ import torch
 
 import mmstream as mm
 from mmstream.dataset.checksums import checksums_name
-from mmstream.dataset.dataset import MAX_INDEX_READS, MAX_SAMPLE_READS
+from mmstream.dataset.dataset import MAX_SAMPLE_READS
+from mmstream.dataset.shard_indexes import MAX_INDEX_READS
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.process import needs_reader_process
 from mmstream.storage import local

@@ -1,0 +1,345 @@
+"""Where the samples of a dataset's shards lie, whatever says so.
+
+The parts of the index say it, where the manifest lists any. Else, or where a part is lost, the
+``NAME.tar.idx`` and ``NAME.tar.crc32c`` beside a tar do, or what was built at opening. What was
+read is kept as columns of 2 to 6 bytes a sample, up to `MAX_KEPT_BYTES`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mmstream.dataset.checksums import (
+    Checksums,
+    checksums_name,
+    checksums_size,
+    decode_checksums,
+)
+from mmstream.dataset.index import decode_index, index_name, index_size
+from mmstream.dataset.index_part import ShardColumns, columns_of
+from mmstream.dataset.manifest import IndexPart, Manifest, ShardInfo
+from mmstream.dataset.part_reader import PartReader
+from mmstream.errors import MMStreamError, ShardError, escaped
+from mmstream.storage import NotAFileError, ObjectStat, Store
+from mmstream.tar.header import BLOCK
+from mmstream.types import IntArray
+
+__all__ = ["MAX_INDEX_READS", "ShardIndex", "ShardIndexes"]
+
+logger = logging.getLogger(__name__)
+
+MAX_INDEX_READS = 8
+"""Reads of an index that is no index, or does not fit its checksums: storage may be at fault."""
+
+MAX_KEPT_BYTES = 64 << 20
+"""Bytes of columns that are kept: 2,000 shards of 5,000 samples with checksums."""
+
+
+class ShardIndex(NamedTuple):
+    """Where the samples of a shard lie, and what their bytes must be."""
+
+    offsets: IntArray
+    """int64 [num_samples + 1], byte offsets of the samples, ascending."""
+    checksums: Checksums | None
+    """uint32 [num_samples], CRC-32C of the bytes of each sample. None: nothing is compared."""
+
+
+class ShardIndexes:
+    """Finds the columns of shards, in any thread. It pickles small, without what it has read.
+
+    Args:
+        store: Where the index lies.
+        manifest: Names the shards, and the parts of the index.
+        has_checksums: Checksums are wanted, and there are some.
+        built: Indexes that were built at opening, of tars without one.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        has_checksums: bool,
+        built: Mapping[str, IntArray] | None = None,
+    ) -> None:
+        self.store, self.manifest, self.has_checksums = store, manifest, has_checksums
+        self._built = {name: columns_of(offsets, None) for name, offsets in (built or {}).items()}
+        self._readers = [self._reader(part) for part in manifest.index_parts]
+        self._first_shards = np.array([part.first_shard for part in manifest.index_parts])
+        self._unusable = set[str]()
+        self._kept: dict[int, ShardColumns] = {}
+        self._num_kept_bytes = 0
+        self._lock_of: dict[int, threading.Lock] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": {}, "_num_kept_bytes": 0, "_lock_of": {}}
+
+    @property
+    def _lock(self) -> threading.Lock:
+        """Of this process: one that a thread held at a fork is never given back in the child."""
+        return self._lock_of.setdefault(os.getpid(), threading.Lock())
+
+    def columns(self, shard: int, count_wrong: Callable[[int], None] | None = None) -> ShardColumns:
+        """Return where the samples of a shard lie.
+
+        Args:
+            shard: Position in the manifest.
+            count_wrong: Called with the number of reads that came wrong, after each of them.
+
+        Raises:
+            ShardError: No index, a damaged one, or one that does not fit the manifest or the
+                checksums.
+            StorageError: The storage failed after retries.
+        """
+        columns = self._kept.get(shard)
+        if columns is None:
+            count = count_wrong or (lambda _: None)
+            columns = self._read_part(shard, count) or self._read_files(shard, count)
+            self._keep(shard, columns)
+        return columns
+
+    def load(self, shards: Sequence[int]) -> int:
+        """Read what `columns` will need for these shards, all requests side by side.
+
+        Nothing is raised: `columns` raises the error of a shard. Returns the number of requests.
+        """
+        wanted = [shard for shard in dict.fromkeys(shards) if shard not in self._kept]
+        by_reader: dict[int | None, list[int]] = {}
+        for shard in wanted:
+            by_reader.setdefault(self._reader_number(shard), []).append(shard)
+        num_requests = self._load_files(by_reader.pop(None, []))
+        for number, numbers in by_reader.items():
+            assert number is not None
+            reader = self._readers[number]
+            num_before = reader.num_requests
+            with suppress(ShardError, OSError):
+                answers = reader.read([shard - reader.part.first_shard for shard in numbers])
+                for shard, answer in zip(numbers, answers, strict=True):
+                    if isinstance(answer, ShardColumns):
+                        with suppress(ShardError):
+                            self._keep(shard, self._with_checksums(shard, answer))
+            num_requests += reader.num_requests - num_before
+        return num_requests
+
+    def forget(self, shard: int) -> None:
+        """Read the index of a shard again at its next use."""
+        with self._lock:
+            columns = self._kept.pop(shard, None)
+            self._num_kept_bytes -= 0 if columns is None else columns.num_bytes
+
+    def part_columns(self, shard: int) -> ShardColumns | None:
+        """Return the columns of a shard as its part says. None: no part describes the shard.
+
+        Raises:
+            FileNotFoundError: There is no such part.
+            ShardError: It is damaged, or of other shards.
+            StorageError: The storage failed after retries.
+        """
+        number = self._reader_number(shard)
+        if number is None:
+            return None
+        reader = self._readers[number]
+        (answer,) = reader.read([shard - reader.part.first_shard])
+        if isinstance(answer, ShardColumns):
+            return answer
+        raise answer
+
+    def tar_checksum(self, shard: int) -> int | None:
+        """Return the CRC-32C of a whole tar, if its part knows it; errors as `part_columns`."""
+        number = self._reader_number(shard)
+        if number is None:
+            return None
+        reader = self._readers[number]
+        return reader.tar_checksum(shard - reader.part.first_shard)
+
+    def file_columns(self, shard: int, *, has_checksums: bool) -> ShardColumns:
+        """Return the columns of a shard as the files beside its tar say; errors as `columns`."""
+        return self._read_files(shard, lambda _: None, has_checksums=has_checksums)
+
+    def _reader(self, part: IndexPart) -> PartReader:
+        shards = self.manifest.shards[part.first_shard : part.last_shard + 1]
+        counts = np.array([shard.num_samples for shard in shards], dtype=np.int64)
+        sizes = np.array([shard.num_bytes for shard in shards], dtype=np.int64)
+        return PartReader(self.store, part, counts, sizes)
+
+    def _reader_number(self, shard: int) -> int | None:
+        """Return which part describes a shard. None: none does, or it cannot be used."""
+        number = int(np.searchsorted(self._first_shards, shard, side="right")) - 1
+        if number < 0 or shard > self._readers[number].part.last_shard:
+            return None
+        return None if self._readers[number].part.name in self._unusable else number
+
+    def _read_part(self, shard: int, count_wrong: Callable[[int], None]) -> ShardColumns | None:
+        """Return the columns of a shard from its part. None: its files must be read.
+
+        Bytes that are wrong are read again: storage may be at fault.
+        """
+        number = self._reader_number(shard)
+        if number is None:
+            return None
+        error: Exception
+        for _ in range(MAX_INDEX_READS):
+            try:
+                columns = self.part_columns(shard)
+                return None if columns is None else self._with_checksums(shard, columns)
+            except FileNotFoundError as absent:
+                error = absent
+                break
+            except ShardError as damaged:
+                error = damaged
+                count_wrong(1)
+                self._readers[number].drop()
+        self._unusable.add(self._readers[number].part.name)
+        logger.warning(
+            "%s; the .idx files beside the tars are read instead; run `mmstream index`",
+            escaped(error),
+        )
+        return None
+
+    def _with_checksums(self, shard: int, columns: ShardColumns) -> ShardColumns:
+        """Return columns with checksums if they are wanted, else without."""
+        if not self.has_checksums:
+            return replace(columns, checksums=None)
+        if columns.checksums is None:
+            raise ShardError(
+                f"{self.manifest.shards[shard].name}: its part of the index has no checksums"
+            )
+        return columns
+
+    def _keep(self, shard: int, columns: ShardColumns) -> None:
+        with self._lock:
+            if shard not in self._kept:
+                self._kept[shard] = columns
+                self._num_kept_bytes += columns.num_bytes
+            while self._num_kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
+                first = next(iter(self._kept))
+                self._num_kept_bytes -= self._kept.pop(first).num_bytes
+
+    def _load_files(self, shards: Sequence[int]) -> int:
+        """Read the files beside the tars, all at once. Returns the number of requests."""
+        wanted = [shard for shard in shards if self._is_possible(shard)]
+        files = [self._files(self.manifest.shards[shard], self.has_checksums) for shard in wanted]
+        ranges = [(file, 0, size) for sizes in files for file, size in sizes.items()]
+        known = dict[str, ObjectStat]()
+        answers = iter(self.store.read_ranges(ranges, known) if ranges else [])
+        for shard, sizes in zip(wanted, files, strict=True):
+            data = {file: next(answers) for file in sizes}
+            with suppress(MMStreamError, OSError):
+                info = self.manifest.shards[shard]
+                self._keep(shard, self._decode(info, sizes, data, known, self.has_checksums))
+        return len(ranges)
+
+    def _is_possible(self, shard: int) -> bool:
+        """Tell whether the files of a shard may be an index at all, and are needed."""
+        info = self.manifest.shards[shard]
+        return info.num_samples * BLOCK <= info.num_bytes and info.name not in self._built
+
+    def _read_files(
+        self,
+        shard: int,
+        count_wrong: Callable[[int], None],
+        *,
+        has_checksums: bool | None = None,
+    ) -> ShardColumns:
+        """Return the columns of a shard from the files beside its tar.
+
+        Bytes that are no index are read again: storage may be at fault.
+        """
+        info = self.manifest.shards[shard]
+        if info.name in self._built:
+            return self._built[info.name]
+        if has_checksums is None:
+            has_checksums = self.has_checksums
+        if not self._is_possible(shard):  # before memory is taken for them
+            raise ShardError(
+                f"{info.name}: {info.num_bytes} bytes cannot hold {info.num_samples} samples; run "
+                "`mmstream index --overwrite`"
+            )
+        sizes = self._files(info, has_checksums)
+        ranges = [(file, 0, size) for file, size in sizes.items()]
+        num_left = MAX_INDEX_READS
+        while True:
+            known = dict[str, ObjectStat]()
+            # Both at once: on an object store, each of them is a request.
+            answers = dict(zip(sizes, self.store.read_ranges(ranges, known), strict=True))
+            num_left -= 1
+            try:
+                return self._decode(info, sizes, answers, known, has_checksums)
+            except ShardError:
+                if not num_left:
+                    raise
+                count_wrong(1)
+                num_bytes = index_size(info.num_samples)  # the checksums have fewer
+                for name in (index_name(info.name), checksums_name(info.name)):
+                    self.store.drop_cache(name, 0, num_bytes)
+
+    def _files(self, info: ShardInfo, has_checksums: bool) -> dict[str, int]:
+        """Return the files of a shard's index, with the bytes that they have by the manifest."""
+        sizes = {index_name(info.name): index_size(info.num_samples)}
+        if has_checksums:
+            sizes[checksums_name(info.name)] = checksums_size(info.num_samples)
+        return sizes
+
+    def _decode(
+        self,
+        info: ShardInfo,
+        sizes: Mapping[str, int],
+        answers: Mapping[str, bytes | OSError],
+        known: Mapping[str, ObjectStat],
+        has_checksums: bool,
+    ) -> ShardColumns:
+        """Return the columns of a shard from what its files answered.
+
+        Args:
+            info: Of the shard.
+            sizes: The bytes that were asked for, by file.
+            answers: What came of them.
+            known: The files as they answered, where the storage said so.
+            has_checksums: The answers hold checksums.
+        """
+        data = dict[str, bytes]()
+        for file, answer in answers.items():
+            # A longer index is of other samples. Checksums tell, else its size must.
+            is_sure = has_checksums or (file in known and known[file].size == sizes[file])
+            if isinstance(answer, OSError) or not is_sure:
+                self._require_size(info, file, sizes[file])
+            if isinstance(answer, OSError):
+                raise answer
+            data[file] = answer
+        name, column_name = index_name(info.name), checksums_name(info.name)
+        offsets = decode_index(data[name], name)
+        if offsets[-1] > info.num_bytes:
+            raise ShardError(
+                f"{info.name}: {info.num_bytes} bytes, its index goes to {offsets[-1]}: truncated, "
+                "or the index is not this tar's"
+            )
+        checksums = None
+        if has_checksums:
+            checksums = decode_checksums(data[column_name], data[name], column_name)
+        return columns_of(offsets, checksums)
+
+    def _require_size(self, info: ShardInfo, file: str, size: int) -> None:
+        """Raise a ShardError if an index, or a file of checksums, is absent or has another size."""
+        is_index = file == index_name(info.name)
+        command = "mmstream index" if is_index else "mmstream index --checksums"
+        try:
+            actual_size = self.store.size(file)
+        except FileNotFoundError:
+            absent = "no index" if is_index else "no checksums"
+            raise ShardError(
+                f"{info.name}: {absent} {file} in {self.store.url}; run `{command}`"
+            ) from None
+        except NotAFileError as error:
+            raise ShardError(str(error)) from None
+        if actual_size != size:
+            raise ShardError(
+                f"{file}: {actual_size} bytes, but the manifest says {info.num_samples} samples, "
+                f"{size} bytes; run `{command} --overwrite`"
+            )

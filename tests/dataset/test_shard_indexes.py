@@ -1,0 +1,336 @@
+"""Parts of an index: written with the manifest, read in place of .idx files, never trusted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.dataset import index_cache, part_reader, shard_indexes
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import Manifest
+from mmstream.errors import ManifestError, ShardError, StorageError
+from mmstream.storage import open_store
+from tests.helpers.corpora import write_corpus, write_shard
+from tests.helpers.stores import watched
+
+COUNTS = [30, 1, 0, 40, 26]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A dataset with an index in one part. Its shards have checksums."""
+    folder = write_corpus(tmp_path / "corpus", COUNTS, checksums=True)
+    index_tars(folder, progress=False)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder of cached parts, of this test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "mmstream" / "index"
+
+
+def remote(folder, **options):
+    """The dataset as if it lay on an object store."""
+    return watched(mm.open_dataset(folder), maps_files=False, concurrent=True, **options)
+
+
+def part_of(folder):
+    (part,) = mm.open_dataset(folder).manifest.index_parts
+    return part
+
+
+def assert_right(dataset, folder):
+    """All bounds are those of the .idx files."""
+    plain = replace(dataset.manifest, index_parts=())
+    right = mm.Dataset(plain, open_store(folder))
+    for shard, count in enumerate(COUNTS):
+        index = np.arange(count)
+        for column, expected in zip(
+            dataset.bounds(shard, index), right.bounds(shard, index), strict=True
+        ):
+            assert np.array_equal(column, expected)
+
+
+def without_files(folder):
+    """Remove the .idx and .crc32c files."""
+    for path in [*Path(folder).glob("*.idx"), *Path(folder).glob("*.crc32c")]:
+        path.unlink()
+
+
+def test_a_local_part_is_mapped_and_no_other_file_is_needed(folder):
+    dataset = watched(mm.open_dataset(folder))
+    assert_right(dataset, folder)
+    assert dataset.store.range_reads == []
+    without_files(folder)
+    assert len(list(mm.Loader(mm.Pipeline(mm.open_dataset(folder), global_batch_size=8)))) == 12
+
+
+def test_a_remote_part_is_fetched_once_a_machine(folder, cache):
+    part = part_of(folder)
+    dataset = remote(folder)
+    assert dataset.load_indexes(range(5)) == 1
+    assert dataset.store.ranges == [(part.name, 0, part.num_bytes)]
+    assert_right(dataset, folder)
+    assert [path.name for path in cache.glob("[!.]*[!k]")] == [part.sha256]
+    assert cache.stat().st_mode & 0o777 == 0o700
+    others = remote(folder)
+    assert others.load_indexes(range(5)) == 0
+    assert_right(others, folder)
+    assert others.store.ranges == []
+
+
+def test_a_damaged_cached_part_is_fetched_again(folder, cache):
+    remote(folder).load_indexes([0])
+    (path,) = cache.glob("[!.]*[!k]")
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    dataset = remote(folder)
+    counted = []
+    assert dataset.bounds(4, np.array([0]), counted.append).start.tolist() == [0]
+    assert counted == [1]
+    assert dataset.store.ranges == [(part_of(folder).name, 0, part_of(folder).num_bytes)]
+    assert_right(dataset, folder)
+
+
+@pytest.mark.parametrize("case", ["no room", "not writable", "of others", "no home"])
+def test_without_a_cache_the_table_and_single_shards_are_read_by_ranges(
+    folder, cache, case, monkeypatch
+):
+    if case == "no room":
+        monkeypatch.setattr(index_cache, "MAX_PART_OF_DISK", 0)
+    elif case == "not writable":
+        cache.parent.parent.write_bytes(b"a file")
+    elif case == "of others":
+        cache.mkdir(parents=True)
+        cache.parent.chmod(0o777)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", "")
+        monkeypatch.setenv("HOME", "/dev/null")
+    dataset = remote(folder)
+    assert dataset.load_indexes([0, 3]) == 3
+    assert len(dataset.store.range_reads) == 2  # the table; then both shards at once
+    assert dataset.load_indexes([3]) == 0
+    assert_right(dataset, folder)
+    if cache.parent.is_dir():
+        assert not list(cache.glob("*"))
+
+
+def test_a_large_part_comes_in_the_background_and_ranges_serve_meanwhile(
+    folder, cache, monkeypatch
+):
+    monkeypatch.setattr(part_reader, "MAX_SMALL_BYTES", 10)
+    fetches = []
+    monkeypatch.setattr(
+        part_reader.threading.Thread, "start", lambda thread: fetches.append(thread._target)
+    )
+    dataset = remote(folder)
+    assert dataset.load_indexes([0, 3]) == 3
+    (fetch,) = fetches
+    fetch()
+    assert dataset.load_indexes([4]) == 0
+    assert_right(dataset, folder)
+
+
+def test_a_process_does_not_wait_long_for_another_one_that_fetches(folder, cache, monkeypatch):
+    monkeypatch.setattr(part_reader, "fetch_part", lambda *_: False)
+    monkeypatch.setattr(part_reader, "WAIT_S", 0)
+    dataset = remote(folder)
+    assert dataset.load_indexes([0, 3]) == 3
+    assert_right(dataset, folder)
+
+
+@pytest.mark.parametrize("location", ["local", "remote"])
+@pytest.mark.parametrize("damage", ["lost", "short", "empty", "foreign", "bytes", "a folder"])
+def test_a_part_that_is_lost_or_damaged_is_a_warning_and_the_files_are_read(
+    folder, cache, damage, location, caplog
+):
+    path = Path(folder, part_of(folder).name)
+    data = path.read_bytes()
+    path.unlink()
+    if damage == "a folder":
+        path.mkdir()
+    elif damage != "lost":
+        foreign = bytes(len(data))
+        path.write_bytes(
+            {"short": data[:-1], "empty": b"", "foreign": foreign, "bytes": data[:-1] + b"\x07"}[
+                damage
+            ]
+        )
+    dataset = mm.open_dataset(folder) if location == "local" else remote(folder)
+    with caplog.at_level(logging.WARNING):
+        assert_right(dataset, folder)
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert path.name in message
+    assert "are read instead; run `mmstream index`" in message
+
+
+def test_a_part_of_other_shards_is_not_used(folder, caplog):
+    dataset = mm.open_dataset(folder)
+    shards = list(dataset.manifest.shards)
+    shards[0] = replace(shards[0], num_bytes=shards[0].num_bytes + 512)
+    dataset = mm.Dataset(replace(dataset.manifest, shards=tuple(shards)), dataset.store)
+    dataset.bounds(3, np.array([0]))
+    assert "of other shards than the manifest names" in caplog.text
+
+
+def test_bytes_that_come_wrong_once_are_read_again(folder, cache, monkeypatch):
+    monkeypatch.setattr(index_cache, "MAX_PART_OF_DISK", 0)
+    reads = []
+
+    def flip(name, bounds, answer):
+        reads.append(bounds)
+        return answer if len(reads) != 2 else answer[:-1] + bytes([answer[-1] ^ 1])
+
+    dataset = watched(mm.open_dataset(folder), flip, maps_files=False, concurrent=True)
+    counted = []
+    dataset.bounds(3, np.array([0]), counted.append)
+    assert counted == [1]
+
+
+def test_a_storage_that_fails_is_an_error_and_no_warning(folder, cache, caplog):
+    def fail(name, bounds, answer):
+        return StorageError("away")
+
+    dataset = watched(mm.open_dataset(folder), fail, maps_files=False, concurrent=True)
+    dataset.load_indexes([0])
+    with pytest.raises(StorageError, match="away"):
+        dataset.bounds(0, np.array([0]))
+    assert not caplog.records
+
+
+def test_a_dataset_pickles_without_what_it_has_read(folder):
+    dataset = mm.open_dataset(folder)
+    size = len(pickle.dumps(dataset))
+    dataset.load_indexes(range(5))
+    assert len(pickle.dumps(dataset)) == size
+    assert_right(pickle.loads(pickle.dumps(dataset)), folder)
+
+
+def test_what_is_kept_in_memory_has_a_limit(folder, cache, monkeypatch):
+    monkeypatch.setattr(shard_indexes, "MAX_KEPT_BYTES", 300)
+    dataset = remote(folder)
+    for shard in (0, 3, 4, 0):
+        dataset.bounds(shard, np.array([0]))
+        kept = dataset.indexes._kept
+        assert sum(columns.num_bytes for columns in kept.values()) <= 300
+    assert_right(dataset, folder)
+
+
+def test_checksums_that_a_part_lacks_come_from_the_files(folder, caplog):
+    manifest = mm.open_dataset(folder).manifest
+    plain = write_corpus(Path(folder).parent / "plain", COUNTS)
+    index_tars(plain, progress=False)
+    part = part_of(plain)
+    Path(folder, part.name).write_bytes(Path(plain, part.name).read_bytes())
+    dataset = mm.Dataset(replace(manifest, index_parts=(part,)), open_store(folder))
+    assert_right(dataset, folder)
+    assert "has no checksums" in caplog.text
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def append(folder, name="shard-000009.tar"):
+    write_shard(folder, name, [(f"{i:06d}", {"txt": b"x"}) for i in range(3)], checksums=True)
+
+
+def test_appended_tars_are_one_more_part_and_nothing_else_is_read(folder):
+    (old,) = mm.open_dataset(folder).manifest.index_parts
+    append(folder)
+    report = index_tars(folder, progress=False)
+    assert (report.num_shards, report.num_built) == (6, 0)
+    manifest = mm.open_dataset(folder).manifest
+    assert manifest.index_parts[0] == old
+    assert [part.first_shard for part in manifest.index_parts] == [0, 5]
+    without_files(folder)
+    assert len(mm.open_dataset(folder).bounds(5, np.arange(3)).start) == 3
+
+
+def test_a_tar_in_the_middle_or_a_lost_file_makes_a_new_part_of_all_that_follow(folder):
+    append(folder)
+    index_tars(folder, progress=False)
+    append(folder, "shard-000006.tar")
+    index_tars(folder, progress=False)
+    parts = mm.open_dataset(folder).manifest.index_parts
+    assert [(part.first_shard, part.last_shard) for part in parts] == [(0, 4), (5, 6)]
+    Path(folder, "shard-000003.tar.idx").unlink()
+    index_tars(folder, progress=False)
+    (part,) = mm.open_dataset(folder).manifest.index_parts
+    assert (part.first_shard, part.last_shard) == (0, 6)
+
+
+def test_the_same_tars_give_the_same_part_and_leave_the_manifest(folder):
+    path = Path(folder, "mmstream.json")
+    before = path.read_bytes(), path.stat().st_ino
+    index_tars(folder, progress=False)
+    assert (path.read_bytes(), path.stat().st_ino) == before
+    index_tars(folder, overwrite=True, progress=False)
+    assert part_of(folder) == Manifest.from_bytes(before[0]).index_parts[0]
+
+
+def test_the_part_of_the_manifest_before_stays_and_older_ones_go(folder):
+    names = [part_of(folder).name]
+    for number in range(3):
+        append(folder, f"shard-000000-{number}.tar")
+        index_tars(folder, progress=False)
+        names.append(mm.open_dataset(folder).manifest.index_parts[0].name)
+    assert {path.name for path in Path(folder).glob("mmstream.index.*")} == set(names[-2:])
+
+
+def test_a_reader_keeps_its_part_when_the_index_is_made_anew(folder):
+    dataset = mm.open_dataset(folder)
+    append(folder, "shard-000000-more.tar")
+    index_tars(folder, progress=False)
+    without_files(folder)
+    assert dataset.bounds(3, np.array([0])).start.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"first_shard": 1, "last_shard": 0},
+        {"first_shard": -1},
+        {"last_shard": 5},
+        {"num_bytes": 0},
+        {"sha256": "x" * 64},
+        {"name": "../mmstream.json"},
+    ],
+    ids=str,
+)
+def test_parts_that_cannot_be_are_refused_with_the_manifest(folder, change):
+    manifest = mm.open_dataset(folder).manifest
+    part = replace(manifest.index_parts[0], **change)
+    with pytest.raises(ManifestError, match="cannot be a part of the index"):
+        Manifest.from_bytes(replace(manifest, index_parts=(part,)).to_bytes())
+    with pytest.raises(ManifestError, match="cannot be a part of the index"):
+        Manifest.from_bytes(
+            replace(manifest, index_parts=(manifest.index_parts[0],) * 2).to_bytes()
+        )
+
+
+def test_unused_parts_leave_the_cache_when_another_one_comes(folder, cache):
+    cache.mkdir(parents=True, mode=0o700)
+    cache.parent.chmod(0o700)
+    old = cache / ("0" * 64)
+    old.write_bytes(b"old")
+    os.utime(old, (0, 0))
+    remote(folder).load_indexes([0])
+    assert not old.exists()
+
+
+def test_a_shard_error_names_what_to_do(folder):
+    without_files(folder)
+    Path(folder, part_of(folder).name).unlink()
+    with pytest.raises(ShardError, match=r"no index shard-000000\.tar\.idx .*`mmstream index`"):
+        mm.open_dataset(folder).bounds(0, np.array([0]))
