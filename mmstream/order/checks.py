@@ -112,11 +112,13 @@ def checked_grid(grid: Any, global_batch_size: int, most: int = MAX_LANES) -> tu
 
 
 def keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Put a value in a cache, and drop the oldest entries above `most`.
+    """Put a value in a cache, and drop the oldest entries: an eighth of `most`, where it is full.
 
     Decode threads share the caches of an order. ``list(cache)`` runs as one step under the GIL, so
     another thread cannot change the cache in the middle of it.
     """
-    for oldest in list(cache)[: max(0, len(cache) - most + 1)]:
-        cache.pop(oldest, None)
+    excess = len(cache) - most + 1
+    if excess > 0:  # several at once: the list of all keys costs as much as a window
+        for oldest in list(cache)[: max(excess, most // 8)]:
+            cache.pop(oldest, None)
     cache[key] = value

@@ -31,19 +31,27 @@ With M=3 the first windows have 1, 1, 2 and 3 positions::
 ([4, 2, 4, 2], [0, 4, 6, 10])
 >>> [lanes.first_window(lane) for lane in range(4)]
 [1, 1, 2, 3]
->>> [lanes.windows_of_step(step).tolist() for step in range(3)]
+>>> rows = np.arange(4)
+>>> [lanes.windows_of_step(step, rows).tolist() for step in range(3)]
 [[0, 4, 2, 2], [1, 5, 3, 3], [4, 4, 6, 6]]
 >>> steps, rows = lanes.steps_and_rows(4)  # the second window of lane 0
 >>> steps.tolist(), rows.tolist()
 ([0, 2, 2], [1, 0, 1])
->>> sorted(lanes.slots(4, seed=0, epoch=0).tolist())  # window 0 has slot 0
+>>> mixed = {number: lanes.mixed_positions(number, seed=0, epoch=0) for number in range(7)}
+>>> sorted(mixed[4].tolist())  # window 0 has position 0
 [1, 2, 3]
+>>> lanes.slots_of_step(2, np.array([0, 1]), mixed.__getitem__).tolist()
+[2, 1]
+>>> lanes.slots(4, mixed[4]).tolist()  # the first one is row 1 of step 0
+[3, 2, 1]
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -51,6 +59,8 @@ from mmstream.order.permute import permutation
 from mmstream.types import IntArray
 
 __all__ = ["Lanes", "interleaved"]
+
+IntOrArray = TypeVar("IntOrArray", int, IntArray)
 
 
 @dataclass(frozen=True)
@@ -92,20 +102,56 @@ class Lanes:
         """[P*Q] first slot of each lane."""
         return np.cumsum(self.sizes) - self.sizes
 
-    def first_window(self, lane: int) -> int:
+    def first_window(self, lane: IntOrArray) -> IntOrArray:
         """Return the length of a lane's first window, from 1 to M."""
-        return 1 + lane * self.window // self.num_lanes if self.shuffle else self.window
+        return 1 + lane * self.window // self.num_lanes if self.shuffle else lane * 0 + self.window
 
-    def windows_of_step(self, step: int) -> IntArray:
-        """Return int64 [G]: the number of the window that each row of a full step comes from."""
+    def windows_of_step(self, step: int, rows: IntArray) -> IntArray:
+        """Return the number of the window that each of some rows of a full step comes from."""
+        lanes, positions = self._positions(step, rows)
+        # At most M positions are before the end of the first window: -M // M + 1 is window 0.
+        windows = (positions - self.first_window(lanes)) // self.window + 1
+        return windows * self.num_lanes + lanes
+
+    def slots_of_step(
+        self, step: int, rows: IntArray, mixed_positions: Callable[[int], IntArray]
+    ) -> IntArray:
+        """Return the slot of each of some rows of a full step.
+
+        Args:
+            step: a full step.
+            rows: rising; those of a lane follow one another.
+            mixed_positions: returns what the method of this name returns for a window.
+        """
+        lanes, positions = self._positions(step, rows)
+        if not self.shuffle:
+            return self.starts[lanes] + positions
+        if self.window > 1:
+            numbers = self.windows_of_step(step, rows)
+            lengths = self.first_window(lanes) + numbers // self.num_lanes * self.window
+            offsets = positions - np.maximum(0, lengths - self.window)
+            # Rows of the same window lie side by side, there and here.
+            begins = np.flatnonzero(np.diff(numbers, prepend=-1))
+            sizes = np.diff(begins, append=numbers.size)
+            positions = np.concatenate(
+                [
+                    mixed_positions(number)[offset : offset + size]
+                    for number, offset, size in zip(
+                        numbers[begins].tolist(),
+                        offsets[begins].tolist(),
+                        sizes.tolist(),
+                        strict=True,
+                    )
+                ]
+            )
+        return self.starts[lanes] + interleaved(positions, self.sizes[lanes], self.interleave)
+
+    def _positions(self, step: int, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the lane of each row of a full step, and the row's position in it."""
         num_groups = self.grid[0]
-        positions = step // num_groups * self.rows_per_lane + np.arange(self.rows_per_lane)
-        numbers = []
-        for lane in range(step % num_groups, self.num_lanes, num_groups):
-            # At most M positions are before the end of the first window: -M // M + 1 is window 0.
-            windows = (positions - self.first_window(lane)) // self.window + 1
-            numbers.append(windows * self.num_lanes + lane)
-        return np.concatenate(numbers)
+        round_, group = divmod(step, num_groups)
+        lanes_of_group, offsets = np.divmod(rows, self.rows_per_lane)
+        return lanes_of_group * num_groups + group, round_ * self.rows_per_lane + offsets
 
     def steps_and_rows(self, number: int) -> tuple[IntArray, IntArray]:
         """Return the step and the row of each position of a window, in the order of delivery."""
@@ -117,14 +163,19 @@ class Lanes:
         rows = lane_of_group * self.rows_per_lane + offsets
         return steps, rows
 
-    def slots(self, number: int, seed: int, epoch: int) -> IntArray:
-        """Return the slot of each position of a window, in the order of delivery."""
-        lane = number % self.num_lanes
+    def mixed_positions(self, number: int, seed: int, epoch: int) -> IntArray:
+        """Return the positions of a lane that a window covers, as it permutes them."""
         start, stop = self._span(number)
         if not self.shuffle:
             return np.arange(start, stop)
-        positions = start + permutation(stop - start, seed, epoch, "window", number)
-        offsets = interleaved(positions, int(self.sizes[lane]), self.interleave)
+        return start + permutation(stop - start, seed, epoch, "window", number)
+
+    def slots(self, number: int, mixed_positions: IntArray) -> IntArray:
+        """Return the slot of each position of a window, in the order of delivery."""
+        lane = number % self.num_lanes
+        offsets = mixed_positions
+        if self.shuffle:
+            offsets = interleaved(mixed_positions, int(self.sizes[lane]), self.interleave)
         slots: IntArray = self.starts[lane] + offsets
         return slots
 
@@ -136,12 +187,12 @@ class Lanes:
         return start, min(int(self.sizes[lane]), stop)
 
 
-def interleaved(positions: IntArray, size: int, num_segments: int) -> IntArray:
+def interleaved(positions: IntArray, size: int | IntArray, num_segments: int) -> IntArray:
     """Return where positions of a lane lie in it, so that neighbours come from other segments.
 
     Args:
         positions: int64, each from 0 to size-1.
-        size: positions of the lane.
+        size: positions of the lane, or of the lane of each position.
         num_segments: K. The first ``size % K`` segments have one position more than the others.
 
     Returns:

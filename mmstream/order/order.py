@@ -32,7 +32,7 @@ from mmstream.order.corpus import CONTENT_KEYS, Corpus, content_of, differing_ke
 from mmstream.order.defaults import default_settings
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
-from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window, refs_of_step
+from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
 from mmstream.types import IntArray
 
 __all__ = ["Order"]
@@ -95,6 +95,7 @@ class Order:
         self._lanes = lanes
         self._unset = tuple(unset)
         self._epochs: dict[int, EpochChunks] = {}
+        self._mixed: dict[tuple[int, int], IntArray] = {}
         self._windows: dict[tuple[int, int], Window] = {}
 
     @classmethod
@@ -271,7 +272,7 @@ class Order:
             raise StateError(f"not an order's identity: {error}") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_epochs": {}, "_windows": {}}
+        return self.__dict__ | {"_epochs": {}, "_mixed": {}, "_windows": {}}
 
     def with_unset_from(self, identity: Mapping[str, Any], _epoch: int, step: int) -> Order:
         """Return this order with the settings that nobody gave taken from a saved identity.
@@ -357,8 +358,14 @@ class Order:
             "drop_last": self.drop_last,
         }
 
-    def refs(self, epoch: int, step: int) -> Refs:
+    def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step: shard int64 [G], index int64 [G], valid bool [G].
+
+        Args:
+            epoch: any epoch, from 0.
+            step: step of the epoch.
+            rows: [start, stop), the rows of a rank: only those are computed and returned. None: all
+                rows.
 
         Raises:
             ConfigError: an epoch has no such step.
@@ -369,26 +376,35 @@ class Order:
             >>> list(zip(shard.tolist(), index.tolist()))
             [(0, 3), (0, 4), (2, 0), (1, 4)]
         """
-        numbers = self.windows(epoch, step)
-        refs = refs_of_step(step, numbers, lambda number: self.window(epoch, number))
+        row_numbers = self._rows(epoch, step, rows)
         if step == self._lanes.num_steps:
-            _, refs.valid[:] = self._tail_slots()
-        return refs
+            all_slots, is_valid = self._tail_slots()
+            slots, valid = all_slots[row_numbers], is_valid[row_numbers]
+        else:
+            valid = np.ones(row_numbers.size, dtype=np.bool_)
+            slots = self._lanes.slots_of_step(
+                step, row_numbers, lambda number: self._mixed_positions(epoch, number)
+            )
+        return Refs(*self._chunks(epoch).locate(slots), valid)
 
-    def windows(self, epoch: int, step: int) -> IntArray:
+    def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return int64 [G]: the number of the window that each row of a step comes from.
 
-        Raises:
-            ConfigError: an epoch has no such step.
+        Arguments and errors are those of `refs`.
         """
+        row_numbers = self._rows(epoch, step, rows)
+        if step == self._lanes.num_steps:
+            return np.full(row_numbers.size, TAIL_WINDOW, dtype=np.int64)
+        return self._lanes.windows_of_step(step, row_numbers)
+
+    def _rows(self, epoch: int, step: int, rows: tuple[int, int] | None) -> IntArray:
+        """Return the numbers of the rows that were asked for; ConfigError: no such step."""
         require(epoch >= 0, f"epoch {epoch}: epochs count from 0")
         require(
             0 <= step < self.steps_per_epoch,
             f"step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1}",
         )
-        if step == self._lanes.num_steps:
-            return np.full(self.global_batch_size, TAIL_WINDOW, dtype=np.int64)
-        return self._lanes.windows_of_step(step)
+        return np.arange(*(rows or (0, self.global_batch_size)), dtype=np.int64)
 
     def window(self, epoch: int, number: int) -> Window:
         """Return the samples of a window, and the step and row that each of them belongs to.
@@ -403,11 +419,23 @@ class Order:
                 slots, _ = self._tail_slots()
             else:
                 steps, rows = self._lanes.steps_and_rows(number)
-                slots = self._lanes.slots(number, self.seed, epoch)
+                slots = self._lanes.slots(number, self._mixed_positions(epoch, number))
             shards, indexes = self._chunks(epoch).locate(slots)
             window = Window(steps, rows, shards, indexes)
-            keep(self._windows, (epoch, number), window, most=3 * self._lanes.num_lanes + 2)
+            keep(self._windows, (epoch, number), window, most=self._most_windows)
         return window
+
+    def _mixed_positions(self, epoch: int, number: int) -> IntArray:
+        positions = self._mixed.get((epoch, number))
+        if positions is None:
+            positions = self._lanes.mixed_positions(number, self.seed, epoch)
+            keep(self._mixed, (epoch, number), positions, most=self._most_windows)
+        return positions
+
+    @property
+    def _most_windows(self) -> int:
+        """Windows that are cached: those of about three steps, and three of each lane."""
+        return 3 * (self._lanes.num_lanes + self.global_batch_size // self._lanes.window) + 2
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> tuple[int, int]:
         """Return (shard, index) of the sample that replaces a bad sample.

@@ -50,13 +50,14 @@ def windows_of_lanes(lanes):
 
 
 @settings(max_examples=200, deadline=None)
-@given(any_lanes(), st.integers(0, 4))
-def test_lanes_deliver_their_positions_step_by_step_and_window_by_window(lanes, epoch):
+@given(any_lanes(), st.integers(0, 4), st.sampled_from([slice(None), slice(1), slice(-2, None)]))
+def test_lanes_deliver_their_positions_step_by_step_and_window_by_window(lanes, epoch, rows_asked):
     rows = rows_of_lanes(lanes)
     sizes = list(map(len, rows))
     assert lanes.sizes.tolist() == sizes
     assert lanes.starts.tolist() == [sum(sizes[:lane]) for lane in range(len(sizes))]
     number_of_row = {}
+    slot_of_row = {}
     for number, positions in windows_of_lanes(lanes).items():
         lane = number % lanes.num_lanes
         named = [rows[lane][position] for position in positions]
@@ -65,22 +66,32 @@ def test_lanes_deliver_their_positions_step_by_step_and_window_by_window(lanes, 
         number_of_row |= dict.fromkeys(named, number)
         drawn = positions[0] + permutation(len(positions), 3, epoch, "window", number)
         offsets = interleaved(drawn, sizes[lane], lanes.interleave)
-        assert lanes.slots(number, 3, epoch).tolist() == (sum(sizes[:lane]) + offsets).tolist()
+        slots = lanes.slots(number, lanes.mixed_positions(number, 3, epoch)).tolist()
+        assert slots == (sum(sizes[:lane]) + offsets).tolist()
+        slot_of_row |= dict(zip(named, slots, strict=True))
+
+    def mixed_positions(number):
+        return lanes.mixed_positions(number, 3, epoch)
+
     for step in range(lanes.num_steps):
-        expected = [number_of_row[step, row] for row in range(lanes.global_batch_size)]
-        assert lanes.windows_of_step(step).tolist() == expected
+        rows = range(lanes.global_batch_size)[rows_asked]
+        expected = [number_of_row[step, row] for row in rows]
+        assert lanes.windows_of_step(step, np.array(rows)).tolist() == expected
+        expected = [slot_of_row[step, row] for row in rows]
+        assert lanes.slots_of_step(step, np.array(rows), mixed_positions).tolist() == expected
 
 
 def test_without_shuffle_one_lane_is_cut_into_equal_windows():
     lanes = Lanes(
         num_steps=5, global_batch_size=2, grid=(1, 1), window=4, interleave=1, shuffle=False
     )
-    assert [lanes.slots(number, 0, 0).tolist() for number in range(3)] == [
+    positions = [lanes.mixed_positions(number, 0, 0) for number in range(3)]
+    assert [lanes.slots(number, positions[number]).tolist() for number in range(3)] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
         [8, 9],
     ]
-    assert [lanes.windows_of_step(step).tolist() for step in range(5)] == [
+    assert [lanes.windows_of_step(step, np.arange(2)).tolist() for step in range(5)] == [
         [0, 0],
         [0, 0],
         [1, 1],

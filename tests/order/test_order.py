@@ -240,14 +240,39 @@ def test_a_step_or_an_epoch_that_does_not_exist_is_refused(drop_last):
 
 def test_a_walk_keeps_the_windows_in_use_and_forgets_the_others():
     order = Order.from_counts([4000], global_batch_size=4, grid=(2, 2), window=16)
-    order.refs(0, 0)
     assert order.window(0, 0) is order.window(0, 0)
-    steps_of_epoch(order, 0)
-    assert len(order._windows) == 3 * 4 + 2
+    for step in range(order.steps_per_epoch):
+        order.refs(0, step)
+        for number in set(order.windows(0, step).tolist()):
+            order.window(0, number)
+    assert len(order._windows) <= len(order._mixed) <= 3 * 4 + 2
     steps_of_epoch(order, 1)
     steps_of_epoch(order, 2)
     assert list(order._epochs) == [1, 2]
     assert order._chunks(2) is order._chunks(2)
+
+
+@settings(max_examples=60)
+@given(orders(), st.data())
+def test_the_rows_of_a_rank_are_those_rows_of_all(order, data):
+    step = data.draw(st.integers(0, order.steps_per_epoch - 1))
+    start = data.draw(st.integers(0, order.global_batch_size - 1))
+    stop = data.draw(st.integers(start + 1, order.global_batch_size))
+    for own, of_all in zip(order.refs(2, step, (start, stop)), order.refs(2, step), strict=True):
+        assert own.tolist() == of_all[start:stop].tolist()
+    own = order.windows(2, step, (start, stop))
+    assert own.tolist() == order.windows(2, step)[start:stop].tolist()
+
+
+@pytest.mark.parametrize("lanes", [64, 1024])
+def test_a_rank_computes_the_windows_of_its_own_lanes_alone(lanes):
+    order = Order.from_counts(
+        [10**6], global_batch_size=4 * lanes, grid=(1, lanes), window=64, interleave=2
+    )
+    for step in range(20):
+        order.refs(0, step, rows=(8, 16))  # lanes 2 and 3
+    assert {number % lanes for _, number in order._mixed} == {2, 3}
+    assert not order._windows
 
 
 def test_a_walked_order_is_pickled_as_small_as_a_new_one():

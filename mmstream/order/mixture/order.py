@@ -21,7 +21,7 @@ from mmstream.order.mixture.draws import Draws
 from mmstream.order.mixture.recipe import Recipe, binding
 from mmstream.order.mixture.source import Source
 from mmstream.order.permute import random_words
-from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window, refs_of_step
+from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
 from mmstream.types import IntArray
 
 __all__ = ["MixtureOrder"]
@@ -129,14 +129,26 @@ class MixtureOrder:
         recipe = self.recipe.with_unset_from(identity)
         return self if recipe.identity() == self.recipe.identity() else MixtureOrder(recipe)
 
-    def refs(self, epoch: int, step: int) -> Refs:
+    def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step, all of them valid. See `Order.refs`."""
-        numbers = self.windows(epoch, step)
-        return refs_of_step(step, numbers, lambda number: self.window(epoch, number))
+        of_step = self._step(self._run_step(epoch, step))
+        sources, draws, numbers = (
+            column[slice(*(rows or (None,)))]
+            for column in (of_step.source, of_step.draw, of_step.window)
+        )
+        refs = Refs(np.empty_like(draws), np.empty_like(draws), np.ones(draws.size, np.bool_))
+        for source_number in np.unique(sources).tolist():
+            source = self._sources[source_number]
+            of_source = np.flatnonzero(sources == source_number)
+            windows = None if source.small else numbers[of_source] // len(self._sources)
+            shards, indexes = source.locate(draws[of_source], windows)
+            refs.shard[of_source] = shards + self._first_shards[source_number]
+            refs.index[of_source] = indexes
+        return refs
 
-    def windows(self, epoch: int, step: int) -> IntArray:
+    def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return int64 [G]: the number of the window of each row. See `Order.windows`."""
-        return self._step(self._run_step(epoch, step)).window
+        return self._step(self._run_step(epoch, step)).window[slice(*(rows or (None,)))]
 
     def window(self, epoch: int, number: int) -> Window:
         """Return the samples of a window that this epoch of the mixture delivers.

@@ -115,6 +115,7 @@ class Source:
     """Seed of its permutations and transforms: a hash of the mixture's seed and its name."""
     table: ChunkTable
     epochs: dict[int, EpochChunks] = field(default_factory=dict)
+    mixed_depths: dict[int, IntArray] = field(default_factory=dict)
 
     @classmethod
     def lay_out(
@@ -134,7 +135,7 @@ class Source:
         return cls(name, corpus, settings, seed=source_seed, table=table, **fields)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"epochs": {}}
+        return self.__dict__ | {"epochs": {}, "mixed_depths": {}}
 
     @property
     def size(self) -> int:
@@ -167,27 +168,29 @@ class Source:
 
     def window(self, number: int) -> tuple[IntArray, IntArray, IntArray]:
         """Return the source draws of a window, and the shard and index of each."""
-        window_of_lane, ordinal = divmod(number, self.num_lanes)
-        epoch, window = divmod(window_of_lane, self._max_windows)
-        column = (ordinal - epoch * self.size) % self.num_lanes
-        short_size, num_longer = divmod(self.size, self.num_lanes)
-        column_size = short_size + (column < num_longer)
-        column_start = column * short_size + min(column, num_longer)
-        stop = int(self._first_window(np.asarray(column))) + window * self.settings.window
-        start = max(0, stop - self.settings.window)
-        stop = min(column_size, stop)
-        depths = np.arange(start, stop)
-        offsets = depths
-        if self.shuffle:
-            mixed = start + permutation(stop - start, self.seed, epoch, "window", window, column)
-            offsets = interleaved(mixed, column_size, self._num_segments)
+        epoch, _, column, start = self._begin(number)
+        mixed_depths = self._mixed_depths(number)
+        depths = start + np.arange(mixed_depths.size)
         draws = epoch * self.size + depths * self.num_lanes + column
-        shards, indexes = self._chunks(epoch).locate(column_start + offsets)
+        shards, indexes = self._chunks(epoch).locate(self._slots(column, mixed_depths))
         return draws, shards, indexes
 
-    def locate(self, draws: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the shard and index of each source draw, for a small source."""
+    def locate(self, draws: IntArray, numbers: IntArray | None = None) -> tuple[IntArray, IntArray]:
+        """Return the shard and index of each source draw.
+
+        Args:
+            draws: source draws.
+            numbers: the window of each draw. None: the source is small and has none.
+        """
         epochs, slots = np.divmod(draws, self.size)
+        if numbers is not None:
+            depths, columns = np.divmod(slots, self.num_lanes)
+            if self.settings.window > 1:
+                lengths = self._first_window(columns)
+                windows = (depths - lengths) // self.settings.window
+                starts = np.maximum(0, lengths + windows * self.settings.window)
+                depths = self._mixed(numbers, depths - starts)
+            slots = self._slots(columns, depths)
         shards = np.empty_like(draws)
         indexes = np.empty_like(draws)
         for epoch in np.unique(epochs):
@@ -216,6 +219,47 @@ class Source:
     def _num_segments(self) -> int:
         """Segments of a column that a window is drawn from."""
         return max(1, min(self.interleave, self.settings.window // MIN_RUN))
+
+    def _begin(self, number: int) -> tuple[int, int, int, int]:
+        """Return the epoch of a window, its number in its column, the column, and its depth."""
+        window_of_lane, ordinal = divmod(number, self.num_lanes)
+        epoch, window = divmod(window_of_lane, self._max_windows)
+        column = (ordinal - epoch * self.size) % self.num_lanes
+        stop = int(self._first_window(np.asarray(column))) + window * self.settings.window
+        return epoch, window, column, max(0, stop - self.settings.window)
+
+    def _mixed_depths(self, number: int) -> IntArray:
+        """Return the depths of a column that a window covers, as it permutes them."""
+        depths = self.mixed_depths.get(number)
+        if depths is None:
+            epoch, window, column, start = self._begin(number)
+            stop = int(self._first_window(np.asarray(column))) + window * self.settings.window
+            column_size = self.size // self.num_lanes + (column < self.size % self.num_lanes)
+            depths = np.arange(start, min(column_size, stop))
+            if self.shuffle:
+                depths = start + permutation(
+                    depths.size, self.seed, epoch, "window", window, column
+                )
+            keep(self.mixed_depths, number, depths, 3 * self.num_lanes + self.rows_per_round)
+        return depths
+
+    def _mixed(self, numbers: IntArray, offsets: IntArray) -> IntArray:
+        """Return the depths that windows have at offsets from their beginnings."""
+        depths = np.empty_like(offsets)
+        by_number = np.argsort(numbers, kind="stable")
+        begins = np.flatnonzero(np.diff(numbers[by_number], prepend=-1))
+        for of_window in np.split(by_number, begins[1:]):
+            depths[of_window] = self._mixed_depths(int(numbers[of_window[0]]))[offsets[of_window]]
+        return depths
+
+    def _slots(self, columns: IntArray | int, depths: IntArray) -> IntArray:
+        """Return the slots of an epoch that depths of columns stand for."""
+        short_size, num_longer = divmod(self.size, self.num_lanes)
+        starts = columns * short_size + np.minimum(columns, num_longer)
+        if self.shuffle:
+            sizes = short_size + (np.asarray(columns) < num_longer)
+            depths = interleaved(depths, sizes, self._num_segments)
+        return starts + depths
 
     @property
     def _max_windows(self) -> int:

@@ -139,7 +139,7 @@ def test_rows_of_a_lane_are_rotated_by_any_number_also_far_into_a_run():
 def test_rotations_of_at_most_64_blocks_are_kept():
     draws = Draws({0: [1, 3]}, 4, (1, 1), 0, rotate=True)
     draws._rotations(np.arange(100) * BLOCK_STEPS)
-    assert len(draws._rotation_blocks) == 64
+    assert 64 - 64 // 8 <= len(draws._rotation_blocks) <= 64
 
 
 def test_weights_that_change_too_often_are_refused():

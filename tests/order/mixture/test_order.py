@@ -184,9 +184,22 @@ def test_a_walk_keeps_the_windows_and_steps_in_use_and_forgets_the_others():
     number = int(order.windows(0, 0)[0])
     assert order.window(0, number) is order.window(0, number)
     assert order._step(0) is order._step(0)
-    rows_of_run(order, 400)
-    assert len(order._windows) == 3 * order.stride + 64 == 3 * 12 + 64
-    assert len(order._steps) == 64
+    for step in range(400):
+        order.refs(0, step)
+        for number in set(order.windows(0, step).tolist()):
+            order.window(0, number)
+    assert 50 < len(order._windows) <= 3 * order.stride + 64 == 3 * 12 + 64
+    assert 50 < len(order._steps) <= 64
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 39), st.integers(0, 11), st.integers(1, 12), st.booleans())
+def test_the_rows_of_a_rank_are_those_rows_of_all(step, start, size, shuffle):
+    order = mixture_order(shuffle=shuffle)
+    rows = (start, min(12, start + size))
+    for own, of_all in zip(order.refs(3, step, rows), order.refs(3, step), strict=True):
+        assert own.tolist() == of_all[slice(*rows)].tolist()
+    assert order.windows(3, step, rows).tolist() == order.windows(3, step)[slice(*rows)].tolist()
 
 
 def test_states_of_every_step_do_not_read_the_corpus_again():
