@@ -56,9 +56,9 @@ def replay(
         ConfigError: no such epoch or step.
         StorageError: storage failed after retries, with `keys`.
     """
-    start, stop = (0, order.global_batch_size) if rows is None else rows
+    start, stop = rows = rows or (0, order.global_batch_size)
     for step in steps:
-        shards, indexes, valid = (column[start:stop].tolist() for column in order.refs(epoch, step))
+        shards, indexes, valid = (column.tolist() for column in order.refs(epoch, step, rows))
         refs = list(zip(shards, indexes, strict=True))
         key_of_row = read_keys(source, refs) if keys else [None] * len(refs)
         for row, (shard, index), is_valid, key in zip(

@@ -118,13 +118,13 @@ class BlockReads:
         return _Block(list(jobs), held)
 
     def _refs(self, job: Job) -> IntArray:
-        shards, indexes, _ = self._order.refs(job.epoch, job.step)
-        return np.column_stack((shards, indexes))[job.start : job.stop]
+        shards, indexes, _ = self._order.refs(job.epoch, job.step, (job.start, job.stop))
+        return np.column_stack((shards, indexes))
 
     def _read_soon(self, last: Job) -> None:
         """Have the system read the runs of windows that begin some steps after a block."""
         job = self._later(last, STEPS_AHEAD)
-        numbers = set(self._order.windows(job.epoch, job.step)[job.start : job.stop].tolist())
+        numbers = set(self._order.windows(job.epoch, job.step, (job.start, job.stop)).tolist())
         windows = {(job.epoch, number) for number in numbers}
         for key in sorted(windows - self._known_windows):
             if key[1] % job.stride == job.step % job.stride:  # other workers take the others

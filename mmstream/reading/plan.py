@@ -158,7 +158,7 @@ class RankPlan:
             windows.append(window)
         valid = np.ones(numbers.size, dtype=np.bool_)
         if numbers.size and numbers[0] < 0:  # only the last, partial step has padding
-            valid = self._order.refs(epoch, step).valid[slice(*self._rows)]
+            valid = self._order.refs(epoch, step, self._rows).valid
         self._steps[clock] = StepPlan(clock, windows, valid)
         self.next_clock = clock + 1
         return ranges
@@ -170,7 +170,7 @@ class RankPlan:
     def _numbers(self, clock: int) -> IntArray:
         """Return the number of the window of each row of this rank."""
         epoch, step = divmod(clock, self._order.steps_per_epoch)
-        return self._order.windows(epoch, step)[slice(*self._rows)]
+        return self._order.windows(epoch, step, self._rows)
 
     def _plan_window(self, epoch: int, number: int) -> PlannedWindow:
         window = self._order.window(epoch, number)

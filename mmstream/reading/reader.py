@@ -58,8 +58,8 @@ class Reader:
         """
         outcomes = self._reads.take(job)
         shards, indexes, valid = (
-            column[job.start : job.stop].tolist()
-            for column in self._order.refs(job.epoch, job.step)
+            column.tolist()
+            for column in self._order.refs(job.epoch, job.step, (job.start, job.stop))
         )
         planned = list(zip(shards, indexes, strict=True))
         samples = [

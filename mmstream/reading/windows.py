@@ -86,7 +86,7 @@ class WindowReads:
         """Return the numbers of the windows that the rows of a job are drawn from."""
         numbers = self._windows_of_job.get(job)
         if numbers is None:
-            window_of_row = self._order.windows(job.epoch, job.step)[job.start : job.stop]
+            window_of_row = self._order.windows(job.epoch, job.step, (job.start, job.stop))
             numbers = sorted(set(window_of_row.tolist()))
             keep(self._windows_of_job, job, numbers, most=2 * STEPS_AHEAD)
         return numbers
