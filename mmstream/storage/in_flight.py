@@ -34,7 +34,7 @@ class InFlight:
         self._limits = limits
         self.limit = max(limits.min_start_in_flight, limits.start_in_flight // num_local_ranks)
         self._max = max(limits.min_start_in_flight, limits.max_in_flight // num_local_ranks)
-        self._forgiven = Allowance(limits.forgiven_timeouts, limits.hedged_burst)
+        self._forgiven = Allowance(limits.forgiven_share, limits.forgiven_burst)
         self._cut_at = -math.inf  # requests that were sent before do not halve it once more
         self._rates: list[float] = []  # of requests that were sent since the last change
         self._queued_at = now
@@ -66,13 +66,11 @@ class InFlight:
                 self._halve(now)
             self._rates.clear()
 
-    def throttled(self, started: float, now: float) -> None:
-        """Note that the store asked for fewer requests."""
-        if started >= self._cut_at:
-            self._halve(now)
+    def failed(self, started: float, now: float) -> None:
+        """Note a request that was refused because of too many, or that was not answered.
 
-    def timed_out(self, started: float, now: float) -> None:
-        """Note a request without an answer. A few among many are no sign of too many."""
+        A few among many are no sign of too many.
+        """
         if not self._forgiven.spend(1) and started >= self._cut_at:
             self._halve(now)
 

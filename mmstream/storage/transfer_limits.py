@@ -42,8 +42,11 @@ class TransferLimits:
     """Ranges whose deadline is fewer steps ahead are urgent: this step's, and the next one's."""
     min_connection_rate: float = 1e6
     """Median bytes/s of a request below which too many share the link: more only get late."""
-    forgiven_timeouts: float = 0.02
-    """Share of requests that may time out before the number is halved: some are always mute."""
+    forgiven_share: float = 0.1
+    """Share of requests that may time out or be refused before the number is halved: sending those
+    again costs less than half of the connections."""
+    forgiven_burst: int = 4
+    """Requests that may fail so at once, after a time without any."""
 
     # Time-outs
 
@@ -61,7 +64,8 @@ class TransferLimits:
     # Hedges
 
     late_factor: float = 3.0
-    """A first byte is late after this multiple of the last minute's p95."""
+    """A first byte is late after this multiple of the last minute's p95; a stream below the p5 of
+    rates, if its rest takes this multiple of a new request's time."""
     slack_factor: float = 2.0
     """A range is hedged if it is needed within this multiple of a new request's time."""
     hedged_share: float = 0.02

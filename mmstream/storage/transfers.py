@@ -39,6 +39,9 @@ __all__ = ["RangeRequest", "Transfers"]
 CLOSE_S = 5.0
 """Seconds that requests get to end once they are cancelled."""
 
+MAX_SIDE_BY_SIDE = 3
+"""Requests for the same bytes: a late one, its hedge, and one more if that is late too."""
+
 REFRESH_S = 0.5
 """Seconds after which time-outs are worked out anew. They change slowly."""
 
@@ -191,7 +194,7 @@ class Transfers:
 
     def _num_held(self) -> int:
         """Return how many permits are in use."""
-        # What waits for its first byte for long takes no bandwidth. It gives its permit back.
+        # What is late takes little bandwidth. It gives its permit back.
         num_held = len(self._attempts) - min(self._num_late, self._in_flight.limit // 8)
         # A store that is away is asked for few ranges again and again, and for no further ones.
         if self._pausing and any(patience.silent_since is not None for patience in self._patience):
@@ -320,7 +323,7 @@ class Transfers:
             retry_after_s = error.retry_after_s
             if error.is_throttled:
                 self._counts["num_throttled"] += 1
-                self._in_flight.throttled(attempt.started, now)
+                self._in_flight.failed(attempt.started, now)
         has_moved = attempt.position - attempt.start >= self._limits.min_progress_bytes
         self._retry(attempt, error, now, retry_after_s if has_moved else None)
 
@@ -329,7 +332,7 @@ class Transfers:
         self._release(attempt)
         attempt.cancel()
         self._counts["num_stalls"] += 1
-        self._in_flight.timed_out(attempt.started, now)
+        self._in_flight.failed(attempt.started, now)
         self._retry(attempt, RequestError(reason), now, 0.0)
 
     def _retry(
@@ -407,10 +410,8 @@ class Transfers:
         if waited_s >= timeout_s:
             transfer.num_timeouts += 1
             self._give_up(attempt, f"no first byte in {waited_s:.1f} s", now)
-        elif waited_s > self._speeds.late_first_byte_s:
-            self._num_late += not attempt.is_late
-            attempt.is_late = True
-            self._hedge(transfer, now)
+        else:
+            self._set_late(attempt, waited_s > self._speeds.late_first_byte_s, now)
 
     def _check_rate(self, attempt: _Attempt, opened: float, now: float) -> None:
         seconds = now - attempt.marked
@@ -428,19 +429,23 @@ class Transfers:
                 return
             if rate > 0:
                 attempt.marked, attempt.marked_position = now, attempt.position
-        transfer, seconds = attempt.transfer, now - opened
-        num_bytes = attempt.position - attempt.start
-        if num_bytes + self._limits.piece_bytes < self._speeds.slow_rate * seconds:
-            rest = transfer.size - attempt.position
-            if rest * seconds > num_bytes * self._speeds.usual_s(rest):  # it would pay
-                self._hedge(transfer, now)
+        seconds, num_bytes = now - opened, attempt.position - attempt.start
+        rest = attempt.transfer.size - attempt.position
+        is_slow = num_bytes + self._limits.piece_bytes < self._speeds.slow_rate * seconds
+        late_s = self._limits.late_factor * self._speeds.usual_s(rest)
+        self._set_late(attempt, is_slow and rest * seconds > num_bytes * late_s, now)
 
-    def _hedge(self, transfer: _Transfer, now: float) -> None:
-        """Send a second request for a late transfer, if it is needed soon and hedges are left."""
+    def _set_late(self, attempt: _Attempt, is_late: bool, now: float) -> None:
+        """Note whether a request is late. A second one is sent if its range is needed soon."""
+        self._num_late += is_late - attempt.is_late
+        attempt.is_late = is_late
+        transfer = attempt.transfer
         rest = transfer.size - transfer.reached
         soon_s = self._limits.slack_factor * self._speeds.usual_s(rest)
         if (
-            len(transfer.attempts) == 1
+            is_late
+            and all(other.is_late for other in transfer.attempts)
+            and len(transfer.attempts) < MAX_SIDE_BY_SIDE
             and self._speeds.is_hedging
             and self._slack_s(transfer.request.deadline) <= soon_s
             and self._hedges.has(1)
