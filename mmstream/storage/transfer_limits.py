@@ -45,8 +45,8 @@ class TransferLimits:
     forgiven_share: float = 0.1
     """Share of requests that may time out or be refused before the number is halved: sending those
     again costs less than half of the connections."""
-    forgiven_burst: int = 4
-    """Requests that may fail so at once, after a time without any."""
+    forgiven_burst: int = 8
+    """Requests that may fail so at once, after a time without any: an eighth of 64."""
 
     # Time-outs
 
@@ -76,8 +76,8 @@ class TransferLimits:
     """Bytes that may be hedged at once: four ranges of 4 MiB."""
     slowdown: float = 2.0
     """No hedges while the last minute's p50 is over this multiple of the hour's: all are slow."""
-    min_samples: int = 8
-    """Requests that must be measured before any is called late."""
+    min_samples: int = 32
+    """Requests that must be measured before any is called late: the first ones are the quickest."""
 
     # Measuring
 

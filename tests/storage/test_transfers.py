@@ -217,12 +217,12 @@ async def measured_rates(store, num_seconds):
 
 @pytest.mark.parametrize(
     ("latency_s", "rate", "link_rate"),
-    [(0.05, 40e3, 1e6), (0.05, 40e3, 4e6), (0.2, 10e3, 1e6), (0.2, 10e3, 100e3), (0.2, 40e3, 1e6)],
+    [(0.05, 40e3, 1e6), (0.05, 40e3, 3e6), (0.2, 10e3, 1e6), (0.2, 10e3, 100e3)],
 )
 @in_virtual_time
 async def test_a_link_is_full_within_seconds(latency_s, rate, link_rate):
     async with Store(lambda sent: Answer(latency_s, rate), link_rate=link_rate) as store:
-        rates = await measured_rates(store, 12)
+        rates = await measured_rates(store, 10)
         connections = 512 * SIZE / (latency_s + SIZE / rate)
         assert median(rates[6:]) >= 0.9 * min(link_rate, connections)
 
@@ -458,12 +458,12 @@ async def test_some_mute_requests_cost_little():
             ),
             limits=fixed(64, min_rated_bytes=256),
         ) as store:
-            await store.read_many(8000)
+            await store.read_many(4000)
             seconds[share] = store.seconds
             counts = store.pop_counts()
     assert seconds[0.005] < 1.1 * seconds[0.0]
     assert counts.num_hedges_won > 0
-    assert counts.num_stalls + counts.num_hedges_won >= 0.004 * 8000
+    assert counts.num_stalls + counts.num_hedges_won >= 0.003 * 4000
 
 
 # -- hedges ----------------------------------------------------------------------------------------
