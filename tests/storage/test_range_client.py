@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 
 import pytest
 
@@ -99,6 +101,32 @@ def test_a_range_past_the_end_ends_early_and_says_the_size(store, start):
     length, stat = run(store, read_past_the_end)
     assert length <= max(0, len(DATA) - start)
     assert stat == store.stat("a.bin")
+
+
+def read_in_child(store, environment, out):
+    os.environ.update(environment)  # a fork server may have started before the S3 server
+    out.put(run(store, lambda client: read(client, "a.bin", 1, 9)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
+def test_a_child_reads_with_a_client_of_its_own_beside_a_living_one(store, method):
+    store.write("a.bin", DATA)
+    context = multiprocessing.get_context(method)
+    out = context.Queue()
+
+    async def read_beside_a_child(client):
+        assert await read(client, "a.bin", 0, 10) == DATA[:10]
+        child = context.Process(target=read_in_child, args=(store, dict(os.environ), out))
+        child.start()
+        try:
+            return [out.get(timeout=60), await read(client, "a.bin", 1, 9)]
+        finally:
+            child.kill()
+            child.join()
+
+    assert run(store, read_beside_a_child) == [DATA[1:9]] * 2
 
 
 def test_a_request_error_says_what_the_server_asks():
