@@ -45,6 +45,7 @@ from mmstream.dataset.manifest import (
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store, is_remote, open_store
 from mmstream.storage.new_file import remove_temporaries
+from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.write_lock import LOCK_NAME
 
 __all__ = ["State", "begin", "finish", "give_up", "inspect", "require_foreign"]
@@ -206,18 +207,19 @@ def give_up(store: Store, reports: Sequence[ShardReport]) -> None:
 def _write_rejects(store: Store, reports: Sequence[ShardReport]) -> None:
     rejects = {report.name: report.rejects_bytes for report in reports}
     folder = open_store(store.url_of(REPORTS))
+    outdated = []
     for name in folder.list():  # an earlier run may have rejected rows that are samples now
         match = re.fullmatch(r"(shard-\d{6,})\.rejects\.jsonl", name)
         if match and not rejects.get(f"{match[1]}.tar"):
-            folder.remove(name)
+            outdated.append(name)
+    map_requests(folder, folder.remove, outdated)
     write_rejects(store, rejects.items())
 
 
 def _remove_reports(store: Store) -> None:
     reports = open_store(store.url_of(REPORTS))
-    for name in reports.list():
-        if re.fullmatch(_REPORT_FILE, name):
-            reports.remove(name)
+    names = [name for name in reports.list() if re.fullmatch(_REPORT_FILE, name)]
+    map_requests(reports, reports.remove, names)
     folder = reports.local_path("")
     if folder is not None:
         with suppress(OSError):  # it does not exist, or holds other files
@@ -234,9 +236,12 @@ def _clear(store: Store) -> None:
     store.remove(MANIFEST_NAME)
     store.remove(REJECTS_NAME)
     _remove_reports(store)
-    for name in store.list():
-        if _SHARD_FILE.fullmatch(name) or INDEX_PART_NAME.fullmatch(name):
-            store.remove(name)
+    owned = [
+        name
+        for name in store.list()
+        if _SHARD_FILE.fullmatch(name) or INDEX_PART_NAME.fullmatch(name)
+    ]
+    map_requests(store, store.remove, owned)
 
 
 def _remove_temporaries(store: Store) -> None:

@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, BinaryIO, cast
 
@@ -36,6 +37,7 @@ from mmstream.dataset.manifest import ShardInfo
 from mmstream.decoding.fields import is_too_deep
 from mmstream.errors import MMStreamError, ShardError, StorageError
 from mmstream.storage import Store
+from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
 
@@ -184,13 +186,17 @@ def _wrong_size(job: ShardJob, shard: ShardInfo, rejects_bytes: int = 0) -> str 
     sizes = shard_sizes(shard, job.has_checksums)
     if rejects_bytes:
         sizes[rejects_name(job.name)] = rejects_bytes
-    for name, size in sizes.items():
-        try:
-            if job.store.size(name) != size:
-                return name
-        except FileNotFoundError:
-            return name
-    return None
+    current = map_requests(job.store, partial(_size, job.store), sizes)
+    wrong = [name for name, size in zip(sizes, current, strict=True) if size != sizes[name]]
+    return wrong[0] if wrong else None
+
+
+def _size(store: Store, name: str) -> int | None:
+    """Return the size of an object in bytes. None: there is none."""
+    try:
+        return store.size(name)
+    except FileNotFoundError:
+        return None
 
 
 def _require_expected(job: ShardJob, report: ShardReport) -> None:
@@ -222,8 +228,11 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
         _require_expected(job, report)
         job.lock.require()
     index = encode_index(writer.offsets)
-    job.store.write(index_name(job.name), index)
-    job.store.write(checksums_name(job.name), encode_checksums(writer.checksums, index))
+    small_files = (
+        (index_name(job.name), index),
+        (checksums_name(job.name), encode_checksums(writer.checksums, index)),
+    )
+    map_requests(job.store, lambda file: job.store.write(*file), small_files)
     written = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
     name = _wrong_size(replace(job, has_checksums=True), written)
     if name is not None:

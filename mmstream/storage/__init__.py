@@ -4,6 +4,7 @@
     local.py     a folder of this machine
     remote.py    a prefix of an object store, through fsspec (``s3://``): clients, requests
     upload.py    a new object in S3: its parts are sent while it is written
+    side_by_side.py  many other small requests at once
     patience.py  how long failing requests are sent again
     range_client.py  clients that open ranges of objects, for the hot read path
     s3_client.py     the one for ``s3://``: what becomes of each answer
