@@ -41,6 +41,7 @@ from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, is_remote, join_url, open_store
+from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import LOCK_NAME, WriteLock, write_lock
 from mmstream.types import IntArray
 
@@ -161,6 +162,8 @@ def convert(
     )
     rows, dest = os.fspath(rows), os.fspath(dest)
     media_root = None if media_root is None else os.fspath(media_root)
+    for url in (rows, dest, media_root or ""):
+        require_no_secret(url)
     if num_workers < 0:
         raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     store, root = open_store(dest), _media_folder(rows, media_root)

@@ -24,6 +24,7 @@ from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import ObjectStat, Store, is_remote, open_store, split_url
+from mmstream.storage.urls import require_no_secret
 from mmstream.tar.header import BLOCK
 
 __all__ = ["expand_braces", "open_dataset"]
@@ -81,11 +82,14 @@ def open_dataset(
     """
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
+        require_no_secret(name)
         if "{" not in name and not name.endswith((".tar", ".tgz", ".tar.gz")):
             return _open_folder(open_store(name), bad_list, checksums, allow_foreign_urls)
         urls = expand_braces(name)
     else:
         urls = [os.fspath(item) for item in source]
+        for url in urls:
+            require_no_secret(url)
     if not urls:
         raise ConfigError("open_dataset: the list of tars is empty")
     return _open_tars(urls, bad_list)

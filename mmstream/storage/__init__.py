@@ -2,9 +2,11 @@
 
     store.py     what every store can do
     local.py     a folder of this machine
-    remote.py    a prefix of an object store, through fsspec (``s3://``): clients, requests
+    remote.py    a prefix of an object store, through fsspec: clients, requests
     upload.py    a new object in S3: its parts are sent while it is written
     side_by_side.py  many other small requests at once
+    web.py       requests to plain web servers (``http://``, ``https://``)
+    plain_errors.py  errors of other clients, without secrets
     patience.py  how long failing requests are sent again
     range_client.py  clients that open ranges of objects, for the hot read path
     s3_client.py     the one for ``s3://``: what becomes of each answer
@@ -50,7 +52,7 @@ from mmstream.storage.store import (
     Store,
     require_known,
 )
-from mmstream.storage.urls import is_remote, join_url, split_url
+from mmstream.storage.urls import is_remote, join_url, require_no_secret, split_url
 
 __all__ = [
     "Access",
@@ -78,10 +80,11 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
     Args:
         url: A local folder, ``file://`` and a folder, ``memory://`` and any name, or a prefix that
-            fsspec knows, such as ``s3://bucket/corpus``.
+            fsspec knows: ``s3://bucket/corpus``, ``gs://``, ``az://``, ``https://``, ``hf://``.
 
     Raises:
-        ConfigError: An empty name, or a URL without a host or bucket.
+        ConfigError: An empty name, a URL without a host or bucket, or one with a password or a
+            signature in it.
     """
     name = os.fspath(url)
     if name.startswith("file://"):
@@ -91,6 +94,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     if not is_remote(name):
         return LocalStore(str(Path(name).expanduser().absolute()))
     scheme, _, rest = name.partition("://")
+    require_no_secret(name)
     if not rest.strip("/"):
         raise ConfigError(f"{name}: names no bucket; write {scheme}://bucket/prefix")
     if scheme == "memory":

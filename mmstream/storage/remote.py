@@ -13,27 +13,48 @@ import asyncio
 import errno
 import os
 import tempfile
-from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
 
 from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import web
 from mmstream.storage.patience import patience_of, retry
+from mmstream.storage.plain_errors import plain_error, without_secrets
 from mmstream.storage.s3_endpoint import is_anonymous
+from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.store import Access, ObjectStat, ReplacedError, require_known, require_size
 from mmstream.storage.upload import PART_BYTES, code_of, put_object, upload
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["RemoteStore"]
 
+T = TypeVar("T")
+
 MAX_REQUESTS_IN_FLIGHT = 128
 """Ranges of one call that are requested at a time. A client has fewer connections than that."""
 
 REQUEST_TIMEOUT_S = 180.0
 """Of a request that writes. It lets 8 parts of 8 MiB pass a link of 3 Mb/s side by side."""
+
+_READ_ONLY = {
+    "http": "write to a folder, and let the server serve that",
+    "https": "write to a folder, and let the server serve that",
+    "hf": "write to a folder, then `hf upload` it",
+}
+
+_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
+"""What must be installed for a scheme, beside what mmstream itself needs."""
+
+_SETTINGS = ("AWS_", "AZURE_", "GOOGLE_", "GCSFS_", "HF_", "STORAGE_EMULATOR_HOST")
+"""Beginnings of the environment variables that clients are made by."""
+
+MAX_THREADS = 16
+"""Ranges of one call that are requested at a time by a client that takes one request a thread."""
 
 _CONDITION_FAILED = ("PreconditionFailed", "412", "NoSuchKey")
 """Codes of S3: the object is not the one that was expected, or it is gone."""
@@ -74,12 +95,11 @@ class RemoteStore:
             StorageError: The object has more than `max_bytes`, or the storage failed after retries.
         """
         url = self.url_of(name)
-        if max_bytes is None:
-            return cast(bytes, retry(url, lambda: _client(self.url).cat_file(url)))
-        if self._is_s3:
+        if max_bytes is not None and self._is_s3:
             return retry(url, lambda: _read_object(_client(self.url), url, max_bytes))
-        require_size(url, self.size(name), max_bytes)
-        return cast(bytes, retry(url, lambda: _client(self.url).cat_file(url, 0, max_bytes)))
+        if max_bytes is not None:
+            require_size(url, self.size(name), max_bytes)
+        return cast(bytes, self._retry(url, lambda client: client.cat_file(url)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return exactly bytes [start, stop) of an object.
@@ -141,9 +161,20 @@ class RemoteStore:
         bounds = [(start, stop) for _, start, stop in ranges]
         if self._is_s3:
             return _read_ranges(client, urls, bounds)
-        answers = client.cat_ranges(urls, *map(list, zip(*bounds, strict=True)))
+        answers: list[Any]
+        if self._is_web:
+            answers = web.read_ranges(client, urls, bounds)
+        elif client.async_impl:
+            answers = client.cat_ranges(urls, *map(list, zip(*bounds, strict=True)))
+        else:
+            answers = _read_by_threads(client, urls, bounds)
         return [
-            answer if isinstance(answer, Exception) else _Answer(answer, None) for answer in answers
+            plain_error(answer)
+            if isinstance(answer, Exception)
+            else _Answer(*answer)
+            if isinstance(answer, tuple)
+            else _Answer(answer, None)
+            for answer in answers
         ]
 
     def _outcome(
@@ -162,6 +193,8 @@ class RemoteStore:
         url = self.url_of(name)
         if isinstance(answer, FileNotFoundError):
             return FileNotFoundError(f"{url}: no such object")
+        if isinstance(answer, StorageError):
+            return answer
         current = answer.stat if isinstance(answer, _Answer) else None
         if current is not None:
             require_known(url, name, current, known)
@@ -180,6 +213,31 @@ class RemoteStore:
     def _is_s3(self) -> bool:
         return self.url.startswith("s3://")
 
+    @property
+    def _is_web(self) -> bool:
+        return self.url.startswith(("http://", "https://"))
+
+    def _retry(self, url: str, call: Callable[[Any], T]) -> T:
+        """Call a function with the client, and again when it fails for a passing reason."""
+        if self._is_s3:
+            return retry(url, lambda: call(_client(self.url)))
+
+        def call_plainly() -> T:
+            try:
+                return call(_client(self.url))
+            except Exception as error:
+                plain = plain_error(error)
+                if plain is error:
+                    raise
+                raise plain from None
+
+        return retry(url, call_plainly)
+
+    def _require_writable(self, url: str) -> None:
+        scheme = self.url.partition("://")[0]
+        if scheme in _READ_ONLY:
+            raise ConfigError(f"{url}: {scheme}:// can only be read; {_READ_ONLY[scheme]}")
+
     def drop_cache(self, name: str, start: int, stop: int) -> None:
         """Do nothing: this machine holds no copy of an object."""
 
@@ -190,7 +248,9 @@ class RemoteStore:
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""
         url = self.url_of(name)
-        info = retry(url, lambda: _client(self.url).info(url, refresh=True))
+        if self._is_web:
+            return self._retry(url, lambda client: web.head(client, url))
+        info = self._retry(url, lambda client: client.info(url, refresh=True))
         if info["type"] != "file":  # a prefix of other objects
             raise FileNotFoundError(f"{url}: no such object")
         return self._object_stat(info)
@@ -209,17 +269,20 @@ class RemoteStore:
         Names that start with a dot are left out.
         """
         try:
-            entries = retry(self.url, lambda: _client(self.url).ls(self.url, detail=True))
+            entries = self._retry(self.url, lambda client: client.ls(self.url, detail=True))
         except FileNotFoundError:
             return {}
-        root = self.url.partition("://")[2] + "/"
-        stats: dict[str, ObjectStat] = {}
+        root = _client(self.url)._strip_protocol(self.url).strip("/") + "/"
+        files: dict[str, dict[str, Any]] = {}
         for entry in entries:
             path = entry["name"].lstrip("/")  # some file systems begin with a slash
             name = path.removeprefix(root)
             if entry["type"] == "file" and name != path and name and not name.startswith("."):
-                stats[name] = self._object_stat(entry)
-        return dict(sorted(stats.items()))
+                files[name] = entry
+        if self._is_web:  # the page that lists a folder names files and not their sizes
+            names = sorted(files)
+            return dict(zip(names, map_requests(self, self.stat, names), strict=True))
+        return {name: self._object_stat(files[name]) for name in sorted(files)}
 
     def _object_stat(self, info: dict[str, Any]) -> ObjectStat:
         # Other file systems than S3's do not say which version a range was read from.
@@ -238,17 +301,19 @@ class RemoteStore:
             with upload(url, partial(_request, self.url, url)) as file:
                 yield file
             return
+        self._require_writable(url)
         with tempfile.TemporaryDirectory(prefix="mmstream-") as folder:
             path = Path(folder, "object")
             with path.open("wb") as file:
                 yield file
-            retry(url, lambda: _client(self.url).put_file(str(path), url))
+            self._retry(url, lambda client: client.put_file(str(path), url))
 
     def write(self, name: str, data: bytes) -> None:
         """Write one object, whole or not at all."""
         url = self.url_of(name)
         if not self._is_s3:
-            retry(url, lambda: _client(self.url).pipe_file(url, data))
+            self._require_writable(url)
+            self._retry(url, lambda client: client.pipe_file(url, data))
         elif len(data) <= PART_BYTES:
             put_object(url, partial(_request, self.url, url), data)
         else:
@@ -266,9 +331,10 @@ class RemoteStore:
             version: What `stat` said of the object that is replaced. None: there must be none.
         """
         url = self.url_of(name)
-        condition: dict[str, str] = {}
-        if self._is_s3:
-            condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": f'"{version}"'}
+        if not self._is_s3:
+            self.write(name, data)
+            return True
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": f'"{version}"'}
 
         def request() -> bool:
             try:
@@ -287,10 +353,9 @@ class RemoteStore:
     def remove(self, name: str) -> None:
         """Remove an object. It is no error when there is none."""
         url = self.url_of(name)
-        try:
-            retry(url, lambda: _client(self.url).rm_file(url))
-        except FileNotFoundError:
-            return
+        self._require_writable(url)
+        with suppress(FileNotFoundError):
+            self._retry(url, lambda client: client.rm_file(url))
 
 
 def _restore(kind: type[RemoteStore], url: str, has_answered: bool) -> RemoteStore:
@@ -370,6 +435,21 @@ def _request(root: str, url: str, method: str, **parameters: Any) -> dict[str, A
     return cast(dict[str, Any], sync(client.loop, send))
 
 
+def _read_by_threads(
+    client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
+) -> list[bytes | Exception]:
+    """Request ranges by a client that sends one request at a time, such as that of the HF hub."""
+
+    def read_range(url: str, bound: tuple[int, int]) -> bytes | Exception:
+        try:
+            return cast(bytes, client.cat_file(url, *bound, cache_type="none"))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(MAX_THREADS, "mmstream-ranges") as threads:
+        return list(threads.map(read_range, urls, bounds))
+
+
 def _version(etag: str | None) -> str | None:
     """Return an ETag without its quotes, and without the mark of a weak one."""
     return (etag or "").removeprefix("W/").strip('"') or None
@@ -377,7 +457,7 @@ def _version(etag: str | None) -> str | None:
 
 def _client(url: str) -> Any:
     """Return this process's fsspec file system for a URL, for the current environment."""
-    settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+    settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith(_SETTINGS)))
     return _client_of(url.partition("://")[0], os.getpid(), settings)
 
 
@@ -395,10 +475,17 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
         }
         if is_anonymous():
             options["anon"] = True
+    elif scheme in ("http", "https"):
+        options.update(web.client_options())
+    elif scheme == "hf":
+        options["endpoint"] = os.environ.get("HF_ENDPOINT")
     try:
         client = fsspec.filesystem(scheme, **options)
-    except ImportError as error:  # the message of fsspec names the missing package
-        raise ConfigError(f"{scheme}://: {error}") from error
+    except ImportError as error:
+        command = f"pip install {_PACKAGES[scheme]}" if scheme in _PACKAGES else str(error)
+        raise ConfigError(f"{scheme}:// needs another package: {command}") from error
+    except ValueError as error:
+        raise ConfigError(f"{scheme}://: {without_secrets(error)}") from None
     # s3fs and botocore would retry too: 5 * 5 * 5 requests to a server that is down.
     client.retries = 1
     return client

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-__all__ = ["Range", "is_remote", "join_url", "split_url"]
+from mmstream.errors import ConfigError
+
+__all__ = ["Range", "is_remote", "join_url", "require_no_secret", "split_url"]
 
 Range: TypeAlias = tuple[str, int, int]
 """(name, start, stop): bytes [start, stop) of one object."""
@@ -24,3 +26,28 @@ def split_url(url: str) -> tuple[str, str]:
 def join_url(root: str, name: str) -> str:
     """Return the path or URL of `name` under `root`; of `root` itself for an empty name."""
     return f"{root.rstrip('/')}/{name}" if name else root
+
+
+def require_no_secret(url: str) -> None:
+    """Raise a ConfigError if a URL has a password or a signature in it. Paths have neither.
+
+    The URL of a store stands in messages, states, samples and manifests. So no URL of a store may
+    hold a secret, and the message does not show it either.
+    """
+    if not is_remote(url):
+        return
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    is_web = scheme in ("http", "https")
+    name, is_user, bucket = host.rpartition("@")
+    if is_user and (is_web or ":" in name):
+        hint = "put them into ~/.netrc" if is_web else "give them by the environment"
+        raise ConfigError(
+            f"{scheme}://***@{bucket}: a URL must not hold a user or password; {hint}"
+        )
+    if is_web and "?" in rest:
+        path = rest.partition("?")[0]
+        raise ConfigError(
+            f"{scheme}://{path}?***: a URL with a query, such as a signed one, names one object; "
+            "a dataset needs the URL of its folder"
+        )

@@ -1,0 +1,71 @@
+"""Storage: errors of other libraries as errors of Python, without secrets.
+
+A client of an object store has error classes of its own. Their texts may show the URL of a
+redirect, and that URL may be signed: whoever has it can read the object. So an error becomes one of
+Python's own classes, and signatures, passwords and tokens are taken out of its text.
+
+S3 needs none of that: botocore signs headers, and `mmstream.storage.patience` knows its errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+
+from mmstream.errors import MMStreamError
+
+__all__ = ["plain_error", "without_secrets"]
+
+_PASSWORD = re.compile(r"(\w://)[^/\s@?#]*:[^/\s@?#]*@")
+_QUERY = re.compile(r"(\w://[^\s?#'\"<>]*)\?[^\s'\"<>)\]]*")
+_TOKEN = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
+
+_OF_PROGRAMS = (TypeError, AttributeError, ImportError, MemoryError, NotImplementedError)
+
+
+def without_secrets(text: object) -> str:
+    """Return a text in which URLs have no password and no query, and headers no token.
+
+    Examples:
+        >>> without_secrets("403 for https://user:pw@host/a.tar?X-Amz-Signature=1f")
+        '403 for https://***@host/a.tar?***'
+    """
+    text = _PASSWORD.sub(r"\1***@", str(text))
+    text = _QUERY.sub(r"\1?***", text)
+    return _TOKEN.sub(r"\1 ***", text)
+
+
+def plain_error(error: Exception) -> Exception:
+    """Return an error of Python's own classes for one of a client library.
+
+    Args:
+        error: Of fsspec, gcsfs, adlfs, huggingface_hub or aiohttp.
+
+    Returns:
+        FileNotFoundError, PermissionError, ValueError or OSError, by its class and by the status of
+        the HTTP answer behind it. Mistakes of a program stay what they are.
+    """
+    if isinstance(error, (MMStreamError, *_OF_PROGRAMS)):
+        return error
+    text, status = without_secrets(error), _status(error)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        return FileNotFoundError(text)
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return PermissionError(text)
+    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
+        return ValueError(text)
+    plain = OSError(f"{type(error).__name__}: {text}")
+    plain.errno = errno.EINVAL if status == 416 else getattr(error, "errno", None)
+    return plain
+
+
+def _status(error: Exception) -> int | None:
+    """Return the status of the HTTP answer that an error is about."""
+    answer = getattr(error, "response", None)  # of huggingface_hub
+    for holder in (error, answer):
+        for name in ("status_code", "status", "code"):  # Azure and HTTPX, aiohttp, gcsfs
+            status = getattr(holder, name, None)
+            if isinstance(status, int):
+                return status
+    return 403 if str(error).startswith("Forbidden") else None  # of gcsfs

@@ -1,0 +1,111 @@
+"""Storage: requests to a plain web server, for ``http://`` and ``https://``.
+
+fsspec sends them too, but it drops what the answers say: a server that is down would be an absent
+object, and a server that ignores ranges would send whole shards. Here a 206 is a range, a 200 is
+none, and `ObjectStat` has the size and the ETag of the answer.
+
+The client is fsspec's, so its connections and its event loop are shared with all other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from typing import Any, cast
+
+from mmstream.errors import StorageError
+from mmstream.storage.store import ObjectStat
+
+__all__ = ["client_options", "head", "read_ranges"]
+
+MAX_REQUESTS_IN_FLIGHT = 64
+
+
+def client_options() -> dict[str, Any]:
+    """Return the settings of fsspec's file system for web servers.
+
+    Passwords come from ``~/.netrc``, and proxies from the environment.
+    """
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
+    return {"client_kwargs": {"timeout": timeout, "trust_env": True}}
+
+
+def head(client: Any, url: str) -> ObjectStat:
+    """Return the size and the ETag of an object.
+
+    Raises:
+        FileNotFoundError: No such object.
+        PermissionError: The server wants a password, or forbids it.
+        StorageError: The server does not say the size.
+        OSError: The request failed for a passing reason.
+    """
+    from fsspec.asyn import sync
+
+    async def request() -> ObjectStat:
+        session = await client.set_session()
+        settings = {"headers": {"Accept-Encoding": "identity"}, "allow_redirects": True}
+        async with session.head(client.encode_url(url), **settings) as answer:
+            _require_ok(url, answer.status)
+            size = answer.headers.get("Content-Length", "")
+            if not size.isdigit():
+                raise StorageError(f"{url}: the server does not say its size; download it first")
+            return ObjectStat(int(size), _version(answer.headers))
+
+    return cast(ObjectStat, sync(client.loop, request))
+
+
+def read_ranges(
+    client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
+) -> list[tuple[bytes, ObjectStat | None] | Exception]:
+    """Request ranges once, side by side. Return (bytes, object) or the error, for each of them."""
+    from fsspec.asyn import sync
+
+    async def read_range(
+        limit: asyncio.Semaphore, url: str, start: int, stop: int
+    ) -> tuple[bytes, ObjectStat | None]:
+        settings = {
+            "headers": {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+        }
+        async with limit:
+            session = await client.set_session()
+            async with session.get(client.encode_url(url), **settings) as answer:
+                if answer.status == 416:
+                    raise OSError(errno.EINVAL, "the range goes past the end")
+                _require_ok(url, answer.status)
+                is_whole = start == 0 and answer.headers.get("Content-Length") == str(stop)
+                if answer.status != 206 and not is_whole:
+                    answer.close()  # not all of the object
+                    raise StorageError(
+                        f"{url}: this server knows no ranges (it answers {answer.status} where "
+                        "206 is right); serve the shards by another one, or download them first"
+                    )
+                data = await answer.read()
+                size = answer.headers.get("Content-Range", f"/{stop}").rpartition("/")[2]
+                version = _version(answer.headers)
+                return data, ObjectStat(int(size), version) if size.isdigit() else None
+
+    async def read_all() -> list[tuple[bytes, ObjectStat | None] | BaseException]:
+        limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
+        requests = (read_range(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    return cast("list[tuple[bytes, ObjectStat | None] | Exception]", sync(client.loop, read_all))
+
+
+def _version(headers: Any) -> str | None:
+    """Return the ETag without its quotes, and without the mark of a weak one."""
+    return headers.get("ETag", "").removeprefix("W/").strip('"') or None
+
+
+def _require_ok(url: str, status: int) -> None:
+    if status in (404, 410):
+        raise FileNotFoundError(f"{url}: no such object")
+    if status in (401, 403):
+        raise StorageError(
+            f"{url}: the server answers {status}; put the password of its host into ~/.netrc"
+        )
+    if status >= 400:
+        raise OSError(f"the server answers {status}")

@@ -1,0 +1,189 @@
+"""Every scheme beside s3://: a dataset opens there, and an epoch is the same as from a folder."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import Store, open_store
+from tests.helpers.web_stubs import AzureStub, GoogleStub, HubStub, WebStub, running
+
+AZURE_KEY = "c2VjcmV0LWtleS1vZi1henVyZQ=="
+
+
+def objects_of(folder, prefix):
+    return {
+        f"{prefix}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    }
+
+
+def needs(package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+@pytest.fixture
+def web(corpus, pauses):
+    with running(WebStub, objects_of(corpus, "corpus")) as server:
+        server.corpus = f"{server.url}/corpus"
+        yield server
+
+
+@pytest.fixture
+def google(corpus, monkeypatch, pauses):
+    needs("gcsfs")
+    with running(GoogleStub, objects_of(corpus, "bucket/corpus")) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        server.corpus = "gs://bucket/corpus"
+        yield server
+
+
+@pytest.fixture
+def azure(corpus, monkeypatch, pauses):
+    needs("adlfs")
+    with running(AzureStub, objects_of(corpus, "account/bucket/corpus")) as server:
+        monkeypatch.setenv(
+            "AZURE_STORAGE_CONNECTION_STRING",
+            f"DefaultEndpointsProtocol=http;AccountName=account;AccountKey={AZURE_KEY};"
+            f"BlobEndpoint={server.url}/account;",
+        )
+        server.corpus = "az://bucket/corpus"
+        yield server
+
+
+@pytest.fixture
+def hub(corpus, monkeypatch, pauses):
+    needs("huggingface_hub")
+    with running(HubStub, objects_of(corpus, "datasets/user/photos/corpus")) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_secretsecretsecret")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        server.corpus = "hf://datasets/user/photos/corpus"
+        yield server
+
+
+@pytest.fixture(params=["web", "google", "azure", "hub"])
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+def batches(url):
+    pipeline = mm.Pipeline(mm.open_dataset(url), global_batch_size=12, seed=5, window=32)
+    loader = mm.Loader(pipeline)
+    try:
+        return [(batch["__key__"], batch["jpg"], batch["txt"]) for batch in loader]
+    finally:
+        loader.close()
+
+
+def test_an_epoch_is_the_same_as_from_a_folder(server, corpus):
+    assert batches(server.corpus) == batches(corpus)
+
+
+def test_an_object_reads_as_in_a_folder(server, corpus, pauses):
+    remote, local = open_store(server.corpus), open_store(corpus)
+    name = "shard-000000.tar"
+    assert remote.read(name) == local.read(name)
+    assert remote.read_range(name, 100, 1000) == local.read(name)[100:1000]
+    assert remote.size(name) == local.size(name)
+    assert remote.exists(name)
+    assert not remote.exists("absent.tar")
+    assert {n: s.size for n, s in remote.list().items()} == {
+        n: s.size for n, s in local.list().items()
+    }
+    assert open_store(f"{server.corpus}/absent").list() == {}
+    with pytest.raises(FileNotFoundError, match=r"absent\.tar: no such object"):
+        remote.read("absent.tar")
+    with pytest.raises(FileNotFoundError, match=r"absent\.tar: no such object"):
+        remote.read_range("absent.tar", 0, 5)
+    size = local.size(name)
+    with pytest.raises(StorageError, match="ends 10 bytes before"):
+        remote.read_range(name, size - 5, size + 10)
+    with pytest.raises(StorageError, match="ends 15 bytes before"):
+        remote.read_range(name, size + 5, size + 15)
+    assert pauses == []
+
+
+@pytest.mark.parametrize("kind", ["google", "azure"])
+def test_what_is_written_is_read(kind, request):
+    store: Store = open_store(request.getfixturevalue(kind).corpus + "/new")
+    store.write("a", b"alpha")
+    with store.create("deep/b") as file:
+        file.write(b"beta" * 1000)
+    assert store.read("a") == b"alpha"
+    assert store.read("deep/b") == b"beta" * 1000
+    assert store.list().keys() == {"a"}
+    store.remove("a")
+    store.remove("a")
+    assert not store.exists("a")
+
+
+@pytest.mark.parametrize("kind", ["web", "hub"])
+def test_what_can_only_be_read_says_so(kind, request):
+    store = open_store(request.getfixturevalue(kind).corpus)
+    for call in (
+        lambda: store.write("a", b"x"),
+        lambda: store.remove("a"),
+        lambda: store.create("a").__enter__(),
+    ):
+        with pytest.raises(ConfigError, match=r"can only be read; write to a folder"):
+            call()
+
+
+def test_a_server_without_ranges_is_one_clear_error(corpus, pauses):
+    with running(WebStub, objects_of(corpus, "corpus"), has_ranges=False) as server:
+        with pytest.raises(StorageError, match="this server knows no ranges"):
+            open_store(f"{server.url}/corpus").read_range("shard-000000.tar", 5, 10)
+        assert len(server.requests) == 1
+        with pytest.raises(StorageError, match="this server knows no ranges"):
+            batches(f"{server.url}/corpus")
+
+
+def test_passing_faults_are_tried_again(web, pauses):
+    store = open_store(web.corpus)
+    expected = store.read("mmstream.json")
+    for call in (
+        lambda: store.read("mmstream.json"),
+        lambda: store.read_range("mmstream.json", 0, len(expected)),
+        lambda: store.exists("mmstream.json"),
+    ):
+        pauses.clear()
+        web.handler.statuses_to_come[:] = [503, 429, 500]
+        assert call() in (expected, True)
+        assert len(pauses) == 3
+
+
+def test_a_replaced_object_of_a_web_server_is_noticed(web):
+    store, known = open_store(web.corpus), {}
+    store.read_ranges([("shard-000000.tar", 0, 9)], known)
+    name = "corpus/shard-000000.tar"
+    web.objects[name] = web.objects[name][:-1] + b"x"
+    (outcome,) = store.read_ranges([("shard-000000.tar", 0, 9)], known)
+    assert "was replaced: its version was" in str(outcome)
+
+
+@pytest.mark.parametrize(("scheme", "package"), [("gs", "gcsfs"), ("az", "adlfs")])
+def test_a_missing_package_is_named(scheme, package, monkeypatch):
+    from mmstream.storage import remote
+
+    remote._client_of.cache_clear()
+
+    def no_package(name, **options):
+        raise ImportError("no")
+
+    monkeypatch.setattr("fsspec.filesystem", no_package)
+    with pytest.raises(
+        ConfigError, match=f"{scheme}:// needs another package: pip install {package}"
+    ):
+        open_store(f"{scheme}://bucket/x").read("a")
+
+
+def test_an_unknown_scheme_is_an_error_of_one_line():
+    with pytest.raises(ConfigError, match="nope"):
+        mm.open_dataset("nope://bucket/x")

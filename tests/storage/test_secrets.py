@@ -1,0 +1,195 @@
+"""Keys, passwords, tokens and signatures appear nowhere: not in logs, errors, values or files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import traceback
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import ConfigError
+from mmstream.storage import open_store
+from mmstream.storage.plain_errors import plain_error, without_secrets
+from tests.helpers.corpora import captioned, write_shard
+from tests.helpers.web_stubs import WebStub, running
+from tests.storage import test_schemes
+
+web, google, azure, hub = (
+    test_schemes.web,
+    test_schemes.google,
+    test_schemes.azure,
+    test_schemes.hub,
+)
+
+PASSWORD = "open-sesame"
+SIGNATURE = "1f2e3d4c5b6a"
+
+
+def text_of(error):
+    return "".join(traceback.format_exception(error)) + repr(error)
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_a_run_on_s3_shows_no_key(s3, tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "")  # none, so that the server takes the key
+    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
+    url = f"{s3}/{tmp_path.name}"
+    samples = [(f"{i}", captioned(i)) for i in range(8)]
+    samples[3][1]["jpg"] = b"no image"
+    write_shard(url, "shard-000000.tar", samples)
+    with caplog.at_level(logging.DEBUG, logger="mmstream"):
+        pipeline = mm.Pipeline(
+            mm.open_dataset(f"{url}/shard-000000.tar"),
+            global_batch_size=4,
+            decode=mm.Decode(image=mm.ImageDecoder(size=16)),
+            bad_samples=mm.BadSamplePolicy(quarantine=str(tmp_path)),
+        )
+        loader = mm.Loader(pipeline)
+        list(loader)
+        state = loader.state_dict()
+        loader.close()
+    [record] = [path.read_text() for path in tmp_path.glob("quarantine*")]
+    dataset = pipeline.dataset
+    shown = [repr(value) for value in (dataset.store, dataset, pipeline, loader, state)]
+    pickled = [pickle.dumps(value) for value in (dataset.store, dataset, pipeline)]
+    assert "no image" in record or "jpg" in record
+    for text in (*shown, record, caplog.text, *map(repr, pickled)):
+        assert secret not in text
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("call", ["read", "stat", "list", "write"])
+def test_a_refused_key_is_not_shown(s3, monkeypatch, caplog, pauses, call):
+    secrets = {
+        "AWS_ACCESS_KEY_ID": "AKIAREFUSED000000001",
+        "AWS_SECRET_ACCESS_KEY": "secret-that-is-refused",
+        "AWS_SESSION_TOKEN": "token-that-is-refused",
+    }
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(f"{s3}/refused")
+    arguments = {"read": ("a",), "stat": ("a",), "list": (), "write": ("a", b"x")}[call]
+    with caplog.at_level(logging.DEBUG, logger="mmstream"), pytest.raises(OSError) as raised:
+        getattr(store, call)(*arguments)
+    for secret in secrets.values():
+        assert secret not in text_of(raised.value) + caplog.text
+
+
+URLS = [
+    f"http://user:{PASSWORD}@host/corpus",
+    f"https://{PASSWORD}@host/corpus",
+    f"s3://AKIA:{PASSWORD}@bucket/corpus",
+    f"https://host/a.tar?X-Amz-Signature={SIGNATURE}",
+    f"https://host/{{a,b}}.tar?X-Amz-Signature={SIGNATURE}",
+    f"https://user:{PASSWORD}@host/{{a.tar",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        mm.open_dataset,
+        lambda url: mm.open_dataset([url, "s3://other/a.tar"]),
+        open_store,
+        lambda url: mm.convert(url, "shards"),
+        lambda url: mm.convert("rows.jsonl", url),
+        lambda url: mm.convert("rows.jsonl", "shards", media_root=url),
+    ],
+)
+def test_a_url_with_a_secret_is_refused_and_not_repeated(url, call, caplog):
+    with pytest.raises(ConfigError, match=r"://(\*\*\*@|.*\?\*\*\*)") as raised:
+        call(url)
+    for secret in (PASSWORD, SIGNATURE):
+        assert secret not in text_of(raised.value) + caplog.text
+
+
+def test_a_password_of_netrc_opens_a_web_server(corpus, tmp_path, monkeypatch):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login user password password\n")
+    netrc.chmod(0o600)
+    objects = test_schemes.objects_of(corpus, "corpus")
+    with running(WebStub, objects, needs_password=True) as server:
+        monkeypatch.setenv("NETRC", os.devnull)
+        with pytest.raises(OSError, match=r"answers 401; put the password of its host into"):
+            open_store(f"{server.url}/corpus").stat("mmstream.json")
+    with running(WebStub, objects, needs_password=True) as server:
+        monkeypatch.setenv("NETRC", str(netrc))
+        assert open_store(f"{server.url}/corpus").stat("mmstream.json").size
+
+
+class SigningStub(WebStub):
+    """Sends the reader on to a signed URL, as hubs do, which does not work."""
+
+    def get(self):
+        if "X-Amz-Signature" in self.query:
+            self.answer(self.refusal, b"")
+        else:
+            self.answer(302, b"", Location=f"/{self.name}?X-Amz-Signature={SIGNATURE}")
+
+    head = get
+
+
+@pytest.mark.parametrize("refusal", [403, 404, 500])
+def test_a_signed_url_that_a_server_sends_on_to_is_not_shown(refusal, pauses, caplog):
+    with running(SigningStub, {}, refusal=refusal) as server:
+        store = open_store(f"{server.url}/corpus")
+        calls = (
+            lambda: store.read("a"),
+            lambda: store.read_range("a", 0, 9),
+            lambda: store.stat("a"),
+        )
+        for call in calls:
+            with pytest.raises(OSError) as raised:
+                call()
+            assert SIGNATURE not in text_of(raised.value) + caplog.text
+        assert any(SIGNATURE in request for request in server.requests)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("google", 403), ("azure", 403), ("hub", 403), ("hub", 500)]
+)
+def test_a_cloud_that_refuses_or_fails_shows_no_token(kind, status, request, monkeypatch, caplog):
+    server = request.getfixturevalue(kind)
+    monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "0")
+    server.handler.statuses_to_come = Always(status)
+    with pytest.raises(OSError) as raised:
+        open_store(server.corpus).read_range("shard-000000.tar", 0, 9)
+    for secret in (test_schemes.AZURE_KEY, "hf_secretsecretsecret"):
+        assert secret not in text_of(raised.value) + caplog.text
+
+
+class Always(list):
+    """A list that never ends."""
+
+    def __init__(self, value):
+        super().__init__([value])
+
+    def pop(self, index=0):
+        return self[0]
+
+
+def test_texts_lose_their_secrets_and_keep_the_rest():
+    signed = f"GET https://host/a.tar?X-Amz-Signature={SIGNATURE}&x=1 403; see http://host/b"
+    assert without_secrets(signed) == "GET https://host/a.tar?*** 403; see http://host/b"
+    assert without_secrets(f"Authorization: Bearer {'t' * 20}") == "Authorization: Bearer ***"
+    assert without_secrets(f"url='ftp://u:{PASSWORD}@host/a'") == "url='ftp://***@host/a'"
+
+
+def test_errors_of_clients_become_those_of_python():
+    class AnswerError(Exception):
+        def __init__(self, status):
+            super().__init__(f"{status} https://host/?sig={SIGNATURE}")
+            self.status = status
+
+    kinds = {403: PermissionError, 404: FileNotFoundError, 500: OSError, 416: OSError}
+    for status, kind in kinds.items():
+        plain = plain_error(AnswerError(status))
+        assert type(plain) is kind
+        assert SIGNATURE not in text_of(plain)
+    assert isinstance(plain_error(error := TypeError("a bug")), TypeError)
+    assert plain_error(error) is error
