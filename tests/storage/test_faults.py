@@ -132,7 +132,7 @@ class Flaky:
         self.client, self.left, self.calls = client, num_failures, []
 
     def __getattr__(self, name):
-        if name in ("loop", "split_path"):  # no request
+        if name in ("loop", "split_path", "_strip_protocol"):  # no request
             return getattr(self.client, name)
 
         def call(*arguments, **settings):
