@@ -90,14 +90,19 @@ class InFlight:
             return
         self._queued_at = now
         if not self._is_settled:
-            if self._num_ended >= self.limit:  # those that were sent before
+            if self._num_ended >= self._round:  # those that were sent before
                 self._is_settled = True
                 self._measured_from, self._num_bytes, self._num_ended = now, 0, 0
             return
         # Requests that began together end together. So a trial lasts for a whole round of them.
         seconds = now - self._measured_from
-        if seconds >= self._limits.min_trial_s and self._num_ended >= self.limit:
+        if seconds >= self._limits.min_trial_s and self._num_ended >= self._round:
             self._judge(self._num_bytes / seconds, now)
+
+    @property
+    def _round(self) -> float:
+        """So many requests are in flight at a time, if none of them is urgent."""
+        return self.limit * (1 - self._limits.reserved_share)
 
     def _judge(self, rate: float, now: float) -> None:
         """Keep or take back a step up, and try the next one."""

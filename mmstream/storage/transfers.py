@@ -267,6 +267,8 @@ class Transfers:
         self._counts["num_bytes"] += end - begin
         self._in_flight.received(end - begin)
         attempt.position = end
+        if self._is_short(attempt):
+            attempt.marked = now
         if end > transfer.reached:  # if not, the other request was quicker
             is_there = isinstance(piece, memoryview) and piece.obj is transfer.data
             if not is_there:
@@ -279,9 +281,7 @@ class Transfers:
 
     def _complete(self, attempt: _Attempt, now: float) -> None:
         transfer, rate = attempt.transfer, None
-        if attempt.opened is not None and transfer.size - attempt.start >= (
-            self._limits.min_rated_bytes
-        ):
+        if attempt.opened is not None and not self._is_short(attempt):
             rate = (transfer.size - attempt.start) / max(now - attempt.opened, 1e-6)
             self._speeds.add_rate(rate, now)
         self._in_flight.ended(attempt.started, rate, now)
@@ -395,21 +395,26 @@ class Transfers:
                 continue
             if attempt.transfer.future.done():
                 self._forget(attempt.transfer)
-            elif attempt.opened is None:
-                self._check_first_byte(attempt, now)
+            elif attempt.opened is None or self._is_short(attempt):
+                self._check_standstill(attempt, now)
             else:
                 self._check_rate(attempt, attempt.opened, now)
         self._fill()
 
-    def _check_first_byte(self, attempt: _Attempt, now: float) -> None:
-        transfer, waited_s = attempt.transfer, now - attempt.started
+    def _is_short(self, attempt: _Attempt) -> bool:
+        """Tell whether all bytes of a request should arrive about as soon as the first one."""
+        return attempt.transfer.size - attempt.start < self._limits.min_rated_bytes
+
+    def _check_standstill(self, attempt: _Attempt, now: float) -> None:
+        transfer, waited_s = attempt.transfer, now - attempt.marked
         timeout_s = min(
             self._speeds.first_byte_timeout_s * 2**transfer.num_timeouts,
             self._limits.max_first_byte_s,
         )
         if waited_s >= timeout_s:
             transfer.num_timeouts += 1
-            self._give_up(attempt, f"no first byte in {waited_s:.1f} s", now)
+            which = "first" if attempt.opened is None else "further"
+            self._give_up(attempt, f"no {which} byte in {waited_s:.1f} s", now)
         else:
             self._set_late(attempt, waited_s > self._speeds.late_first_byte_s, now)
 

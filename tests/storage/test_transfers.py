@@ -440,6 +440,14 @@ async def test_a_stream_far_slower_than_its_neighbours_is_continued_on_another_r
 
 
 @in_virtual_time
+async def test_a_short_answer_that_stands_still_is_continued_as_soon_as_a_mute_one():
+    async with Store(answer_once(Answer(rate=40e3, stops_after=100))) as store:
+        assert await store.submit(0, 200) == DATA[:200]
+        assert 5 <= store.seconds < 5.5
+        assert [sent.start for sent in store.client.sent] == [0, 100]
+
+
+@in_virtual_time
 async def test_no_stream_is_given_up_while_all_are_slow():
     async with Store(lambda sent: Answer(rate=100.0)) as store:
         await asyncio.gather(*store.submit_many(20))
