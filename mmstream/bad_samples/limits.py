@@ -6,14 +6,15 @@ Runs in the main process of a rank, in the order of steps.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import FILTERED, BadSample, append_records
 from mmstream.errors import BadSampleLimitError, ChecksumError, DecodeError
+from mmstream.storage.transfer_counts import TransferCounts
 
 __all__ = ["Stats", "count_samples"]
 
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 MAX_DAMAGED = 3
 """So many samples of one shard that do not fit their checksums are more than a chance: a warning
 names the shard."""
+
+MAX_WAITS = 1000
+"""Waits for batches that are kept for their quantiles."""
 
 MAX_WARNINGS = 10
 """Bad samples that are logged as warnings; later ones go to the quarantine file only."""
@@ -53,12 +57,43 @@ class Stats:
     num_wrong_reads: int = 0
     """Samples and indexes that came with bytes unlike their checksums. Each was read again, and
     each of its reads counts."""
+    transfers: TransferCounts = field(default_factory=TransferCounts)
+    """What the reader process of a rank has counted on remote storage: requests, retries, hedges,
+    stalls and more."""
     wait_s: float = 0.0
     """Seconds that the consumer has waited for batches."""
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_WAITS), repr=False)
+    """The last `MAX_WAITS` of these waits, in seconds."""
     consecutive: Counter[str] = field(default_factory=Counter)
     """Bad samples in a row up to now, by source of a mixture; "" for a single dataset."""
     damaged: dict[str, set[int]] = field(default_factory=dict)
     """The first `MAX_DAMAGED` samples of each shard that do not fit their checksums."""
+
+    @property
+    def wait_p50_s(self) -> float:
+        """Seconds that half of the last `MAX_WAITS` batches were waited for, at most."""
+        return _quantile(self.waits, 0.5)
+
+    @property
+    def wait_p99_s(self) -> float:
+        """Seconds that 99 % of the last `MAX_WAITS` batches were waited for, at most."""
+        return _quantile(self.waits, 0.99)
+
+    @property
+    def mb_per_s(self) -> float:
+        """10^6 bytes a second of remote storage, while requests were under way; else 0."""
+        counts = self.transfers
+        return counts.num_bytes / 1e6 / counts.busy_s if counts.busy_s else 0.0
+
+    def count_wait(self, seconds: float) -> None:
+        """Count the wait for a batch."""
+        self.wait_s += seconds
+        self.waits.append(seconds)
+
+
+def _quantile(values: Collection[float], fraction: float) -> float:
+    ordered = sorted(values)
+    return ordered[int(fraction * (len(ordered) - 1))] if ordered else 0.0
 
 
 def count_samples(

@@ -17,6 +17,7 @@ import torch
 from mmstream.decoding.image.encoded import EncodedImages
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
+from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import Batch
 
 __all__ = ["split_rows"]
@@ -132,4 +133,5 @@ def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLinea
         text_losses=() if start else lineage.text_losses,
         num_bytes=0 if start else lineage.num_bytes,
         num_requests=0 if start else lineage.num_requests,
+        transfers=TransferCounts() if start else lineage.transfers,
     )

@@ -186,7 +186,7 @@ class Loader(IterableDataset[Batch]):
                 if explanation is None:
                     raise
                 raise explanation from error
-            self.stats.wait_s += time.perf_counter() - started
+            self.stats.count_wait(time.perf_counter() - started)
             if batch is None:
                 return
             yield batch
@@ -209,6 +209,7 @@ class Loader(IterableDataset[Batch]):
             )
         self.stats.num_bytes += lineage.num_bytes
         self.stats.num_requests += lineage.num_requests
+        self.stats.transfers += lineage.transfers
         self.stats.num_wrong_reads += lineage.num_wrong_reads
         source = self.pipeline.dataset
         count_samples(

@@ -8,6 +8,7 @@ control connection ends, so with its main process.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import pickle
@@ -199,6 +200,8 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
         [dataset.known for dataset in datasets],
     )
     reader = RankReader(setup.source, setup.order, transfers, datasets)
+    gc.collect()
+    gc.freeze()  # manifests are many objects, which live until the end
     try:
         await Server(control, connections, reader).run()
     finally:

@@ -69,8 +69,8 @@ class BatchLineage:
     """Bytes read from storage since the step before."""
     num_requests: int = 0
     """Ranges read from storage since the step before."""
-    counts: TransferCounts = field(default_factory=TransferCounts)
-    """All that the reader process counted since the step before, bytes and requests too."""
+    transfers: TransferCounts = field(default_factory=TransferCounts)
+    """All that the reader process of the rank has counted since the step before."""
     num_wrong_reads: int = 0
     """Samples and indexes that came with bytes unlike their checksums since the step before. Each
     was read again."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from mmstream.dataset.source import ShardSource
@@ -59,11 +57,6 @@ class StepReader:
         planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
         self._num_wrong_reads += header.num_wrong_reads
         num_bytes, num_requests = self._fetcher.pop_counts()
-        counts = replace(
-            header.counts,
-            num_bytes=header.counts.num_bytes + num_bytes,
-            num_requests=header.counts.num_requests + num_requests,
-        )
         lineage = BatchLineage(
             job.epoch,
             job.step,
@@ -71,9 +64,9 @@ class StepReader:
             planned,
             header.valid.tolist(),
             shown=planned,
-            num_bytes=counts.num_bytes,
-            num_requests=counts.num_requests,
-            counts=counts,
+            num_bytes=header.counts.num_bytes + num_bytes,
+            num_requests=header.counts.num_requests + num_requests,
+            transfers=header.counts,
         )
         return RawStep(lineage, outcomes)
 
