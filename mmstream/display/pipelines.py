@@ -80,7 +80,15 @@ def loader_html(loader: Any) -> str:
         ("delivered", f"{stats.num_steps:,} steps, {stats.num_samples:,} samples of this rank"),
         ("read", f"{size_text(stats.num_bytes)} in {stats.num_requests:,} ranges"),
         ("reads that came wrong", f"{stats.num_wrong_reads:,}"),
-        ("waited for", f"{stats.wait_s:.1f} s"),
+        ("waited for", f"{stats.wait_s:.1f} s; 99 % of batches {stats.wait_p99_s:.2f} s at most"),
         ("bad samples", html_text(bad)),
     ]
+    counts = stats.transfers
+    if counts.num_requests:
+        words = (
+            f"{stats.mb_per_s:.0f} MB/s, {counts.num_index_requests:,} requests for indexes, "
+            f"{counts.num_retries:,} sent again, {counts.num_hedges:,} sent twice for speed, "
+            f"{counts.num_stalls:,} given up, {counts.num_throttled:,} refused for now"
+        )
+        rows.append(("object storage", words))
     return page("<b>Loader</b>", table(rows))

@@ -110,6 +110,7 @@ class RankPlan:
         first_clock: where the run starts or resumes.
         bounds: returns where samples of a shard lie. It may raise a ShardError.
         access: returns how ranges of a shard are best cut.
+        single_samples: read each sample alone, and hold no windows.
 
     Attributes:
         next_clock: the first step that is not planned yet.
@@ -123,6 +124,7 @@ class RankPlan:
         *,
         bounds: Callable[[int, IntArray], SampleBounds],
         access: Callable[[int], Access],
+        single_samples: bool = False,
     ) -> None:
         self.next_clock = first_clock
         self._order, self._rows = order, rows
@@ -130,6 +132,7 @@ class RankPlan:
         self._first_clock = first_clock
         num_steps = min(MAX_HEAD_STEPS, MAX_HEADS // order.global_batch_size)
         self._end_of_heads = first_clock + num_steps
+        self._single_samples = single_samples
         self._windows: dict[tuple[int, int], PlannedWindow] = {}
         self._steps: dict[int, StepPlan] = {}
 
@@ -212,6 +215,9 @@ class RankPlan:
             positions,
             np.full(positions.size, -1, dtype=np.int64) if checksum is None else checksum,
         )
+        if self._single_samples:
+            self._add_ranges(window, merge(samples, 0, 1))
+            return
         access = self._access(shard)
         clocks = window.clock[positions]
         is_head = clocks < self._end_of_heads
@@ -221,6 +227,10 @@ class RankPlan:
             ranges += runs_beside_heads(samples, is_head, access.max_gap_bytes, max_run_bytes)
         else:
             ranges += merge(samples, access.max_gap_bytes, max_run_bytes)
+        self._add_ranges(window, ranges)
+
+    @staticmethod
+    def _add_ranges(window: PlannedWindow, ranges: list[SampleRange]) -> None:
         window.ranges.extend(
             PlannedRange(one_range, int(window.clock[one_range.position].min()))
             for one_range in ranges

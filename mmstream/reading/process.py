@@ -19,6 +19,7 @@ from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.order import AnyOrder
 from mmstream.processes import safe_environment, words_of_exit
 from mmstream.reading.messages import ReaderSetup, StepConnection
+from mmstream.reading.window_memory import needs_single_samples
 from mmstream.storage import is_remote
 
 __all__ = ["ReaderProcess", "needs_reader_process"]
@@ -51,6 +52,7 @@ class ReaderProcess:
     """
 
     def __init__(self, source: ShardSource, order: AnyOrder, num_connections: int) -> None:
+        self._source, self._order = source, order
         ours, theirs = socket.socketpair()
         pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_connections)
@@ -88,10 +90,15 @@ class ReaderProcess:
         return self._process.pid
 
     def begin(self, epoch: int, step: int, rows: tuple[int, int]) -> int:
-        """Begin an iteration at a step; return its number, which requests for steps must have."""
+        """Begin an iteration at a step; return its number, which requests for steps must have.
+
+        Raises:
+            ConfigError: the windows of these rows do not fit into memory.
+        """
+        single_samples = needs_single_samples(self._source, self._order, rows[1] - rows[0])
         self._iteration += 1
         with suppress(OSError), self._lock:
-            self._control.send(("begin", self._iteration, epoch, step, rows))
+            self._control.send(("begin", self._iteration, epoch, step, rows, single_samples))
         return self._iteration
 
     def describe(self) -> str:

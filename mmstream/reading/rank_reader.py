@@ -148,8 +148,17 @@ class RankReader:
         self._error: Exception | None = None
         self._progress = asyncio.Event()
 
-    def begin(self, epoch: int, step: int, rows: tuple[int, int]) -> None:
-        """Go on with a step. What was read for the steps from there on is kept, if it is next."""
+    def begin(
+        self, epoch: int, step: int, rows: tuple[int, int], *, single_samples: bool = False
+    ) -> None:
+        """Go on with a step. What was read for the steps from there on is kept, if it is next.
+
+        Args:
+            epoch: epoch of the step.
+            step: the next step of this rank.
+            rows: the rows [start, stop) of this rank.
+            single_samples: read each sample alone, and hold no windows.
+        """
         clock = epoch * self._order.steps_per_epoch + step
         if rows == self._rows and clock == self._clock and self._error is None:
             return
@@ -157,7 +166,12 @@ class RankReader:
         self._rows, self._clock = rows, clock
         self._transfers.advance(clock)
         self._plan = RankPlan(
-            self._order, rows, clock, bounds=self._bounds_of, access=self._access_of
+            self._order,
+            rows,
+            clock,
+            bounds=self._bounds_of,
+            access=self._access_of,
+            single_samples=single_samples,
         )
         self._planner = asyncio.get_running_loop().create_task(self._plan_ahead(self._plan))
 

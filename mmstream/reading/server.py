@@ -101,14 +101,21 @@ class Server:
         except (EOFError, OSError):
             self._ended.set()
 
-    def _begin(self, iteration: int, epoch: int, step: int, rows: tuple[int, int]) -> None:
+    def _begin(
+        self,
+        iteration: int,
+        epoch: int,
+        step: int,
+        rows: tuple[int, int],
+        single_samples: bool,
+    ) -> None:
         """Begin an iteration. Steps of earlier ones are dropped."""
         self._iteration = iteration
         for connection, answer in list(self._answers.items()):
             answer.cancel()
             self._send(connection, Answer(Verdict.DROPPED, 0, 0, 0))
         self._answers.clear()
-        self._reader.begin(epoch, step, rows)
+        self._reader.begin(epoch, step, rows, single_samples=single_samples)
 
     def _accept(self, connection: socket.socket) -> None:
         """Take a request."""

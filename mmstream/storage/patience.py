@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.store import RequestError
 
-__all__ = ["Failures", "Patience", "patience_of", "retry"]
+__all__ = ["Failures", "Patience", "patience_limit_s", "patience_of", "retry"]
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Failures:
             StorageError: There is no next attempt.
         """
         self.num_attempts += 1
-        patience, limit_s = self.patience, _limit_s()
+        patience, limit_s = self.patience, patience_limit_s()
         # A call has the same limit alone: other requests may be answered all the time.
         self.since = min(self.since, started, patience.failed(started, now, limit_s))
         left_s = self.since + limit_s - now
@@ -202,7 +202,7 @@ def _final_error(url: str, error: Exception) -> Exception | None:
     return None
 
 
-def _limit_s() -> float:
+def patience_limit_s() -> float:
     """Return the patience of this process in seconds."""
     text = os.environ.get(PATIENCE_VARIABLE)
     if text is None:

@@ -21,9 +21,11 @@ class ReaderThread:
         self.control, self.connections = control, connections
         self.iteration = 0
 
-    def begin(self, epoch: int, step: int, rows: tuple[int, int]) -> int:
+    def begin(
+        self, epoch: int, step: int, rows: tuple[int, int], *, single_samples: bool = False
+    ) -> int:
         self.iteration += 1
-        self.control.send(("begin", self.iteration, epoch, step, rows))
+        self.control.send(("begin", self.iteration, epoch, step, rows, single_samples))
         return self.iteration
 
     def describe(self) -> str:

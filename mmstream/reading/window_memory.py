@@ -1,0 +1,94 @@
+"""How much memory the windows of a rank take, and what to do where that is too much.
+
+Runs are held whole until their last sample, so a rank holds its part of all windows. That part is
+large where a run that was planned for many ranks goes on with few.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.errors import ConfigError
+from mmstream.order import AnyOrder
+
+__all__ = ["memory_bytes", "needs_single_samples", "window_bytes"]
+
+logger = logging.getLogger(__name__)
+
+MEMORY_SHARE = 0.25
+"""Part of a machine's memory that the windows of its ranks may take together."""
+
+LEAST_SINGLE_BYTES = 64_000
+"""Mean size of samples that are read one by one where windows are too large. Smaller ones would be
+too many requests."""
+
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def window_bytes(source: ShardSource, order: AnyOrder, num_rows: int) -> float:
+    """Return the bytes of all windows of a rank when they are full.
+
+    Args:
+        source: the datasets that `order` plans.
+        order: which samples, and when.
+        num_rows: rows of the rank.
+    """
+    identity = order.identity()
+    datasets = datasets_of(source)
+    settings: list[Mapping[str, Any]] = identity.get("sources", [identity])
+    num_lanes = int(np.prod(identity["grid"]))
+    total = 0.0
+    for dataset, setting in zip(datasets, settings, strict=False):
+        num_samples = max(1, len(dataset))
+        held = min(num_samples, num_lanes * setting["window"])
+        total += held * dataset.manifest.num_bytes / num_samples
+    return total * num_rows / order.global_batch_size
+
+
+def needs_single_samples(
+    source: ShardSource, order: AnyOrder, num_rows: int, memory: int | None = None
+) -> bool:
+    """Tell whether a rank must read its samples one by one, because its windows are too large.
+
+    Args:
+        source: what it reads.
+        order: which samples, and when.
+        num_rows: rows of the rank.
+        memory: bytes of memory for all ranks of the machine. None: `memory_bytes`.
+
+    Raises:
+        ConfigError: the windows are too large, and the samples too small for that.
+    """
+    wanted = window_bytes(source, order, num_rows)
+    memory = memory_bytes() if memory is None else memory
+    limit = MEMORY_SHARE * memory / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if wanted <= limit:
+        return False
+    datasets = datasets_of(source)
+    mean_bytes = sum(dataset.manifest.num_bytes for dataset in datasets) / max(1, len(source))
+    words = (
+        f"the windows (shuffle buffers) of this rank take {wanted / 1e9:.1f} GB for {num_rows} of "
+        f"{order.global_batch_size} rows, and a quarter of the memory is {limit / 1e9:.1f} GB"
+    )
+    if mean_bytes < LEAST_SINGLE_BYTES:
+        raise ConfigError(
+            f"{words}: run it on more ranks, or begin a new run with a smaller window_bytes="
+        )
+    logger.warning("%s: samples are read one by one, which are many requests", words)
+    return True
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or what its control group may take of it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in map(Path, CGROUP_LIMITS):
+        if path.exists() and (text := path.read_text().strip()).isdecimal():
+            memory = min(memory, int(text))
+    return memory
