@@ -12,7 +12,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -45,7 +45,10 @@ _THROTTLED_CODES = {
     "ThrottlingException",
     "TooManyRequests",
 }
-_EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+_ACCESS_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
+"""With status 400. Other refusals of access have 401 or 403."""
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 class S3Client:
@@ -92,7 +95,7 @@ class S3Client:
             byte_range = f"bytes={start}-{stop - 1}"
             answer = await self._request(link, "GET", url, name, byte_range, into)
             if answer.status in (200, 206):
-                return await self._stream(url, answer, start, stop)
+                return await self._stream(url, answer, start, stop, into)
             try:
                 refusal = await _refusal(answer)
             except (OSError, ssl.SSLError) as error:
@@ -112,18 +115,26 @@ class S3Client:
         if self._link is not None:
             await self._link.http.close()
 
-    async def _stream(self, url: str, answer: Answer, start: int, stop: int) -> S3Stream:
+    async def _stream(
+        self, url: str, answer: Answer, start: int, stop: int, into: memoryview | None
+    ) -> S3Stream:
+        """Return the stream of an answer, if it is of the range."""
         headers = answer.headers
         patience_of(self.url).answered()
-        version = (headers.get("etag") or "").removeprefix("W/").strip('"') or None
         if answer.status == 206:
-            size = headers.get("content-range", "").rpartition("/")[2]  # "bytes 0-9/100"
-        else:  # also for a range that is the whole object
+            text = headers.get("content-range", "")
+            match = _CONTENT_RANGE.fullmatch(text)
+            size = match[3] if match else ""
+            if match and (int(match[1]) != start or int(match[2]) >= stop):
+                await answer.close()
+                raise RequestError(f"{url}: bytes {start}-{stop - 1} were asked for, {text} came")
+        else:  # a server without ranges; the whole object may be what was asked for
             size = headers.get("content-length", "")
             if start != 0 or not size.isdecimal() or int(size) > stop:
                 await answer.close()
                 raise StorageError(f"{url}: the server does not know ranges of objects")
-        return S3Stream(url, answer, ObjectStat(int(size), version) if size.isdecimal() else None)
+        stat = ObjectStat(int(size), _version(headers)) if size.isdecimal() else None
+        return S3Stream(url, answer, stat, stop - start, into)
 
     async def _past_the_end(self, link: _Link, url: str, name: str, answer: Answer) -> S3Stream:
         """Return the answer to a range that begins past the end: the object as it is, no bytes."""
@@ -134,10 +145,9 @@ class S3Client:
             raise FileNotFoundError(f"{url}: no such object")
         if head.status != 200 and not size.isdecimal():
             raise RequestError(f"{url}: {head.status} to the question for its size")
-        version = (head.headers.get("etag") or "").removeprefix("W/").strip('"') or None
         size = head.headers.get("content-length", "") if head.status == 200 else size
         patience_of(self.url).answered()
-        return S3Stream(url, head, ObjectStat(int(size), version))
+        return S3Stream(url, head, ObjectStat(int(size), _version(head.headers)), 0, None)
 
     async def _request(
         self,
@@ -198,12 +208,11 @@ class S3Client:
             endpoint = known or s3_endpoint(self._bucket, region)
             return endpoint, endpoint.signer()
 
-        from botocore.exceptions import BotoCoreError
-
         try:
             endpoint, signer = await asyncio.to_thread(make)
-        except BotoCoreError as error:
-            # The text of the error comes from botocore, and names no secret.
+        except ConfigError:
+            raise
+        except Exception as error:  # of botocore, of a process or a service, of a missing file
             if patience_of(self.url).has_answered:
                 raise _passing(url, error) from None
             raise StorageError(f"{url}: {escaped(error)}; {CREDENTIALS_HINT}") from None
@@ -239,14 +248,32 @@ class S3Client:
 class S3Stream:
     """A `mmstream.storage.range_client.RangeStream` of an object in S3."""
 
-    def __init__(self, url: str, answer: Answer, stat: ObjectStat | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        answer: Answer,
+        stat: ObjectStat | None,
+        length: int,
+        into: memoryview | None,
+    ) -> None:
         self.stat = stat
         self._url, self._answer = url, answer
+        self._length, self._into = length, into
 
     async def __aiter__(self) -> AsyncIterator[memoryview]:
+        left = self._length
         try:
             async for piece in self._answer:
-                yield piece
+                data = piece[:left]  # a server may send more than it was asked for
+                if self._into is not None:
+                    position = self._length - left
+                    target = self._into[position : position + len(data)]
+                    if data.obj is not target.obj:  # it came without a length
+                        target[:] = data
+                    data = target
+                left -= len(data)
+                if data:
+                    yield data
         except OSError as error:
             raise _passing(self._url, error) from error
 
@@ -294,6 +321,11 @@ async def _refusal(answer: Answer) -> _Refusal:
     )
 
 
+def _version(headers: Mapping[str, str]) -> str | None:
+    """Return an ETag without its quotes, and without the mark of a weak one."""
+    return headers.get("etag", "").removeprefix("W/").strip('"') or None
+
+
 def _element(text: str, name: str) -> str:
     """Return the content of the first element of a name in S3's XML, or nothing."""
     match = re.search(f"<{name}>([^<]*)</{name}>", text)
@@ -325,7 +357,7 @@ def _mending(refusal: _Refusal) -> str | None:
         "PermanentRedirect",
     ):
         return "region"
-    if refusal.status in (401, 403) or refusal.code in _EXPIRED_CODES:
+    if refusal.status in (401, 403) or refusal.code in _ACCESS_CODES:
         return "credentials"
     return None
 

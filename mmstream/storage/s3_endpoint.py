@@ -62,11 +62,12 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
         region: Its region, where the settings name another one or none.
 
     Raises:
-        ConfigError: A setting cannot be.
-        botocore.exceptions.BotoCoreError: There are no credentials, or no such profile.
+        ConfigError: A setting, or the name of the bucket, cannot be.
+        Exception: There are no credentials, or whatever else botocore says of them.
     """
     from botocore import UNSIGNED
     from botocore.config import Config
+    from botocore.exceptions import ParamValidationError
     from botocore.httpsession import get_cert_path
     from botocore.session import Session
     from botocore.utils import get_environ_proxies
@@ -92,9 +93,9 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
         config = config.merge(Config(signature_version=UNSIGNED))
     try:
         client = session.create_client("s3", **client_options, config=config)
-    except ValueError as error:
+        request = _request(client, bucket)
+    except (ValueError, ParamValidationError) as error:
         raise ConfigError(f"s3://{bucket}: {error}") from error
-    request = _request(client, bucket)
     url = request.url.removesuffix("key")
     signature = str(request.headers.get("Authorization", b""), "ascii")
     scope = re.search(r"Credential=[^,]*/([^/,]+)/s3/aws4_request", signature)

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from functools import lru_cache
 
@@ -17,7 +18,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage import open_store, patience, remote
+from mmstream.storage import open_store, patience, remote, s3_client
 from mmstream.storage.range_client import RequestError, range_client
 from mmstream.storage.s3_client import S3Client
 from mmstream.storage.s3_signature import S3Signer
@@ -48,8 +49,8 @@ def settings(monkeypatch, tmp_path):
     return monkeypatch
 
 
-def ask(answer, num_reads: int = 1, url: str = URL, name: str = "a b/ü.tar"):
-    """Read bytes 3 to 9 of an object from a stub server.
+def ask(answer, num_reads: int = 1, name: str = "a b/ü.tar", start: int = 3, into=None):
+    """Read bytes up to 9 of an object from a stub server.
 
     Returns:
         The bytes of the last read, what the server said of the object, and the server.
@@ -58,11 +59,11 @@ def ask(answer, num_reads: int = 1, url: str = URL, name: str = "a b/ü.tar"):
     async def run():
         async with stub_server(answer) as stub:
             os.environ["AWS_ENDPOINT_URL"] = stub.endpoint
-            client = range_client(open_store(url))
+            client = range_client(open_store(URL))
             assert isinstance(client, S3Client)
             try:
                 for _ in range(num_reads):
-                    stream = await client.open(name, 3, 9)
+                    stream = await client.open(name, start, 9, into)
                     data = b"".join([piece async for piece in stream])
                     await stream.close()
             except OSError as error:
@@ -143,7 +144,7 @@ def test_an_anonymous_request_is_not_signed(settings, variable):
     assert remote._client(URL).anon  # reads of everything else
 
 
-def credential_process(tmp_path) -> str:
+def credential_process(tmp_path, expiration: str = "2099-01-01T00:00:00Z") -> str:
     """A configuration whose process gives a new key at each call, and notes its calls."""
     script = tmp_path / "keys.py"
     calls = tmp_path / "calls"
@@ -152,7 +153,7 @@ def credential_process(tmp_path) -> str:
         "number = len(calls.read_text()) if calls.exists() else 0\n"
         "calls.write_text('x' * (number + 1))\n"
         f"print(json.dumps(dict(Version=1, AccessKeyId=f'KEY{{number}}', SessionToken='T',"
-        f" SecretAccessKey={SECRET!r}, Expiration='2099-01-01T00:00:00Z')))\n"
+        f" SecretAccessKey={SECRET!r}, Expiration={expiration!r})))\n"
     )
     return f"[default]\ncredential_process = {sys.executable} -I {script}\n"
 
@@ -241,6 +242,33 @@ def test_missing_credentials_are_named(settings):
         ask(with_object())
 
 
+def test_credentials_that_cannot_be_had_are_told_of(settings, tmp_path):
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/x")
+    settings.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "absent"))
+    with pytest.raises(StorageError, match=r"No such file .*absent'; check the credentials"):
+        ask(with_object())
+
+
+def test_credentials_are_renewed_before_they_expire(settings, tmp_path):
+    soon = datetime.now(UTC) + timedelta(minutes=5)
+    (tmp_path / "config").write_text(credential_process(tmp_path, soon.isoformat()))
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.delenv("AWS_SECRET_ACCESS_KEY")
+    _, _, stub = ask(with_object(), num_reads=2)
+    first, second = (request.access_key for request in stub.requests)
+    assert first == second
+    settings.setattr(s3_client, "SIGNER_S", 0.0)
+    _, _, stub = ask(with_object(), num_reads=2)
+    first, second = (request.access_key for request in stub.requests)
+    assert first != second
+
+
+def test_a_wrong_name_of_a_bucket_is_a_setting():
+    with pytest.raises(ConfigError, match=r"s3://b d: .*Invalid bucket name"):
+        asyncio.run(S3Client("s3://b d/corpus").open("a", 0, 1))
+
+
 def test_a_wrong_endpoint_is_a_setting(settings):
     settings.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
     client = S3Client(URL)
@@ -293,6 +321,24 @@ def test_a_range_past_the_end_says_the_present_object():
 def test_a_server_without_ranges_is_refused():
     with pytest.raises(StorageError, match="does not know ranges"):
         ask(with_object(reply(body=DATA)))
+    data, stat, _ = ask(with_object(reply(body=DATA[:7])), start=0)
+    assert (data, stat) == (DATA[:7], ObjectStat(7, None))
+
+
+@pytest.mark.parametrize("content_range", ["bytes 4-9/1024", "bytes 3-9/1024"])
+def test_another_range_than_the_one_asked_for_passes(content_range):
+    wrong = reply("206 Partial", DATA[:6], {"Content-Range": content_range})
+    with pytest.raises(RequestError, match=f"bytes 3-8 were asked for, {content_range} came"):
+        ask(with_object(wrong))
+
+
+@pytest.mark.parametrize("framing", ["Transfer-Encoding: chunked", "Content-Length: 7"])
+def test_bytes_come_into_the_given_memory_whatever_their_framing(framing):
+    body = b"7\r\nabcdefg\r\n0\r\n\r\n" if "chunked" in framing else b"abcdefg"
+    answer = f"HTTP/1.1 206 Partial\r\n{framing}\r\n\r\n".encode() + body
+    buffer = bytearray(6)
+    data, stat, _ = ask(with_object(answer), into=memoryview(buffer))
+    assert (data, bytes(buffer), stat) == (b"abcdef", b"abcdef", None)
 
 
 # -- processes and secrets -----------------------------------------------------------------------
