@@ -37,6 +37,7 @@ class InFlight:
         self._forgiven = Allowance(limits.forgiven_share, limits.forgiven_burst)
         self._cut_at = -math.inf  # requests that were sent before do not halve it once more
         self._rates: list[float] = []  # of requests that were sent since the last change
+        self._usual_rate = math.inf
         self._queued_at = now
         self._no_trial_before = now
         self._before_step: tuple[int, float] | None = None  # limit and bytes/s
@@ -62,7 +63,8 @@ class InFlight:
             return
         self._rates.append(rate)
         if len(self._rates) >= max(16, self.limit):
-            if median(self._rates) < self._limits.min_connection_rate:
+            self._usual_rate = median(self._rates)
+            if self._usual_rate < self._limits.min_connection_rate:
                 self._halve(now)
             self._rates.clear()
 
@@ -110,7 +112,11 @@ class InFlight:
         if before is not None and rate < self._limits.min_gain * before[1]:
             self._no_trial_before = now + self._limits.retrial_s
             self._change(before[0], now)
-        elif now >= self._no_trial_before and self.limit < self._max:
+        elif (
+            now >= self._no_trial_before
+            and self.limit < self._max
+            and self._usual_rate >= self._limits.min_connection_rate * self._limits.step_up
+        ):
             step = self.limit, rate
             self._change(math.ceil(self.limit * self._limits.step_up), now)
             self._before_step = step

@@ -74,6 +74,8 @@ class TransferLimits:
     """Hedges that may be sent at once, after a time without any."""
     hedged_burst_bytes: int = 16 << 20
     """Bytes that may be hedged at once: four ranges of 4 MiB."""
+    max_side_by_side: int = 3
+    """Requests for the same bytes: a late one, its hedge, and one more if that is late too."""
     slowdown: float = 2.0
     """No hedges while the last minute's p50 is over this multiple of the hour's: all are slow."""
     min_samples: int = 32
@@ -83,11 +85,15 @@ class TransferLimits:
 
     tick_s: float = 0.05
     """Seconds between two looks at the requests in flight: a hedge is late by half of it."""
+    refresh_s: float = 0.5
+    """Seconds after which time-outs are worked out anew: quantiles of a minute change slowly."""
     min_rated_bytes: int = 256 << 10
     """Bytes of a request from which its rate is measured: shorter ones come in one packet train."""
     piece_bytes: int = 1 << 20
     """Bytes that a client may hold back: a stream counts as if they had arrived."""
     min_progress_bytes: int = 64 << 10
     """Bytes after which a broken request is continued without a pause: the server does answer."""
+    close_s: float = 5.0
+    """Seconds that cancelled requests get to end at the close: closing a connection is quick."""
     silent_s: float = 1.0
     """Seconds without any answer from a store after which the first one ends all pauses."""

@@ -36,15 +36,6 @@ from mmstream.storage.transfer_speeds import TransferSpeeds
 
 __all__ = ["RangeRequest", "Transfers"]
 
-CLOSE_S = 5.0
-"""Seconds that requests get to end once they are cancelled."""
-
-MAX_SIDE_BY_SIDE = 3
-"""Requests for the same bytes: a late one, its hedge, and one more if that is late too."""
-
-REFRESH_S = 0.5
-"""Seconds after which time-outs are worked out anew. They change slowly."""
-
 
 class RangeRequest(NamedTuple):
     """Bytes [start, stop) of an object, and when they are needed."""
@@ -122,6 +113,8 @@ class Transfers:
 
     def advance(self, clock: int) -> None:
         """Say which deadline the consumer needs now. It tells what is urgent, and what is late."""
+        if self._is_clock_known and clock == self._clock and not math.isnan(self._clock_changed):
+            return
         now = self._loop.time()
         if clock > self._clock and not math.isnan(self._clock_changed):
             step_s = (now - self._clock_changed) / (clock - self._clock)
@@ -155,7 +148,7 @@ class Transfers:
             if handle is not None:
                 handle.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+            await asyncio.wait(self._tasks, timeout=self._limits.close_s)
         for client in self._clients:
             await client.close()
 
@@ -174,7 +167,7 @@ class Transfers:
     def _fill(self) -> None:
         self._next_fill = None
         now = self._loop.time()
-        num_held = self._num_held()
+        num_held, num_kept = self._num_held(), self._num_kept()
         while self._queue:
             deadline, _, transfer = self._queue[0]
             if transfer.future.done():
@@ -184,7 +177,7 @@ class Transfers:
             permits = self._in_flight.limit
             if deadline >= self._clock + self._limits.urgent_steps:
                 permits -= min(permits - 1, math.ceil(permits * self._limits.reserved_share))
-            if num_held >= permits:
+            if num_held + (num_kept if transfer.failures is None else 0) >= permits:
                 break
             heapq.heappop(self._queue)
             num_held += 1
@@ -195,11 +188,15 @@ class Transfers:
     def _num_held(self) -> int:
         """Return how many permits are in use."""
         # What is late takes little bandwidth. It gives its permit back.
-        num_held = len(self._attempts) - min(self._num_late, self._in_flight.limit // 8)
-        # A store that is away is asked for few ranges again and again, and for no further ones.
-        if self._pausing and any(patience.silent_since is not None for patience in self._patience):
-            num_held += len(self._pausing)
-        return num_held
+        return len(self._attempts) - min(self._num_late, self._in_flight.limit // 8)
+
+    def _num_kept(self) -> int:
+        """Return how many permits are kept from ranges that never failed.
+
+        A store that is away is asked for few ranges again and again, and for no further ones.
+        """
+        is_away = any(patience.silent_since is not None for patience in self._patience)
+        return len(self._pausing) if is_away else 0
 
     # -- one request -----------------------------------------------------------------------------
 
@@ -387,7 +384,7 @@ class Transfers:
         now = self._loop.time()
         self._next_tick = None
         if now >= self._refresh_at:
-            self._refresh_at = now + REFRESH_S
+            self._refresh_at = now + self._limits.refresh_s
             self._speeds.refresh(now)
         self._in_flight.tick(now, is_queued=bool(self._queue))
         for attempt in list(self._attempts):
@@ -450,13 +447,14 @@ class Transfers:
         if (
             is_late
             and all(other.is_late for other in transfer.attempts)
-            and len(transfer.attempts) < MAX_SIDE_BY_SIDE
+            and len(transfer.attempts) < self._limits.max_side_by_side
             and self._speeds.is_hedging
             and self._slack_s(transfer.request.deadline) <= soon_s
             and self._hedges.has(1)
             and self._hedged_bytes.spend(rest)
         ):
             self._hedges.spend(1)
+            transfer.move()
             self._send(transfer, now, is_hedge=True)
 
     def _slack_s(self, deadline: int) -> float:
@@ -497,6 +495,15 @@ class _Transfer:
         self.num_timeouts = 0
         self.is_asked_to_wait = False
 
+    def move(self) -> None:
+        """Go on in new memory. A client may write into the old one until its request has ended.
+
+        What it writes there is copied once its answer has said of which object it is.
+        """
+        data = bytearray(self.size)
+        data[: self.reached] = memoryview(self.data)[: self.reached]
+        self.data = data
+
 
 class _Attempt:
     """A request under way, from the byte that its transfer had reached."""
@@ -518,7 +525,8 @@ class _Attempt:
     def __init__(self, transfer: _Transfer, started: float, is_hedge: bool) -> None:
         self.transfer, self.started, self.is_hedge = transfer, started, is_hedge
         self.start = self.position = self.marked_position = transfer.reached
-        # A hedge may be answered with another object. Its bytes are copied once that is excluded.
+        # A hedge may be answered with another object. Its bytes are copied once that is excluded,
+        # and so are those of the late request beside it: see `_Transfer.move`.
         self.into = None if is_hedge else memoryview(transfer.data)[self.start :]
         self.opened: float | None = None
         self.marked = started

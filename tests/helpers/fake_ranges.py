@@ -44,8 +44,8 @@ class Sent:
     start: int
     stop: int
     time: float
-    has_memory: bool
-    """The client was told where the bytes go."""
+    into: memoryview | None
+    """Where the bytes go, if the client was told."""
     num_bytes: int = 0
     """That were sent as its answer."""
     is_closed: bool = False
@@ -76,7 +76,7 @@ class FakeClient:
         self, name: str, start: int, stop: int, into: memoryview | None = None
     ) -> _Stream:
         now = asyncio.get_running_loop().time()
-        sent = Sent(name, start, stop, now, into is not None)
+        sent = Sent(name, start, stop, now, into)
         self.sent.append(sent)
         answer = self.answer(sent)
         self.num_open += 1
