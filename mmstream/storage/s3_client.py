@@ -98,7 +98,7 @@ class S3Client:
                 return await self._stream(url, answer, start, stop, into)
             try:
                 refusal = await _refusal(answer)
-            except (OSError, ssl.SSLError) as error:
+            except OSError as error:
                 raise _passing(url, error) from error
             finally:
                 await answer.close()
@@ -159,8 +159,14 @@ class S3Client:
         into: memoryview | None = None,
     ) -> Answer:
         """Send one request for an object, or (None) for the bucket."""
-        key = "" if name is None else quote(join_url(self._prefix, name).lstrip("/"), safe="/-_.~")
-        target = link.endpoint.url + key
+        target = link.endpoint.url
+        if name is not None:
+            try:
+                target += quote(join_url(self._prefix, name).lstrip("/"), safe="/-_.~")
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"{url}: no object in S3 has such a name: {error.reason}"
+                ) from None
         headers = dict(link.endpoint.headers)
         if byte_range is not None:
             headers["range"] = byte_range
@@ -227,7 +233,7 @@ class S3Client:
     async def _mend(self, mending: str, used: _Link, url: str, refusal: _Refusal) -> None:
         """Change what a refusal is about, unless another request did so meanwhile."""
         async with self._lock:
-            if self._link is not used:
+            if self._link is not None and self._link.endpoint is not used.endpoint:
                 return
             region: str | None = used.endpoint.region
             if mending == "region":

@@ -269,6 +269,11 @@ def test_a_wrong_name_of_a_bucket_is_a_setting():
         asyncio.run(S3Client("s3://b d/corpus").open("a", 0, 1))
 
 
+def test_a_name_that_cannot_be_is_told():
+    with pytest.raises(ConfigError, match=r"corpus/a\\udc80: no object in S3 has such a name"):
+        ask(with_object(), name="a\udc80")
+
+
 def test_a_wrong_endpoint_is_a_setting(settings):
     settings.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
     client = S3Client(URL)
