@@ -205,6 +205,11 @@ class RankReader:
         num_wrong, self._num_wrong = self._num_wrong, 0
         return counts + self._transfers.pop_counts(), num_wrong
 
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes of all ranges that have arrived or are under way."""
+        return sum(arrived.planned.samples.num_bytes for arrived in self._arrived.values())
+
     def describe(self) -> str:
         """Say what the next step waits for."""
         if self._plan is None:

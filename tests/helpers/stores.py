@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -141,3 +142,31 @@ class BitFlips:
     def flips(self) -> list[tuple[str, tuple[int, int], int]]:
         """Of each flip: the object, the range that was read, and the bit of the answer."""
         return [tuple(json.loads(line)) for line in self.log.read_text().splitlines()]
+
+
+class FarStore(WatchedStore):
+    """A folder that looks like storage behind a network, so that a reader process reads it.
+
+    Args:
+        slow_name: of an object whose ranges take `seconds`.
+        seconds: see `slow_name`.
+    """
+
+    def __init__(self, store: Store, slow_name: str = "", seconds: float = 0) -> None:
+        super().__init__(store, maps_files=False, concurrent=True)
+        self.slow_name, self.seconds = slow_name, seconds
+
+    @property
+    def url(self) -> str:
+        return f"far://host{self.store.url}"
+
+    def read_ranges(self, ranges: Sequence[Range], known: Any = None) -> list[Answer]:
+        if any(name == self.slow_name for name, _, _ in ranges):
+            time.sleep(self.seconds)
+        return super().read_ranges(ranges, known)
+
+
+def far(dataset: mm.Dataset, **settings: Any) -> mm.Dataset:
+    """Return the dataset on a `FarStore`."""
+    store = FarStore(dataset.store, **settings)
+    return mm.Dataset(dataset.manifest, store, store, bad=dataset.bad, stats=dataset.known)

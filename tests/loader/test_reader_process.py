@@ -1,0 +1,203 @@
+"""The reader process of a rank: it serves loaders, ends with them, and is missed when it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed
+
+import mmstream as mm
+from mmstream.loader import remote_advice
+from mmstream.processes import process_state
+from tests.helpers.corpora import write_corpus
+from tests.helpers.paths import ROOT
+from tests.helpers.stores import far
+from tests.helpers.topology import described
+
+COUNTS = [30, 1, 0, 40, 26]
+
+
+def pipeline(folder: str, **settings) -> mm.Pipeline:
+    settings = {"global_batch_size": 8, "seed": 3, "window": 8, **settings}
+    return mm.Pipeline(mm.open_dataset(folder), **settings)
+
+
+def far_pipeline(folder: str, slow_name: str = "", seconds: float = 0, **settings) -> mm.Pipeline:
+    local = pipeline(folder, **settings)
+    return replace(local, dataset=far(local.dataset, slow_name=slow_name, seconds=seconds))
+
+
+def pid_of(loader: mm.Loader) -> int:
+    assert loader._reader is not None
+    return loader._reader.pid
+
+
+def has_ended(pid: int) -> bool:
+    for _ in range(100):
+        if process_state(pid)[0] in ("", "Z"):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.fixture
+def loaders() -> Iterator[list[mm.Loader]]:
+    made: list[mm.Loader] = []
+    yield made
+    for loader in made:
+        loader.close()
+
+
+def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus, loaders) -> None:
+    local, remote = mm.Loader(pipeline(corpus)), mm.Loader(far_pipeline(corpus))
+    loaders += [local, remote]
+    expected = [described(batch) for _ in range(2) for batch in local]
+    delivered = []
+    for batch in remote:  # broken off
+        delivered.append(described(batch))
+        if len(delivered) == 3:
+            break
+    delivered += [described(batch) for _ in range(2) for batch in remote]
+    assert delivered == expected
+    pid = pid_of(remote)
+    remote.load_state_dict(local.state_dict() | {"epoch": 0, "step": 5})
+    assert [described(batch) for batch in remote] == expected[5 : len(local)]
+    assert pid_of(remote) == pid
+    assert remote.stats.transfers.num_requests > 0
+    assert remote.stats.wait_p99_s >= remote.stats.wait_p50_s > 0
+    assert "object storage" in remote._repr_html_()
+    assert remote.memory_bytes() > 0
+    remote.close()
+    assert has_ended(pid)
+
+
+@pytest.mark.slow  # tests/storage/test_s3.py has workers of the two other kinds
+def test_spawned_workers_get_the_same_steps(corpus, loaders) -> None:
+    remote = mm.Loader(
+        far_pipeline(corpus, drop_last=False), num_workers=2, multiprocessing_context="spawn"
+    )
+    local = mm.Loader(pipeline(corpus, drop_last=False))
+    loaders += [remote, local]
+    for loader in loaders:
+        stream = iter(loader)
+        next(stream)
+        stream.close()
+    both = [[described(batch) for _ in range(2) for batch in loader] for loader in loaders]
+    assert both[0] == both[1]
+
+
+def test_views_stay_what_they_were(corpus, loaders) -> None:
+    loaders += [
+        mm.Loader(far_pipeline(corpus, zero_copy=True)),
+        mm.Loader(pipeline(corpus, zero_copy=True)),
+    ]
+    far_batches, near_batches = (list(loader) for loader in loaders)
+    assert [batch["jpg"] for batch in far_batches] == [batch["jpg"] for batch in near_batches]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on(
+    corpus, loaders, num_workers
+) -> None:
+    local, remote = (
+        mm.Loader(pipeline(corpus)),
+        mm.Loader(far_pipeline(corpus), num_workers=num_workers),
+    )
+    loaders += [local, remote]
+    expected = [described(batch) for batch in local]
+    delivered, pids = [], []
+
+    def kill_reader_after_two() -> None:
+        for batch in remote:
+            delivered.append(described(batch))
+            if len(delivered) == 2:
+                pids.append(pid_of(remote))
+                os.kill(pids[0], signal.SIGKILL)
+
+    with pytest.raises(mm.MMStreamError) as caught:
+        kill_reader_after_two()
+    step = remote.state_dict()["step"]
+    assert str(caught.value) == (
+        f"the reader process (pid {pids[0]}) was killed by SIGKILL (exit code -9); iterating again "
+        f"starts a new one; the state stands before step {step}"
+    )
+    assert delivered + [described(batch) for batch in remote] == expected
+
+
+def test_a_reader_that_waits_is_named_in_the_warning(corpus, loaders, caplog) -> None:
+    remote = mm.Loader(far_pipeline(corpus, "shard-000003.tar", 1.5), stall_warning_s=0.5)
+    loaders.append(remote)
+    with caplog.at_level(logging.WARNING):
+        next(iter(remote))
+    (warning, *_) = [text for text in caplog.messages if "waiting for" in text]
+    assert f"the reader process (pid {pid_of(remote)}): it waits for " in warning
+
+
+def test_what_the_reader_process_logs_is_logged_here(tmp_path: Path, loaders, caplog) -> None:
+    folder = write_corpus(tmp_path, COUNTS, checksums=True)
+    remote = mm.Loader(far_pipeline(folder))
+    loaders.append(remote)
+    os.utime(tmp_path / "shard-000003.tar")
+    with caplog.at_level(logging.WARNING):
+        list(remote)
+        remote.close()
+    assert any("was replaced while this run read it" in text for text in caplog.messages)
+
+
+SCRIPT = """
+import time
+from tests.loader.test_reader_process import far_pipeline, pid_of
+import mmstream as mm
+loader = mm.Loader(far_pipeline({folder!r}))
+stream = iter(loader)
+next(stream)
+print(pid_of(loader), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_with_its_main_process(corpus, number) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(folder=corpus)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        pid = int(process.stdout.readline())
+        process.send_signal(number)
+        process.wait(30)
+        assert has_ended(pid)
+
+
+def test_a_patience_longer_than_the_time_out_of_the_group_is_a_warning(
+    tmp_path: Path, caplog, monkeypatch
+) -> None:
+    remote_advice.warn_of_patience()
+    assert not caplog.messages  # there is no group
+    torch.distributed.init_process_group(
+        "gloo", f"file://{tmp_path}/group", timedelta(seconds=77), world_size=1, rank=0
+    )
+    try:
+        remote_advice.warn_of_patience()
+        (warning,) = caplog.messages
+        assert warning.startswith("a rank waits up to 300 s for storage")
+        assert "gives up after 77 s" in warning
+        monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "30")
+        remote_advice.warn_of_patience()
+        assert len(caplog.messages) == 1
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,284 @@
+"""The steps of a rank from transfers that a test controls: memory, errors, jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import ChecksumError, ConfigError, ShardError, StorageError
+from mmstream.reading.rank_reader import RankReader
+from mmstream.reading.window_memory import memory_bytes, needs_single_samples, window_bytes
+from mmstream.storage.store import ObjectStat, ReplacedError
+from mmstream.storage.transfer_counts import TransferCounts
+from mmstream.storage.transfers import RangeRequest
+from tests.helpers.corpora import write_corpus
+
+COUNTS = [40, 40, 40]
+
+
+class FakeTransfers:
+    """Reads ranges of local shards at once, or as `answer` says."""
+
+    def __init__(self, dataset: mm.Dataset) -> None:
+        self.dataset = dataset
+        self.requests: list[RangeRequest] = []
+        self.answer: Callable[[RangeRequest], bytes | Exception] = self.read
+        self.is_held = False
+        self.futures: list[asyncio.Future[bytearray]] = []
+        self.clocks: list[int] = []
+
+    def read(self, request: RangeRequest) -> bytes:
+        return self.dataset.store.read_range(*request[1:4])
+
+    def submit(self, request: RangeRequest) -> asyncio.Future[bytearray]:
+        self.requests.append(request)
+        future = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
+        if not self.is_held:
+            answer = self.answer(request)
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(bytearray(answer))
+        return future
+
+    def advance(self, clock: int) -> None:
+        self.clocks.append(clock)
+
+    def cancel(self, futures: Any) -> None:
+        for future in futures:
+            future.cancel()
+
+    def pop_counts(self) -> TransferCounts:
+        return TransferCounts(num_requests=len(self.requests))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(request.stop - request.start for request in self.requests)
+
+
+def sample(number: int) -> dict[str, bytes]:
+    return {"bin": bytes([number % 256]) * 10_000}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
+    folder = tmp_path_factory.mktemp("corpus")
+    return mm.open_dataset(write_corpus(folder, COUNTS, sample, checksums=True))
+
+
+def plain(dataset: mm.Dataset) -> mm.Dataset:
+    """The dataset without its checksums."""
+    return mm.Dataset(dataset.manifest, dataset.store, checksums=False)
+
+
+def run(
+    dataset: mm.Dataset,
+    test: Callable[[RankReader, FakeTransfers], Awaitable[Any]],
+    horizon_bytes: int = 1 << 30,
+    **settings: Any,
+) -> Any:
+    settings = {"global_batch_size": 8, "window": 12, "grid": (1, 2), **settings}
+    order = dataset.plan_order(**settings)
+
+    async def main() -> Any:
+        transfers = FakeTransfers(dataset)
+        reader = RankReader(dataset, order, transfers, [dataset], horizon_bytes=horizon_bytes)
+        try:
+            return await asyncio.wait_for(test(reader, transfers), 30)
+        finally:
+            await reader.close()
+
+    return asyncio.run(main())
+
+
+def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:
+    horizon = 300_000
+
+    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+        reader.begin(0, 0, (0, 8))
+        num_taken = 0
+        for step in range(15):
+            samples = await reader.step(0, step)
+            await asyncio.sleep(0.02)
+            num_taken += samples.num_bytes
+            windows = 2 * 12 * 11_264
+            assert reader.num_held_bytes <= windows + horizon + samples.num_bytes
+            assert transfers.num_bytes <= num_taken + windows + horizon + samples.num_bytes
+        assert transfers.clocks[-1] == 15
+
+    run(dataset, test, horizon)
+
+
+def test_a_step_larger_than_the_horizon_comes_too(dataset: mm.Dataset) -> None:
+    async def test(reader: RankReader, _: FakeTransfers) -> None:
+        reader.begin(0, 0, (0, 8))
+        for step in range(15):
+            assert (await reader.step(0, step)).num_bytes > 0
+
+    run(dataset, test, 1)
+
+
+def test_the_next_epoch_is_read_ahead_and_kept(dataset: mm.Dataset) -> None:
+    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+        reader.begin(0, 0, (0, 8))
+        for step in range(15):
+            await reader.step(0, step)
+        await asyncio.sleep(0.1)
+        num_requests = len(transfers.requests)
+        reader.begin(1, 0, (0, 8))
+        await reader.step(1, 0)
+        assert num_requests == len(transfers.requests)
+        reader.begin(1, 0, (0, 8))  # a jump back
+        await reader.step(1, 0)
+        assert num_requests < len(transfers.requests)
+
+    run(dataset, test)
+
+
+def test_a_jump_gives_up_what_is_under_way(dataset: mm.Dataset) -> None:
+    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+        transfers.is_held = True
+        reader.begin(0, 0, (0, 8))
+        waiting = asyncio.create_task(reader.step(0, 0))
+        await asyncio.sleep(0.1)
+        assert "ranges, such as shard-" in reader.describe()
+        waiting.cancel()
+        transfers.is_held = False
+        reader.begin(0, 5, (0, 8))
+        assert all(future.cancelled() for future in transfers.futures)
+        await reader.step(0, 5)
+        await asyncio.sleep(0.1)
+        assert "its next step is there" in reader.describe()
+
+    run(dataset, test)
+
+
+def test_it_says_what_it_waits_for_before_it_reads(dataset: mm.Dataset) -> None:
+    async def test(reader: RankReader, _: FakeTransfers) -> None:
+        assert reader.describe() == "it has not begun"
+        reader.begin(0, 0, (0, 8))
+        assert reader.describe() == "it waits for indexes"
+
+    run(dataset, test)
+
+
+def errors_of_epoch(dataset: mm.Dataset, answer: Any, **settings: Any) -> tuple[list[Any], int]:
+    """The errors of all rows of an epoch, and how many reads came wrong."""
+
+    async def test(reader: RankReader, transfers: FakeTransfers) -> tuple[list[Any], int]:
+        transfers.answer = lambda request: answer(transfers, request)
+        reader.begin(0, 0, (0, 8))
+        errors = [
+            error for step in range(15) for error in (await reader.step(0, step)).errors.values()
+        ]
+        return errors, reader.pop_counts()[1]
+
+    return run(dataset, test, **settings)
+
+
+def test_wrong_bytes_are_read_again(dataset: mm.Dataset) -> None:
+    seen = set[Any]()
+
+    def flip_once(transfers: FakeTransfers, request: RangeRequest) -> bytes:
+        data = bytearray(transfers.read(request))
+        if request not in seen:
+            seen.add(request)
+            data[700] ^= 1
+        return bytes(data)
+
+    errors, num_wrong = errors_of_epoch(dataset, flip_once)
+    assert errors == []
+    assert num_wrong >= len(seen) - 20  # some are of the next epoch
+
+
+def test_bytes_that_stay_wrong_are_an_error_in_the_place_of_the_sample(dataset: mm.Dataset) -> None:
+    def flip(transfers: FakeTransfers, request: RangeRequest) -> bytes:
+        data = bytearray(transfers.read(request))
+        if request.name == "shard-000001.tar" and request.start == 0:
+            data[700] ^= 1
+        return bytes(data)
+
+    errors, num_wrong = errors_of_epoch(dataset, flip)
+    assert [type(error) for error in errors] == [ChecksumError]
+    assert num_wrong >= 2
+
+
+def test_a_replaced_shard_is_an_error_unless_checksums_decide(dataset: mm.Dataset) -> None:
+    replaced: list[str] = []
+
+    def answer(transfers: FakeTransfers, request: RangeRequest) -> bytes | Exception:
+        if request.name != "shard-000001.tar" or len(replaced) >= 3:
+            return transfers.read(request)
+        if transfers.dataset.has_checksums:
+            replaced.append(request.name)
+        stats = ObjectStat(1, "a"), ObjectStat(1, "b")
+        return ReplacedError(request.name, *stats)
+
+    assert errors_of_epoch(dataset, answer)[0] == []
+    replaced.clear()
+    errors, _ = errors_of_epoch(plain(dataset), answer)
+    assert len(errors) == COUNTS[1]
+    assert all(isinstance(error, ShardError) for error in errors)
+
+
+def test_samples_before_the_end_of_a_cut_shard_are_good(tmp_path: Path) -> None:
+    dataset = mm.open_dataset(write_corpus(tmp_path, COUNTS, sample))
+    path = tmp_path / "shard-000001.tar"
+    cut = int(dataset.offsets(1)[25])
+    path.write_bytes(path.read_bytes()[:cut])
+    dataset = mm.Dataset(dataset.manifest, dataset.store)
+
+    def answer(transfers: FakeTransfers, request: RangeRequest) -> bytes | Exception:
+        if request.name == path.name and request.stop > cut:
+            return StorageError("it ends before")
+        return transfers.read(request)
+
+    errors, _ = errors_of_epoch(dataset, answer)
+    assert len(errors) == COUNTS[1] - 25
+    assert all("truncated" in str(error) for error in errors)
+
+
+def test_a_shard_without_an_index_is_an_error_in_its_rows(tmp_path: Path) -> None:
+    dataset = mm.open_dataset(write_corpus(tmp_path, COUNTS, sample))
+    (tmp_path / "shard-000001.tar.idx").write_bytes(b"")
+    errors, num_wrong = errors_of_epoch(dataset, FakeTransfers.read)
+    assert len(errors) == COUNTS[1]
+    assert num_wrong > 0
+
+
+def test_a_storage_error_ends_the_step_that_needs_the_range(dataset: mm.Dataset) -> None:
+    with pytest.raises(StorageError, match="away"):
+        errors_of_epoch(dataset, lambda *_: StorageError("away"))
+
+
+def test_an_error_of_the_plan_ends_the_step(dataset: mm.Dataset) -> None:
+    async def test(reader: RankReader, _: FakeTransfers) -> None:
+        reader._plan_steps = None  # type: ignore[assignment]  # calling it raises a TypeError
+        reader.begin(0, 0, (0, 8))
+        with pytest.raises(TypeError):
+            await reader.step(0, 0)
+
+    run(dataset, test)
+
+
+def test_windows_that_do_not_fit_are_single_samples_or_an_error(
+    dataset: mm.Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    order = dataset.plan_order(global_batch_size=8, window=12, grid=(1, 2))
+    wanted = window_bytes(dataset, order, 8)
+    assert wanted == pytest.approx(2 * 12 * dataset.manifest.num_bytes / 120)
+    assert window_bytes(dataset, order, 2) == pytest.approx(wanted / 4)
+    assert not needs_single_samples(dataset, order, 8, int(4.1 * wanted))
+    with pytest.raises(ConfigError, match=r"8 of 8 rows.*more ranks"):
+        needs_single_samples(dataset, order, 8, int(3.9 * wanted))
+    large = mm.open_dataset(write_corpus(tmp_path, [8], lambda _: {"bin": bytes(70_000)}))
+    order = large.plan_order(global_batch_size=4)
+    assert needs_single_samples(large, order, 4, 1)
+    assert "read one by one" in caplog.text
+    assert 1 << 28 < memory_bytes() < 1 << 50
