@@ -103,6 +103,10 @@ class ShardError(MMStreamError):
     """
 
 
+class ReplacedShardError(ShardError):
+    """A shard is another one than before. To read it again would mix the two."""
+
+
 class SampleError(MMStreamError):
     """One sample is unusable.
 

@@ -12,7 +12,7 @@ refuses are found by runs. They are in the quarantine files (see `bad_samples.qu
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -26,7 +26,15 @@ from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.types import IntArray
 
-__all__ = ["BAD_NAME", "PREVIOUS_NAME", "read_bad", "trim_bad", "write_bad"]
+__all__ = [
+    "BAD_NAME",
+    "PREVIOUS_NAME",
+    "Indexes",
+    "read_bad",
+    "read_bad_names",
+    "trim_bad",
+    "write_bad",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +68,25 @@ class _List(msgspec.Struct, forbid_unknown_fields=True):
     """The seal (see `mmstream.dataset.sealed`)."""
 
 
-def read_bad(store: Store, manifest: Manifest, *, is_subset: bool = False) -> IntArray:
+def read_bad_names(store: Store) -> dict[str, Indexes]:
+    """Return the bad samples of each shard that a list names; errors as `read_bad`."""
+    url = store.url_of(BAD_NAME)
+    return read_sealed(store, BAD_NAME, MAX_LIST_BYTES, lambda data: _decode(data, url))
+
+
+def read_bad(
+    store: Store,
+    manifest: Manifest,
+    *,
+    is_subset: bool = False,
+    names: Mapping[str, Indexes] | None = None,
+) -> IntArray:
     """Read the bad list of a dataset.
 
     Args:
         store: Holds the list.
         manifest: Of the dataset.
+        names: What `read_bad_names` returned, if it was read already.
         is_subset: The dataset has only some tars of the store. The list may name others, which are
             ignored.
 
@@ -80,7 +101,7 @@ def read_bad(store: Store, manifest: Manifest, *, is_subset: bool = False) -> In
     shards = {info.name: number for number, info in enumerate(manifest.shards)}
     num_bad = 0
     refs = [np.zeros((0, 2), dtype=np.int64)]
-    for name, indexes in _read(store).items():
+    for name, indexes in (read_bad_names(store) if names is None else names).items():
         if name not in shards:
             if is_subset:
                 continue
@@ -150,7 +171,7 @@ def trim_bad(store: Store, names: Collection[str]) -> None:
         StorageError: The list cannot be read or written.
     """
     if store.exists(BAD_NAME):
-        listed = _read(store)
+        listed = read_bad_names(store)
         kept = {name: indexes for name, indexes in listed.items() if name in names}
         if kept != listed:
             logger.warning(
@@ -162,11 +183,6 @@ def trim_bad(store: Store, names: Collection[str]) -> None:
 
 
 _CURE = "`mmstream verify --write-bad` makes a new list, or remove this one"
-
-
-def _read(store: Store) -> dict[str, Indexes]:
-    url = store.url_of(BAD_NAME)
-    return read_sealed(store, BAD_NAME, MAX_LIST_BYTES, lambda data: _decode(data, url))
 
 
 def _decode(data: bytes, url: str) -> dict[str, Indexes]:
@@ -204,7 +220,7 @@ def _entries_of_other_tars(dataset: Dataset) -> dict[str, Indexes]:
     store = dataset.index_store
     own_names = {info.name for info in dataset.manifest.shards}
     try:
-        listed = _read(store)
+        listed = read_bad_names(store)
     except (FileNotFoundError, ManifestError):
         return {}
     return {

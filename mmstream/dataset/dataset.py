@@ -10,6 +10,7 @@ import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import repeat
 from mmap import mmap
 from typing import Any, NamedTuple, cast, overload
 
@@ -19,7 +20,14 @@ from mmstream.dataset.checksums import sample_checksum
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.shard_indexes import ShardIndex, ShardIndexes
-from mmstream.errors import ChecksumError, SampleError, ShardError, StateError, where
+from mmstream.errors import (
+    ChecksumError,
+    ReplacedShardError,
+    SampleError,
+    ShardError,
+    StateError,
+    where,
+)
 from mmstream.order import Corpus, Order
 from mmstream.storage import (
     NotAFileError,
@@ -81,13 +89,28 @@ class Dataset(Sequence[Sample]):
         self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
         names = (shard.name for shard in manifest.shards)
         self.known = {name: stats[name] for name in names if name in stats} if stats else {}
+        self._expect_sizes()
         self._accepted = set[str]()  # replaced shards that are read nevertheless
         self.has_checksums = checksums and manifest.checksums is not None
         self.indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self._urls: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_urls": {}}
+        known = {name: stat for name, stat in self.known.items() if stat.version is not None}
+        return self.__dict__ | {"_urls": {}, "known": known}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._expect_sizes()
+
+    def _expect_sizes(self) -> None:
+        """Expect remote shards with the sizes of the manifest. Their first answers say more."""
+        if self.store.access.concurrent:
+            names = [info.name for info in self.manifest.shards]
+            sizes = [info.num_bytes for info in self.manifest.shards]
+            self.known = dict(zip(names, map(ObjectStat, sizes, repeat(None)), strict=True)) | (
+                self.known
+            )
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._ends.size else 0
@@ -273,9 +296,9 @@ class Dataset(Sequence[Sample]):
         if name not in self._accepted:
             self._accepted.add(name)
             logger.warning(
-                "%s: was replaced while this run read it: %s; its samples are used where they fit "
-                "their checksums",
+                "%s: %s: %s; its samples are used where they fit their checksums",
                 name,
+                _replaced(error),
                 error.difference,
             )
 
@@ -346,8 +369,8 @@ class Dataset(Sequence[Sample]):
         """
         name = self.name_of(shard)
         if isinstance(error, ReplacedError):
-            return ShardError(
-                f"{name}: was replaced while this run read it: {error.difference}; "
+            return ReplacedShardError(
+                f"{name}: {_replaced(error)}: {error.difference}; "
                 "start a new run, or put the old file back"
             )
         if isinstance(error, NotAFileError):
@@ -375,6 +398,13 @@ class Dataset(Sequence[Sample]):
                 return data
             self.store.drop_cache(name, start, stop)
         raise self.checksum_error(shard, index)
+
+
+def _replaced(error: ReplacedError) -> str:
+    """Return since when a shard is another one. Of the manifest, only its size is known."""
+    if error.known.version is None:
+        return "is not the shard that was indexed"
+    return "was replaced while this run read it"
 
 
 class ShardLocation(NamedTuple):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import msgspec
@@ -110,6 +111,13 @@ class Manifest:
     """The index in parts, ascending. Shards that none describes have their ``NAME.tar.idx``."""
     version: int = FORMAT_VERSION
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As columns: they are made, sent and read faster than an object for each shard.
+        columns = ("name", "num_samples", "num_bytes", "sha256")
+        shards = [[getattr(shard, column) for shard in self.shards] for column in columns]
+        others = {item.name: getattr(self, item.name) for item in fields(self)[1:]}
+        return _unpickled, (shards, others)
+
     @property
     def num_samples(self) -> int:
         """Samples of all shards."""
@@ -189,6 +197,10 @@ class Manifest:
         return read_sealed(
             store, MANIFEST_NAME, MAX_MANIFEST_BYTES, lambda data: cls.from_bytes(data, url)
         )
+
+
+def _unpickled(shards: Sequence[Sequence[Any]], others: dict[str, Any]) -> Manifest:
+    return Manifest(tuple(map(ShardInfo, *shards)), **others)
 
 
 def index_part_name(sha256: str) -> str:

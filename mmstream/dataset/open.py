@@ -1,7 +1,8 @@
 """From a name to a `Dataset`, without opening a shard.
 
 The name may be a folder or prefix with a manifest, a folder of plain tars, one tar, a list of tars,
-or a brace pattern. Opening reads the manifest, or lists the folder. It also reads the bad list.
+or a brace pattern. Opening reads the manifest and the bad list. A local folder is listed too; a
+prefix of an object store is listed only where there is no manifest.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import os
 import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
 import braceexpand
 import msgspec
 
-from mmstream.dataset.bad_list import BAD_NAME, read_bad
+from mmstream.dataset.bad_list import BAD_NAME, read_bad, read_bad_names
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
@@ -116,6 +118,10 @@ def _open_folder(
     store: Store, bad_list: bool, checksums: bool, allow_foreign_urls: bool
 ) -> Dataset:
     require_files(store)
+    if store.access.concurrent:
+        dataset = _open_manifest(store, bad_list, checksums, allow_foreign_urls)
+        if dataset is not None:
+            return dataset
     stats = store.list()
     if MARKER_NAME in stats:
         raise ManifestError(f"{store.url}: conversion has not finished; {_finish_hint(store)}")
@@ -150,6 +156,28 @@ def _open_folder(
     if not names:
         raise ManifestError(f"{store.url}: {_why_no_dataset(store)}")
     return _open_plain(store, names, stats, bad_list)
+
+
+def _open_manifest(
+    store: Store, bad_list: bool, checksums: bool, allow_foreign_urls: bool
+) -> Dataset | None:
+    """Open a dataset on an object store by its manifest. None: there is no manifest.
+
+    Two requests are sent, at the same time, and nothing is listed. A conversion removes the
+    manifest before anything else and writes it last, so its marker need not be looked for.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        bad_names = pool.submit(read_bad_names, store) if bad_list else None
+        try:
+            manifest = Manifest.read(store)
+        except FileNotFoundError:
+            return None
+        data_store = _data_store(store, manifest, allow_foreign_urls)
+        try:
+            bad = read_bad(store, manifest, names=bad_names.result()) if bad_names else None
+        except FileNotFoundError:
+            bad = None
+    return Dataset(manifest, data_store, store, bad=bad, checksums=checksums)
 
 
 def _data_store(store: Store, manifest: Manifest, allow_foreign_urls: bool) -> Store:

@@ -72,7 +72,8 @@ class ShardIndexes:
         self.store, self.manifest, self.has_checksums = store, manifest, has_checksums
         self._built = {name: columns_of(offsets, None) for name, offsets in (built or {}).items()}
         self._readers = [self._reader(part) for part in manifest.index_parts]
-        self._first_shards = np.array([part.first_shard for part in manifest.index_parts])
+        first_shards = [part.first_shard for part in manifest.index_parts]
+        self._first_shards = np.array(first_shards, dtype=np.int64)
         self._unusable = set[str]()
         self._kept: dict[int, ShardColumns] = {}
         self._num_kept_bytes = 0

@@ -23,6 +23,7 @@ from mmstream.errors import (
     ConfigError,
     DecodeError,
     MMStreamError,
+    ReplacedShardError,
     SampleError,
     ShardError,
     SkipSample,
@@ -191,6 +192,7 @@ class RowDecoder:
                 raise
             except (SampleError, ShardError) as error:
                 is_last = len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
+                is_last |= isinstance(outcome, ReplacedShardError)
                 if is_last or any(_is_same(earlier, outcome) for earlier in earlier_outcomes):
                     raise
                 # The index may have been delivered wrong, but not one that fits its checksums.

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
 
@@ -55,6 +56,9 @@ _SETTINGS = ("AWS_", "AZURE_", "GOOGLE_", "GCSFS_", "HF_", "STORAGE_EMULATOR_HOS
 
 MAX_THREADS = 16
 """Ranges of one call that are requested at a time by a client that takes one request a thread."""
+
+OBJECT_RANGE_BYTES = 8 << 20
+"""A larger object that is read whole comes in ranges of this size."""
 
 _CONDITION_FAILED = ("PreconditionFailed", "412", "NoSuchKey")
 """Codes of S3: the object is not the one that was expected, or it is gone."""
@@ -404,15 +408,37 @@ def _read_ranges(
 
 
 def _read_object(client: Any, url: str, max_bytes: int) -> bytes:
-    """Request a whole object in S3. The answer says its size before its bytes are taken."""
+    """Request a whole object in S3. The answer says its size before its bytes are taken.
+
+    What lies behind the first `OBJECT_RANGE_BYTES` of a large one comes in ranges, side by side.
+    """
     from fsspec.asyn import sync
+
+    async def read_range(bucket: str, key: str, start: int, stop: int) -> bytes:
+        wanted = f"bytes={start}-{stop - 1}"
+        answer = await client._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted)
+        async with answer["Body"] as body:
+            return cast(bytes, await body.read())
+
+    async def read_first(body: Any, num_bytes: int) -> bytes:
+        pieces = []
+        while num_bytes and (piece := await body.read(num_bytes)):
+            pieces.append(piece)
+            num_bytes -= len(piece)
+        return b"".join(pieces)
 
     async def read() -> bytes:
         bucket, key, _ = client.split_path(url)
         answer = await client._call_s3("get_object", Bucket=bucket, Key=key)
         async with answer["Body"] as body:
-            require_size(url, int(answer["ContentLength"]), max_bytes)
-            return cast(bytes, await body.read())
+            size = int(answer["ContentLength"])
+            require_size(url, size, max_bytes)
+            stops = [*range(OBJECT_RANGE_BYTES, size, OBJECT_RANGE_BYTES), size]
+            later = [read_range(bucket, key, *bounds) for bounds in pairwise(stops)]
+            data = b"".join(await asyncio.gather(read_first(body, stops[0]), *later))
+        if len(data) != size:
+            raise OSError(f"{len(data)} bytes came of {size}")
+        return data
 
     return cast(bytes, sync(client.loop, read))
 

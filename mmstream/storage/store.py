@@ -108,11 +108,14 @@ def require_known(
 ) -> None:
     """Raise a ReplacedError where an object is not the known one. Remember it if none is known.
 
-    Versions are compared where both are known, and sizes always.
+    Versions are compared where both are known, and sizes always. A version that was not known is
+    remembered.
     """
     if known is None:
         return
     expected = known.setdefault(name, current)
+    if expected.version is None and expected.size == current.size:
+        known[name] = current
     is_other_version = None not in (expected.version, current.version) and (
         expected.version != current.version
     )

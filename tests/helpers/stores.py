@@ -44,6 +44,7 @@ class WatchedStore:
         self.range_reads: list[list[Range]] = []
         """Of each request, its ranges."""
         self.size_reads: list[str] = []
+        self.num_lists = 0
         self.change = change
         self._maps_files = maps_files
 
@@ -68,6 +69,10 @@ class WatchedStore:
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
         self.whole_reads.append(name)
         return self._raised(self._changed(name, None, self.store.read(name, max_bytes)))
+
+    def list(self) -> dict[str, Any]:
+        self.num_lists += 1
+        return self.store.list()
 
     def size(self, name: str) -> int:
         self.size_reads.append(name)
