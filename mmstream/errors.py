@@ -100,11 +100,12 @@ class ShardError(MMStreamError):
 
     It stops a run, unless the `BadSamplePolicy` has ``shards=True``. Then all
     samples of the shard count as bad.
+
+    Attributes:
+        is_replaced: The shard is another one than before: to read it again would mix the two.
     """
 
-
-class ReplacedShardError(ShardError):
-    """A shard is another one than before. To read it again would mix the two."""
+    is_replaced = False
 
 
 class SampleError(MMStreamError):

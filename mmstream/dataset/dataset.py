@@ -22,7 +22,6 @@ from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.shard_indexes import ShardIndex, ShardIndexes
 from mmstream.errors import (
     ChecksumError,
-    ReplacedShardError,
     SampleError,
     ShardError,
     StateError,
@@ -369,10 +368,12 @@ class Dataset(Sequence[Sample]):
         """
         name = self.name_of(shard)
         if isinstance(error, ReplacedError):
-            return ReplacedShardError(
+            replaced = ShardError(
                 f"{name}: {_replaced(error)}: {error.difference}; "
                 "start a new run, or put the old file back"
             )
+            replaced.is_replaced = True
+            return replaced
         if isinstance(error, NotAFileError):
             return ShardError(str(error))
         if isinstance(error, FileNotFoundError):

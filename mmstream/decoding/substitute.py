@@ -23,7 +23,6 @@ from mmstream.errors import (
     ConfigError,
     DecodeError,
     MMStreamError,
-    ReplacedShardError,
     SampleError,
     ShardError,
     SkipSample,
@@ -192,7 +191,7 @@ class RowDecoder:
                 raise
             except (SampleError, ShardError) as error:
                 is_last = len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
-                is_last |= isinstance(outcome, ReplacedShardError)
+                is_last |= isinstance(outcome, ShardError) and outcome.is_replaced
                 if is_last or any(_is_same(earlier, outcome) for earlier in earlier_outcomes):
                     raise
                 # The index may have been delivered wrong, but not one that fits its checksums.
