@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any, get_args
 
@@ -27,7 +27,7 @@ from mmstream.processes import default_threads, num_cores, pss_bytes
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
 from mmstream.reading.process import ReaderProcess, needs_reader_process
-from mmstream.reading.step import BatchLineage, Job
+from mmstream.reading.step import BatchLineage, Job, later_job
 from mmstream.state import OnChange, make_state, resume
 from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
@@ -41,7 +41,8 @@ class Loader(IterableDataset[Batch]):
     """Batches of this rank, in step order, with a small JSON state.
 
     Each ``for`` yields the rest of the epoch from where the state stands; the next ``for`` is the
-    next epoch. A step counts as delivered when it is handed over, never when it is prefetched.
+    next epoch. Its first batches are made while the last ones of this epoch are used. A step counts
+    as delivered when it is handed over, never when it is prefetched.
 
     It follows torch's Stateful protocol. It is an IterableDataset for frameworks that insist on a
     DataLoader around it (``batch_size=None, num_workers=0``). Memory: `prefetch_factor` finished
@@ -127,6 +128,9 @@ class Loader(IterableDataset[Batch]):
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
         self._workers: Workers | None = None
+        self._runner: PipelineRunner | None = None  # of a loader without workers
+        self._progress = Progress()
+        self._due_job: Job | None = None  # the next one of those who make batches
         self._reader: ReaderProcess | None = None
         self._reader_pipeline: Pipeline | None = None
         self._iteration = 0
@@ -258,9 +262,13 @@ class Loader(IterableDataset[Batch]):
         self._end_processes()
 
     def _end_processes(self) -> None:
+        self._due_job = None
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.close()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -363,12 +371,26 @@ class Loader(IterableDataset[Batch]):
                 self._current.dataset, self._current.order, max(1, self.num_workers)
             )
         self._reader_pipeline = self._current
-        if self._reader is not None:
+        due = self._due_job
+        goes_on = due is not None and first._replace(iteration=due.iteration) == due
+        if due is not None and goes_on:
+            first = due
+        elif self._reader is not None:
             iteration = self._reader.begin(first.epoch, first.step, (first.start, first.stop))
             first = first._replace(iteration=iteration)
         if self.num_workers == 0:
-            yield from self._own_batches(first, stop, label)
-            return
+            batches = self._own_batches(first, stop, label)
+        else:
+            batches = self._worker_batches(first, stop, label, goes_on)
+        with closing(batches):
+            for step, batch in enumerate(batches, start=first.step):
+                self._due_job = later_job(first._replace(step=step), 1, stop)
+                yield batch
+
+    def _worker_batches(
+        self, first: Job, stop: int, label: str, goes_on: bool
+    ) -> Generator[Batch, None, None]:
+        """Yield batches that workers make; `goes_on`: they make them already."""
         if self._workers is None:
             self._workers = Workers(
                 self._current,
@@ -379,19 +401,21 @@ class Loader(IterableDataset[Batch]):
                 stall_limits=self._stall_limits,
                 reader=self._reader,
             )
-        yield from self._workers.batches(first, stop, label)
+        yield from self._workers.batches(first, stop, label, goes_on=goes_on)
 
-    def _own_batches(self, first: Job, stop: int, label: str) -> Iterator[Batch]:
+    def _own_batches(self, first: Job, stop: int, label: str) -> Generator[Batch, None, None]:
         """Yield batches that this process makes itself."""
-        progress = Progress()
-        process = ThisProcess(self._current, progress, label, self._reader)
-        runner = PipelineRunner(
-            self._current,
-            num_threads=self._num_threads,
-            progress=progress,
-            connection=None if self._reader is None else self._reader.connections[0],
-        )
-        with closing(runner), closing(Watchdog(process, self._stall_limits)) as watchdog:
+        if self._runner is None:
+            self._progress = Progress()
+            self._runner = PipelineRunner(
+                self._current,
+                num_threads=self._num_threads,
+                progress=self._progress,
+                connection=None if self._reader is None else self._reader.connections[0],
+            )
+        runner = self._runner
+        process = ThisProcess(self._current, self._progress, label, self._reader)
+        with closing(Watchdog(process, self._stall_limits)) as watchdog:
             watchdog.start()
             for step in range(first.step, stop):
                 job = first._replace(step=step)

@@ -88,11 +88,11 @@ class WorkerGroup:
         self._notes = [Progress(progress, number) for number in range(num_workers)]
         self._processes: Sequence[BaseProcess] = ()
         self._results: Connection | None = None
-        self._first_step = 0
+        self._first = Job(0, 0, 0, 0)
         self._ended: list[int] = []
 
     def attach(
-        self, processes: Sequence[BaseProcess], results: Connection | None, first_step: int
+        self, processes: Sequence[BaseProcess], results: Connection | None, first: Job
     ) -> None:
         """Take the processes that have been started.
 
@@ -100,9 +100,9 @@ class WorkerGroup:
             processes: workers by number.
             results: this process' own end of the pipe through which batches come. While it is open,
                 the pipe does not end with the workers. None: nobody waits at that pipe itself.
-            first_step: step of worker 0; the next step is worker 1's, and so on.
+            first: the job of worker 0. The next step is worker 1's, and so on, over all epochs.
         """
-        self._processes, self._results, self._first_step = processes, results, first_step
+        self._processes, self._results, self._first = processes, results, first
 
     def describe(self, job: Job) -> str:
         """Say which worker owes the batch of a job, and what it works on."""
@@ -122,7 +122,8 @@ class WorkerGroup:
         All workers are waited for where an epoch begins before the last one was finished.
         """
         count = len(self._processes)
-        owing = (job.step - self._first_step) % count
+        epochs, steps = job.epoch - self._first.epoch, job.step - self._first.step
+        owing = (epochs * self._pipeline.order.steps_per_epoch + steps) % count
         workers = [(owing + turn) % count for turn in range(count)]
         return next((worker for worker in workers if self._is_busy(worker)), owing)
 

@@ -2,7 +2,11 @@
 
 The transport is a torch DataLoader over a map-style dataset of steps. Its sampler yields jobs, so
 torch's own round-robin means "worker k takes every w-th step". Batches come back in step order.
-Persistent workers, the next epoch and a resume need no messages.
+Persistent workers and a resume need no messages.
+
+The jobs do not end with an epoch. So the first batches of the next epoch are made while the last
+ones are used, and while the user's code does other things between epochs. An idle worker holds
+`prefetch_factor` batches, as always.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeAlias
@@ -66,7 +71,8 @@ class Workers:
     ) -> None:
         self.pipeline = pipeline
         self._num_workers = num_workers
-        self._jobs = _JobSampler()
+        self._jobs = _JobSampler(pipeline.order.steps_per_epoch)
+        self._batches: Iterator[Batch] | None = None
         progress = shared_progress(num_workers)
         self._is_forked = multiprocessing_context == "fork"
         self._transport: DataLoader[Batch] = DataLoader(
@@ -92,13 +98,15 @@ class Workers:
         self._group = WorkerGroup(pipeline, progress, num_workers, reader)
         self._watchdog = Watchdog(self._group, stall_limits)
 
-    def batches(self, first: Job, stop: int, label: str = "") -> Iterator[Batch]:
+    def batches(self, first: Job, stop: int, label: str = "", *, goes_on: bool) -> Iterator[Batch]:
         """Yield the batches of steps `first.step` to `stop` - 1, in order.
 
         Args:
             first: the first job.
             stop: the step after the last one.
             label: how messages begin, such as "rank 1: ".
+            goes_on: whether `first` is the job after the last one that was yielded. Its batch, and
+                some after it, may have been made since. False: what was made is dropped.
 
         Raises:
             ConfigError: workers could not start, because of the script.
@@ -106,19 +114,19 @@ class Workers:
             Exception: what `PipelineRunner.batch` raises.
         """
         self._group.label = label
-        self._jobs.first = first._replace(stride=self._num_workers)
-        self._jobs.stop = stop
-        batches: Iterator[Batch] | None = None
+        if not goes_on:
+            self._batches = None
+            self._jobs.first = first._replace(stride=self._num_workers)
         for step in range(first.step, stop):
             job = first._replace(step=step)
             try:
                 with self._watchdog.waiting_for(job):
-                    if batches is None:
-                        batches = self._start(first)
+                    if self._batches is None:
+                        self._batches = self._start(first)
                     self._watchdog.start()
-                    batch = next(batches)
+                    batch = next(self._batches)
             except Exception as error:
-                explanation = self._explained(error, job, has_started=batches is not None)
+                explanation = self._explained(error, job, has_started=self._batches is not None)
                 if explanation is None:
                     raise
                 raise explanation from None
@@ -144,7 +152,7 @@ class Workers:
         with marked_as_main_process(), without_current_folder():
             batches = iter(self._transport)
         processes, results = _taken_from_torch(batches)
-        self._group.attach(processes, results, first.step)
+        self._group.attach(processes, results, first)
         return batches
 
     def _explained(self, error: Exception, job: Job, *, has_started: bool) -> Exception | None:
@@ -180,18 +188,17 @@ def _taken_from_torch(iterator: Any) -> tuple[list[BaseProcess], Connection | No
 
 
 class _JobSampler(Sampler[Job]):
-    """Yields the jobs of the present iteration: from `first` to the step before `stop`."""
+    """Yields the jobs from `first` on, over all epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps_per_epoch: int) -> None:
         self.first = Job(0, 0, 0, 0)
-        self.stop = 0
+        self._steps_per_epoch = steps_per_epoch
 
     def __iter__(self) -> Iterator[Job]:
-        first, stop = self.first, self.stop
-        return (first._replace(step=step) for step in range(first.step, stop))
-
-    def __len__(self) -> int:
-        return self.stop - self.first.step
+        first = self.first
+        for number in count(first.epoch * self._steps_per_epoch + first.step):
+            epoch, step = divmod(number, self._steps_per_epoch)
+            yield first._replace(epoch=epoch, step=step)
 
 
 def _unchanged(batch: Any) -> Any:

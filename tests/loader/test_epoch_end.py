@@ -1,0 +1,116 @@
+"""The first batches of an epoch are made before it is asked for; they are used or dropped."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.loader.workers import Workers
+from tests.helpers.bad_corpus import write_tiny
+
+STEPS, PREFETCH_FACTOR = 6, 2
+
+
+def note(file: Path, sample: dict[str, Any]) -> dict[str, Any]:
+    """Write down the epoch and the step for which a sample is made."""
+    with file.open("a") as log:
+        log.write(f"{sample['__lineage__'].epoch} {sample['__lineage__'].step}\n")
+    return sample
+
+
+def steps_made(file: Path) -> set[tuple[int, int]]:
+    words = map(str.split, file.read_text().splitlines())
+    return {(int(epoch), int(step)) for epoch, step in words}
+
+
+@pytest.fixture
+def log(tmp_path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def pipeline(tmp_path, log) -> mm.Pipeline:
+    dataset = mm.open_dataset(write_tiny(tmp_path / "shards", [8 * STEPS]))
+    return mm.Pipeline(dataset, global_batch_size=8, seed=1, transforms=(partial(note, log),))
+
+
+def epochs(pipeline: mm.Pipeline, num_epochs: int) -> list[list[list[str]]]:
+    loader = mm.Loader(pipeline)
+    return [[batch["__key__"] for batch in loader] for _ in range(num_epochs)]
+
+
+def loader_of(pipeline: mm.Pipeline, num_workers: int = 2) -> mm.Loader:
+    return mm.Loader(
+        pipeline,
+        num_workers=num_workers,
+        prefetch_factor=PREFETCH_FACTOR,
+        multiprocessing_context="fork",
+    )
+
+
+def wait_for(log: Path, steps: set[tuple[int, int]]) -> None:
+    deadline = time.monotonic() + 60
+    while not steps <= steps_made(log) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_the_next_epoch_begins_between_epochs_and_no_more_than_is_prefetched(pipeline, log):
+    expected = epochs(pipeline, 3)
+    log.unlink()
+    loader = loader_of(pipeline)
+    for epoch in range(3):
+        assert [batch["__key__"] for batch in loader] == expected[epoch]
+        assert loader.state_dict()["epoch"] == epoch + 1
+        assert loader.stats.num_steps == STEPS * (epoch + 1)
+        ahead = {(epoch + 1, step) for step in range(2 * PREFETCH_FACTOR)}
+        wait_for(log, ahead)
+        time.sleep(0.2)  # for a step too many
+        assert {made for made in steps_made(log) if made[0] == epoch + 1} == ahead
+    loader.close()
+
+
+def test_a_batch_that_was_made_is_not_made_again(pipeline, log):
+    loader = loader_of(pipeline, num_workers=1)
+    for _ in range(3):
+        for _ in loader:
+            pass
+    loader.close()
+    made = log.read_text().splitlines()
+    assert len(made) == len(set(made)) * 8  # a line for each row
+
+
+@pytest.mark.parametrize("position", [(0, 3), (1, 2), (2, 0)])
+def test_what_was_made_is_dropped_where_a_state_leads_elsewhere(pipeline, position):
+    expected = epochs(pipeline, 3)
+    loader = loader_of(pipeline)
+    state = loader.state_dict()
+    assert len(list(loader)) == STEPS
+    loader.load_state_dict(state | {"epoch": position[0], "step": position[1]})
+    assert [batch["__key__"] for batch in loader] == expected[position[0]][position[1] :]
+    loader.close()
+
+
+def test_a_loop_that_is_left_early_goes_on_without_a_new_start(pipeline, monkeypatch):
+    num_starts = 0
+    start = Workers._start
+
+    def counted(self, first):
+        nonlocal num_starts
+        num_starts += 1
+        return start(self, first)
+
+    monkeypatch.setattr(Workers, "_start", counted)
+    loader = loader_of(pipeline)
+    keys: list[list[str]] = []
+    while len(keys) < 2 * STEPS:
+        for batch in loader:
+            keys.append(batch["__key__"])
+            break
+    loader.close()
+    assert keys == sum(epochs(pipeline, 2), [])
+    assert num_starts == 1
