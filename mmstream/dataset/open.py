@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import braceexpand
 import msgspec
@@ -25,11 +26,23 @@ from mmstream.dataset.files import require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError, escaped
-from mmstream.storage import ObjectStat, Store, is_remote, open_store, split_url
+from mmstream.storage import (
+    LocalStore,
+    ObjectStat,
+    SharedStore,
+    Store,
+    is_remote,
+    is_shared,
+    open_store,
+    split_url,
+)
 from mmstream.storage.urls import require_no_secret
 from mmstream.tar.header import BLOCK
 
 __all__ = ["expand_braces", "open_dataset"]
+
+StorageKind: TypeAlias = Literal["local", "shared"]
+"""How a folder is read."""
 
 MAX_TARS = 1_000_000
 """Most names that a pattern in braces stands for."""
@@ -49,6 +62,7 @@ def open_dataset(
     bad_list: bool = True,
     checksums: bool = True,
     allow_foreign_urls: bool = False,
+    storage_kind: StorageKind | None = None,
 ) -> Dataset:
     """Open a dataset.
 
@@ -62,13 +76,18 @@ def open_dataset(
         allow_foreign_urls: The manifest may say that the tars lie outside of `source`, as after
             ``mmstream index --output``. Only for manifests that you trust: reading follows them to
             any folder of this machine, and to any server.
+        storage_kind: How a folder is read. "local": a disk of this machine, through its page cache.
+            "shared": a file system that is reached over a network, such as NFS or Lustre; many
+            ranges are read side by side, and again where they fail. None: as
+            ``/proc/self/mountinfo`` says.
 
     Returns:
         The dataset. Local tars without an index are indexed in memory, which takes a few
         milliseconds per thousand samples. ``mmstream index`` does it once and for all.
 
     Raises:
-        ConfigError: The list is empty, names a tar twice, or mixes local and remote tars.
+        ConfigError: The list is empty, names a tar twice, or mixes local and remote tars. Or a
+            `storage_kind` for what is no folder.
         ManifestError: No shards, a conversion that has not finished, a malformed manifest or bad
             list, one that is no file, a manifest that leads elsewhere, or remote tars without an
             index.
@@ -86,7 +105,9 @@ def open_dataset(
         name = os.fspath(source)
         require_no_secret(name)
         if "{" not in name and not name.endswith((".tar", ".tgz", ".tar.gz")):
-            return _open_folder(open_store(name), bad_list, checksums, allow_foreign_urls)
+            return _open_folder(
+                open_store(name), bad_list, checksums, allow_foreign_urls, storage_kind
+            )
         urls = expand_braces(name)
     else:
         urls = [os.fspath(item) for item in source]
@@ -94,7 +115,7 @@ def open_dataset(
             require_no_secret(url)
     if not urls:
         raise ConfigError("open_dataset: the list of tars is empty")
-    return _open_tars(urls, bad_list)
+    return _open_tars(urls, bad_list, storage_kind)
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -115,7 +136,11 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _open_folder(
-    store: Store, bad_list: bool, checksums: bool, allow_foreign_urls: bool
+    store: Store,
+    bad_list: bool,
+    checksums: bool,
+    allow_foreign_urls: bool,
+    storage_kind: StorageKind | None,
 ) -> Dataset:
     require_files(store)
     if store.access.concurrent:
@@ -140,8 +165,8 @@ def _open_folder(
         bad = read_bad(store, manifest) if bad_list and BAD_NAME in stats else None
         return Dataset(
             manifest,
-            data_store,
-            store,
+            _store_to_read(data_store, storage_kind),
+            _store_to_read(store, storage_kind),
             bad=bad,
             stats=stats if data_store == store else None,
             checksums=checksums,
@@ -155,7 +180,23 @@ def _open_folder(
         )
     if not names:
         raise ManifestError(f"{store.url}: {_why_no_dataset(store)}")
-    return _open_plain(store, names, stats, bad_list)
+    return _open_plain(store, names, stats, bad_list, storage_kind)
+
+
+def _store_to_read(store: Store, storage_kind: StorageKind | None) -> Store:
+    """Return a store as its samples are read: a shared file system in another way than a disk.
+
+    Raises:
+        ConfigError: A kind for what is no folder, or one that does not exist.
+    """
+    if storage_kind is not None and storage_kind not in get_args(StorageKind):
+        raise ConfigError(f"storage_kind {storage_kind!r}: local or shared")
+    if not isinstance(store, LocalStore):
+        if storage_kind is not None:
+            raise ConfigError(f"{store.url}: storage_kind is for folders; leave it out")
+        return store
+    kind = storage_kind or ("shared" if is_shared(store.url) else "local")
+    return SharedStore(store.url) if kind == "shared" else store
 
 
 def _open_manifest(
@@ -248,7 +289,7 @@ def _finish_hint(store: Store) -> str:
     return "run the same `mmstream convert` again to finish it"
 
 
-def _open_tars(urls: Sequence[str], bad_list: bool) -> Dataset:
+def _open_tars(urls: Sequence[str], bad_list: bool, storage_kind: StorageKind | None) -> Dataset:
     """Open tars by their names. The root of the dataset is the folder that all of them share.
 
     Example: ``/data/a/0.tar`` and ``/data/b/0.tar`` have the root ``/data``. Their names in the
@@ -271,7 +312,7 @@ def _open_tars(urls: Sequence[str], bad_list: bool) -> Dataset:
             stats[f"{prefix}/{name}" if prefix else name] = stat
     if root not in folders and store.exists(BAD_NAME):
         stats[BAD_NAME] = store.stat(BAD_NAME)
-    return _open_plain(store, names, stats, bad_list, is_subset=True)
+    return _open_plain(store, names, stats, bad_list, storage_kind, is_subset=True)
 
 
 def _common_prefix(folders: Sequence[str]) -> str:
@@ -288,6 +329,7 @@ def _open_plain(
     names: Sequence[str],
     stats: Mapping[str, ObjectStat],
     bad_list: bool,
+    storage_kind: StorageKind | None,
     is_subset: bool = False,
 ) -> Dataset:
     """Open tars without a manifest. The sizes of their indexes give the sample counts.
@@ -297,6 +339,7 @@ def _open_plain(
         names: Of the tars.
         stats: Of all objects in the folders of the tars.
         bad_list: Use the bad list, if there is one.
+        storage_kind: As `open_dataset` has it.
         is_subset: The root may hold other tars, so the bad list may name some that are not in
             `names`.
     """
@@ -326,4 +369,5 @@ def _open_plain(
     manifest = Manifest(tuple(shards))
     uses_list = bad_list and BAD_NAME in stats
     bad = read_bad(store, manifest, is_subset=is_subset) if uses_list else None
-    return Dataset(manifest, store, offsets=offsets, bad=bad, stats=stats)
+    data_store = _store_to_read(store, storage_kind)
+    return Dataset(manifest, data_store, offsets=offsets, bad=bad, stats=stats)

@@ -20,7 +20,7 @@ from mmstream.order import AnyOrder
 from mmstream.processes import safe_environment, words_of_exit
 from mmstream.reading.messages import ReaderSetup, StepConnection
 from mmstream.reading.window_memory import needs_single_samples
-from mmstream.storage import is_remote
+from mmstream.storage import SharedStore, is_remote
 
 __all__ = ["ReaderProcess", "needs_reader_process"]
 
@@ -34,7 +34,8 @@ ANSWER_S = 2.0
 def needs_reader_process(source: ShardSource) -> bool:
     """Tell whether a process of its own reads a source: where reads mostly wait for a network."""
     return sys.platform == "linux" and any(
-        dataset.store.access.concurrent and is_remote(dataset.store.url)
+        isinstance(dataset.store, SharedStore)
+        or (dataset.store.access.concurrent and is_remote(dataset.store.url))
         for dataset in datasets_of(source)
     )
 

@@ -2,6 +2,7 @@
 
     store.py     what every store can do
     local.py     a folder of this machine
+    shared.py    a folder of a file system that is reached over a network (NFS, Lustre)
     remote.py    a prefix of an object store, through fsspec: clients, requests
     upload.py    a new object in S3: its parts are sent while it is written
     side_by_side.py  many other small requests at once
@@ -43,6 +44,7 @@ from mmstream.errors import ConfigError
 from mmstream.storage.local import LocalStore, map_file, open_file, read_soon
 from mmstream.storage.memory import MemoryStore
 from mmstream.storage.remote import RemoteStore
+from mmstream.storage.shared import SharedStore, is_shared
 from mmstream.storage.store import (
     Access,
     NotAFileError,
@@ -63,8 +65,10 @@ __all__ = [
     "RemoteStore",
     "ReplacedError",
     "RequestError",
+    "SharedStore",
     "Store",
     "is_remote",
+    "is_shared",
     "join_url",
     "map_file",
     "open_file",

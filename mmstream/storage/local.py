@@ -58,7 +58,7 @@ class LocalStore:
         """Return the path of an object, whether it exists or not."""
         return join_url(self.url, name)
 
-    def local_path(self, name: str) -> str:
+    def local_path(self, name: str) -> str | None:
         """Return the path of an object, whether it exists or not. "" stands for the folder."""
         return join_url(self.url, name)
 
@@ -105,14 +105,14 @@ class LocalStore:
         """Return ranges of one object, or the error in the place of each."""
         path = self.url_of(name)
         try:
-            fd, status = _open(path)
+            fd, status = open_with_status(path)
         except OSError as error:
             return [error] * len(bounds)
         outcomes: list[bytes | OSError] = []
         try:
             for start, stop in bounds:
                 try:
-                    require_known(path, name, _object_stat(status), known)
+                    require_known(path, name, object_stat(status), known)
                     outcomes.append(_read(fd, path, start, stop, status.st_size))
                 except OSError as error:
                     outcomes.append(error)
@@ -138,7 +138,7 @@ class LocalStore:
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""
         path = self.url_of(name)
-        return _object_stat(_require_file(path, os.stat(path)))  # noqa: PTH116 - half the time of Path's
+        return object_stat(_require_file(path, os.stat(path)))  # noqa: PTH116 - half the time of Path's
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""
@@ -154,7 +154,7 @@ class LocalStore:
             for entry in os.scandir(self.url):
                 if entry.is_file() and not entry.name.startswith("."):
                     with suppress(FileNotFoundError):  # removed by another thread since
-                        stats[entry.name] = _object_stat(entry.stat())
+                        stats[entry.name] = object_stat(entry.stat())
         except (FileNotFoundError, NotADirectoryError):
             return {}
         return dict(sorted(stats.items()))
@@ -186,11 +186,11 @@ def open_file(path: str) -> int:
         FileNotFoundError: No such file.
         NotAFileError: A folder, a FIFO, a socket or a device.
     """
-    return _open(path)[0]
+    return open_with_status(path)[0]
 
 
-def _open(path: str) -> tuple[int, os.stat_result]:
-    """Open a file as `open_file` does, and return its status too."""
+def open_with_status(path: str) -> tuple[int, os.stat_result]:
+    """Return the descriptor of `open_file`, and the status of the file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -217,9 +217,9 @@ def map_file(path: str, name: str, known: MutableMapping[str, ObjectStat] | None
         ReplacedError: The file is not the known one.
         StorageError: It is no file, or it is empty.
     """
-    fd, status = _open(path)
+    fd, status = open_with_status(path)
     try:
-        current = _object_stat(status)
+        current = object_stat(status)
         require_known(path, name, current, known)
         if not current.size:
             raise StorageError(f"{path}: is empty and cannot be mapped")
@@ -264,7 +264,8 @@ def _require_file(path: str, status: os.stat_result) -> os.stat_result:
     return status
 
 
-def _object_stat(status: os.stat_result) -> ObjectStat:
+def object_stat(status: os.stat_result) -> ObjectStat:
+    """Return the size and the version of a file."""
     # A replaced file may keep the time of its last change: `cp -p` keeps it. Its number tells the
     # two apart, but only on a disk: FUSE makes numbers up and forgets them. The kernel numbers
     # such file systems as devices of major number 0.

@@ -157,7 +157,7 @@ def _patience(_scheme: str, _bucket: str, *_endpoints: str | None) -> Patience:
     return Patience()
 
 
-def retry(url: str, call: Callable[[], T]) -> T:
+def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> T:
     """Call a function that sends requests, and call it again when it fails for a passing reason.
 
     Not retried: an absent object, missing rights, and errors of the caller or of this package.
@@ -165,13 +165,14 @@ def retry(url: str, call: Callable[[], T]) -> T:
     Args:
         url: Named in errors.
         call: Sends one request or several.
+        patience: Of the store. None: that of the URL's bucket.
 
     Raises:
         FileNotFoundError: No such object or bucket.
         ConfigError: The storage cannot take such a name or setting.
         StorageError: Wrong credentials, or all attempts failed.
     """
-    failures = Failures(url, patience_of(url))
+    failures = Failures(url, patience or patience_of(url))
     while True:
         started = time.monotonic()
         try:

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from mmstream.storage import Store, open_store, patience
+from mmstream.storage import SharedStore, Store, open_store, patience
 
 
-@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["local", "shared", "memory", pytest.param("s3", marks=pytest.mark.s3)])
 def store(request, tmp_path) -> Store:
     if request.param == "local":
         return open_store(tmp_path / "root")
+    if request.param == "shared":
+        return SharedStore(str(tmp_path / "root"))
     if request.param == "memory":
         return open_store(request.getfixturevalue("memory_url"))
     return open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}")

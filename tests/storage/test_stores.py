@@ -204,7 +204,7 @@ def test_a_store_is_a_value(store):
 def test_a_local_path_is_that_of_the_object(store):
     store.write("deep/a", DATA)
     path = store.local_path("deep/a")
-    assert (path is None) == (not isinstance(store, LocalStore))
+    assert (path is None) == (type(store) is not LocalStore)
     if path is not None:
         with open(path, "rb") as file:  # noqa: PTH123
             assert file.read() == DATA

@@ -1,0 +1,200 @@
+"""Folders of network file systems: found by their mounts, read again where reads fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from mmstream.dataset import open as opening
+from mmstream.errors import ConfigError, ShardError, StorageError
+from mmstream.storage import LocalStore, SharedStore, open_store, shared
+from mmstream.storage.shared import file_system_of
+from tests.helpers.corpora import write_corpus
+
+MOUNTS = """\
+22 1 254:1 / / rw,noatime shared:1 - ext4 /dev/vda1 rw
+23 22 0:21 / /proc rw,nosuid - proc proc rw
+31 22 0:45 / /home rw,relatime shared:9 master:2 - nfs4 server:/export/home rw,vers=4.2,hard
+32 31 259:3 / /home/me/scratch rw - xfs /dev/nvme1n1 rw
+33 22 0:46 / /lustre rw,flock - lustre 10.0.0.1@o2ib:/fs rw
+34 22 0:47 / /gpfs/my\\040data rw - gpfs gpfs0 rw
+35 22 0:48 / /ceph rw - ceph mon:6789:/ rw
+36 22 0:49 / /beegfs rw - beegfs beegfs_nodev rw
+37 22 0:50 / /s3 rw - fuse.mountpoint-s3 mountpoint-s3 rw
+38 22 0:51 / /rootless rw - fuse.fuse-overlayfs fuse-overlayfs rw
+39 22 0:52 / /windows rw - cifs //server/share rw
+40 22 0:53 / /host rw - 9p host rw,trans=virtio
+41 22 0:54 / /over rw - ext4 /dev/vdb rw
+42 41 0:55 / /over rw - nfs server:/over rw
+43 22 0:56 / /auto rw - autofs systemd-1 rw
+a line that means nothing
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "is_shared"),
+    [
+        ("/data", "ext4", False),
+        ("/home", "nfs4", True),
+        ("/home/me/shards", "nfs4", True),
+        ("/home/me/scratch/shards", "xfs", False),
+        ("/homes", "ext4", False),
+        ("/lustre/a", "lustre", True),
+        ("/gpfs/my data/a", "gpfs", True),
+        ("/ceph", "ceph", True),
+        ("/beegfs/a", "beegfs", True),
+        ("/s3/bucket", "fuse.mountpoint-s3", True),
+        ("/rootless/a", "fuse.fuse-overlayfs", False),
+        ("/windows/a", "cifs", True),
+        ("/host/a", "9p", True),
+        ("/over/a", "nfs", True),  # the later mount hides the earlier one
+        ("/", "ext4", False),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_its_longest_mount(path, kind, is_shared, monkeypatch):
+    assert file_system_of(path, MOUNTS) == kind
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: MOUNTS)
+    assert shared.is_shared(path) is is_shared
+
+
+def test_where_the_system_lists_no_mounts_folders_are_local(monkeypatch, tmp_path):
+    def absent(*_: object, **__: object) -> str:
+        raise FileNotFoundError("/proc/self/mountinfo")
+
+    monkeypatch.setattr(Path, "read_text", absent)
+    assert not shared.is_shared(str(tmp_path))
+
+
+@pytest.fixture
+def store(tmp_path) -> SharedStore:
+    LocalStore(str(tmp_path)).write("a.tar", bytes(range(256)) * 100)
+    return SharedStore(str(tmp_path))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, *codes: int, forever: int = 0) -> list[int]:
+    """Have calls of `os` fail with these errors first; return the list of calls."""
+    real: Callable[..., object] = getattr(os, name)
+    errors = chain(codes, repeat(forever))
+    calls: list[int] = []
+
+    def call(*arguments: object, **options: object) -> object:
+        calls.append(code := next(errors))
+        if code:
+            raise OSError(code, os.strerror(code))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, name, call)
+    return calls
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+@pytest.mark.parametrize("call", ["open", "pread"])
+def test_a_read_that_fails_for_a_while_is_tried_again(store, monkeypatch, pauses, code, call):
+    calls = failing(monkeypatch, call, code, code)
+    assert store.read_range("a.tar", 3, 9) == bytes(range(3, 9))
+    assert calls[:3] == [code, code, 0]
+    assert len(pauses) == 2
+
+
+def test_a_stale_file_is_opened_again_and_a_removed_one_is_absent(store, monkeypatch, pauses):
+    assert store.read_range("a.tar", 0, 2) == b"\0\1"
+    Path(store.url_of("a.tar")).unlink()
+    assert store.read_range("a.tar", 2, 4) == b"\2\3"  # it stays open, as on a local disk
+    failing(monkeypatch, "pread", errno.ESTALE)
+    with pytest.raises(FileNotFoundError, match=r"a\.tar"):
+        store.read_range("a.tar", 2, 4)
+
+
+def test_a_server_that_stays_away_is_an_error_that_says_since_when(store, monkeypatch, pauses):
+    store.read_range("a.tar", 0, 1)
+    failing(monkeypatch, "pread", forever=errno.EIO)
+    with pytest.raises(
+        StorageError, match=r"a\.tar: failed \d+ times in 3\d\d\.\d s.*Input/output"
+    ):
+        store.read_range("a.tar", 0, 1)
+    assert 290 < sum(pauses) < 310
+
+
+def test_missing_rights_are_not_tried_again(store, monkeypatch, pauses):
+    failing(monkeypatch, "open", forever=errno.EACCES)
+    with pytest.raises(StorageError, match=r"a\.tar: Permission denied"):
+        store.read_range("a.tar", 0, 1)
+    assert not pauses
+
+
+def test_a_file_is_opened_once_and_read_in_pieces(store, monkeypatch):
+    monkeypatch.setattr(shared, "MAX_READ_BYTES", 1000)
+    opened = failing(monkeypatch, "open")
+    read = failing(monkeypatch, "pread")
+    ranges = [("a.tar", start, start + 2500) for start in (0, 5000, 10_000)]
+    assert store.read_ranges(ranges[:1]) + store.read_ranges(ranges[1:]) == [
+        (bytes(range(256)) * 100)[start:stop] for _, start, stop in ranges
+    ]
+    assert (len(opened), len(read)) == (1, 9)
+
+
+def test_no_more_files_stay_open_than_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared, "MAX_OPEN_FILES", 2)
+    shared._open_files_of.cache_clear()
+    for number in range(5):
+        LocalStore(str(tmp_path)).write(f"{number}.tar", bytes(10))
+    store = SharedStore(str(tmp_path))
+    for number in (0, 1, 2, 3, 4, 3):
+        store.read_range(f"{number}.tar", 0, 10)
+    names = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
+    assert sorted(name for name in names if name.is_relative_to(tmp_path)) == [
+        tmp_path / f"{number}.tar" for number in (3, 4)
+    ]
+
+
+def test_a_shard_that_is_replaced_is_noticed_when_its_file_is_opened_again(tmp_path):
+    dataset = mm.open_dataset(write_corpus(tmp_path / "a", [20]), storage_kind="shared")
+    keys = [sample["__key__"] for sample in dataset]
+    path = Path(dataset.url_of(0))
+    path.rename(path.with_suffix(".old"))
+    path.write_bytes(path.with_suffix(".old").read_bytes() + bytes(10_240))
+    assert [sample["__key__"] for sample in dataset] == keys  # of the file that is still open
+    dataset.store.drop_cache(dataset.name_of(0), 0, 1)
+    with pytest.raises(ShardError, match="was replaced"):
+        dataset[0]
+
+
+def test_a_folder_is_opened_as_its_mount_or_its_user_says(tmp_path, monkeypatch, memory_url):
+    folder = write_corpus(tmp_path / "a", [4])
+    assert type(mm.open_dataset(folder).store) is LocalStore
+    assert type(mm.open_dataset(folder, storage_kind="shared").store) is SharedStore
+    monkeypatch.setattr(opening, "is_shared", lambda path: True)
+    assert type(mm.open_dataset(folder).store) is SharedStore
+    assert type(mm.open_dataset(f"{folder}/shard-000000.tar").store) is SharedStore
+    assert type(mm.open_dataset(folder, storage_kind="local").store) is LocalStore
+    with pytest.raises(ConfigError, match="local or shared"):
+        mm.open_dataset(folder, storage_kind="nfs")
+    remote = write_corpus(memory_url, [4])
+    with pytest.raises(ConfigError, match="is for folders"):
+        mm.open_dataset(remote, storage_kind="local")
+
+
+def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):
+    folder = write_corpus(tmp_path / "a", [30, 1, 0, 40], checksums=True)
+
+    def keys(kind, num_workers):
+        dataset = mm.open_dataset(folder, storage_kind=kind)
+        loader = mm.Loader(mm.Pipeline(dataset, global_batch_size=8), num_workers=num_workers)
+        batches = [batch["__key__"] for _ in range(2) for batch in loader]
+        loader.close()
+        return batches
+
+    assert keys("shared", 1) == keys("local", 0)
+
+
+def test_a_shared_store_maps_nothing_and_writes_as_a_folder(store):
+    assert store.local_path("a.tar") is None
+    store.write("b.txt", b"written")
+    assert store.read("b.txt") == open_store(store.url).read("b.txt") == b"written"
+    assert store.stat("b.txt") == LocalStore(store.url).stat("b.txt")
