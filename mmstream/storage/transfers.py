@@ -202,6 +202,8 @@ class Transfers:
 
     def _send(self, transfer: _Transfer, now: float, *, is_hedge: bool = False) -> None:
         if not transfer.data:
+            # Memory that the allocator has used before: 0.05 to 0.1 CPU s/GB to fill. A new mapping
+            # would take 0.45, and 0.08 with huge pages.
             transfer.data = bytearray(transfer.size)
         attempt = _Attempt(transfer, now, is_hedge)
         self._counts["num_requests"] += 1
