@@ -119,13 +119,14 @@ class WindowBudget:
         samples = 1 if mean_bytes >= SINGLE_SAMPLE_BYTES else max(1, samples)
         return cls(num_bytes, samples, max(1, int(num_bytes / (samples * mean_bytes))))
 
-    def window(self, num_lanes: int) -> int:
-        """Return M: up to 32 ranges of a lane, or less than one where there are too many lanes."""
+    def window(self, num_lanes: int, num_sources: int = 1) -> int:
+        """Return M: up to 32 ranges a source, or less than one if there are too many lanes."""
         if self.range_samples == 1:
             return 1
         if num_lanes > self.num_ranges:
             return max(1, self.num_ranges * self.range_samples // num_lanes)
-        return min(MAX_INTERLEAVE, self.num_ranges // num_lanes) * self.range_samples
+        most_ranges = MAX_INTERLEAVE * num_sources
+        return min(most_ranges, self.num_ranges // num_lanes) * self.range_samples
 
 
 def default_settings(
@@ -209,8 +210,8 @@ def mixture_settings(
     if is_small:
         fitting = max(1, int(budget.num_bytes / (num_lanes * mean_bytes)))
         return _small_settings(num_samples, grid, window or fitting)
-    window = window or budget.window(num_lanes)
-    return _settings(num_samples, grid, window, budget, num_sources=len(drawn))
+    window = window or budget.window(num_lanes, len(drawn))
+    return _settings(num_samples, grid, window, budget, len(drawn))
 
 
 def _num_lanes(

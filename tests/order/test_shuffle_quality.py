@@ -7,7 +7,7 @@ import pytest
 from webdataset.filters import _shuffle
 
 from tests.helpers.paths import DOCS
-from tools.bench import shuffle_streams
+from tools.bench import shuffle_streams, windows
 from tools.bench.shuffle import (
     CORPORA,
     QUICK,
@@ -106,3 +106,18 @@ def test_every_simulated_stream_shows_a_sample_at_most_once_an_epoch():
     ):
         ids = stream(1).ravel()
         assert np.unique(ids).size == ids.size > 0.9 * SORTED.num_samples
+
+
+def test_the_costs_of_the_default_windows_are_those_of_the_page():
+    order = windows.make_order(110_000, 256)
+    assert f"| {windows.line(110_000, 256, '', order)} |" in PAGE.read_text(), (
+        "the defaults changed: put the tables of tools.bench.windows into docs/order.md"
+    )
+
+
+def test_ranks_that_divide_the_lanes_make_at_most_320_requests_a_gb_or_one_a_48_samples():
+    for sample_bytes in (20_000, 110_000):
+        order = windows.make_order(sample_bytes, 256)
+        for world_size in (1, 8, 64):
+            per_gb, samples = windows.requests(order, sample_bytes, world_size)
+            assert per_gb <= 320 or samples >= 48
