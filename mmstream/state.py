@@ -82,7 +82,10 @@ def _with_unset_from(order: AnyOrder, state: Mapping[str, Any]) -> AnyOrder:
     A state that is malformed, or of another run, changes nothing: `load_state` says what it is.
     """
     try:
-        return order.with_unset_from(state["order"], state["epoch"], state["step"])
+        epoch, step = state["epoch"], state["step"]
+        if type(epoch) is not int or type(step) is not int:
+            return order
+        return order.with_unset_from(state["order"], epoch, step)
     except (ConfigError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return order
 

@@ -373,6 +373,16 @@ def test_without_shuffle_other_defaults_do_not_hinder_a_resume():
 OTHER_MIXTURE_DEFAULTS = {"grid": (2, 3), "window": 16, "interleave": 3}
 
 
+@pytest.mark.parametrize("value", ["1", [1], None, True, 1.0])
+def test_an_epoch_that_is_no_integer_takes_no_memory(value):
+    state = make_state(mixture_order(**OTHER_MIXTURE_DEFAULTS), 1, 5)
+    state["order"] = {**state["order"], "epoch_steps": 1 << 39}
+    present = mixture_order(grid=None, window=None, interleave=None)
+    for name in ("epoch", "step"):
+        with pytest.raises(StateError, match="must be integers"), allocations_below(16 << 20):
+            resume(Source(can_finish_epoch=False), present, {**state, name: value}, "refuse")
+
+
 def test_a_mixture_keeps_the_settings_of_its_state_from_its_first_step_on():
     saved = mixture_order(**OTHER_MIXTURE_DEFAULTS)
     present = mixture_order(grid=None, window=None, interleave=None)

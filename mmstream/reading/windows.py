@@ -2,7 +2,7 @@
 
 A window (shuffle buffer) is read as a whole, in merged ranges, because each range is a request. A
 process that owns whole lanes reads megabytes at once and no byte twice. Only raw bytes are held,
-and only until their step. By default all windows hold at most 2 GiB over all ranks. Windows of
+and only until their step. By default all windows hold at most 2 to 8 GiB over all ranks. Windows of
 different lanes end one after another, so about half of that is filled at a time.
 
 The first step of a run, or after a resume, reads only its own samples. The rest of its windows

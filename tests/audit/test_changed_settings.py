@@ -86,6 +86,21 @@ def test_a_run_that_finished_an_epoch_and_changed_is_checked_whole(
         assert out.startswith("ok: epoch 0 step 0 to epoch 3 step 3, 27 steps, 256 samples: 0 lost")
 
 
+def test_a_run_that_another_version_began_is_checked_whole(corpus, tmp_path, replayed):
+    folder = tmp_path / "run"
+    dataset = mm.open_dataset(corpus)
+    old = mm.Pipeline(dataset, global_batch_size=8, grid=(2, 2), window=9)
+    now = mm.Pipeline(dataset, global_batch_size=8)
+    state = write_logs(loaders_of(old), folder, 10)  # of 8 an epoch
+    loaders = loaders_of(now, state, num_ranks=2)
+    last = write_logs(loaders, folder, 6 + 8 + 3)
+    assert last["order"] == now.order.identity() != state["order"]
+    for known in (state, last):
+        code, out, err = replayed(corpus, known, folder)
+        assert (code, err) == (0, "")
+        assert out.startswith("ok: epoch 0 step 0 to epoch 3 step 2, 27 steps, 216 samples: 0 lost")
+
+
 def test_a_step_that_is_missing_on_either_side_of_the_change_is_missed(corpus, tmp_path, replayed):
     folder = tmp_path / "run"
     state = write_logs(loaders_of(make_pipeline(corpus)), folder, 7)
