@@ -443,12 +443,13 @@ class Transfers:
         """Note whether a request is late. A second one is sent if its range is needed soon."""
         self._num_late += is_late - attempt.is_late
         attempt.is_late = is_late
+        if not is_late:
+            return
         transfer = attempt.transfer
         rest = transfer.size - transfer.reached
         soon_s = self._limits.slack_factor * self._speeds.usual_s(rest)
         if (
-            is_late
-            and all(other.is_late for other in transfer.attempts)
+            all(other.is_late for other in transfer.attempts)
             and len(transfer.attempts) < self._limits.max_side_by_side
             and self._speeds.is_hedging
             and self._slack_s(transfer.request.deadline) <= soon_s
