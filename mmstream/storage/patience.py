@@ -66,6 +66,17 @@ CREDENTIALS_HINT = (
     "AWS_ENDPOINT_URL)"
 )
 
+_GOOGLE_HINT = "check the credentials (GOOGLE_APPLICATION_CREDENTIALS)"
+_AZURE_HINT = (
+    "check the credentials (AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME)"
+)
+_OTHER_HINTS = {
+    **dict.fromkeys(("gs", "gcs"), _GOOGLE_HINT),
+    **dict.fromkeys(("az", "abfs", "abfss"), _AZURE_HINT),
+    "hf": "check the credentials (HF_TOKEN)",
+}
+"""What is said in place of that for other schemes than ``s3://``."""
+
 
 @dataclass
 class Patience:
@@ -199,7 +210,8 @@ def _final_error(url: str, error: Exception) -> Exception | None:
     if isinstance(error, ValueError) or kind == "ParamValidationError":
         return ConfigError(f"{url}: {error}")
     if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
-        return StorageError(f"{url}: {error}; {CREDENTIALS_HINT}")
+        hint = _OTHER_HINTS.get(url.partition("://")[0], CREDENTIALS_HINT)
+        return StorageError(f"{url}: {error}; {hint}")
     return None
 
 

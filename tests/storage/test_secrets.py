@@ -159,6 +159,9 @@ def test_a_cloud_that_refuses_or_fails_shows_no_token(kind, status, request, mon
     server.handler.statuses_to_come = Always(status)
     with pytest.raises(OSError) as raised:
         open_store(server.corpus).read_range("shard-000000.tar", 0, 9)
+    if status == 403:
+        variable = {"google": "GOOGLE_APP", "azure": "AZURE_STORAGE_CONN", "hub": "HF_TOKEN"}[kind]
+        assert f"check the credentials ({variable}" in str(raised.value)
     for secret in (test_schemes.AZURE_KEY, "hf_secretsecretsecret"):
         assert secret not in text_of(raised.value) + caplog.text
 
