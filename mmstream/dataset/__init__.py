@@ -4,6 +4,12 @@ open.py          a name -> a `Dataset`
 dataset.py       length, indexes, random access to raw samples
 manifest.py      mmstream.json: shards and counts
 index.py         NAME.tar.idx: where each sample starts
+index_part.py    mmstream.index.HEX: the same for many shards, named by its content
+index_writer.py  writes such a part
+index_cache.py   parts of remote indexes as files of this machine
+part_reader.py   reads the columns of shards from a part
+shard_indexes.py where samples lie, by parts or by the files beside tars
+crc_combine.py   the checksum of a tar from those of its samples
 index_tars.py    make indexes and a manifest for tars that others wrote
 bad_list.py      mmstream.bad.json: samples that no epoch shows
 mixture.py       several datasets with weights, read as one

@@ -43,6 +43,7 @@ from mmstream.types import IntArray
 
 __all__ = [
     "HAS_TAR_CRC32C",
+    "HEADER_BYTES",
     "ROW",
     "PartWriter",
     "SampleBounds",

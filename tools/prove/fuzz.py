@@ -14,6 +14,7 @@ The image formats have fuzzers of their own: `fuzz_jpeg.sh` and `fuzz_images.py`
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import random
 import sys
@@ -34,9 +35,18 @@ from mmstream.converting.draft import samples_of
 from mmstream.converting.formats import draft_of
 from mmstream.converting.shard import _parse as parse_row
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
-from mmstream.dataset.checksums import decode_checksums, encode_checksums
+from mmstream.dataset.checksums import decode_checksums, encode_checksums, sample_checksum
 from mmstream.dataset.index import build_index, decode_index, index_name
-from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.dataset.index_part import (
+    HEADER_BYTES,
+    PartWriter,
+    columns_of,
+    columns_size,
+    decode_columns,
+    decode_table,
+    table_size,
+)
+from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import escaped
 from mmstream.state import resume
@@ -271,6 +281,20 @@ def _parsers(folder: Path) -> dict[str, Parser]:
     def parse_chat(data: bytes) -> None:
         decode_sample({"__key__": "k", "__url__": "x.tar", "json": data}, decode)
 
+    def parse_part(data: bytes) -> None:
+        """Read a part whose checksums a stranger has made anew."""
+        part = IndexPart("mmstream.index.0", max(1, len(data)), "", 0, 1)
+        table_bytes = data[HEADER_BYTES : table_size(2)]
+        seal = sample_checksum(table_bytes).to_bytes(4, "little")
+        table = decode_table(data[:12] + seal + data[HEADER_BYTES:], part.name, part).copy()
+        for row in table:
+            content = data[int(row["offset"]) :][: columns_size(row)]
+            row["columns_crc32c"] = sample_checksum(content)
+            columns = decode_columns(content, row, "x.tar")
+            offsets = columns.offsets()
+            assert np.array_equal(columns.bounds(np.arange(len(offsets) - 1)).stop, offsets[1:])
+            assert offsets[-1] <= row["num_bytes"]
+
     rows = [
         {"image": "a.jpg", "caption": "a cat"},
         {"messages": chat, "images": ["a.jpg"]},
@@ -284,6 +308,7 @@ def _parsers(folder: Path) -> dict[str, Parser]:
             lambda data: decode_checksums(data[len(index) :], data[: len(index)], "x.tar.crc32c"),
             [index + encode_checksums([1, 2, 3, 4], index)],
         ),
+        "index_part": Parser(parse_part, [_part()]),
         "manifest": Parser(Manifest.from_bytes, [manifest], is_json=True),
         "bad_list": Parser(
             parse_bad_list, [b'{"version": 1, "bad": {"%s": [1, 2]}}' % shard.encode()], True
@@ -293,6 +318,17 @@ def _parsers(folder: Path) -> dict[str, Parser]:
         "row": Parser(_parse_row, [json.dumps(row).encode() for row in rows], True),
         "chat": Parser(parse_chat, [json.dumps({"messages": chat}).encode()], True),
     }
+
+
+def _part() -> bytes:
+    """Return a part of an index: 300 samples without checksums, and 2 with them."""
+    writer = PartWriter(io.BytesIO())
+    writer.add(1 << 20, columns_of(np.arange(301) * 1024, None))
+    writer.add(1 << 26, columns_of(np.array([512, 1024, 1 << 26]), np.array([1, 2])))
+    store = MemoryStore("memory://mmstream-fuzz")
+    part = writer.write(store)
+    assert part is not None
+    return store.read(part.name)
 
 
 def main() -> int:

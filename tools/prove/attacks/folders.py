@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import mmstream as mm
+from mmstream.dataset.checksums import sample_checksum
+from mmstream.dataset.index_part import HEADER_BYTES, ROW
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import index_part_name
 from tests.helpers.corpora import write_corpus
 from tools.prove.attacks.attack import Attack, train
 
 __all__ = ["ATTACKS"]
 
 SHARD = "shard-000000.tar"
+
+NO_INDEX = "no index shard-"
+"""What is said where a part of an index cannot be used, and nothing else says where samples lie."""
 
 
 def _with_manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -62,6 +72,51 @@ def _with_special(name: str, kind: str) -> Callable[[Path], None]:
         train(folder, bad_samples=mm.BadSamplePolicy(quarantine=None))
 
     return run
+
+
+def _with_part(
+    change: Callable[[bytes], bytes], num_bytes: int | None = None
+) -> Callable[[Path], None]:
+    """Train on a corpus whose index has a part of a stranger, and no other index.
+
+    Args:
+        change: Makes the bytes of the part.
+        num_bytes: The file gets this size, with a hole at its end.
+    """
+
+    def run(folder: Path) -> None:
+        write_corpus(folder, [12, 8])
+        index_tars(folder, progress=False)
+        path = folder / "mmstream.json"
+        manifest = json.loads(path.read_bytes())
+        manifest.pop("crc32c")
+        (part,) = manifest["index_parts"]
+        data = change((folder / part["name"]).read_bytes())
+        part["sha256"] = hashlib.sha256(data).hexdigest()
+        part["name"] = index_part_name(part["sha256"])
+        part["num_bytes"] = num_bytes or len(data)
+        path.write_text(json.dumps(manifest))
+        (folder / part["name"]).write_bytes(data)
+        os.truncate(folder / part["name"], part["num_bytes"])
+        for index in folder.glob("*.idx"):
+            index.unlink()
+        train(folder, bad_samples=mm.BadSamplePolicy(quarantine=None))
+
+    return run
+
+
+def _with_row(**values: int) -> Callable[[bytes], bytes]:
+    """Return what changes the row of the first shard in a part, and seals the table again."""
+
+    def change(data: bytes) -> bytes:
+        table = np.frombuffer(data, ROW, 2, HEADER_BYTES).copy()
+        for name, value in values.items():
+            table[name][0] = value
+        content = table.tobytes()
+        seal = sample_checksum(content).to_bytes(4, "little")
+        return data[:12] + seal + content + data[HEADER_BYTES + len(content) :]
+
+    return change
 
 
 def _shard(**values: Any) -> Callable[[dict[str, Any]], object]:
@@ -198,6 +253,17 @@ ATTACKS = (
     ),
     Attack("index: too few offsets", _with_bytes(f"{SHARD}.idx", bytes(8)), SHARD),
     Attack("index: no whole offsets", _with_bytes(f"{SHARD}.idx", bytes(13)), SHARD),
+    Attack(
+        "index part: a terabyte of nothing", _with_part(lambda data: data, 1 << 40), SHARD, True
+    ),
+    Attack("index part: cut off", _with_part(lambda data: data[:50]), NO_INDEX),
+    Attack("index part: of 2^32 shards", _with_part(lambda data: data[:8] + b"\xff" * 8), NO_INDEX),
+    Attack("index part: zeros", _with_part(lambda data: bytes(len(data))), NO_INDEX),
+    Attack("index part: 2^32 samples", _with_part(_with_row(num_samples=0xFFFFFFFF)), NO_INDEX),
+    Attack("index part: columns far away", _with_part(_with_row(offset=(1 << 64) - 8)), NO_INDEX),
+    Attack("index part: samples behind the end", _with_part(_with_row(stop=1 << 48)), NO_INDEX),
+    Attack("index part: a tar of an exabyte", _with_part(_with_row(num_bytes=1 << 60)), NO_INDEX),
+    Attack("index part: long lengths", _with_part(_with_row(flags=3)), NO_INDEX),
     Attack("shard: a pipe", _with_special(SHARD, "fifo"), SHARD),
     Attack("shard: a device", _with_special(SHARD, "/dev/zero"), SHARD),
     Attack("shard: a folder", _with_special(SHARD, "folder"), SHARD),
