@@ -111,6 +111,7 @@ class Counts:
         num_gets: The GET requests among them.
         num_bytes: Bytes of bodies that were sent to clients.
         num_connections: Connections that were accepted.
+        num_in_flight: Requests that are under way now.
         max_in_flight: The most requests that were under way at the same moment.
         faults: Requests by kind of fault, each kind in `RATES`.
         gets_by_suffix: GETs by the end of the path after its last dot, such as "tar".
@@ -121,6 +122,7 @@ class Counts:
     num_gets: int
     num_bytes: int
     num_connections: int
+    num_in_flight: int
     max_in_flight: int
     faults: dict[str, int]
     gets_by_suffix: dict[str, int]
@@ -421,6 +423,7 @@ class _Proxy:
             return asdict(
                 Counts(
                     **self.numbers,
+                    num_in_flight=self.num_in_flight,
                     faults={kind: self.num_faults[kind] for kind in RATES},
                     gets_by_suffix=dict(self.gets),
                     bytes_by_suffix=dict(self.bytes),

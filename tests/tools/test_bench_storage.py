@@ -18,6 +18,7 @@ COUNTS = Counts(
     num_gets=50,
     num_bytes=1_280_000,
     num_connections=9,
+    num_in_flight=0,
     max_in_flight=7,
     faults={**dict.fromkeys(RATES, 0), "reset": 2},
     gets_by_suffix={"tar": 50},

@@ -54,4 +54,4 @@ def stats() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(prepare, make, lambda batch: len(batch["jpg"]), stats)
+    serve(prepare, make, lambda batch: len(batch["__valid__"]), stats)
