@@ -1,0 +1,121 @@
+"""A Loader behind a server that fails in every way: the same batches as from a local disk.
+
+The paths are the same in each run, so the proxy draws the same faults for the same ranges.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import ShardError, StorageError
+from tests.helpers.corpora import write_corpus
+from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
+
+pytestmark = pytest.mark.s3
+
+COUNTS = [400, 400]
+
+FIVE_PERCENT = Faults(
+    latency_s=0.002,
+    reset=0.01,
+    truncate=0.01,
+    busy=0.01,
+    flip=0.0075,
+    wrong_etag=0.005,
+    mute=0.004,
+    stall=0.0035,
+    retry_after_s=0,
+    only=r"\.tar$",
+)
+
+
+@pytest.fixture(scope="module")
+def corpora(s3, tmp_path_factory) -> tuple[str, str]:
+    """The same corpus on a local disk and on the server."""
+    bucket = s3.removeprefix("s3://").partition("/")[0]
+    folder = tmp_path_factory.mktemp("local")
+    local = write_corpus(folder, COUNTS, checksums=True)
+    return local, write_corpus(f"s3://{bucket}/end-to-end", COUNTS, checksums=True)
+
+
+@pytest.fixture
+def proxy(s3, monkeypatch) -> Iterator[FaultProxy]:
+    """A proxy before the server, which the environment leads to."""
+    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        yield server
+
+
+def loader_of(url: str, num_workers: int = 0, **settings: Any) -> mm.Loader:
+    dataset = mm.open_dataset(url, **settings)
+    pipeline = mm.Pipeline(dataset, global_batch_size=8, seed=3, window=16)
+    return mm.Loader(pipeline, num_workers=num_workers)
+
+
+def batches_around(loader: mm.Loader, change: Callable[[], object]) -> Iterator[dict[str, Any]]:
+    """Yield the batches of a loader; call `change` after the second one."""
+    for number, batch in enumerate(loader, start=1):
+        yield batch
+        if number == 2:
+            change()
+
+
+def content(batch: dict[str, Any]) -> tuple[list[str], list[bytes], list[bytes]]:
+    return batch["__key__"], batch["jpg"], batch["txt"]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_five_percent_of_faults_of_every_kind_change_no_batch(corpora, proxy, num_workers):
+    local, remote = corpora
+    expected = [content(batch) for batch in loader_of(local)]
+    proxy.set(FIVE_PERCENT)
+    loader = loader_of(remote, num_workers)
+    assert [content(batch) for batch in loader] == expected
+    loader.close()
+    counts, stats = proxy.counts(), loader.stats
+    assert stats.num_bad == 0
+    # The proxy also counts what was read ahead for the next epoch.
+    assert 0 < stats.num_wrong_reads <= counts.faults["flip"]
+    assert stats.transfers.num_retries > 0
+    assert 0 < stats.transfers.num_throttled <= counts.faults["busy"]
+    assert stats.transfers.num_stalls + stats.transfers.num_hedges > 0
+    assert stats.transfers.num_requests <= counts.gets_by_suffix["tar"]
+
+
+def test_a_server_that_is_gone_ends_the_run_with_one_error_and_the_state_resumes(
+    corpora, proxy, monkeypatch
+):
+    local, remote = corpora
+    expected = [content(batch) for batch in loader_of(local)]
+    monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "1")
+    proxy.set(Faults(latency_s=0.02))  # so that not all is read ahead
+    loader, batches = loader_of(remote), []
+    with pytest.raises(StorageError) as caught:
+        batches.extend(map(content, batches_around(loader, proxy.go_away)))
+    state = loader.state_dict()
+    loader.close()
+    message = str(caught.value)
+    for words in ("s3://", "failed ", "times in ", f"the state stands before step {len(batches)}"):
+        assert words in message
+    proxy.come_back()
+    resumed = loader_of(remote)
+    resumed.load_state_dict(state)
+    assert batches + [content(batch) for batch in resumed] == expected
+    resumed.close()
+
+
+def test_a_shard_replaced_in_mid_run_is_named(corpora, proxy):
+    _, remote = corpora
+    proxy.set(Faults(latency_s=0.02))
+    loader = loader_of(remote, checksums=False)
+    stream = iter(loader)
+    next(stream)
+    proxy.set(Faults(replaced=("shard-000001.tar",), replaced_growth=512))
+    with pytest.raises(ShardError, match=r"^shard-000001\.tar: was replaced"):
+        list(stream)
+    loader.close()
