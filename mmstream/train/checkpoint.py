@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -91,12 +91,22 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     if folder is not None:
         remove_temporaries(Path(folder), r"step-\d+\.pt")  # each as large as a checkpoint
     with store.create(checkpoint_name(checkpoint.num_steps)) as file:
-        torch.save(checkpoint.content, file)
+        _save(checkpoint.content, file)
     steps = list_checkpoints(store)
     older = [step for step in steps if step < checkpoint.num_steps]
     later = [step for step in steps if step > checkpoint.num_steps]
     for step in [*older[: max(0, len(older) - keep + 1)], *later]:
         store.remove(checkpoint_name(step))
+
+
+def _save(content: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        # After a write that failed, torch complains of its own position in the file.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def load_checkpoint(store: Store, num_steps: int) -> Checkpoint:

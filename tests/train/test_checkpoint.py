@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from mmstream.errors import StateError
-from mmstream.storage import open_store
+from mmstream.storage import LocalStore, open_store
 from mmstream.train.checkpoint import (
     Checkpoint,
     list_checkpoints,
@@ -244,3 +246,33 @@ def test_a_checkpoint_of_another_model_is_a_state_error(
 ) -> None:
     with pytest.raises(StateError, match="step 3 is of another model: "):
         resumed(tmp_path, {"model": model, "loader": "{}"}, _Trained(error))
+
+
+def test_a_disk_that_fills_up_while_a_checkpoint_is_made_keeps_the_older_ones(
+    tmp_path, monkeypatch
+):
+    save(tmp_path, 1, 2)
+    num_written = 0
+    create = LocalStore.create
+
+    @contextmanager
+    def create_on_a_full_disk(store, name):
+        with create(store, name) as file:
+
+            class Full(io.BytesIO):
+                def write(self, data):
+                    nonlocal num_written
+                    num_written += file.write(data)
+                    if num_written > 5000:
+                        raise OSError(errno.ENOSPC, "no space left")
+                    return len(data)
+
+            yield Full()
+
+    monkeypatch.setattr(LocalStore, "create", create_on_a_full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        save(tmp_path, 3, keep=1)
+    # It failed in the middle: the content is not made as a whole first.
+    assert 5000 < num_written < 15_000
+    assert list_checkpoints(open_store(tmp_path)) == [1, 2]
+    assert load_newest(open_store(tmp_path)).num_steps == 2
