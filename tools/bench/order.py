@@ -1,4 +1,4 @@
-"""Time and memory of an order over 10^9 samples: ``python -m tools.bench.order [--quick]``.
+"""CPU time and memory of an order over 10^9 samples: ``python -m tools.bench.order [--quick]``.
 
 Opens a manifest of 100,000 shards, prepares its order, and walks the epoch from four positions,
 each in a new process. A resume does the same work, and it does not depend on earlier training.
@@ -24,6 +24,7 @@ POSITIONS = (0.0, 0.1, 0.5, 0.99)
 """Fractions of the epoch."""
 BATCH = 4096
 WALK_S = 1.0
+"""CPU seconds."""
 COLUMNS = {
     "open_s": "manifest, s",
     "ready_s": "order, s",
@@ -108,12 +109,12 @@ def measure(corpus: str, position: float) -> dict[str, float]:
     _, figures["first_s"] = timed(lambda: order.refs(epoch, step))
     next_s = timed(lambda: order.refs(epoch, step + 1))[1]
     figures["next_ms"] = 1e3 * next_s
-    start = time.perf_counter()
+    start = time.process_time()
     num_steps = 0
-    while time.perf_counter() - start < WALK_S and step + num_steps < order.steps_per_epoch:
+    while time.process_time() - start < WALK_S and step + num_steps < order.steps_per_epoch:
         order.refs(epoch, step + num_steps)
         num_steps += 1
-    figures["rate"] = num_steps * BATCH / (time.perf_counter() - start) / 1e6
+    figures["rate"] = num_steps * BATCH / (time.process_time() - start) / 1e6
     figures["walk_mb"] = peak_mb()
     order.refs(epoch + 1, 0)  # at the end of an epoch, a reader that reads ahead needs both
     figures["both_mb"] = peak_mb()
@@ -131,9 +132,9 @@ def make_order(dataset: Any) -> Any:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Return a function's result and its seconds."""
-    start = time.perf_counter()
-    return work(), time.perf_counter() - start
+    """Return a function's result and its CPU seconds."""
+    start = time.process_time()
+    return work(), time.process_time() - start
 
 
 def peak_mb() -> float:
