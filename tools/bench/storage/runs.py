@@ -28,8 +28,8 @@ from tools.s3_server import Server
 
 __all__ = ["Bench", "Run", "figures_of"]
 
-START_TIMEOUT_S = 60
-"""For imports and the first batch."""
+START_TIMEOUT_S = 120
+"""For imports and the first batch. HF datasets asks for each of 1,000 shards before it."""
 
 AWAY_AFTER_S = 3.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,14 +21,8 @@ def prepare(_corpus: str, _folder: str, _num_names: int) -> dict[str, str]:
 def make(settings: Settings) -> Iterator[Any]:
     """Yield lists of samples."""
     urls = [f"s3://{settings.bucket}/{settings.prefix}/{name}" for name in settings.names]
-    options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
-    dataset = load_dataset(
-        "webdataset",
-        data_files={"train": urls},
-        split="train",
-        streaming=True,
-        storage_options=options,
-    )
+    files = {"train": urls}
+    dataset = load_dataset("webdataset", data_files=files, split="train", streaming=True)
     dataset = dataset.cast_column("jpg", Image(decode=False))
     dataset = dataset.shuffle(seed=0, buffer_size=SHUFFLE_BUFFER)
     return iter(
