@@ -109,11 +109,12 @@ class LocalStore:
         except OSError as error:
             return [error] * len(bounds)
         outcomes: list[bytes | OSError] = []
+        current = object_stat(status)
         try:
             for start, stop in bounds:
                 try:
-                    require_known(path, name, object_stat(status), known)
-                    outcomes.append(_read(fd, path, start, stop, status.st_size))
+                    require_known(path, name, current, known)
+                    outcomes.append(_read(fd, path, start, stop, current.size))
                 except OSError as error:
                     outcomes.append(error)
         finally:
