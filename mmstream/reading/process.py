@@ -40,6 +40,11 @@ def needs_reader_process(source: ShardSource) -> bool:
     )
 
 
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+"""Lets glibc use the memory of runs again, instead of new pages from the system for each run: 0.51
+CPU s/GB in place of 0.74 (medians of 3 and 4 runs on a shared machine), at the same peak."""
+
+
 class ReaderProcess:
     """A reader process, from its start to its end. It belongs to the process that made it.
 
@@ -67,7 +72,7 @@ class ReaderProcess:
                 [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | safe_environment(),
+                env=MALLOC | os.environ | safe_environment(),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
