@@ -11,6 +11,7 @@ import hashlib
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,7 +30,9 @@ from mmstream.dataset.checksums import (
 )
 from mmstream.dataset.dataset import MAX_SAMPLE_READS, Dataset
 from mmstream.dataset.index import build_index, encode_index, index_name, index_size
+from mmstream.dataset.manifest import IndexPart
 from mmstream.errors import ChecksumError, SampleError, ShardError
+from mmstream.storage import RemoteStore
 from mmstream.types import IntArray
 
 __all__ = ["Problem", "bad_samples", "verify"]
@@ -58,6 +61,7 @@ def verify(
 
     - the size of each shard, and its sha256 where the manifest has one;
     - the index of each shard, against the headers of the tar;
+    - the parts of the index, against their sha256, the headers and the files beside the tars;
     - the checksum of every sample, where the manifest says that there are checksums;
     - that every sample can be parsed, and decoded where `decode` is given;
     - that no key comes twice in a shard.
@@ -70,7 +74,8 @@ def verify(
     Args:
         dataset: The dataset to check. Samples on its bad list are checked too.
         decode: Called with every sample. The SampleErrors that it raises become problems.
-        quick: Only compare sizes: of shards, indexes and checksums. No sample is read.
+        quick: Only compare sizes: of shards, indexes and checksums. No sample is read. In S3, the
+            CRC-32C of a shard is compared too, where the server keeps it and the index knows it.
         progress: Show a progress bar (on a terminal only).
 
     Yields:
@@ -79,6 +84,8 @@ def verify(
     Raises:
         StorageError: The storage failed after retries.
     """
+    for part in dataset.manifest.index_parts:
+        yield from _check_part(dataset, part, quick)
     shards = range(dataset.num_shards)
     for shard in tqdm(shards, unit="shard", disable=None if progress else True):
         yield from _check_sizes(dataset, shard) if quick else _check(dataset, shard, decode)
@@ -89,6 +96,45 @@ def bad_samples(dataset: Dataset, problems: Iterable[Problem]) -> IntArray:
     shards = {info.name: number for number, info in enumerate(dataset.manifest.shards)}
     refs = [(shards[problem.shard], index) for problem in problems for index in problem.bad]
     return np.array(refs, dtype=np.int64).reshape(-1, 2)
+
+
+def _check_part(dataset: Dataset, part: IndexPart, quick: bool) -> Iterator[Problem]:
+    """Compare a part of the index with the manifest."""
+    store, name = dataset.index_store, part.name
+    cure = f"run `{_index_command(dataset, '')}`"
+    try:
+        size = store.size(name)
+    except FileNotFoundError:
+        yield Problem(name, f"{name}: no such part of the index in {store.url}; {cure}")
+        return
+    if size != part.num_bytes:
+        yield Problem(name, f"{name}: {size} bytes, the manifest says {part.num_bytes}; {cure}")
+    elif not quick and object_sha256(store, name, size) != part.sha256:
+        yield Problem(name, f"{name}: its bytes are not those of its sha256; {cure}")
+    else:
+        try:
+            dataset.indexes.part_columns(part.first_shard)
+        except ShardError as error:  # it is of other shards
+            yield Problem(name, f"{error}; {cure}")
+
+
+def _check_columns(dataset: Dataset, shard: int, offsets: IntArray) -> Iterator[Problem]:
+    """Compare a shard's part of the index with its tar, and with the files beside it."""
+    name = dataset.name_of(shard)
+    has_checksums = dataset.manifest.checksums is not None
+    try:
+        columns = dataset.indexes.part_columns(shard)
+        files = dataset.indexes.file_columns(shard, has_checksums=has_checksums)
+    except (ShardError, FileNotFoundError):  # of a lost or damaged file, which is reported
+        return
+    if columns is None:
+        return
+    cure = f"run `{_index_command(dataset, '', overwrite=True)}`"
+    if not np.array_equal(columns.offsets(), offsets):
+        yield Problem(name, f"{name}: its part of the index is not this tar's; {cure}")
+    elif has_checksums and not np.array_equal(columns.checksums, files.checksums):  # type: ignore[arg-type]
+        reason = "its part of the index has other checksums than its file of checksums"
+        yield Problem(name, f"{name}: {reason}; {cure}")
 
 
 def _check_sizes(dataset: Dataset, shard: int) -> Iterator[Problem]:
@@ -102,13 +148,30 @@ def _check_sizes(dataset: Dataset, shard: int) -> Iterator[Problem]:
         sizes.append((dataset.index_store, checksums_name(info.name), num_bytes, command))
     for store, name, num_bytes, command in sizes:
         try:
-            size = store.size(name)
+            if isinstance(store, RemoteStore) and name == info.name:
+                stat, checksum = store.stat_checksum(name)  # one request
+                size = stat.size
+                yield from _wrong_checksum(dataset, shard, checksum)
+            else:
+                size = store.size(name)
         except FileNotFoundError:
             yield Problem(info.name, f"{name}: no such file in {store.url}{command}")
         else:
             if size != num_bytes:
                 reason = f"{name}: {size} bytes, the manifest says {num_bytes}{command}"
                 yield Problem(info.name, reason)
+
+
+def _wrong_checksum(dataset: Dataset, shard: int, checksum: int | None) -> Iterator[Problem]:
+    """Compare the CRC-32C of a tar that the server keeps with that of its samples."""
+    if checksum is None:
+        return
+    with suppress(ShardError, FileNotFoundError):  # of a lost part, which is reported
+        expected = dataset.indexes.tar_checksum(shard)
+        if expected not in (None, checksum):
+            name = dataset.name_of(shard)
+            reason = f"{name}: its CRC-32C at the server is not that of its samples"
+            yield Problem(name, f"{reason}: it was replaced or damaged; convert or fetch it again")
 
 
 def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Problem]:
@@ -128,6 +191,8 @@ def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Probl
     if built is not None and built.size == count + 1:
         if offsets is None or not np.array_equal(built, offsets):
             yield Problem(name, _wrong_index(dataset, name, offsets, built, index_error))
+        else:
+            yield from _check_columns(dataset, shard, built)
         offsets = built
     elif offsets is not None:
         is_other_tar = built is not None
@@ -194,15 +259,17 @@ def _index_of_other_tar(
     return Problem(name, reason, bad)
 
 
-def _index_command(dataset: Dataset, name: str, *, checksums: bool = False) -> str:
-    """Return the command that builds the index of a shard, or its checksums."""
+def _index_command(
+    dataset: Dataset, name: str, *, checksums: bool = False, overwrite: bool = False
+) -> str:
+    """Return the command that builds the index of a shard ("": the parts), or its checksums."""
     index_store = dataset.index_store
     words = ["mmstream", "index", dataset.store.url]
     if index_store.url != dataset.store.url:
         words += ["--output", index_store.url]
     if checksums:
         words += ["--checksums"]
-    elif index_store.exists(index_name(name)):
+    elif overwrite or (name and index_store.exists(index_name(name))):
         words += ["--overwrite"]
     return shlex.join(words)
 

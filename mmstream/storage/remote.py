@@ -10,6 +10,7 @@ worker.
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import os
 import tempfile
@@ -258,6 +259,27 @@ class RemoteStore:
         if info["type"] != "file":  # a prefix of other objects
             raise FileNotFoundError(f"{url}: no such object")
         return self._object_stat(info)
+
+    def stat_checksum(self, name: str) -> tuple[ObjectStat, int | None]:
+        """Return what `stat` does, and the CRC-32C of the whole object, with one request.
+
+        The checksum is None where the server does not keep it: it is no S3, the object came in
+        parts without a checksum of the whole, or the writer asked for another kind.
+        """
+        if not self._is_s3:
+            return self.stat(name), None
+        url = self.url_of(name)
+
+        def head(_: Any) -> dict[str, Any]:
+            return _request(self.url, url, "head_object", ChecksumMode="ENABLED")
+
+        answer = self._retry(url, head)
+        stat = ObjectStat(int(answer["ContentLength"]), _version(answer.get("ETag")))
+        is_whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+        text = str(answer.get("ChecksumCRC32C", "-"))
+        if not is_whole or "-" in text:  # "...-5": of the checksums of 5 parts
+            return stat, None
+        return stat, int.from_bytes(base64.b64decode(text), "big")
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""

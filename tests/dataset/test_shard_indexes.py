@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 import os
 import pickle
@@ -12,11 +14,14 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset import index_cache, part_reader, shard_indexes
+from mmstream.dataset import checksums, index_cache, part_reader, shard_indexes
+from mmstream.dataset.checksums import encode_checksums, sample_checksum
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.verify import verify
 from mmstream.errors import ManifestError, ShardError, StorageError
 from mmstream.storage import open_store
+from mmstream.storage import remote as remote_module
 from tests.helpers.corpora import write_corpus, write_shard
 from tests.helpers.stores import watched
 
@@ -334,3 +339,94 @@ def test_a_shard_error_names_what_to_do(folder):
     Path(folder, part_of(folder).name).unlink()
     with pytest.raises(ShardError, match=r"no index shard-000000\.tar\.idx .*`mmstream index`"):
         mm.open_dataset(folder).bounds(0, np.array([0]))
+
+
+# -- verify ---------------------------------------------------------------------------------------
+
+
+def reasons(folder, **settings):
+    return [p.reason for p in verify(mm.open_dataset(folder), progress=False, **settings)]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_verify_says_where_a_part_is_lost_or_damaged(folder, quick):
+    assert reasons(folder, quick=quick) == []
+    path = Path(folder, part_of(folder).name)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"?")
+    assert [path.name in reason for reason in reasons(folder, quick=quick)] == [True] * (not quick)
+    path.write_bytes(data[:-1])
+    (reason,) = reasons(folder, quick=quick)
+    assert reason.startswith(f"{path.name}: 817 bytes, the manifest says 818; run `mmstream index")
+    path.unlink()
+    (reason,) = reasons(folder, quick=quick)
+    assert reason.startswith(f"{path.name}: no such part of the index in {folder}; run `mmstream ")
+    index_tars(folder, progress=False)
+    assert reasons(folder, quick=quick) == []
+
+
+def test_verify_says_where_a_part_is_of_another_tar(folder):
+    manifest = mm.open_dataset(folder).manifest
+    shard = "shard-000001.tar"
+    write_shard(folder, shard, [("000000", {"a": b"1", "b": b"2" * 9000})], checksums=True)
+    shards = list(manifest.shards)
+    size = Path(folder, shard).stat().st_size
+    part = replace(manifest.index_parts[0])
+    assert size != shards[1].num_bytes
+    shards[1] = replace(shards[1], num_bytes=size)
+    manifest = replace(manifest, shards=tuple(shards), index_parts=(part,))
+    Path(folder, "mmstream.json").write_bytes(manifest.to_bytes())
+    (reason,) = reasons(folder)
+    assert "is of other shards than the manifest names; run `mmstream index" in reason
+    index_tars(folder, overwrite=True, progress=False)
+    assert reasons(folder) == []
+
+
+def test_verify_compares_checksums_of_a_part_with_those_of_the_file(folder):
+    path = Path(folder, "shard-000001.tar")
+    index = Path(folder, "shard-000001.tar.idx").read_bytes()
+    data = bytearray(path.read_bytes())
+    data[600] ^= 1
+    path.write_bytes(data)
+    stop = int.from_bytes(index[8:16], "little")
+    column = encode_checksums([sample_checksum(bytes(data[:stop]))], index)
+    Path(folder, "shard-000001.tar.crc32c").write_bytes(column)
+    (reason,) = reasons(folder)
+    assert "has other checksums than its file of checksums" in reason
+
+
+def test_the_checksums_of_a_tar_are_of_all_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(checksums, "READ_BYTES", 1000)  # so the end is a read of its own
+    folder = write_corpus(tmp_path, [3, 0])
+    index_tars(folder, checksums=True, progress=False)
+    dataset = mm.open_dataset(folder)
+    for shard, info in enumerate(dataset.manifest.shards):
+        data = Path(folder, info.name).read_bytes()
+        assert info.sha256 == hashlib.sha256(data).hexdigest()
+        assert dataset.indexes.tar_checksum(shard) == sample_checksum(data)
+
+
+@pytest.mark.s3
+def test_quick_compares_the_checksum_of_a_tar_that_the_server_keeps(s3, tmp_path, monkeypatch):
+    folder = write_corpus(f"{s3}/{tmp_path.name}", COUNTS)
+    index_tars(folder, checksums=True, progress=False)
+    dataset = mm.open_dataset(folder)
+    right = dataset.indexes.tar_checksum(3)
+    assert right == sample_checksum(dataset.store.read("shard-000003.tar"))
+    assert reasons(folder, quick=True) == []
+    send = remote_module._request
+    answers = []
+
+    def keep_checksum(root, url, method, **parameters):
+        answer = send(root, url, method, **parameters)
+        if method == "head_object" and url.endswith("3.tar"):
+            checksum = base64.b64encode(answers[-1].to_bytes(4, "big")).decode()
+            answer |= {"ChecksumCRC32C": checksum, "ChecksumType": "FULL_OBJECT"}
+        return answer
+
+    monkeypatch.setattr(remote_module, "_request", keep_checksum)  # as Amazon S3 does
+    answers.append(right)
+    assert reasons(folder, quick=True) == []
+    answers.append(right ^ 1)
+    (reason,) = reasons(folder, quick=True)
+    assert reason.startswith("shard-000003.tar: its CRC-32C at the server is not that of its samp")
