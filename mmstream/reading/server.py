@@ -72,7 +72,8 @@ class Server:
     ) -> None:
         self._control, self._reader = control, reader
         self._blocks = {connection: StepBlock() for connection in connections}
-        self._iteration = -1
+        self._iteration = 0
+        self._early: list[tuple[socket.socket, StepRequest]] = []
         self._answers: dict[socket.socket, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
 
@@ -87,6 +88,7 @@ class Server:
         loop.remove_reader(self._control.fileno())
         for connection, block in self._blocks.items():
             loop.remove_reader(connection.fileno())
+            connection.close()
             block.close()
         await self._reader.close()
 
@@ -116,6 +118,9 @@ class Server:
             self._send(connection, Answer(Verdict.DROPPED, 0, 0, 0))
         self._answers.clear()
         self._reader.begin(epoch, step, rows, single_samples=single_samples)
+        early, self._early = self._early, []
+        for connection, request in early:
+            self._begin_answer(connection, request)
 
     def _accept(self, connection: socket.socket) -> None:
         """Take a request."""
@@ -126,12 +131,16 @@ class Server:
         if not message:  # that worker has ended
             asyncio.get_running_loop().remove_reader(connection.fileno())
             return
-        request = StepRequest.unpacked(message)
-        if request.iteration != self._iteration:
+        self._begin_answer(connection, StepRequest.unpacked(message))
+
+    def _begin_answer(self, connection: socket.socket, request: StepRequest) -> None:
+        if request.iteration > self._iteration:  # it has come before the word of the main process
+            self._early.append((connection, request))
+        elif request.iteration < self._iteration:
             self._send(connection, Answer(Verdict.DROPPED, 0, 0, 0))
-            return
-        task = asyncio.get_running_loop().create_task(self._answer(connection, request))
-        self._answers[connection] = task
+        else:
+            task = asyncio.get_running_loop().create_task(self._answer(connection, request))
+            self._answers[connection] = task
 
     async def _answer(self, connection: socket.socket, request: StepRequest) -> None:
         try:
@@ -212,6 +221,7 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
     try:
         await Server(control, connections, reader).run()
     finally:
+        control.close()
         await transfers.close()
 
 

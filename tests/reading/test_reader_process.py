@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import socket
+import sys
 import tempfile
+import threading
 from contextlib import closing
+from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
+from mmstream.reading import server
+from mmstream.reading.messages import ReaderEnded, ReaderSetup, StepConnection, StepRequest
+from mmstream.reading.server import main
 from mmstream.reading.step import Job
 from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import make_pipeline, policy, write_tiny
@@ -70,3 +79,59 @@ def test_any_topology_gets_the_same_batches(data: st.DataObject) -> None:
                     assert contents(batch) == own_batch(pipeline, job)
             for runner in runners:
                 runner.close()
+
+
+def test_the_main_function_serves_and_sends_its_log(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make_pipeline(corpus)
+    logger = logging.getLogger("mmstream")
+    handlers, level = list(logger.handlers), logger.level
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(logger, "propagate", True)
+    pair = socket.socketpair()
+    ours = Connection(pair[0].detach())
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.send((sys.path, logging.WARNING))
+    ours.send(ReaderSetup(pipeline.dataset, pipeline.order))
+    words = [str(pair[1].detach()), str(far.detach())]
+    thread = threading.Thread(target=main, args=(words,), daemon=True)
+    thread.start()
+    try:
+        connection = StepConnection(near)
+        with pytest.raises(mm.MMStreamError, match="an iteration that is over"):
+            connection.ask(StepRequest(-1, 0, 0))
+        ours.send(("begin", 1, 0, 0, (0, 8), False))
+        header, data = connection.ask(StepRequest(1, 0, 0))
+        assert header.ends[-1] == len(data) > 0
+        logging.getLogger("mmstream.storage").warning("a shard of %s", "stone")
+        kind, fields = ours.recv()
+        assert (kind, fields["msg"], fields["args"]) == ("log", "a shard of stone", None)
+        del data
+        connection.close()
+    finally:
+        ours.close()
+        thread.join(30)
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+    assert not thread.is_alive()
+
+
+def test_a_reader_without_its_parent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("mmstream.reading.server.os._exit", codes.append)
+    server._end_with(-1)
+    assert codes == [1]
+
+
+def test_an_error_of_the_storage_crosses_to_whoever_asked(corpus: str) -> None:
+    pipeline = make_pipeline(corpus)
+    with reader_thread(pipeline) as reader:
+        iteration = reader.begin(0, 0, (0, 8))
+        assert "it" in reader.describe()
+        runner = PipelineRunner(pipeline, connection=reader.connections[0])
+        with pytest.raises(mm.ConfigError), closing(runner):
+            runner.batch(Job(-1, 0, 0, 8, 1, reader.begin(-1, 0, (0, 8))))
+        assert iteration == 1
+    with pytest.raises(ReaderEnded):
+        reader.connections[0].ask(StepRequest(1, 0, 0))
