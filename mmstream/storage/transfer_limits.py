@@ -60,6 +60,8 @@ class TransferLimits:
     """Seconds over which a stream is compared with its neighbours: a pause of TCP is shorter."""
     least_speed_share: float = 0.1
     """A stream slower than this share of its neighbours' median is given up, and continued."""
+    dribble_rate: float = 1e3
+    """Bytes/s below which a stream is given up whatever its neighbours do: no link is that slow."""
 
     # Hedges
 

@@ -91,4 +91,5 @@ class TransferSpeeds:
         """
         since = now - self._limits.least_speed_s
         neighbours = rates_now + [rate for ended, rate in self._neighbours if ended >= since]
-        return self._limits.least_speed_share * median(neighbours) if neighbours else 0.0
+        share = self._limits.least_speed_share * median(neighbours) if neighbours else 0.0
+        return max(share, self._limits.dribble_rate)

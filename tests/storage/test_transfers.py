@@ -448,8 +448,19 @@ async def test_a_short_answer_that_stands_still_is_continued_as_soon_as_a_mute_o
 
 
 @in_virtual_time
+async def test_dribbles_that_are_all_that_is_left_are_given_up():
+    """Their neighbours ended long ago, and so nothing compares."""
+    no_hedges = TransferLimits(hedged_burst=0)
+    async with Store(answer_once(Answer(rate=10.0)), limits=no_hedges) as store:
+        assert await store.submit() == DATA[:SIZE]
+        assert store.seconds < 12
+        assert store.pop_counts().num_stalls == 1
+
+
+@in_virtual_time
 async def test_no_stream_is_given_up_while_all_are_slow():
-    async with Store(lambda sent: Answer(rate=100.0)) as store:
+    slow = TransferLimits(dribble_rate=0)  # the ranges here are a thousandth of real ones
+    async with Store(lambda sent: Answer(rate=100.0), limits=slow) as store:
         await asyncio.gather(*store.submit_many(20))
         assert 40 < store.seconds < 45
         assert store.pop_counts().num_stalls == 0
