@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import random
+from dataclasses import replace
 from itertools import count
 from statistics import median
 
@@ -459,7 +460,7 @@ async def test_dribbles_that_are_all_that_is_left_are_given_up():
 
 @in_virtual_time
 async def test_no_stream_is_given_up_while_all_are_slow():
-    slow = TransferLimits(dribble_rate=0)  # the ranges here are a thousandth of real ones
+    slow = replace(KILO, dribble_rate=0)  # the ranges here are a thousandth of real ones
     async with Store(lambda sent: Answer(rate=100.0), limits=slow) as store:
         await asyncio.gather(*store.submit_many(20))
         assert 40 < store.seconds < 45
