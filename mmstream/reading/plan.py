@@ -169,9 +169,13 @@ class RankPlan:
         self.next_clock = clock + 1
         return ranges
 
-    def take_step(self, clock: int) -> StepPlan:
-        """Return a planned step, once."""
-        return self._steps.pop(clock)
+    def planned_step(self, clock: int) -> StepPlan:
+        """Return a planned step that was not dropped yet."""
+        return self._steps[clock]
+
+    def drop_step(self, clock: int) -> None:
+        """Forget a step, whose samples were taken."""
+        del self._steps[clock]
 
     def _numbers(self, clock: int) -> IntArray:
         """Return the number of the window of each row of this rank."""

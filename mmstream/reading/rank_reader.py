@@ -160,7 +160,8 @@ class RankReader:
             single_samples: read each sample alone, and hold no windows.
         """
         clock = epoch * self._order.steps_per_epoch + step
-        if rows == self._rows and clock == self._clock and self._error is None:
+        is_next = rows == self._rows and clock == self._clock and not self._taken
+        if is_next and self._error is None:
             return
         self._forget()
         self._rows, self._clock = rows, clock
@@ -188,14 +189,15 @@ class RankReader:
             if self._error is not None:
                 raise self._error
             await self._progress.wait()
-        step_plan = plan.take_step(clock)
+        step_plan = plan.planned_step(clock)
         for planned in sorted(step_plan.ranges(), key=lambda planned: planned.first_use):
             while planned not in self._arrived:  # the horizon is full of earlier steps
                 await self._progress.wait()
             ready = self._arrived[planned].ready
             assert ready is not None
             await asyncio.shield(ready)
-        samples = self._take(step_plan)
+        samples = self._take(step_plan)  # from here on nothing waits, so it is taken whole
+        plan.drop_step(clock)
         self._advance(clock)
         return samples
 

@@ -71,7 +71,8 @@ def test_each_row_of_each_step_lies_in_a_range_that_is_read_in_time(data: st.Dat
     for clock in range(first, 2 * steps):
         plan.shards_ahead(2)
         plan.plan_step()
-        step_plan = plan.take_step(clock)
+        step_plan = plan.planned_step(clock)
+        plan.drop_step(clock)
         refs = order.refs(*divmod(clock, steps))
         assert step_plan.valid.tolist() == refs.valid[start:stop].tolist()
         expected = list(zip(refs.shard[start:stop], refs.index[start:stop], strict=True))
@@ -107,7 +108,7 @@ def test_runs_are_long_and_nothing_is_read_twice() -> None:
     assert sum(one_range.samples.num_bytes for one_range in ranges) < 1.15 * used
     assert max(one_range.samples.num_bytes for one_range in ranges) <= MAX_RUN_BYTES
     mean_bytes = np.mean([one_range.samples.num_bytes for one_range in later])
-    assert mean_bytes > MAX_RUN_BYTES / 3
+    assert mean_bytes > 2_000_000
     wanted = Counter(
         (one_range.samples.shard, index)
         for one_range in ranges

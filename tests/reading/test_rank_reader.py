@@ -159,6 +159,34 @@ def test_a_jump_gives_up_what_is_under_way(dataset: mm.Dataset) -> None:
     run(dataset, test)
 
 
+@pytest.mark.parametrize("is_later_step_taken", [False, True])
+def test_a_step_that_was_given_up_while_it_waited_can_be_asked_for_again(
+    dataset: mm.Dataset, is_later_step_taken: bool
+) -> None:
+    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+        def answer(is_wanted: Callable[[RangeRequest], bool]) -> None:
+            for request, future in zip(transfers.requests, transfers.futures, strict=True):
+                if is_wanted(request) and not future.done():
+                    future.set_result(bytearray(transfers.read(request)))
+
+        reader.begin(0, 0, (0, 8))
+        expected = [(await reader.step(0, step)).data for step in range(4)]
+        transfers.is_held = True
+        reader.begin(0, 1, (0, 8))
+        given_up = asyncio.create_task(reader.step(0, 1))
+        await asyncio.sleep(0.05)
+        if is_later_step_taken:
+            answer(lambda request: request.deadline > 1)
+            await reader.step(0, 2)
+        given_up.cancel()
+        transfers.is_held = False
+        reader.begin(0, 1, (0, 8))
+        answer(lambda _: True)
+        assert [(await reader.step(0, step)).data for step in (1, 2, 3)] == expected[1:]
+
+    run(dataset, test)
+
+
 def test_it_says_what_it_waits_for_before_it_reads(dataset: mm.Dataset) -> None:
     async def test(reader: RankReader, _: FakeTransfers) -> None:
         assert reader.describe() == "it has not begun"
