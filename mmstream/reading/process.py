@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.order import AnyOrder
@@ -112,18 +112,23 @@ class ReaderProcess:
         with suppress(OSError, EOFError), self._lock:
             self._control.send(("describe",))
             while self._control.poll(ANSWER_S):
-                kind, value = self._control.recv()
-                if kind == "described":
-                    return f"the reader process (pid {self.pid}): {value}"
-                _log(value)
+                if (answer := self._receive()) is not None:
+                    return f"the reader process (pid {self.pid}): {answer}"
         return f"the reader process (pid {self.pid}) does not answer"
 
     def pass_on_log(self) -> None:
         """Log here what it has logged since the previous call."""
         with suppress(OSError, EOFError), self._lock:
             while self._control.poll():
-                _, fields = self._control.recv()
-                _log(fields)
+                self._receive()
+
+    def _receive(self) -> str | None:
+        """Log a message if it is a log record; return what it says of itself otherwise."""
+        kind, value = self._control.recv()
+        if kind == "described":
+            return cast(str, value)
+        _log(value)
+        return None
 
     def words_of_end(self) -> str:
         """Say how it ended; call it when its connections have ended."""

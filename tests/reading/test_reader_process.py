@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 import sys
 import tempfile
@@ -18,8 +20,9 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
-from mmstream.reading import server
+from mmstream.reading import process, server
 from mmstream.reading.messages import ReaderEnded, ReaderSetup, StepConnection, StepRequest
+from mmstream.reading.process import ReaderProcess
 from mmstream.reading.server import main
 from mmstream.reading.step import Job
 from mmstream.world import World, rows_of_rank
@@ -135,3 +138,19 @@ def test_an_error_of_the_storage_crosses_to_whoever_asked(corpus: str) -> None:
         assert iteration == 1
     with pytest.raises(ReaderEnded):
         reader.connections[0].ask(StepRequest(1, 0, 0))
+
+
+def test_an_answer_that_comes_late_is_no_log_record(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make_pipeline(corpus)
+    reader = ReaderProcess(pipeline.dataset, pipeline.order, 1)
+    with closing(reader):
+        monkeypatch.setattr(process, "ANSWER_S", 0.1)
+        os.kill(reader.pid, signal.SIGSTOP)
+        assert reader.describe().endswith("does not answer")
+        os.kill(reader.pid, signal.SIGCONT)
+        assert reader._control.poll(60)
+        reader.pass_on_log()
+        monkeypatch.setattr(process, "ANSWER_S", 60)
+        assert "it has not begun" in reader.describe()
