@@ -12,7 +12,7 @@ Example: a server is away from second 10 on. A request that fails at second 12 c
 does a second one that starts at second 200, and both give up at second 312.
 
 `retry` waits in its thread. `mmstream.storage.transfers` waits in an event loop. Both go by
-`Failures`, and share the `Patience` of a store.
+`Failures`, and share the `Patience` of a store. In `sent_once`, `retry` leaves it to its caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -32,11 +34,13 @@ from typing import Any, TypeVar
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.store import RequestError
 
-__all__ = ["Failures", "Patience", "patience_limit_s", "patience_of", "retry"]
+__all__ = ["Failures", "Patience", "patience_limit_s", "patience_of", "retry", "sent_once"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_is_sent_once: ContextVar[bool] = ContextVar("is_sent_once", default=False)
 
 STORAGE_PATIENCE_S = 300.0
 """Seconds without an answer after which a store counts as failed. ``MMSTREAM_STORAGE_PATIENCE_S``
@@ -168,6 +172,19 @@ def _patience(_scheme: str, _bucket: str, *_endpoints: str | None) -> Patience:
     return Patience()
 
 
+@contextmanager
+def sent_once() -> Iterator[None]:
+    """Have `retry` send each request once in this block: whoever calls decides what follows.
+
+    A request that fails for a passing reason raises a RequestError.
+    """
+    token = _is_sent_once.set(True)
+    try:
+        yield
+    finally:
+        _is_sent_once.reset(token)
+
+
 def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> T:
     """Call a function that sends requests, and call it again when it fails for a passing reason.
 
@@ -182,6 +199,7 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
         FileNotFoundError: No such object or bucket.
         ConfigError: The storage cannot take such a name or setting.
         StorageError: Wrong credentials, or all attempts failed.
+        RequestError: It failed for a passing reason, in `sent_once`.
     """
     failures = Failures(url, patience or patience_of(url))
     while True:
@@ -195,6 +213,11 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
                 failures.patience.answered()
             if (final := _final_error(url, error)) is not None:
                 raise final from error
+            if _is_sent_once.get():
+                if isinstance(error, RequestError):
+                    raise
+                text = f"{type(error).__name__}: {error}"
+                raise RequestError(text, retry_after_s=_retry_after_s(error)) from error
             _pause(url, failures.add(error, started, time.monotonic()))
         else:
             failures.patience.answered()

@@ -14,6 +14,7 @@ import json
 import re
 
 from mmstream.errors import MMStreamError
+from mmstream.storage.store import RequestError
 
 __all__ = ["plain_error", "without_secrets"]
 
@@ -44,9 +45,10 @@ def plain_error(error: Exception) -> Exception:
 
     Returns:
         FileNotFoundError, PermissionError, ValueError or OSError, by its class and by the status of
-        the HTTP answer behind it. Mistakes of a program stay what they are.
+        the HTTP answer behind it. A RequestError for 429 and 503. Mistakes of a program stay what
+        they are.
     """
-    if isinstance(error, (MMStreamError, *_OF_PROGRAMS)):
+    if isinstance(error, (MMStreamError, RequestError, *_OF_PROGRAMS)):
         return error
     text, status = without_secrets(error), _status(error)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
@@ -55,6 +57,8 @@ def plain_error(error: Exception) -> Exception:
         return PermissionError(text)
     if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
         return ValueError(text)
+    if status in (429, 503):
+        return RequestError(f"{type(error).__name__}: {text}", is_throttled=True)
     plain = OSError(f"{type(error).__name__}: {text}")
     plain.errno = errno.EINVAL if status == 416 else getattr(error, "errno", None)
     return plain

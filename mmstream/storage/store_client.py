@@ -1,7 +1,10 @@
 """Storage: ranges of any store, read by threads.
 
-It serves what has no asynchronous client of its own. A range arrives as one piece, and the store
-itself sends failed requests again, see `mmstream.storage.patience`.
+It serves what has no asynchronous client of its own. A range arrives as one piece. Each request is
+sent once: `mmstream.storage.transfers` sends those again that fail or take too long.
+
+A thread cannot be ended. A read that was given up goes on in its thread until the storage answers,
+and another thread takes its place.
 """
 
 from __future__ import annotations
@@ -11,12 +14,16 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from mmstream.storage.patience import sent_once
 from mmstream.storage.store import ObjectStat, Store
 
 __all__ = ["StoreClient"]
 
-MAX_THREADS = 64
+MAX_READS = 64
 """Ranges that are read side by side. Further ones wait."""
+
+MAX_THREADS = 512
+"""Threads, those included whose reads were given up. If so many hang, the storage is away."""
 
 
 class StoreClient:
@@ -24,6 +31,7 @@ class StoreClient:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._reads = asyncio.Semaphore(MAX_READS)
         self._threads = ThreadPoolExecutor(MAX_THREADS, "mmstream-store-client")
 
     def url_of(self, name: str) -> str:
@@ -36,11 +44,13 @@ class StoreClient:
         """Read a range, whole. A cancelled read goes on in its thread, and nobody gets it.
 
         Raises:
+            RequestError: The request failed for a passing reason.
             FileNotFoundError: No such object.
-            StorageError: The storage failed after retries.
+            StorageError: No second request would help.
         """
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._threads, self._read, name, start, stop)
+        async with self._reads:
+            answer = await loop.run_in_executor(self._threads, self._read, name, start, stop)
         if into is None:
             return answer
         length = len(answer.data)
@@ -49,7 +59,8 @@ class StoreClient:
 
     def _read(self, name: str, start: int, stop: int) -> ReadRange:
         known: dict[str, ObjectStat] = {}
-        (outcome,) = self._store.read_ranges([(name, start, stop)], known)
+        with sent_once():
+            (outcome,) = self._store.read_ranges([(name, start, stop)], known)
         stat = known.get(name)
         if stat is not None and stat.size < stop:
             return ReadRange(b"", stat)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from mmstream.errors import StorageError
-from mmstream.storage.store import ObjectStat
+from mmstream.storage.store import ObjectStat, RequestError
 
 __all__ = ["client_options", "head", "read_ranges"]
 
@@ -48,7 +48,7 @@ def head(client: Any, url: str) -> ObjectStat:
         session = await client.set_session()
         settings = {"headers": {"Accept-Encoding": "identity"}, "allow_redirects": True}
         async with session.head(client.encode_url(url), **settings) as answer:
-            _require_ok(url, answer.status)
+            _require_ok(url, answer)
             size = answer.headers.get("Content-Length", "")
             if not size.isdigit():
                 raise StorageError(f"{url}: the server does not say its size; download it first")
@@ -74,7 +74,7 @@ def read_ranges(
             async with session.get(client.encode_url(url), **settings) as answer:
                 if answer.status == 416:
                     raise OSError(errno.EINVAL, "the range goes past the end")
-                _require_ok(url, answer.status)
+                _require_ok(url, answer)
                 is_whole = start == 0 and answer.headers.get("Content-Length") == str(stop)
                 if answer.status != 206 and not is_whole:
                     answer.close()  # not all of the object
@@ -100,12 +100,20 @@ def _version(headers: Any) -> str | None:
     return headers.get("ETag", "").removeprefix("W/").strip('"') or None
 
 
-def _require_ok(url: str, status: int) -> None:
+def _require_ok(url: str, answer: Any) -> None:
+    status: int = answer.status
     if status in (404, 410):
         raise FileNotFoundError(f"{url}: no such object")
     if status in (401, 403):
         raise StorageError(
             f"{url}: the server answers {status}; put the password of its host into ~/.netrc"
+        )
+    if status in (429, 503):
+        text = answer.headers.get("Retry-After", "")
+        raise RequestError(
+            f"the server answers {status}",
+            is_throttled=True,
+            retry_after_s=float(text) if text.isdecimal() else 0.0,
         )
     if status >= 400:
         raise OSError(f"the server answers {status}")

@@ -1,0 +1,107 @@
+"""The client by threads sends each request once; the transfers alone send it again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from itertools import count
+
+import pytest
+
+from mmstream.storage import open_store
+from mmstream.storage.patience import patience_of, retry
+from mmstream.storage.store import ObjectStat, RequestError
+from mmstream.storage.store_client import MAX_READS, StoreClient
+from mmstream.storage.transfer_limits import TransferLimits
+from mmstream.storage.transfers import RangeRequest, Transfers
+from tests.helpers.web_stubs import WebStub, running
+
+DATA = bytes(range(250)) * 4
+
+IMPATIENT = TransferLimits(min_first_byte_s=0.2, tick_s=0.02)
+
+urls = (f"fake://store-{number}" for number in count())
+
+
+class Store:
+    """A store whose reads go wrong as a test says, and that tries again by itself."""
+
+    def __init__(self, before_read) -> None:
+        self.before_read, self.url = before_read, next(urls)
+        self.num_reads = count(1)
+
+    def url_of(self, name):
+        return f"{self.url}/{name}"
+
+    def read_ranges(self, ranges, known):
+        ((name, start, stop),) = ranges
+
+        def read():
+            self.before_read(next(self.num_reads))
+            known[name] = ObjectStat(len(DATA), "v1")
+            return DATA[start:stop]
+
+        try:
+            return [retry(self.url_of(name), read)]
+        except OSError as error:
+            return [error]
+
+
+def read_all(store, num_ranges=100):
+    """Read ranges through transfers. Return the counts."""
+
+    async def read():
+        transfers = Transfers([StoreClient(store)], [{}], IMPATIENT)
+        futures = [transfers.submit(RangeRequest(0, "a", i, i + 9, 0)) for i in range(num_ranges)]
+        try:
+            async with asyncio.timeout(60):
+                assert await asyncio.gather(*futures) == [
+                    DATA[i : i + 9] for i in range(num_ranges)
+                ]
+        finally:
+            counts = transfers.pop_counts()
+            await transfers.close()
+        return counts
+
+    return asyncio.run(read())
+
+
+def test_failed_requests_are_sent_again_and_counted_by_the_transfers():
+    def fail(number):
+        if number % 10 == 0:
+            raise ConnectionResetError("by peer")
+
+    store = Store(fail)
+    counts = read_all(store)
+    assert counts.num_retries >= 10
+    assert counts.num_requests == next(store.num_reads) - 1
+
+
+def test_reads_that_hang_leave_room_for_others():
+    go_on = threading.Event()
+
+    def hang(number):
+        if number <= 2 * MAX_READS:
+            go_on.wait(60)
+
+    try:
+        counts = read_all(Store(hang))
+    finally:
+        go_on.set()
+    assert counts.num_stalls + counts.num_hedges_won >= 100
+
+
+@pytest.mark.parametrize(("status", "is_throttled"), [(500, False), (429, True), (503, True)])
+def test_a_web_server_gets_each_request_once_and_may_ask_for_fewer(status, is_throttled):
+    async def open_range():
+        client = StoreClient(open_store(f"{server.url}/corpus"))
+        with pytest.raises(RequestError) as caught:
+            await client.open("a.tar", 0, 10)
+        await client.close()
+        return caught.value
+
+    with running(WebStub, {"corpus/a.tar": DATA}) as server:
+        patience_of(server.url).answered()
+        server.handler.statuses_to_come[:] = [status]
+        assert asyncio.run(open_range()).is_throttled == is_throttled
+        assert len(server.requests) == 1
