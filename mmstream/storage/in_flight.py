@@ -34,7 +34,7 @@ class InFlight:
         self._limits = limits
         self.limit = max(limits.min_start_in_flight, limits.start_in_flight // num_local_ranks)
         self._max = max(limits.min_start_in_flight, limits.max_in_flight // num_local_ranks)
-        self._forgiven = Allowance(limits.forgiven_share, limits.forgiven_burst)
+        self._forgiven = self._new_allowance()
         self._cut_at = -math.inf  # requests that were sent before do not halve it once more
         self._rates: list[float] = []  # of requests that were sent since the last change
         self._usual_rate = math.inf
@@ -130,9 +130,15 @@ class InFlight:
 
     def _change(self, limit: int, now: float) -> None:
         self.limit = min(self._max, max(self._limits.min_in_flight, limit))
+        self._forgiven = self._new_allowance()
         self._before_step, self._changed_at = None, now
         self._rates.clear()
         self._restart(now)
+
+    def _new_allowance(self) -> Allowance:
+        """Return how many requests may fail. Refusals come sooner than answers, all at once."""
+        limits = self._limits
+        return Allowance(limits.forgiven_share, max(limits.forgiven_burst, self.limit // 8))
 
     def _restart(self, now: float) -> None:
         """Measure anew, as soon as the requests in flight are those of the present number."""

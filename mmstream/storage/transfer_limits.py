@@ -24,8 +24,9 @@ class TransferLimits:
     """Of a rank, whatever happens: fewer cannot show that a store is well again."""
     max_in_flight: int = 512
     """Of all ranks of a node together: more only fills the queues of the network and the store."""
-    step_up: float = 2.0
-    """Factor of a step up: 64 are 512 after three steps. A useless one is taken back at once."""
+    step_up: float = 1.5
+    """Factor of a step up: 64 are 216 after three. Larger ones open many connections at once for
+    nothing where the link, or the CPU, is full. A useless one is taken back at once."""
     min_gain: float = 1.1
     """Factor of bytes/s that a step up must bring, or it is taken back: less is noise."""
     min_trial_s: float = 0.5
@@ -46,7 +47,7 @@ class TransferLimits:
     """Share of requests that may time out or be refused before the number is halved: sending those
     again costs less than half of the connections."""
     forgiven_burst: int = 8
-    """Requests that may fail so at once, after a time without any: an eighth of 64."""
+    """Requests that may fail so at once, after a time without any: an eighth of 64, and of more."""
 
     # Time-outs
 
@@ -62,6 +63,19 @@ class TransferLimits:
     """A stream slower than this share of its neighbours' median is given up, and continued."""
     dribble_rate: float = 1e3
     """Bytes/s below which a stream is given up whatever its neighbours do: no link is that slow."""
+
+    # Ranges that are overdue
+
+    min_overdue_s: float = 2.0
+    """Least seconds after which a request is overdue: a packet that was lost twice takes less."""
+    overdue_factor: float = 3.0
+    """A request is overdue after this multiple of the time that nine of ten take, as a whole. It is
+    not the p99: one request in twenty may dribble."""
+    overdue_share: float = 1 / 8
+    """Overdue ranges that are hedged at a time, as a share of the permits, whatever hedges may be
+    sent: where all requests are slow, this is the load that they add."""
+    min_overdue_samples: int = 8
+    """Requests that must have ended: of fewer, the slowest one says too little."""
 
     # Hedges
 

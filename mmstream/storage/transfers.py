@@ -280,7 +280,9 @@ class Transfers:
 
     def _complete(self, attempt: _Attempt, now: float) -> None:
         transfer, rate = attempt.transfer, None
-        if attempt.opened is not None and not self._is_short(attempt):
+        if self._is_short(attempt):
+            self._speeds.add_short_time(now - attempt.started, now)
+        elif attempt.opened is not None:
             rate = (transfer.size - attempt.start) / max(now - attempt.opened, 1e-6)
             self._speeds.add_rate(rate, now)
         self._in_flight.ended(attempt.started, rate, now)
@@ -339,8 +341,6 @@ class Transfers:
     ) -> None:
         """Queue a transfer again, after a pause of its patience or of `pause_s`."""
         transfer = attempt.transfer
-        if transfer.attempts:
-            return  # the other request goes on
         if transfer.failures is None:
             client, name, _, _, _ = transfer.request
             url = self._clients[client].url_of(name)
@@ -350,6 +350,8 @@ class Transfers:
         except (StorageError, ConfigError) as final:
             self._end(transfer, final)
             return
+        if transfer.attempts:
+            return  # the other request goes on
         transfer.is_asked_to_wait = isinstance(error, RequestError) and error.retry_after_s > 0
         self._pausing[transfer] = self._loop.call_later(
             patient_s if pause_s is None else min(pause_s, patient_s), self._enqueue, transfer
@@ -414,6 +416,14 @@ class Transfers:
             transfer.num_timeouts += 1
             which = "first" if attempt.opened is None else "further"
             self._give_up(attempt, f"no {which} byte in {waited_s:.1f} s", now)
+            return
+        # A short answer that dribbles never stands still. Others like it say how long it may take.
+        overdue_s = self._speeds.overdue_s(transfer.size - attempt.start)
+        overdue_s = max(overdue_s, self._limits.least_speed_s)
+        whole_s = now - attempt.started
+        if attempt.opened is not None and whole_s >= overdue_s * 2**transfer.num_timeouts:
+            transfer.num_timeouts += 1
+            self._give_up(attempt, f"{attempt.position} bytes in {whole_s:.1f} s", now)
         else:
             self._set_late(attempt, waited_s > self._speeds.late_first_byte_s, now)
 
@@ -441,24 +451,55 @@ class Transfers:
 
     def _set_late(self, attempt: _Attempt, is_late: bool, now: float) -> None:
         """Note whether a request is late. A second one is sent if its range is needed soon."""
+        transfer = attempt.transfer
+        overdue_s = self._speeds.overdue_s(transfer.size - attempt.start)
+        if overdue_s == math.inf:
+            overdue_s = self._limits.least_speed_s
+        is_late = is_late or now - attempt.started >= overdue_s
         self._num_late += is_late - attempt.is_late
         attempt.is_late = is_late
-        if not is_late:
-            return
-        transfer = attempt.transfer
+        if all(other.is_late for other in transfer.attempts):
+            self._hedge(transfer, overdue_s, now)
+
+    def _hedge(self, transfer: _Transfer, overdue_s: float, now: float) -> None:
+        """Send one more request for a late range if it is needed soon.
+
+        Hedges are few. A range that holds the consumer up is hedged all the same once its newest
+        request is overdue.
+        """
         rest = transfer.size - transfer.reached
         soon_s = self._limits.slack_factor * self._speeds.usual_s(rest)
-        if (
-            all(other.is_late for other in transfer.attempts)
-            and len(transfer.attempts) < self._limits.max_side_by_side
-            and self._speeds.is_hedging
-            and self._slack_s(transfer.request.deadline) <= soon_s
-            and self._hedges.has(1)
-            and self._hedged_bytes.spend(rest)
-        ):
-            self._hedges.spend(1)
+        if self._slack_s(transfer.request.deadline) > soon_s:
+            return
+        newest_s = now - transfer.attempts[-1].started
+        is_overdue = newest_s >= overdue_s * 2**transfer.num_timeouts
+        if len(transfer.attempts) >= self._limits.max_side_by_side:
+            # All of them may dribble. Bytes that come, if slowly, are waited for.
+            furthest = max(transfer.attempts, key=lambda other: other.position)
+            if not is_overdue or furthest.seconds_left(now) <= self._limits.max_first_byte_s:
+                return
+            transfer.num_timeouts += 1
+            slowest = min(transfer.attempts, key=lambda other: other.position)
+            self._give_up(slowest, f"no end after {now - slowest.started:.1f} s", now)
+        elif not (is_overdue and self._may_hedge_overdue()) and not self._spend_hedge(rest):
+            return
+        if not transfer.future.done():
             transfer.move()
             self._send(transfer, now, is_hedge=True)
+
+    def _spend_hedge(self, num_bytes: int) -> bool:
+        return (
+            self._speeds.is_hedging
+            and self._hedges.has(1)
+            and self._hedged_bytes.spend(num_bytes)
+            and self._hedges.spend(1)
+        )
+
+    def _may_hedge_overdue(self) -> bool:
+        """Tell whether a range that holds the consumer up may be hedged without an allowance."""
+        # Hedges that are late themselves do not count: one that dribbles must not hold others up.
+        num_hedges = sum(other.is_hedge and not other.is_late for other in self._attempts)
+        return num_hedges < max(1, self._in_flight.limit * self._limits.overdue_share)
 
     def _slack_s(self, deadline: int) -> float:
         """Return the seconds until the consumer needs what has this deadline."""
@@ -539,6 +580,12 @@ class _Attempt:
     def rate_now(self, now: float) -> float:
         """Return the bytes/s since the mark."""
         return (self.position - self.marked_position) / max(now - self.marked, 1e-6)
+
+    def seconds_left(self, now: float) -> float:
+        """Return when the last byte would arrive, at the bytes/s so far."""
+        num_bytes = self.position - self.start
+        rest = self.transfer.size - self.position
+        return rest * (now - self.started) / num_bytes if num_bytes else math.inf
 
     def cancel(self) -> None:
         if self.task is not None:

@@ -31,6 +31,8 @@ class Answer:
     """Bytes after which the stream ends in silence."""
     stops_after: float = math.inf
     """Bytes after which nothing comes any more."""
+    piece: int | None = None
+    """Bytes of a piece. None: as many as the client's."""
     version: str = "v1"
     content: bytes | None = None
     """Of the whole object, where it is another one."""
@@ -121,7 +123,8 @@ class _Stream:
         body = memoryview(self.content)[sent.start : sent.stop]
         last = min(len(body), how.ends_after, how.breaks_after, how.stops_after)
         while sent.num_bytes < last:
-            piece = body[sent.num_bytes : int(min(last, sent.num_bytes + client.piece))]
+            end = min(last, sent.num_bytes + (how.piece or client.piece))
+            piece = body[sent.num_bytes : int(end)]
             client.num_streaming += 1
             rate = min(how.rate, client.link_rate / client.num_streaming)
             try:
