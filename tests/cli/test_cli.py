@@ -176,7 +176,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ("verify {tmp}/tars --source a", "--source names the source of --quarantine"),
         ("index {tmp}/none", "/none: no tars to index: no such folder"),
         ("index {tmp}/tars/a.tar", "/a.tar: no tars to index; name their folder"),
-        ("info oss://bucket/x", "usage: oss://: Install ossfs to access Alibaba"),
+        ("info oss://bucket/x", "usage: oss:// needs another package: Install ossfs"),
         (
             "convert {tmp}/utf16.jsonl {tmp}/out",
             "is UTF-16; save it as UTF-8",
