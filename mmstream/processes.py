@@ -23,12 +23,15 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+
+from mmstream.errors import ConfigError
 
 __all__ = [
     "default_threads",
@@ -37,7 +40,9 @@ __all__ = [
     "is_main_process_alive",
     "join_parent",
     "marked_as_main_process",
+    "memory_bytes",
     "num_cores",
+    "num_local_ranks",
     "process_state",
     "pss_bytes",
     "safe_environment",
@@ -62,6 +67,9 @@ def start_fork_server(modules: Iterable[str]) -> None:
 
     Args:
         modules: what it imports once for all workers.
+
+    Raises:
+        ConfigError: the path of temporary files is too long for a socket.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["mmstream.forkserver_preload", *(name for name in modules if name != "__main__")]
@@ -74,6 +82,13 @@ def start_fork_server(modules: Iterable[str]) -> None:
     try:
         with marked_as_main_process(), _environment(_for_fork_server()):
             forkserver.ensure_running()
+    except OSError as error:
+        if "too long" not in str(error):
+            raise
+        raise ConfigError(
+            f"TMPDIR: {tempfile.gettempdir()} is too long for the sockets of worker processes; "
+            "set it to a shorter path, such as /tmp"
+        ) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -258,6 +273,37 @@ def words_of_exit(exit_code: int) -> str:
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_local_ranks() -> int:
+    """Return how many ranks run on this machine, as launchers such as torchrun say."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Return the memory of this machine, or what a control group leaves of it to this process.
+
+    Args:
+        root: Where ``proc`` and ``sys`` lie.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return memory
+    for line in lines:  # such as 0::/slurm/job_7 (version 2) or 9:memory:/slurm/job_7 (version 1)
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        folder = top / group.lstrip("/")
+        # Every group above may have a limit of its own. In a container, only the top is there.
+        for above in (folder, *folder.parents):
+            with suppress(OSError, ValueError):
+                memory = min(memory, int((above / name).read_text()))
+    return memory
 
 
 def default_threads() -> int:

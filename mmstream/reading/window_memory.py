@@ -7,9 +7,7 @@ large where a run that was planned for many ranks goes on with few.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,9 @@ import numpy as np
 from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
+from mmstream.processes import memory_bytes, num_local_ranks
 
-__all__ = ["memory_bytes", "needs_single_samples", "window_bytes"]
+__all__ = ["needs_single_samples", "window_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +27,6 @@ MEMORY_SHARE = 0.25
 LEAST_SINGLE_BYTES = 64_000
 """Mean size of samples that are read one by one where windows are too large. Smaller ones would be
 too many requests."""
-
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def window_bytes(source: ShardSource, order: AnyOrder, num_rows: int) -> float:
@@ -68,7 +65,7 @@ def needs_single_samples(
     """
     wanted = window_bytes(source, order, num_rows)
     memory = memory_bytes() if memory is None else memory
-    limit = MEMORY_SHARE * memory / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    limit = MEMORY_SHARE * memory / num_local_ranks()
     if wanted <= limit:
         return False
     datasets = datasets_of(source)
@@ -83,12 +80,3 @@ def needs_single_samples(
         )
     logger.warning("%s: samples are read one by one, which are many requests", words)
     return True
-
-
-def memory_bytes() -> int:
-    """Return the memory of this machine, or what its control group may take of it."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in map(Path, CGROUP_LIMITS):
-        if path.exists() and (text := path.read_text().strip()).isdecimal():
-            memory = min(memory, int(text))
-    return memory

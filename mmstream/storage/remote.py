@@ -27,7 +27,7 @@ from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import web
 from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.plain_errors import plain_error, without_secrets
-from mmstream.storage.s3_endpoint import is_anonymous
+from mmstream.storage.s3_endpoint import is_anonymous, require_certificates
 from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.store import Access, ObjectStat, ReplacedError, require_known, require_size
 from mmstream.storage.upload import PART_BYTES, code_of, put_object, upload
@@ -521,6 +521,7 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
             "connect_timeout": 10,
             "retries": {"max_attempts": 0},
         }
+        require_certificates()
         if is_anonymous():
             options["anon"] = True
     elif scheme in ("http", "https"):

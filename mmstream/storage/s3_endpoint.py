@@ -12,12 +12,13 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, escaped
 from mmstream.storage.s3_signature import S3Signer
 
-__all__ = ["S3Endpoint", "is_anonymous", "s3_endpoint"]
+__all__ = ["S3Endpoint", "is_anonymous", "require_certificates", "s3_endpoint"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,13 @@ def is_anonymous() -> bool:
     return str(value).lower() in ("1", "true", "yes", "on")
 
 
+def require_certificates() -> None:
+    """Raise a ConfigError if ``AWS_CA_BUNDLE`` names what is not there. botocore says it badly."""
+    name = os.environ.get("AWS_CA_BUNDLE")
+    if name and not Path(name).exists():
+        raise ConfigError(f"AWS_CA_BUNDLE: no such file: {escaped(name)}")
+
+
 def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
     """Return how to reach a bucket, for the present settings. Files and services may be asked.
 
@@ -72,6 +80,7 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
     from botocore.session import Session
     from botocore.utils import get_environ_proxies
 
+    require_certificates()
     settings = _s3fs_settings()
     options = dict(settings.get("client_kwargs") or {})
     session = Session(profile=settings.get("profile"))

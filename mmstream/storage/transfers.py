@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
 from mmstream.errors import ConfigError, StorageError
+from mmstream.processes import num_local_ranks
 from mmstream.storage.allowance import Allowance
 from mmstream.storage.in_flight import InFlight
 from mmstream.storage.patience import Failures, patience_of
@@ -82,7 +82,7 @@ class Transfers:
         self._clock = 0
         self._is_clock_known = False
         self._clock_changed, self._step_s = math.nan, math.nan
-        self._in_flight = InFlight(self._limits, _num_local_ranks(), self._loop.time())
+        self._in_flight = InFlight(self._limits, num_local_ranks(), self._loop.time())
         self._speeds = TransferSpeeds(self._limits)
         self._hedges = Allowance(self._limits.hedged_share, self._limits.hedged_burst)
         self._hedged_bytes = Allowance(self._limits.hedged_share, self._limits.hedged_burst_bytes)
@@ -590,9 +590,3 @@ class _Attempt:
     def cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()
-
-
-def _num_local_ranks() -> int:
-    """Return how many ranks run on this node, as launchers such as torchrun say."""
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isdecimal() else 1

@@ -68,8 +68,8 @@ def assert_flips_change_nothing(
     assert num_samples > 3
     # An index and its checksums are one read, in which both may be flipped.
     least = num_samples + (num_indexes + 1) // 2
-    if needs_reader_process(flipped.dataset):  # what it has read for the next epoch counts there
-        least = 1
+    if num_workers or needs_reader_process(flipped.dataset):
+        least = 1  # what was read for the next epoch counts with its batches
     assert least <= loader.stats.num_wrong_reads <= num_samples + num_indexes
 
 

@@ -21,6 +21,7 @@ from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, patience, remote, s3_client
 from mmstream.storage.range_client import RequestError, range_client
 from mmstream.storage.s3_client import S3Client
+from mmstream.storage.s3_endpoint import s3_endpoint
 from mmstream.storage.s3_signature import S3Signer
 from mmstream.storage.store import ObjectStat
 from tests.helpers.stub_server import ranged, refused, reply, stub_server
@@ -383,3 +384,12 @@ def test_secrets_are_neither_shown_nor_pickled(settings):
     for value in (client, link.signer):
         with pytest.raises(TypeError, match="pickled"):
             pickle.dumps(value)
+
+
+def test_certificates_that_are_not_there_are_named_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "absent.pem"))
+    with pytest.raises(ConfigError, match=r"AWS_CA_BUNDLE: no such file: .*absent\.pem"):
+        open_store("s3://bucket/prefix").read("name")
+    with pytest.raises(ConfigError, match=r"AWS_CA_BUNDLE: no such file: .*absent\.pem"):
+        s3_endpoint("bucket")

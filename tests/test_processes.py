@@ -1,0 +1,70 @@
+"""What this machine has for its ranks: memory, and how many they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmstream.processes import memory_bytes, num_local_ranks
+
+GIB = 1 << 30
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("groups", "limit"),
+    [
+        ("0::/slurm/job_7/step_0\n", "sys/fs/cgroup/slurm/job_7/memory.max"),
+        ("0::/docker/abc\n", "sys/fs/cgroup/memory.max"),
+        ("5:cpu:/x\n9:memory,hugetlb:/job\n", "sys/fs/cgroup/memory/job/memory.limit_in_bytes"),
+    ],
+)
+def test_the_smallest_limit_of_all_control_groups_counts(
+    tmp_path: Path, groups: str, limit: str
+) -> None:
+    files = {"proc/self/cgroup": groups, "sys/fs/cgroup/slurm/memory.max": "max\n"}
+    root = write(tmp_path, files)
+    assert memory_bytes(root) > GIB // 8
+    write(tmp_path, {limit: f"{GIB // 8}\n"})
+    assert memory_bytes(root) == GIB // 8
+
+
+def test_without_control_groups_it_is_the_memory_of_the_machine(tmp_path: Path) -> None:
+    assert 1 << 28 < memory_bytes() <= memory_bytes(tmp_path) < 1 << 50
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, 1), ("", 1), ("x", 1), ("0", 1), ("8", 8)])
+def test_ranks_of_this_machine_are_counted_by_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, expected: int
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if text is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+    assert num_local_ranks() == expected
+
+
+def test_a_folder_of_temporary_files_that_is_too_long_for_sockets_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    code = "from mmstream.processes import start_fork_server; start_fork_server([])"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    last_line = ended.stderr.splitlines()[-1]
+    assert last_line.startswith("mmstream.errors.ConfigError: TMPDIR: ")
+    assert "such as /tmp" in last_line
