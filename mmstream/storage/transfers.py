@@ -265,7 +265,7 @@ class Transfers:
             self._answered(transfer.request.client, now)
         self._counts["num_bytes"] += end - begin
         self._in_flight.received(end - begin)
-        attempt.position = end
+        attempt.position, attempt.touched = end, now
         if self._is_short(attempt):
             attempt.marked = now
         if end > transfer.reached:  # if not, the other request was quicker
@@ -476,7 +476,8 @@ class Transfers:
         if len(transfer.attempts) >= self._limits.max_side_by_side:
             # All of them may dribble. Bytes that come, if slowly, are waited for.
             furthest = max(transfer.attempts, key=lambda other: other.position)
-            if not is_overdue or furthest.seconds_left(now) <= self._limits.max_first_byte_s:
+            left_s = furthest.seconds_left(now, self._limits.piece_bytes)
+            if not is_overdue or left_s <= self._limits.max_first_byte_s:
                 return
             transfer.num_timeouts += 1
             slowest = min(transfer.attempts, key=lambda other: other.position)
@@ -563,6 +564,7 @@ class _Attempt:
         "start",
         "started",
         "task",
+        "touched",
         "transfer",
     )
 
@@ -573,7 +575,7 @@ class _Attempt:
         # and so are those of the late request beside it: see `_Transfer.move`.
         self.into = None if is_hedge else memoryview(transfer.data)[self.start :]
         self.opened: float | None = None
-        self.marked = started
+        self.marked = self.touched = started
         self.is_late = False
         self.task: asyncio.Task[None] | None = None
 
@@ -581,11 +583,18 @@ class _Attempt:
         """Return the bytes/s since the mark."""
         return (self.position - self.marked_position) / max(now - self.marked, 1e-6)
 
-    def seconds_left(self, now: float) -> float:
-        """Return when the last byte would arrive, at the bytes/s so far."""
-        num_bytes = self.position - self.start
+    def seconds_left(self, now: float, piece_bytes: int) -> float:
+        """Return when the last byte would arrive, at the bytes/s so far.
+
+        Infinite: no piece came in twice the time that it should have taken.
+        """
         rest = self.transfer.size - self.position
-        return rest * (now - self.started) / num_bytes if num_bytes else math.inf
+        if self.opened is None or self.position == self.start:
+            return math.inf
+        seconds_per_byte = (self.touched - self.opened) / (self.position - self.start)
+        if now - self.touched > 2 * min(rest, piece_bytes) * seconds_per_byte:
+            return math.inf
+        return rest * seconds_per_byte
 
     def cancel(self) -> None:
         if self.task is not None:

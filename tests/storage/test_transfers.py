@@ -527,6 +527,25 @@ async def test_no_step_waits_long_for_requests_that_bring_nothing(
         assert await longest_wait(store, 150, num_bytes, num_ahead) < 7
 
 
+@pytest.mark.parametrize("num_bytes", [200, 3500], ids=["short", "long"])
+@pytest.mark.parametrize("stops_after", [0, 5, 40])
+@in_virtual_time
+async def test_four_requests_for_the_same_bytes_may_stand_still(stops_after, num_bytes):
+    numbers = count()
+
+    def answer(sent):
+        is_slow = sent.stop == num_bytes + 5 and next(numbers) < 4
+        stopped = Answer(rate=40e3, piece=1, stops_after=stops_after)
+        return stopped if is_slow else Answer(rate=40e3)
+
+    async with Store(answer) as store:
+        await asyncio.gather(*(store.submit(i, i + num_bytes) for i in range(100, 200)))
+        await asyncio.sleep(0.6)
+        before = store.seconds
+        assert await store.submit(5, num_bytes + 5) == DATA[5 : num_bytes + 5]
+        assert store.seconds - before < 9
+
+
 @in_virtual_time
 async def test_a_short_dribble_that_nobody_needs_yet_is_given_up():
     async with Store(slow_where(lambda sent: sent.start == 5, DRIBBLE)) as store:
@@ -543,7 +562,7 @@ async def test_a_short_dribble_that_nobody_needs_yet_is_given_up():
 @pytest.mark.parametrize("num_bytes", [100, 3500], ids=["short", "long"])
 @in_virtual_time
 async def test_a_link_that_becomes_slow_is_not_asked_for_more(num_bytes):
-    """Its bytes arrive once, but for some hedges: nothing is given up, and nothing collapses."""
+    """Its bytes arrive once, but for some hedges: hardly a request is given up."""
     slow_from = 1005.0
 
     def answer(sent):
@@ -554,7 +573,7 @@ async def test_a_link_that_becomes_slow_is_not_asked_for_more(num_bytes):
         num_steps = 400 if num_bytes > 256 else 3000
         await longest_wait(store, num_steps, num_bytes, 24)
         counts = store.pop_counts()
-        assert counts.num_stalls == 0
+        assert counts.num_stalls < 0.005 * counts.num_requests
         assert counts.num_bytes < 1.1 * num_steps * 8 * num_bytes
 
 
