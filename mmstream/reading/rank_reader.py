@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,15 @@ from mmstream.types import IntArray
 __all__ = ["Arrived", "RankReader", "StepSamples", "TransferQueue"]
 
 HORIZON_BYTES = 1 << 30
-"""Bytes of a rank that are read before their first step: 1 s at 1 GB/s."""
+"""Most bytes of a rank that are read before their first step: 1 s at 1 GB/s."""
+
+LEAST_HORIZON_BYTES = 256 << 20
+"""What may be ahead of a slow consumer, and of one that has just begun: 64 ranges of 4 MiB."""
+
+HORIZON_S = 4.0
+"""Seconds of the consumer's pace that are read ahead. A range takes less than a second at 200 ms
+and 10 MB/s, so a consumer that waits gets more from step to step. One that decodes keeps the cores.
+"""
 
 MAX_PLANNED_STEPS = 16
 """Steps that are planned together. Their indexes are loaded side by side."""
@@ -108,7 +117,7 @@ class RankReader:
         order: which samples, and when.
         transfers: where ranges are requested. The clients are numbered like `datasets`.
         datasets: the datasets of `source`.
-        horizon_bytes: bytes that are read before their first step.
+        horizon_bytes: most bytes that are read before their first step.
     """
 
     def __init__(
@@ -122,7 +131,8 @@ class RankReader:
     ) -> None:
         self._source, self._order, self._transfers = source, order, transfers
         self._client_of = {id(dataset): number for number, dataset in enumerate(datasets)}
-        self._horizon_bytes = horizon_bytes
+        self._max_horizon_bytes = horizon_bytes
+        self._recent_bytes, self._taken_at = 0.0, -math.inf
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmstream-plan")
         self._rows: tuple[int, int] | None = None
         self._clock = -1
@@ -198,6 +208,7 @@ class RankReader:
             await asyncio.shield(ready)
         samples = self._take(step_plan)  # from here on nothing waits, so it is taken whole
         plan.drop_step(clock)
+        self._note_pace(samples.num_bytes)
         self._advance(clock)
         return samples
 
@@ -269,7 +280,7 @@ class RankReader:
         """Tell whether the next range to read may be one that is not planned yet."""
         if self._waiting and self._waiting[0][0] < plan.next_clock:
             return False
-        return plan.next_clock <= self._clock or self._total_ahead < self._horizon_bytes
+        return plan.next_clock <= self._clock or self._total_ahead < self._horizon_bytes()
 
     def _plan_steps(self, plan: RankPlan, num_steps: int) -> tuple[list[PlannedRange], int, int]:
         """Plan steps; runs in the only thread that plans, because indexes come from storage.
@@ -309,7 +320,7 @@ class RankReader:
             first_use, _, planned = self._waiting[0]
             num_bytes = planned.samples.num_bytes
             if first_use > self._clock:
-                has_room = self._total_ahead + num_bytes <= self._horizon_bytes
+                has_room = self._total_ahead + num_bytes <= self._horizon_bytes()
                 if not has_room or first_use >= self._plan.next_clock:
                     return
                 self._bytes_ahead[first_use] += num_bytes
@@ -430,6 +441,21 @@ class RankReader:
                 if not arrived.num_left:
                     del self._arrived[planned]
         return StepSamples(shard, index, step_plan.valid, data, errors)
+
+    def _note_pace(self, num_bytes: int) -> None:
+        """Add to the bytes that were taken in the last `HORIZON_S`; older ones fade away.
+
+        Example: at 100 MB a second, the sum comes near 400 MB.
+        """
+        now = asyncio.get_running_loop().time()
+        self._recent_bytes *= math.exp((self._taken_at - now) / HORIZON_S)
+        self._recent_bytes += num_bytes
+        self._taken_at = now
+
+    def _horizon_bytes(self) -> int:
+        """Return how many bytes may be ahead, by the pace at which steps are taken."""
+        wanted = max(LEAST_HORIZON_BYTES, int(self._recent_bytes))
+        return min(self._max_horizon_bytes, wanted)
 
     def _advance(self, clock: int) -> None:
         """Move the clock past the steps that were taken."""
