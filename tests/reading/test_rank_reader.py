@@ -11,6 +11,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.errors import ChecksumError, ConfigError, ShardError, StorageError
+from mmstream.reading import rank_reader
 from mmstream.reading.rank_reader import RankReader
 from mmstream.reading.window_memory import needs_single_samples, window_bytes
 from mmstream.storage.store import ObjectStat, ReplacedError
@@ -113,6 +114,24 @@ def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:
         assert transfers.clocks[-1] == 15
 
     run(dataset, test, horizon)
+
+
+def test_a_consumer_that_takes_more_is_read_ahead_of_further(
+    dataset: mm.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = 100_000
+    monkeypatch.setattr(rank_reader, "LEAST_HORIZON_BYTES", least)
+    monkeypatch.setattr(rank_reader, "HORIZON_S", 3_600)
+
+    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+        reader.begin(0, 0, (0, 8))
+        await asyncio.sleep(0.1)
+        assert 0 < reader._total_ahead <= least
+        num_taken = sum([(await reader.step(0, step)).num_bytes for step in range(6)])
+        await asyncio.sleep(0.1)
+        assert least < reader._total_ahead <= num_taken
+
+    run(dataset, test)
 
 
 def test_a_step_larger_than_the_horizon_comes_too(dataset: mm.Dataset) -> None:
