@@ -33,8 +33,9 @@ def later_job(job: Job, turns: int, steps_per_epoch: int) -> Job:
     """Return the job of the same process some turns later. Epochs follow one another.
 
     Examples:
-        >>> later_job(Job(epoch=0, step=7, start=0, stop=4, stride=2), turns=1, steps_per_epoch=8)
-        Job(epoch=1, step=1, start=0, stop=4, stride=2)
+        >>> job = Job(epoch=0, step=7, start=0, stop=4, stride=2)
+        >>> later_job(job, turns=1, steps_per_epoch=8)[:2]  # epoch and step
+        (1, 1)
     """
     epochs, step = divmod(job.step + turns * job.stride, steps_per_epoch)
     return job._replace(epoch=job.epoch + epochs, step=step)
