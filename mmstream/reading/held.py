@@ -356,10 +356,16 @@ class HeldSamples:
         for shard in self._mapped_stats.keys() & set(shards.tolist()):
             location = self._source.locate(shard)
             error = location.dataset.change_since(location.shard, self._mapped_stats[shard])
-            if error is not None:
-                positions = first + np.flatnonzero(shards == shard)
+            if error is None:
+                continue
+            positions = first + np.flatnonzero(shards == shard)
+            if location.dataset.has_checksums:  # they decide, once each sample was read again
+                for position in positions.tolist():
+                    index = int(self._index[position])
+                    self._errors[position] = location.dataset.checksum_error(location.shard, index)
+            else:
                 self.put_error(positions, error)
-                self._is_odd[positions] = True
+            self._is_odd[positions] = True
 
     def _parse(self, position: int) -> Outcome:
         """Return a sample that the scan left out, or why there is none."""
