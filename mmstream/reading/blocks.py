@@ -3,14 +3,10 @@
 The system's page cache is the shuffle buffer here. So no window is held in this process, and it
 makes no difference that the workers of a rank share windows. Some steps are read together, a
 *block*: samples that lie close together share a read, and files are opened once for several steps.
-
-Files that are not in the page cache are read from the disk in long pieces: when a window begins,
-the system is asked to read its runs ahead. The workers of a rank share that, window by window.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -31,13 +27,6 @@ BLOCK_BYTES = 32 << 20
 MAX_STEPS = 4
 """Steps of a block, at most. A block ends with its epoch. Files are watched for changes once a
 block, so it is not longer than it must be."""
-
-STEPS_AHEAD = 8
-"""Steps of this process from the end of a block to those whose windows are asked for."""
-
-MAX_ADVISED_BYTES = 2 * BLOCK_BYTES
-"""Bytes that a process asks for with each block. At a start, all windows begin at once; reads of
-the first steps would wait behind them."""
 
 
 class _Block(NamedTuple):
@@ -62,8 +51,6 @@ class BlockReads:
         self._fetcher = fetcher
         self._block = _Block([], fetcher.fetch([]))
         self._next: tuple[Job, Future[_Block]] | None = None
-        self._unadvised: deque[IntArray] = deque()
-        self._known_windows: set[tuple[int, int]] = set()
         self._pool = (
             ThreadPoolExecutor(1, thread_name_prefix="mmstream-read") if in_background else None
         )
@@ -98,7 +85,6 @@ class BlockReads:
         if self._pool is not None:
             next_jobs = self._jobs(next_job, self._num_steps())
             self._next = next_job, self._pool.submit(self._read, next_jobs)
-        self._read_soon(self._block.jobs[-1])
 
     def _num_steps(self) -> int:
         """Return how many steps a block has, by the bytes of the present one."""
@@ -120,19 +106,3 @@ class BlockReads:
     def _refs(self, job: Job) -> IntArray:
         shards, indexes, _ = self._order.refs(job.epoch, job.step, (job.start, job.stop))
         return np.column_stack((shards, indexes))
-
-    def _read_soon(self, last: Job) -> None:
-        """Have the system read the runs of windows that begin some steps after a block."""
-        job = self._later(last, STEPS_AHEAD)
-        numbers = set(self._order.windows(job.epoch, job.step, (job.start, job.stop)).tolist())
-        windows = {(job.epoch, number) for number in numbers}
-        for key in sorted(windows - self._known_windows):
-            if key[1] % job.stride == job.step % job.stride:  # other workers take the others
-                window = self._order.window(*key)
-                is_wanted = (window.row >= job.start) & (window.row < job.stop)
-                refs = np.column_stack((window.shard, window.index))
-                self._unadvised.append(refs[is_wanted & (window.step >= job.step)])
-        self._known_windows = windows
-        num_bytes = 0
-        while self._unadvised and num_bytes < MAX_ADVISED_BYTES:
-            num_bytes += self._fetcher.read_soon(self._unadvised.popleft())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from mmap import MADV_WILLNEED, PAGESIZE, mmap
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from mmstream.dataset.source import ShardSource, read_ranges
 from mmstream.errors import ShardError
 from mmstream.reading.held import NO_CHECKSUM, HeldSamples, SampleRange, SampleTable
-from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store, read_soon
+from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store
 from mmstream.types import IntArray, SampleRef
 
 __all__ = ["Fetcher"]
@@ -97,25 +96,6 @@ class Fetcher:
             self._num_requests += num_requests
         self._count_wrong_reads(held.num_wrong)
         return held
-
-    def read_soon(self, refs: Sequence[SampleRef] | IntArray) -> int:
-        """Ask the system to read samples of local files, as they will be fetched soon.
-
-        Returns:
-            How many bytes that are.
-        """
-        shards, indexes = np.asarray(refs, dtype=np.int64).reshape(-1, 2).T
-        unused = HeldSamples(self._source, shards.size, zero_copy=True)
-        try:
-            ranges = self._ranges(self._locate(shards, indexes, unused))
-        except OSError:
-            return 0  # the fetch that follows says it
-        for shard, bounds in groupby(ranges.bounds, lambda one_range: one_range[0]):
-            location = self._source.locate(shard)
-            path = location.dataset.store.local_path(location.dataset.name_of(location.shard))
-            if path is not None:
-                read_soon(path, [(start, stop) for _, start, stop in bounds])
-        return int((ranges.stop - ranges.start).sum())
 
     def pop_counts(self) -> tuple[int, int]:
         """Return how many bytes and ranges were read since the previous call."""

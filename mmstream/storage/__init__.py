@@ -41,7 +41,7 @@ import os
 from pathlib import Path
 
 from mmstream.errors import ConfigError
-from mmstream.storage.local import LocalStore, map_file, open_file, read_soon
+from mmstream.storage.local import LocalStore, map_file, open_file
 from mmstream.storage.memory import MemoryStore
 from mmstream.storage.remote import RemoteStore
 from mmstream.storage.shared import SharedStore, is_shared
@@ -73,7 +73,6 @@ __all__ = [
     "map_file",
     "open_file",
     "open_store",
-    "read_soon",
     "require_known",
     "split_url",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,11 +22,7 @@ from mmstream.storage.new_file import create_file
 from mmstream.storage.store import Access, NotAFileError, ObjectStat, require_known, require_size
 from mmstream.storage.urls import Range, join_url
 
-__all__ = ["LocalStore", "map_file", "open_file", "read_soon"]
-
-
-MAX_ADVICE_BYTES = 512 * 1024
-"""Bytes that one call has read ahead. Of longer ranges Linux reads only the beginning."""
+__all__ = ["LocalStore", "map_file", "open_file"]
 
 _SPECIAL_FILES = {
     stat.S_IFDIR: "a folder",
@@ -227,34 +223,6 @@ def map_file(path: str, name: str, known: MutableMapping[str, ObjectStat] | None
         return mmap(fd, 0, access=ACCESS_READ)
     finally:
         os.close(fd)
-
-
-def read_soon(path: str, ranges: Iterable[tuple[int, int]]) -> None:
-    """Have the system read ranges of a file into its page cache, and do not wait for them.
-
-    It raises nothing: the read that follows says what is wrong.
-    """
-    if not hasattr(os, "posix_fadvise"):  # macOS
-        return
-    with suppress(OSError):
-        fd = open_file(path)
-        try:
-            for start, stop in ranges:
-                if not _is_cached(fd, start):
-                    for first in range(start, stop, MAX_ADVICE_BYTES):
-                        num_bytes = min(MAX_ADVICE_BYTES, stop - first)
-                        os.posix_fadvise(fd, first, num_bytes, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
-
-
-def _is_cached(fd: int, start: int) -> bool:
-    """Tell whether a byte is in the page cache; False where the system does not say."""
-    try:
-        os.preadv(fd, [bytearray(1)], start, os.RWF_NOWAIT)
-    except OSError:
-        return False
-    return True
 
 
 def _require_file(path: str, status: os.stat_result) -> os.stat_result:
