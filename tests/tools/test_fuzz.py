@@ -16,7 +16,10 @@ from tools.prove.fuzz import BrokenPromiseError, Parser, mutate, parsers
 SECONDS = 2.0
 """For each parser. `python -m tools.prove.fuzz --seconds 3600` is the long form."""
 
-NAMES = ("tar", "index", "column", "manifest", "bad_list", "mixture", "state", "row", "chat")
+NAMES = (
+    "tar", "index", "index_part", "column", "manifest",
+    "bad_list", "mixture", "state", "row", "chat",
+)  # fmt: skip
 
 
 def test_all_parsers_are_fuzzed_here() -> None:
