@@ -21,12 +21,21 @@ from mmstream.types import IntArray
 
 __all__ = ["BlockReads"]
 
-BLOCK_BYTES = 32 << 20
-"""Bytes of a block. It has at least one step, however large that is."""
+COPIED_BYTES = 32 << 20
+"""Bytes of a block whose samples are copies. It has at least one step, however large that is."""
 
-MAX_STEPS = 4
-"""Steps of a block, at most. A block ends with its epoch. Files are watched for changes once a
-block, so it is not longer than it must be."""
+VIEWED_BYTES = 128 << 20
+"""Bytes of a block whose samples are views of mapped files: these take no memory of their own."""
+
+COPIED_STEPS = 4
+"""Steps of such a block, at most: files are watched for changes once a block."""
+
+VIEWED_STEPS = 64
+"""Steps of a block of views, at most. Their files are compared again at each step. With 4 steps,
+samples of 20 kB in batches of 64 cost twice as much as with 24."""
+
+MAX_STEPS_OF_NEXT_EPOCH = 4
+"""Steps of a block that begins an epoch, at most: it is read ahead, and the run may end before."""
 
 
 class _Block(NamedTuple):
@@ -42,12 +51,17 @@ class BlockReads:
     Args:
         order: which samples, and when.
         fetcher: reads them.
+        zero_copy: samples are views of mapped files.
         in_background: read the next block in a thread. It helps where decoding leaves the
             interpreter free; else it only disturbs.
     """
 
-    def __init__(self, order: AnyOrder, fetcher: Fetcher, *, in_background: bool) -> None:
+    def __init__(
+        self, order: AnyOrder, fetcher: Fetcher, *, zero_copy: bool, in_background: bool
+    ) -> None:
         self._order = order
+        self._max_bytes = VIEWED_BYTES if zero_copy else COPIED_BYTES
+        self._max_steps = VIEWED_STEPS if zero_copy else COPIED_STEPS
         self._fetcher = fetcher
         self._block = _Block([], fetcher.fetch([]))
         self._next: tuple[Job, Future[_Block]] | None = None
@@ -89,12 +103,14 @@ class BlockReads:
     def _num_steps(self) -> int:
         """Return how many steps a block has, by the bytes of the present one."""
         bytes_per_step = max(1, self._block.held.num_bytes // len(self._block.jobs))
-        return max(1, min(MAX_STEPS, BLOCK_BYTES // bytes_per_step))
+        return max(1, min(self._max_steps, self._max_bytes // bytes_per_step))
 
     def _later(self, job: Job, turns: int = 1) -> Job:
         return later_job(job, turns, self._order.steps_per_epoch)
 
     def _jobs(self, first: Job, num_steps: int) -> list[Job]:
+        if self._later(first, -1).epoch < first.epoch:
+            num_steps = min(num_steps, MAX_STEPS_OF_NEXT_EPOCH)
         jobs = (self._later(first, turns) for turns in range(num_steps))
         return [job for job in jobs if job.epoch == first.epoch]
 

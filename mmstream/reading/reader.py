@@ -48,7 +48,9 @@ class Reader:
         if any(dataset.store.access.concurrent for dataset in datasets_of(source)):
             self._reads = WindowReads(order, self._fetcher)
         else:
-            self._reads = BlockReads(order, self._fetcher, in_background=in_background)
+            self._reads = BlockReads(
+                order, self._fetcher, zero_copy=zero_copy, in_background=in_background
+            )
 
     def step(self, job: Job) -> RawStep:
         """Return the raw samples of a job, one per row.

@@ -63,6 +63,12 @@ class FakeTransfers:
         return sum(request.stop - request.start for request in self.requests)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until something holds."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
 def sample(number: int) -> dict[str, bytes]:
     return {"bin": bytes([number % 256]) * 10_000}
 
@@ -125,11 +131,13 @@ def test_a_consumer_that_takes_more_is_read_ahead_of_further(
 
     async def test(reader: RankReader, transfers: FakeTransfers) -> None:
         reader.begin(0, 0, (0, 8))
-        await asyncio.sleep(0.1)
-        assert 0 < reader._total_ahead <= least
+        await until(lambda: reader._total_ahead > 0)
+        await asyncio.sleep(0.05)
+        assert reader._total_ahead <= least
         num_taken = sum([(await reader.step(0, step)).num_bytes for step in range(6)])
-        await asyncio.sleep(0.1)
-        assert least < reader._total_ahead <= num_taken
+        await until(lambda: reader._total_ahead > least)
+        await asyncio.sleep(0.05)
+        assert reader._total_ahead <= num_taken
 
     run(dataset, test)
 
@@ -148,7 +156,8 @@ def test_the_next_epoch_is_read_ahead_and_kept(dataset: mm.Dataset) -> None:
         reader.begin(0, 0, (0, 8))
         for step in range(15):
             await reader.step(0, step)
-        await asyncio.sleep(0.1)
+        await until(lambda: reader._plan is not None and reader._plan.next_clock == 45)
+        await asyncio.sleep(0.05)
         num_requests = len(transfers.requests)
         reader.begin(1, 0, (0, 8))
         await reader.step(1, 0)
@@ -193,10 +202,12 @@ def test_a_step_that_was_given_up_while_it_waited_can_be_asked_for_again(
         transfers.is_held = True
         reader.begin(0, 1, (0, 8))
         given_up = asyncio.create_task(reader.step(0, 1))
-        await asyncio.sleep(0.05)
+        await until(lambda: any(not future.done() for future in transfers.futures))
         if is_later_step_taken:
-            answer(lambda request: request.deadline > 1)
-            await reader.step(0, 2)
+            later = asyncio.create_task(reader.step(0, 2))
+            while not later.done():
+                answer(lambda request: request.deadline > 1)
+                await asyncio.sleep(0.01)
         given_up.cancel()
         transfers.is_held = False
         reader.begin(0, 1, (0, 8))
