@@ -64,6 +64,7 @@ class BlockReads:
         self._max_steps = VIEWED_STEPS if zero_copy else COPIED_STEPS
         self._fetcher = fetcher
         self._block = _Block([], fetcher.fetch([]))
+        self._untaken: set[Job] = set()
         self._next: tuple[Job, Future[_Block]] | None = None
         self._pool = (
             ThreadPoolExecutor(1, thread_name_prefix="mmstream-read") if in_background else None
@@ -75,8 +76,9 @@ class BlockReads:
         Raises:
             StorageError: storage failed after retries.
         """
-        if job not in self._block.jobs:
+        if job not in self._untaken:  # samples can be taken once; after a jump back, read again
             self._begin_block(job)
+        self._untaken.remove(job)
         num_rows = job.stop - job.start
         first = self._block.jobs.index(job) * num_rows
         return list(self._block.held.take_all(first, first + num_rows))
@@ -95,6 +97,7 @@ class BlockReads:
         else:
             num_steps = self._num_steps() if follows else 1
             self._block = self._read(self._jobs(job, num_steps))
+        self._untaken = set(self._block.jobs)
         next_job = self._later(self._block.jobs[-1])
         if self._pool is not None:
             next_jobs = self._jobs(next_job, self._num_steps())

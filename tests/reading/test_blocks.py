@@ -39,3 +39,16 @@ def test_a_block_has_as_many_steps_as_its_bytes_allow(
         for step in range(order.steps_per_epoch):
             reader.step(Job(0, step, 0, 8))
     assert [count for count in num_steps if count] == expected
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_a_step_can_be_taken_again_after_a_jump_back(tmp_path: Path, zero_copy: bool) -> None:
+    dataset = mm.open_dataset(write_corpus(tmp_path, [20, 20]))
+    order = dataset.plan_order(global_batch_size=4)
+    with closing(Reader(dataset, order, zero_copy=zero_copy)) as reader:
+        jobs = [Job(0, step, 0, 4) for step in (0, 1, 2, 3, 2, 3, 4, 1)]
+        outcomes = [reader.step(job).outcomes for job in jobs]
+    assert all(isinstance(sample, dict) for step in outcomes for sample in step)
+    keys = [[sample["__key__"] for sample in step] for step in outcomes]
+    assert keys[2] == keys[4] != keys[3] == keys[5]
+    assert keys[1] == keys[7]
