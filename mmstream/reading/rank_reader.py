@@ -28,9 +28,10 @@ from mmstream.dataset.dataset import Dataset, SampleBounds
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
+from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD
 from mmstream.reading.held import NO_CHECKSUM, SampleRange
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan
-from mmstream.storage import Access, NotAFileError, ReplacedError
+from mmstream.storage import Access, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest
 from mmstream.types import IntArray
@@ -56,9 +57,6 @@ MAX_READS = 2
 
 MAX_REPLACED = 8
 """How often a shard with checksums may be replaced while one range of it is read."""
-
-WHOLE_SHARD_ERRORS = (FileNotFoundError, NotAFileError, ReplacedError)
-"""Errors of a range that all other ranges of its shard would meet too."""
 
 
 class TransferQueue(Protocol):
@@ -140,16 +138,17 @@ class RankReader:
         self._num_wrong = 0
         self._num_wrong_indexes = 0
         self._planner: asyncio.Task[None] | None = None
+        self._arrived: dict[PlannedRange, Arrived] = {}
         self._forget()
 
     def _forget(self) -> None:
         """Drop everything that was planned and read."""
         if self._planner is not None:
             self._planner.cancel()
-        for arrived in getattr(self, "_arrived", {}).values():
+        for arrived in self._arrived.values():
             self._drop(arrived)
         self._plan: RankPlan | None = None
-        self._arrived: dict[PlannedRange, Arrived] = {}
+        self._arrived = {}
         self._waiting: list[tuple[int, int, PlannedRange]] = []  # a heap by first use
         self._serial = count()
         self._bytes_ahead: defaultdict[int, int] = defaultdict(int)  # by first use
@@ -394,7 +393,7 @@ class RankReader:
         if not isinstance(cause, ShardError):
             raise cause
         num_samples = samples.position.size
-        if num_samples == 1 or isinstance(error, WHOLE_SHARD_ERRORS):
+        if num_samples == 1 or isinstance(error, OF_THE_WHOLE_SHARD):
             arrived.errors |= dict.fromkeys(samples.position.tolist(), cause)
             return
         singles = [
