@@ -25,7 +25,7 @@ from mmstream.reading.held import NO_CHECKSUM, HeldSamples, SampleRange, SampleT
 from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store
 from mmstream.types import IntArray, SampleRef
 
-__all__ = ["Fetcher"]
+__all__ = ["OF_THE_WHOLE_SHARD", "Fetcher", "starts_of_ranges"]
 
 MAX_BUFFER_BYTES = 32 * 1024 * 1024
 """Bytes of local ranges that are read before samples are made of them. Fewer are not faster: the
@@ -143,8 +143,10 @@ class Fetcher:
         groups = _groups(samples.shard)
         accesses = [self._store(int(samples.shard[first])).access for first, _ in groups]
         sizes = [end - first for first, end in groups]
-        first = _starts_of_ranges(
-            samples,
+        first = starts_of_ranges(
+            samples.shard,
+            samples.start,
+            samples.stop,
             np.repeat(np.array([access.max_gap_bytes for access in accesses], np.int64), sizes),
             np.repeat(np.array([access.max_range_bytes for access in accesses], np.int64), sizes),
         )
@@ -277,10 +279,14 @@ def _groups(values: IntArray) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True)) if values.size else []
 
 
-def _starts_of_ranges(
-    samples: SampleTable, max_gap_bytes: IntArray, max_range_bytes: IntArray
+def starts_of_ranges(
+    shard: IntArray,
+    start: IntArray,
+    stop: IntArray,
+    max_gap_bytes: IntArray,
+    max_range_bytes: IntArray,
 ) -> IntArray:
-    """Return the number of the first sample of each range to read.
+    """Return the number of the first sample of each range to read. All arrays are [num_samples].
 
     A new range starts with a shard, after a gap of more than `max_gap_bytes`, and with a sample
     that would make the range longer than `max_range_bytes`. A longer sample is a range of its own.
@@ -288,7 +294,6 @@ def _starts_of_ranges(
     Example: samples at bytes [0, 10), [10, 20), [50, 60) of a shard, a gap of at most 16 and ranges
     of at most 100 bytes: two ranges, [0, 20) and [50, 60). The result is [0, 2].
     """
-    shard, start, stop = samples.shard, samples.start, samples.stop
     is_first = np.ones(shard.size, dtype=np.bool_)
     is_first[1:] = (shard[1:] != shard[:-1]) | (start[1:] - stop[:-1] > max_gap_bytes[1:])
     firsts = np.flatnonzero(is_first)

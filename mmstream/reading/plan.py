@@ -24,6 +24,7 @@ import numpy.typing as npt
 from mmstream.dataset.dataset import SampleBounds
 from mmstream.errors import ShardError
 from mmstream.order import AnyOrder
+from mmstream.reading.fetcher import starts_of_ranges
 from mmstream.reading.held import SampleRange
 from mmstream.storage import Access
 from mmstream.types import IntArray
@@ -259,19 +260,15 @@ def merge(samples: SampleRange, max_gap_bytes: int, max_range_bytes: int) -> lis
     Example: samples at bytes [0, 10), [10, 20), [25, 35), [50, 60) and ranges of at most 100 bytes:
     two ranges, [0, 35) and [50, 60).
     """
-    gaps = samples.start[1:] - samples.stop[:-1]
-    lengths = samples.stop[1:] - samples.start[1:]
-    is_far = gaps > np.minimum(max_gap_bytes, lengths)
-    ranges = []
-    starts_of_groups = [0, *(np.flatnonzero(is_far) + 1).tolist(), samples.start.size]
-    for first, end in pairwise(starts_of_groups):
-        while first < end:
-            limit = int(samples.start[first]) + max_range_bytes
-            num_fitting = int(np.searchsorted(samples.stop[first:end], limit, side="right"))
-            next_first = first + max(1, num_fitting)
-            ranges.append(samples.slice(first, next_first))
-            first = next_first
-    return ranges
+    size = samples.start.size
+    firsts = starts_of_ranges(
+        np.full(size, samples.shard),
+        samples.start,
+        samples.stop,
+        np.minimum(max_gap_bytes, samples.stop - samples.start),
+        np.full(size, max_range_bytes),
+    ).tolist()
+    return [samples.slice(first, end) for first, end in pairwise([*firsts, size])]
 
 
 def runs_beside_heads(

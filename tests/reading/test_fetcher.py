@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.reading import fetcher as fetching
-from mmstream.reading.fetcher import Fetcher, _starts_of_ranges
-from mmstream.reading.held import SampleTable
+from mmstream.reading.fetcher import Fetcher
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import WatchedStore, watched
@@ -99,10 +98,8 @@ def test_every_sample_lies_in_one_range_and_ranges_keep_to_their_limits(
 
 def starts_of_ranges(shard, start, stop, max_gap_bytes, max_range_bytes) -> list[int]:
     """The number of the first sample of each range."""
-    number = np.arange(len(shard))
-    samples = SampleTable(np.asarray(shard), number, start, stop, number, number)
     limits = (np.full(len(shard), limit) for limit in (max_gap_bytes, max_range_bytes))
-    return _starts_of_ranges(samples, *limits).tolist()
+    return fetching.starts_of_ranges(np.asarray(shard), start, stop, *limits).tolist()
 
 
 def test_samples_close_together_share_a_range() -> None:
