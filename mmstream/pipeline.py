@@ -24,6 +24,7 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.sample import Decode
 from mmstream.decoding.stage import DecodedStep, DecodeStage
 from mmstream.decoding.substitute import Transform
+from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
 from mmstream.progress import Progress, Stage
@@ -152,7 +153,7 @@ class Pipeline:
                     lineage, decoded = runner.decoded(Job(0, step, 0, num_rows))
                     yield from compress(decoded, lineage.valid)
 
-        return list(islice(samples(), num_samples))
+        return list(map(SampleDict, islice(samples(), num_samples)))
 
     def as_webdataset(self, epoch: int = 0, world: World | None = None) -> Any:
         """Return the raw samples of one epoch as a stock `wds.DataPipeline`, for existing stages.

@@ -2,6 +2,8 @@
 
 open.py          a name -> a `Dataset`
 dataset.py       length, indexes, random access to raw samples
+keys.py          samples by key
+addresses.py     samples by shard[index], as logs name them
 manifest.py      mmstream.json: shards and counts
 index.py         NAME.tar.idx: where each sample starts
 index_part.py    mmstream.index.HEX: the same for many shards, named by its content

@@ -16,10 +16,13 @@ from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 
+from mmstream.dataset.addresses import parse_address
 from mmstream.dataset.checksums import sample_checksum
 from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.keys import KeyTable, find_key
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.shard_indexes import ShardIndex, ShardIndexes
+from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import (
     ChecksumError,
     SampleError,
@@ -93,10 +96,11 @@ class Dataset(Sequence[Sample]):
         self.has_checksums = checksums and manifest.checksums is not None
         self.indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self._urls: dict[int, str] = {}
+        self._key_tables: list[KeyTable] = []
 
     def __getstate__(self) -> dict[str, Any]:
         known = {name: stat for name, stat in self.known.items() if stat.version is not None}
-        return self.__dict__ | {"_urls": {}, "known": known}
+        return self.__dict__ | {"_urls": {}, "_key_tables": [], "known": known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -115,26 +119,58 @@ class Dataset(Sequence[Sample]):
         return int(self._ends[-1]) if self._ends.size else 0
 
     @overload
-    def __getitem__(self, item: int) -> Sample: ...
+    def __getitem__(self, item: int | str) -> Sample: ...
     @overload
     def __getitem__(self, item: slice) -> DatasetView: ...
-    def __getitem__(self, item: int | slice) -> Sample | DatasetView:
-        """Return sample `item` as a dict of bytes, or a view of a slice.
+    def __getitem__(self, item: int | str | slice) -> Sample | DatasetView:
+        """Return a sample as a dict of bytes, or a view of a slice.
+
+        A string is a key, ``sample["__key__"]``. Keys stand in the tars, one header per sample.
+        Where `mmstream.convert` wrote the rows in their order, about ten headers are read. Else the
+        first look-up reads the headers of all samples, and 8 bytes a sample are remembered:
+        seconds per million local samples, and one request per sample in object storage. `find`
+        takes an address instead, and reads nothing but the sample.
+
+        Args:
+            item: The position of the sample, its key, or a slice of positions.
 
         Raises:
-            IndexError: no such sample.
+            IndexError: no such position.
+            KeyError: no sample has the key, or several have it; the message names them.
             ChecksumError: its bytes are not those of its checksum, in `MAX_SAMPLE_READS` reads.
             SampleError, ShardError, StorageError: it cannot be read.
         """
         if isinstance(item, slice):
             return DatasetView(self, range(*item.indices(len(self))))
+        if isinstance(item, str):
+            return SampleDict(self.read(*find_key(self, item, self._key_tables)))
         number = operator.index(item)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
             raise IndexError(f"sample {item} of {len(self)}")
         shard = int(np.searchsorted(self._ends, number, side="right"))
         index = number - int(self._ends[shard] - self.counts[shard])
-        return self.read(shard, index)
+        return SampleDict(self.read(shard, index))
+
+    def find(self, text: str) -> Sample:
+        """Return the sample that a line of a log names.
+
+        Args:
+            text: ``shard[index]``, or a whole line that holds it: a message, a line of
+                ``mmstream replay``, or a record of a quarantine file.
+
+        Raises:
+            ConfigError: the text names no sample, or none of this dataset.
+            SampleError, ShardError, StorageError: it cannot be read.
+
+        Examples:
+            >>> dataset = mm.open_dataset("shards/")
+            >>> line = "W [rank 0] shard-000000.tar[175] 000000176.jpg: truncated"
+            >>> dataset.find(line)["__key__"]
+            '000000176'
+        """
+        shards = {info.name: shard for shard, info in enumerate(self.manifest.shards)}
+        return SampleDict(self.read(*parse_address(text, shards, self.counts)))
 
     def __repr__(self) -> str:
         size = f"{self.manifest.num_bytes / 1e6:,.1f} MB"

@@ -11,10 +11,13 @@ from typing import Any, get_args
 
 import numpy as np
 
+from mmstream.dataset.addresses import parse_address
 from mmstream.dataset.dataset import Dataset, ShardLocation
+from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, MixtureOrder, Recipe, Stop
 from mmstream.order.checks import integer
+from mmstream.types import Sample
 
 __all__ = ["Mixture"]
 
@@ -120,6 +123,19 @@ class Mixture:
         """Return ``source/shard`` of a shard."""
         name, dataset, local_shard = self.locate(shard)
         return f"{name}/{dataset.name_of(local_shard)}"
+
+    def find(self, text: str) -> Sample:
+        """Return the sample that a line of a log names, as ``source/shard[index]``.
+
+        Raises:
+            ConfigError: the text names no sample, or none of this mixture.
+            SampleError, ShardError, StorageError: it cannot be read.
+        """
+        shards = {self.name_of(shard): shard for shard in range(self.num_shards)}
+        counts = np.concatenate([dataset.counts for dataset in self.datasets.values()])
+        shard, index = parse_address(text, shards, counts)
+        name, dataset, local_shard = self.locate(shard)
+        return SampleDict(dataset.read(local_shard, index), __source__=name)
 
     def plan_order(self, *, drop_last: bool = True, **settings: Any) -> MixtureOrder:
         """Return the order of the mixture. No step of it is partial, so `drop_last` has no effect.

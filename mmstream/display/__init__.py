@@ -1,12 +1,17 @@
-"""What notebooks show of datasets, mixtures, samples, batches, pipelines and loaders.
+"""What notebooks and pages show of datasets, mixtures, samples, batches, pipelines and loaders.
 
-notebook.py    show: anything below as something that a notebook displays
-datasets.py    a dataset or a slice of it, with its first samples
+notebook.py    show: anything below as something that a notebook displays, or as a page
+sample_dict.py the dict that users get as a sample: it shows itself in one line
+datasets.py    a dataset or a slice of it, with some samples
+spread.py      which samples stand for a dataset
 mixtures.py    a mixture and its sources
-samples.py     samples and batches as contact sheets
+samples.py     samples and batches as contact sheets, and whole samples
+cards.py       whole samples one below the other, as a page or for a terminal
+tokens.py      text as a model gets it, with the masked labels apart
 pipelines.py   what a pipeline does, and how far a loader has come
 contents.py    the pictures, texts and fields of a sample or batch
-markup.py      small pieces of HTML
+file_kinds.py  what a file is, from its first bytes
+markup.py      small pieces of HTML, and the page around them
 
 The classes call this package in their ``_repr_html_``, so it imports none of them: it reads the
 attributes that it shows. Its output is bounded, however large the dataset is.
@@ -14,15 +19,19 @@ attributes that it shows. Its output is bounded, however large the dataset is.
 
 from __future__ import annotations
 
+from mmstream.display.cards import Card, card_lines, cards_html
 from mmstream.display.datasets import dataset_html, view_html
 from mmstream.display.notebook import Shown, show
 from mmstream.display.pipelines import loader_html, pipeline_html
 from mmstream.display.samples import batch_html, batch_sheet, sample_html, samples_html
 
 __all__ = [
+    "Card",
     "Shown",
     "batch_html",
     "batch_sheet",
+    "card_lines",
+    "cards_html",
     "dataset_html",
     "loader_html",
     "pipeline_html",

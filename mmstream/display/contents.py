@@ -7,27 +7,34 @@ A sample may be raw or decoded, a batch on the host or on a device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from mmstream.display.file_kinds import file_kind
 from mmstream.display.markup import html_text, size_text, table
 from mmstream.errors import escaped
 from mmstream.types import IGNORED_LABEL
 
 __all__ = [
     "MAX_FIELDS",
+    "address_of",
     "batch_pictures",
     "describe",
     "field_table",
+    "fields_named",
     "kind_of",
     "messages_of",
     "pictures_of",
+    "row_json",
     "row_of",
     "text_of",
 ]
 
 MAX_FIELDS = 40
+
+CAPTION_NAMES = ("caption", "text")
+"""Where foreign tars keep a caption in ``json``."""
 
 
 def describe(fields: Mapping[str, Any]) -> str:
@@ -38,8 +45,8 @@ def describe(fields: Mapping[str, Any]) -> str:
     return f"<{name}: {', '.join(f'{escaped(n)} {kind_of(v)}' for n, v in public)}>"
 
 
-def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the turns of the conversation in ``json``, parsed or not; empty if there is none."""
+def row_json(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object in ``json``, parsed or not; empty if there is none."""
     row = sample.get("json")
     if isinstance(row, bytes):
         import msgspec
@@ -47,15 +54,42 @@ def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         try:
             row = msgspec.json.decode(row)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return []
-    turns = row.get("messages") if isinstance(row, Mapping) else None
+            return {}
+    return row if isinstance(row, Mapping) else {}
+
+
+def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the turns of the conversation in ``json``, parsed or not; empty if there is none."""
+    turns = row_json(sample).get("messages")
     return [turn for turn in turns if isinstance(turn, Mapping)] if isinstance(turns, list) else []
+
+
+def fields_named(messages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the fields that parts of messages name, in their order."""
+    return [
+        part["field"]
+        for turn in messages
+        if isinstance(turn.get("content"), list)
+        for part in turn["content"]
+        if isinstance(part, Mapping) and isinstance(part.get("field"), str)
+    ]
+
+
+def address_of(sample: Mapping[str, Any]) -> str:
+    """Return ``shard[index]`` of a sample, or what of it is known."""
+    lineage = sample.get("__lineage__")
+    shard = str(sample.get("__url__", "")).rpartition("/")[2]
+    return f"{shard}[{lineage.index}]" if lineage is not None else shard
 
 
 def text_of(sample: Mapping[str, Any]) -> object:
     """Return the caption of a sample, or the texts of the first turns of its conversation."""
     if isinstance(sample.get("txt"), str | bytes):
         return sample["txt"]
+    row = row_json(sample)
+    caption = next((row[name] for name in CAPTION_NAMES if isinstance(row.get(name), str)), None)
+    if caption is not None:
+        return caption
     words = []
     for turn in messages_of(sample)[:4]:
         content = turn.get("content", "")
@@ -75,13 +109,7 @@ def pictures_of(sample: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(sample[name], bytes)
         }
     decoded = sample["image"] if isinstance(sample["image"], list) else [sample["image"]]
-    named = [
-        part["field"]
-        for turn in messages_of(sample)
-        if isinstance(turn.get("content"), list)
-        for part in turn["content"]
-        if isinstance(part, dict) and isinstance(part.get("field"), str)
-    ]
+    named = fields_named(messages_of(sample))
     names = image_fields(dict.fromkeys(named))
     if len(names) != len(decoded):
         names = ["image"] if len(decoded) == 1 else [f"image {i}" for i in range(len(decoded))]
@@ -120,7 +148,7 @@ def field_table(fields: Mapping[str, Any]) -> str:
 def kind_of(value: Any) -> str:
     """Return the kind of a value: ``uint8 [16, 3, 64, 64]``, ``12.3 kB``, ``list of 16``."""
     if isinstance(value, bytes):
-        return size_text(len(value))
+        return f"{size_text(len(value))} {file_kind(value)}".rstrip()
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         device = str(getattr(value, "device", "cpu"))
         on_device = "" if device == "cpu" else f" on {device}"
@@ -137,7 +165,13 @@ def _values(name: str, value: Any) -> str:
         return f"{int((value != IGNORED_LABEL).sum())} tokens to learn"
     if hasattr(value, "dtype") and hasattr(value, "min") and _count(value):
         return f"{float(value.min()):.4g} to {float(value.max()):.4g}"
+    if isinstance(value, bytes):
+        return html_text(value, 100) if value and not file_kind(value) and _is_text(value) else ""
     return html_text(value, 100) if isinstance(value, str | int | float | dict) else ""
+
+
+def _is_text(value: bytes) -> bool:
+    return value[:100].decode("utf-8", "ignore").replace("\n", " ").isprintable()
 
 
 def _count(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Datasets for notebooks: their size, their fields, and thumbnails of their first samples."""
+"""Datasets for notebooks: their size, their fields, and thumbnails of some samples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from mmstream.display.contents import MAX_FIELDS
 from mmstream.display.markup import QUIET, html_text, page, size_text, table
 from mmstream.display.samples import MAX_TILES, samples_html
+from mmstream.display.spread import preview
 from mmstream.errors import MMStreamError
 
 __all__ = ["dataset_html", "view_html"]
@@ -19,7 +20,7 @@ MAX_PREVIEW_BYTES = 32 * 2**20
 
 
 def dataset_html(dataset: Any) -> str:
-    """Return what a `Dataset` holds, and thumbnails of its first samples."""
+    """Return what a `Dataset` holds, and thumbnails of samples that are spread over it."""
     manifest = dataset.manifest
     counts = dataset.counts
     per_shard = f"{counts.min():,} to {counts.max():,} samples" if counts.size else "none"
@@ -33,7 +34,12 @@ def dataset_html(dataset: Any) -> str:
     fields = ", ".join(f"{n} ({c:,})" for n, c in islice(manifest.fields.items(), MAX_FIELDS))
     if fields:
         rows.append(("fields", html_text(fields)))
-    return page("<b>Dataset</b>", table(rows), _preview(dataset, dataset, PREVIEW_SAMPLES))
+    num_samples = _num_shown(dataset, dataset, PREVIEW_SAMPLES)
+    samples = preview(dataset.__getitem__, len(dataset), num_samples) if num_samples else []
+    shown = samples_html(samples)
+    is_part = shown and num_samples < len(dataset)
+    note = f'<div style="{QUIET}">some samples, spread over all:</div>' if is_part else ""
+    return page("<b>Dataset</b>", table(rows), note, shown)
 
 
 def view_html(view: Any) -> str:
@@ -41,16 +47,17 @@ def view_html(view: Any) -> str:
     head = f"<b>{len(view):,} samples</b> of {html_text(repr(view.dataset))}"
     num_more = max(0, len(view) - MAX_TILES)
     more = f'<div style="{QUIET}">... {num_more:,} more</div>' if num_more else ""
-    return page(head, _preview(view, view.dataset, MAX_TILES), more)
+    return page(head, _first(view, view.dataset, MAX_TILES), more)
 
 
-def _preview(samples: Sequence[Any], dataset: Any, max_samples: int) -> str:
-    """Return the first samples as tiles, within `MAX_PREVIEW_BYTES`.
+def _num_shown(samples: Sequence[Any], dataset: Any, max_samples: int) -> int:
+    """Return how many samples to show within `MAX_PREVIEW_BYTES`."""
+    mean_bytes: int = max(1, dataset.manifest.num_bytes // max(1, len(dataset)))
+    return min(max_samples, MAX_PREVIEW_BYTES // mean_bytes, len(samples))
 
-    The tile of a sample that cannot be read holds the reason.
-    """
-    mean_bytes = max(1, dataset.manifest.num_bytes // max(1, len(dataset)))
-    num_samples = min(max_samples, MAX_PREVIEW_BYTES // mean_bytes, len(samples))
+
+def _first(samples: Sequence[Any], dataset: Any, max_samples: int) -> str:
+    """Return the first samples as tiles. The tile of one that cannot be read holds the reason."""
 
     def read(index: int) -> Any:
         try:
@@ -58,4 +65,4 @@ def _preview(samples: Sequence[Any], dataset: Any, max_samples: int) -> str:
         except (MMStreamError, OSError) as error:
             return error
 
-    return samples_html(map(read, range(num_samples)))
+    return samples_html(map(read, range(_num_shown(samples, dataset, max_samples))))

@@ -1,4 +1,4 @@
-"""Small pieces of HTML: text, tables, pictures and audio players.
+"""Small pieces of HTML: text, tables, pictures, players, and a whole page around them.
 
 The data may come from strangers. So every string is escaped, and pictures are decoded within limits
 and encoded again. The HTML refers to no other file and to no network address.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,8 +19,11 @@ import numpy.typing as npt
 from mmstream.errors import DecodeError, escaped
 
 __all__ = [
-    "AUDIO_TYPES",
+    "MAX_FILE_BYTES",
+    "PLAYED_TYPES",
     "Pixels",
+    "details",
+    "document",
     "html_text",
     "page",
     "picture",
@@ -33,20 +37,59 @@ Pixels = npt.NDArray[np.uint8]
 
 MAX_PICTURE_BYTES = 32 * 2**20
 MAX_PICTURE_PIXELS = 64 * 2**20
-MAX_AUDIO_BYTES = 2 * 2**20
+MAX_FILE_BYTES = 2_000_000
 """Larger recordings are named, not embedded: a notebook file holds all that it shows."""
 
-AUDIO_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac"}
+PLAYED_TYPES = {
+    "wav": "audio/wav",
+    "mp3": "audio/mpeg",
+    "flac": "audio/flac",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+    "m4a": "audio/mp4",
+    "aac": "audio/aac",
+    "mp4": "video/mp4",
+    "m4v": "video/mp4",
+    "mov": "video/mp4",
+    "webm": "video/webm",
+    "ogv": "video/ogg",
+}
+"""Files that browsers play, by the last extension of a field."""
 
 QUIET = "color:#808080"
 
+_UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but for tab and line ends, and those that embed or override a direction."""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
+media-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
+<meta name="referrer" content="no-referrer">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+</head>
+<body style="max-width:1200px;margin:2em auto;padding:0 1.2em;overflow-wrap:anywhere">
+{body}
+</body>
+</html>
+"""
+
 
 def html_text(value: object, max_characters: int = 400) -> str:
-    """Return a value as escaped text, cut to a length. Bytes are read as UTF-8."""
+    """Return a value as escaped text, cut to a length. Bytes are read as UTF-8.
+
+    Characters that would change the direction of the text behind them, and control characters, are
+    shown by their numbers.
+    """
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     left_out = len(text) - max_characters
     if left_out > 0:
         text = text[:max_characters]
+    text = _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     shown = html.escape(text.encode("utf-8", "replace").decode())
     return shown + (f'<span style="{QUIET}"> ... {left_out:,} more</span>' if left_out > 0 else "")
 
@@ -132,12 +175,48 @@ def picture(value: Any, side: int, label: str = "") -> str:
     )
 
 
-def player(field: str, data: bytes) -> str:
-    """Return an audio player for the bytes of a ``wav``, ``mp3`` or ``flac`` field."""
-    kind = AUDIO_TYPES.get(field.rpartition(".")[2])
-    if kind is None or len(data) > MAX_AUDIO_BYTES:
-        return f"{html_text(field)}: {size_text(len(data))}"
-    return f'<audio controls preload="metadata" src="{_data_url(kind, data)}"></audio>'
+def player(field: str, data: bytes, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """Return a player for the bytes of an audio or video field, or its name and size.
+
+    Args:
+        field: Name of the field. Its last extension says what it is.
+        data: The bytes of the file. They go into the page as they are.
+        max_bytes: Larger files are named only.
+    """
+    name = f"{html_text(field, 60)}: {size_text(len(data))}"
+    kind = PLAYED_TYPES.get(field.rpartition(".")[2])
+    if kind is None:
+        return name
+    if len(data) > max_bytes:
+        return f"{name}, not embedded: more than {size_text(max_bytes)}"
+    source = _data_url(kind, data)
+    note = f'<div style="{QUIET};font-size:11px">{name}</div>'
+    if kind.startswith("audio/"):
+        return f'<audio controls preload="metadata" src="{source}"></audio>{note}'
+    style = "max-width:100%;max-height:320px"
+    return f'<video controls preload="metadata" style="{style}" src="{source}"></video>{note}'
+
+
+def details(summary: str, text: object, max_characters: int) -> str:
+    """Return a text that is folded away behind its name."""
+    style = "white-space:pre-wrap;max-height:24em;overflow:auto;margin:4px 0"
+    shown = html_text(text, max_characters)
+    return (
+        f'<details style="{QUIET}"><summary>{html_text(summary, 60)}</summary>'
+        f'<pre style="{style}">{shown}</pre></details>'
+    )
+
+
+def document(title: str, *parts: str) -> str:
+    """Return a whole page that needs no other file.
+
+    Its content security policy forbids every script, and forbids the browser to load anything.
+
+    Args:
+        title: Text of the title, not yet escaped.
+        parts: The body, as `page` returns it.
+    """
+    return _PAGE.format(title=html.escape(escaped(title)), body="\n".join(parts))
 
 
 def _data_url(kind: str, data: bytes) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from mmstream.display.contents import describe
-from mmstream.display.markup import page
+from mmstream.display.cards import Card, cards_html
+from mmstream.display.contents import address_of, describe
+from mmstream.display.markup import document, page
 from mmstream.display.samples import batch_html, sample_html, samples_html
 from mmstream.errors import ConfigError
 
@@ -26,6 +29,31 @@ class Shown:
     html: str
     text: str
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write an HTML page that needs no other file, and opens in any browser.
+
+        Its content security policy forbids all scripts, and forbids the browser to load anything.
+        So a page of data from strangers is safe to open.
+
+        Args:
+            path: a local file. It is replaced if it exists.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: the file cannot be written.
+
+        Examples:
+            >>> dataset = mm.open_dataset("shards/")
+            >>> mm.show(dataset[0]).save("sample.html").name
+            'sample.html'
+        """
+        path = Path(path)
+        title = next(iter(self.text.splitlines()), "mmstream")
+        path.write_text(document(title, self.html), encoding="utf-8")
+        return path
+
     def _repr_html_(self) -> str:
         return self.html
 
@@ -33,37 +61,58 @@ class Shown:
         return self.text
 
 
-def show(value: Any) -> Shown:
+def show(value: Any, *, tokenizer: Any = None) -> Shown:
     """Return a view of samples, batches or datasets that a notebook displays.
 
     The output is bounded: long texts are cut, images are thumbnails, and of many rows the first are
-    shown. Batches on a device are copied to the host. Datasets read their first samples, up to
-    32 MiB; a Mixture, a Pipeline and a Loader read nothing.
+    shown. Batches on a device are copied to the host. Datasets read some samples that are spread
+    over them, up to 32 MiB; a Mixture, a Pipeline and a Loader read nothing.
 
     Args:
         value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host
             or a device), a Dataset, a slice of a Dataset, a Mixture, a Pipeline or a Loader.
+        tokenizer: shows ``input_ids`` as text, with the tokens that the model learns in colour. For
+            samples that a `TextDecoder` with this tokenizer has decoded.
 
     Returns:
-        An object that a notebook displays as HTML. Elsewhere its ``repr`` is text.
+        An object that a notebook displays as HTML. Elsewhere its ``repr`` is text. Its `Shown.save`
+        writes a page.
 
     Raises:
-        ConfigError: `value` is none of these.
+        ConfigError: `value` is none of these, or has no tokens to show.
 
     Examples:
         >>> dataset = mm.open_dataset("shards/")
         >>> mm.show(dataset[0])
         <sample 000000001: ...>
     """
-    if hasattr(value, "_repr_html_"):
-        return Shown(value._repr_html_(), repr(value))
+    if tokenizer is not None:
+        return _show_tokens(value, tokenizer)
     if isinstance(value, Mapping) and isinstance(value.get("__key__"), str):
         return Shown(sample_html(value), describe(value))
     if isinstance(value, Mapping) and isinstance(value.get("__key__"), list):
         return Shown(batch_html(value), describe(value))
+    if hasattr(value, "_repr_html_"):
+        return Shown(value._repr_html_(), repr(value))
     if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
         return Shown(page(samples_html(value)), "\n".join(describe(item) for item in value))
     raise ConfigError(
         "show: give a sample, a list of samples, a batch, a Dataset, a Mixture, a Pipeline or a "
         f"Loader, not {type(value).__name__}"
     )
+
+
+def _show_tokens(value: Any, tokenizer: Any) -> Shown:
+    """Show decoded samples whole, with their tokens."""
+    samples = [value] if isinstance(value, Mapping) else value
+    if not isinstance(samples, Sequence) or not all(
+        isinstance(item, Mapping) and isinstance(item.get("__key__"), str) and "input_ids" in item
+        for item in samples
+    ):
+        raise ConfigError(
+            "show: tokenizer= goes with decoded samples, such as pipeline.take(8) of a pipeline "
+            "with mm.Decode(text=mm.TextDecoder(tokenizer))"
+        )
+    cards = [Card(address_of(sample), sample) for sample in samples]
+    text = "\n".join(describe(sample) for sample in samples)
+    return Shown(cards_html("", cards, tokenizer), text)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from mmstream.display.contents import (
+    address_of,
     batch_pictures,
     field_table,
+    fields_named,
     messages_of,
     pictures_of,
     row_of,
     text_of,
 )
-from mmstream.display.markup import AUDIO_TYPES, QUIET, html_text, page, picture, player
+from mmstream.display.markup import (
+    MAX_FILE_BYTES,
+    PLAYED_TYPES,
+    QUIET,
+    details,
+    html_text,
+    page,
+    picture,
+    player,
+)
 from mmstream.display.mixtures import key_text, rows_of_sources
+from mmstream.display.tokens import tokens_html
 
 __all__ = ["MAX_TILES", "batch_html", "batch_sheet", "sample_html", "samples_html"]
 
@@ -25,6 +40,9 @@ MAX_PICTURES = 12
 """Pictures of one sample."""
 MAX_TURNS = 20
 """Turns of one conversation."""
+MAX_PLAYERS = 4
+"""Recordings of one sample."""
+MAX_JSON_CHARACTERS = 20_000
 
 
 def samples_html(samples: Iterable[Any]) -> str:
@@ -42,31 +60,48 @@ def samples_html(samples: Iterable[Any]) -> str:
     return _sheet(tiles)
 
 
-def sample_html(sample: Mapping[str, Any]) -> str:
-    """Return a whole sample: pictures, text, audio, or a conversation with its images inline."""
-    lineage = sample.get("__lineage__")
-    shard = str(sample.get("__url__", "")).rpartition("/")[2]
-    location = f"{shard}[{lineage.index}]" if lineage is not None else shard
-    parts = [
-        f'<b>{html_text(key_text(sample))}</b> <span style="{QUIET}">{html_text(location)}</span>'
-    ]
+def sample_html(
+    sample: Mapping[str, Any],
+    *,
+    tokenizer: Any = None,
+    note: str = "",
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> str:
+    """Return a whole sample: pictures, text, players, or a conversation with its media inline.
+
+    Args:
+        sample: raw or decoded.
+        tokenizer: shows ``input_ids`` and ``labels`` as text, where the sample has them.
+        note: what to say of the sample, such as its step and row.
+        max_file_bytes: larger recordings are named, not embedded.
+    """
+    head = f"<b>{html_text(key_text(sample))}</b>"
+    for words in (address_of(sample), note):
+        head += f' <span style="{QUIET}">{html_text(words, 300)}</span>'
+    parts = [head]
     pictures = pictures_of(sample)
     messages = messages_of(sample)
-    if not messages:
-        shown = [picture(v, 288, n) for n, v in islice(pictures.items(), MAX_PICTURES)]
-        parts.append(_sheet([f"<div>{item}</div>" for item in shown]))
-    if isinstance(sample.get("txt"), str | bytes):
+    inline = set(fields_named(messages[:MAX_TURNS]))
+    shown = [picture(v, 288, n) for n, v in pictures.items() if n not in inline]
+    parts.append(_sheet([f"<div>{item}</div>" for item in shown[:MAX_PICTURES]]))
+    if len(shown) > MAX_PICTURES:
+        parts.append(f'<div style="{QUIET}">... {len(shown) - MAX_PICTURES} more images</div>')
+    text = sample.get("txt") or (not messages and text_of(sample))
+    if isinstance(text, str | bytes):
         parts.append(
-            f'<div style="max-width:60em;white-space:pre-wrap">'
-            f"{html_text(sample['txt'], 2000)}</div>"
+            f'<div style="max-width:60em;white-space:pre-wrap">{html_text(text, 2000)}</div>'
         )
-    parts += [_turn(turn, sample, pictures) for turn in messages[:MAX_TURNS]]
+    parts += [_turn(turn, sample, pictures, max_file_bytes) for turn in messages[:MAX_TURNS]]
     if len(messages) > MAX_TURNS:
         parts.append(f'<div style="{QUIET}">... {len(messages) - MAX_TURNS} more turns</div>')
-    if not messages:
-        sounds = [(n, v) for n, v in sample.items() if _is_audio(n, v)]
-        parts += [f"<div>{player(name, data)}</div>" for name, data in sounds[:4]]
-    return page(*parts, field_table(sample))
+    played = [(n, v) for n, v in sample.items() if _is_played(n, v) and n not in inline]
+    parts += [f"<div>{player(n, v, max_file_bytes)}</div>" for n, v in played[:MAX_PLAYERS]]
+    if tokenizer is not None and "input_ids" in sample:
+        parts.append(tokens_html(tokenizer, sample))
+    parts.append(field_table(sample))
+    if "json" in sample:
+        parts.append(details("json", _json_text(sample["json"]), MAX_JSON_CHARACTERS))
+    return page(*parts)
 
 
 def batch_html(batch: Mapping[str, Any]) -> str:
@@ -119,7 +154,12 @@ def _sheet(tiles: Sequence[str]) -> str:
     return f'<div style="{style}">{"".join(tiles)}</div>' if tiles else ""
 
 
-def _turn(turn: Mapping[str, Any], sample: Mapping[str, Any], pictures: Mapping[str, Any]) -> str:
+def _turn(
+    turn: Mapping[str, Any],
+    sample: Mapping[str, Any],
+    pictures: Mapping[str, Any],
+    max_file_bytes: int,
+) -> str:
     """Return a message of a conversation as a bubble, with the images and audio that it names."""
     role = str(turn.get("role", "?"))
     content = turn.get("content", "")
@@ -131,7 +171,7 @@ def _turn(turn: Mapping[str, Any], sample: Mapping[str, Any], pictures: Mapping[
         if isinstance(field, str) and field in pictures:
             shown.append(f"<div>{picture(pictures[field], 224, field)}</div>")
         elif isinstance(field, str) and isinstance(data, bytes):
-            shown.append(f"<div>{player(field, data)}</div>")
+            shown.append(f"<div>{player(field, data, max_file_bytes)}</div>")
         else:
             text = part.get("text", part) if isinstance(part, Mapping) else part
             shown.append(html_text(text, 1500))
@@ -147,5 +187,15 @@ def _turn(turn: Mapping[str, Any], sample: Mapping[str, Any], pictures: Mapping[
     )
 
 
-def _is_audio(name: str, value: Any) -> bool:
-    return name.rpartition(".")[2] in AUDIO_TYPES and isinstance(value, bytes)
+def _is_played(name: str, value: Any) -> bool:
+    return name.rpartition(".")[2] in PLAYED_TYPES and isinstance(value, bytes)
+
+
+def _json_text(value: Any) -> object:
+    """Return JSON with indents, or the bytes where they are none."""
+    try:
+        if isinstance(value, bytes):
+            return msgspec.json.format(value[: 2 * MAX_JSON_CHARACTERS], indent=2)
+        return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return value

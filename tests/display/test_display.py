@@ -1,19 +1,24 @@
 """What notebooks show: bounded, escaped, and right for raw and decoded data."""
 
 import base64
+import copy
 import io
 import json
+import pickle
 import re
 import struct
 import wave
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 import torch
 from PIL import Image
 
 import mmstream as mm
+from mmstream.display.file_kinds import file_kind
 from mmstream.display.markup import html_text, player, size_text
+from mmstream.display.sample_dict import SampleDict, value_text
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import captioned, jpeg, write_corpus
 from tests.helpers.stores import watched
@@ -55,7 +60,7 @@ def parse(shown):
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     for _, name, value in page.attributes:
         if name in ("src", "href"):
-            assert value.startswith(("data:image/jpeg", "data:audio/"))
+            assert value.startswith(("data:image/jpeg", "data:audio/", "data:video/"))
     return page
 
 
@@ -92,12 +97,115 @@ def pipeline(dataset):
     return mm.Pipeline(dataset, global_batch_size=4, decode=decode)
 
 
-def test_a_dataset_shows_its_size_and_its_first_samples(dataset):
+def test_a_dataset_shows_its_size_and_samples_from_all_of_it(dataset):
     page = parse(dataset)
     assert "12" in page.words
     assert "2 of 5 to 7 samples" in page.words
     assert len(page.images()) == 6
-    assert "caption 0" in page.words
+    assert [n for n in range(12) if f"caption {n} " in page.words] == [1, 3, 5, 7, 9, 11]
+
+
+def test_samples_that_share_a_picture_are_shown_once(tmp_path):
+    dataset = make(tmp_path, [20, 20], lambda n: {"jpg": jpeg(n // 5), "txt": b"caption %d " % n})
+    page = parse(dataset)
+    assert len({image.tobytes() for image in page.images()}) == len(page.images()) == 6
+    same = make(tmp_path / "same", [40], lambda n: {"jpg": jpeg(0), "txt": b"caption %d " % n})
+    assert len(parse(same).images()) == 1
+
+
+def test_a_sample_is_a_dict_that_shows_itself_in_one_line(dataset, pipeline):
+    for sample in (dataset[0], dataset[3:5][1], next(iter(dataset)), *pipeline.take(2)):
+        assert isinstance(sample, dict)
+        assert "\n" not in repr(sample)
+        assert 50 < len(repr(sample)) < 400
+        assert f"{{'__key__': '{sample['__key__']}', " in repr(sample)
+        parse(sample)
+    assert "'jpg': <937 bytes JPEG 40x30>, 'txt': b'caption 0 ', 'json': b'{\"id\": 0}'" in repr(
+        dataset[0]
+    )
+    assert repr(dataset[8]).endswith("'__lineage__': <shard 1, index 1>}")
+    assert "/good/shard-000001.tar'" in repr(dataset[8])
+    assert "'image': <uint8 [3, 32, 32]>" in repr(pipeline.take(1)[0])
+
+
+def test_a_sample_stays_a_dict_for_all_functions(dataset):
+    sample = dataset[0]
+    plain = dict(sample)
+    again = [pickle.loads(pickle.dumps(sample)), copy.copy(sample), copy.deepcopy(sample)]
+    for each in [*again, sample.copy()]:
+        assert (type(each), each) == (type(sample), plain)
+    assert {**sample} == sample | {} == plain
+    text = {"__key__": sample["__key__"], "id": 3}
+    assert json.dumps(type(sample)(text)) == json.dumps(text)
+    assert msgspec.json.encode(type(sample)(text)) == msgspec.json.encode(text)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {
+            "__key__": "a\x1b[2J\u202e",
+            "tx\nt": "x\x1b\n" * 500,
+            "b": bytes(10**6),
+            "c": [1] * 10**6,
+        },
+        {f"f{i}" * 100: EVIL * 100 for i in range(1000)},
+        {
+            "__key__": ["a", "b"],
+            "json": {"a": {"b": ["c"] * 1000}},
+            3: object(),
+            "m": memoryview(b"ab"),
+        },
+        {
+            "jpg": b"\xff\xd8\xff",
+            "png": b"\x89PNG\r\n\x1a\n",
+            "u": "é".encode() * 40,
+            "x": b"\xff\xc0",
+        },
+        {},
+    ],
+)
+def test_the_line_of_any_sample_is_short_and_printable(sample):
+    text = repr(SampleDict(sample))
+    assert text.isprintable()
+    assert len(text) < 1200
+    SampleDict(sample)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"a cat", "b'a cat'"),
+        ("é" * 100, repr("é" * 60) + "..."),
+        ("é".encode() * 100, "<200 bytes '" + "é" * 30 + "'...>"),
+        (b"x" * 200, "<200 bytes '" + "x" * 60 + "'...>"),
+        (bytes(300), "<300 bytes>"),
+        ([1, 2.5, None], "[1, 2.5, None]"),
+        ({"a": [1]}, "{...} of 1"),
+        (torch.zeros(2, 3), "<float32 [2, 3]>"),
+        (None, "None"),
+    ],
+)
+def test_a_value_is_shown_in_a_few_words(value, expected):
+    assert value_text(value) == expected
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_first_bytes_tell_the_size_of_a_picture(name, mode):
+    for lossless in (False, True):
+        buffer = io.BytesIO()
+        Image.new(mode, (321, 123)).save(buffer, name, lossless=lossless)
+        assert file_kind(buffer.getvalue()).upper() == f"{name} 321X123"
+        for cut in range(60):
+            assert file_kind(buffer.getvalue()[:cut]).upper() in ("", name, f"{name} 321X123")
+
+
+def test_the_first_bytes_tell_other_files_too():
+    assert file_kind(recording(1.5)) == "WAV 1.5 s"
+    assert file_kind(b"\0\0\0\x20ftypisom") == "MP4"
+    assert file_kind(b"ID3\x04") == "MP3"
+    assert file_kind(b"words") == ""
 
 
 def test_a_slice_of_a_dataset_shows_its_own_samples(dataset):
@@ -262,6 +370,7 @@ def test_text_keeps_to_its_length_and_sizes_read_well():
     assert html_text("a<b", 10) == "a&lt;b"
     assert "7 more" in html_text("0123456789", 3)
     assert html_text("\ud800x", 5) == "?x"
+    assert html_text("a\u202eb\x00\n\u200f") == "a\\u202eb\\u0000\n\u200f"
     assert [size_text(n) for n in (0, 999, 1000, 2_500_000)] == [
         "0 bytes", "999 bytes", "1.0 kB", "2.5 MB"
     ]  # fmt: skip
@@ -269,8 +378,10 @@ def test_text_keeps_to_its_length_and_sizes_read_well():
 
 def test_a_long_recording_is_named_not_embedded():
     assert player("wav", recording()).startswith("<audio")
-    assert player("wav", recording(200)) == "wav: 3.2 MB"
-    assert player("<x>.mp4", b"12") == "&lt;x&gt;.mp4: 2 bytes"
+    assert player("wav", recording(200)) == "wav: 3.2 MB, not embedded: more than 2.0 MB"
+    assert player("<x>.mkv", b"12") == "&lt;x&gt;.mkv: 2 bytes"
+    assert player("<x>.mp4", b"12").startswith("<video")
+    assert "data:video/mp4;" in player("<x>.mp4", b"12")
 
 
 def test_a_tensor_that_is_no_picture_is_said():

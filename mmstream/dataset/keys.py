@@ -1,0 +1,255 @@
+"""Samples by their key. Keys stand in the headers of the tars and nowhere else.
+
+    Dataset[key] -> find_key -> read_keys -> one tar header per sample
+
+Where `mmstream.convert` wrote the rows in their order, keys ascend. A search then reads about ten
+headers. Elsewhere the first search reads one header of every sample, and remembers 8 bytes of each.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.manifest import Manifest
+from mmstream.errors import ShardError, escaped, where
+from mmstream.tar.header import BLOCK
+from mmstream.tar.samples import iter_members, split_name
+from mmstream.types import IntArray, SampleRef
+
+__all__ = ["KeySource", "KeyTable", "find_key", "read_keys"]
+
+logger = logging.getLogger(__name__)
+
+REFS_AT_ONCE = 1 << 14
+"""Headers that are read together."""
+
+MANY_SAMPLES = 100_000
+"""So many headers take long enough to say so."""
+
+MAX_NAMED = 3
+"""Samples of the same key that a message names."""
+
+
+class KeySource(Protocol):
+    """What is asked of a `Dataset`."""
+
+    manifest: Manifest
+
+    @property
+    def counts(self) -> IntArray:
+        """Samples of each shard."""
+
+    def name_of(self, shard: int) -> str:
+        """Return a shard's name."""
+
+    def bounds(self, shard: int, index: IntArray) -> SampleBounds:
+        """Return where samples of a shard lie."""
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
+        """Return the bytes of each (shard, start, stop), or the error that it met."""
+
+    def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
+        """Return a ShardError where the fault is the shard's."""
+
+
+class KeyTable:
+    """The hash of every key of a dataset, in the order of its samples: 8 bytes a sample."""
+
+    def __init__(self, dataset: KeySource) -> None:
+        counts = dataset.counts
+        num_samples = int(counts.sum())
+        level = logging.WARNING if num_samples >= MANY_SAMPLES else logging.INFO
+        logger.log(level, "%s: reading one header of every sample for its key", dataset)
+        self._starts = np.cumsum(counts) - counts
+        self._hashes = np.zeros(num_samples, dtype=np.int64)
+        for start in range(0, num_samples, REFS_AT_ONCE):
+            stop = min(start + REFS_AT_ONCE, num_samples)
+            keys = read_keys(dataset, self._refs(np.arange(start, stop)))
+            self._hashes[start:stop] = [hash(key) for key in keys]
+
+    def refs(self, key: str) -> list[SampleRef]:
+        """Return all samples that have a key, and perhaps some that do not."""
+        return self._refs(np.flatnonzero(self._hashes == hash(key)))
+
+    def _refs(self, positions: IntArray) -> list[SampleRef]:
+        shards = np.searchsorted(self._starts, positions, side="right") - 1
+        indexes = positions - self._starts[shards]
+        return list(zip(shards.tolist(), indexes.tolist(), strict=True))
+
+
+def find_key(dataset: KeySource, key: str, tables: list[KeyTable]) -> SampleRef:
+    """Return the sample with a key.
+
+    Args:
+        dataset: Where to look.
+        key: The whole key, as ``sample["__key__"]`` is.
+        tables: Empty, or the table that an earlier call has put there.
+
+    Raises:
+        KeyError: No sample has the key, or several have it. Or a header could not be read that may
+            hold it, which the log names.
+        StorageError: The storage failed after retries.
+    """
+    refs: list[SampleRef] = []
+    try:
+        refs = _search(dataset, key)
+    except _NotAscendingError:
+        if not tables:
+            tables.append(KeyTable(dataset))
+        candidates = tables[0].refs(key)
+        keys = read_keys(dataset, candidates)
+        refs = [ref for ref, name in zip(candidates, keys, strict=True) if name == key]
+    if not refs:
+        hint = "; dataset.find takes shard[index]" if re.search(r"\[\d+\]", key) else ""
+        raise KeyError(f"no sample of {dataset} has the key {escaped(key)!r}{hint}")
+    if len(refs) > 1:
+        names = [where(dataset.name_of(shard), index) for shard, index in refs[:MAX_NAMED]]
+        raise KeyError(
+            f"{len(refs):,} samples have the key {escaped(key)!r}: {', '.join(names)}"
+            f"{', ...' * (len(refs) > MAX_NAMED)}; take one with dataset.find({names[0]!r})"
+        )
+    return refs[0]
+
+
+class _NotAscendingError(Exception):
+    """The keys of a dataset do not ascend, or nothing promises that they do."""
+
+
+def _row_of(key: str | None) -> tuple[int, int] | None:
+    """Return the sort key of a converter's key: ``000000012-3`` is caption 3 of row 12."""
+    match = re.fullmatch(r"(\d{9,18})(?:-(\d{1,9}))?", key or "", re.ASCII)
+    return None if match is None else (int(match[1]), int(match[2] or 0))
+
+
+def _search(dataset: KeySource, key: str) -> list[SampleRef]:
+    """Search for a key among ascending ones, as a conversion without shuffle writes them.
+
+    Keys are row numbers, and few rows are rejected. So every other probe is where the key would be
+    if no row were missing between two known ones, and the others halve what is left.
+
+    Returns:
+        The sample, or an empty list.
+
+    Raises:
+        _NotAscendingError: Another tool wrote the tars, or the rows were shuffled.
+    """
+    source = dataset.manifest.source
+    if source.get("converter") != 1 or source.get("shuffle_seed") is not None:
+        raise _NotAscendingError
+    row = _row_of(key)
+    if row is None:
+        return []
+    ends = np.cumsum(dataset.counts)
+    low, high = 0, int(ends[-1]) - 1 if ends.size else -1
+    low_row, high_row = 1, int(source.get("rows_total") or 1)
+    guesses = True
+    while low <= high:
+        share = min(1.0, max(0.0, (row[0] - low_row) / max(1, high_row - low_row)))
+        middle = low + round(share * (high - low)) if guesses else (low + high) // 2
+        guesses = not guesses
+        shard = int(np.searchsorted(ends, middle, side="right"))
+        ref = shard, middle - int(ends[shard] - dataset.counts[shard])
+        (probe,) = read_keys(dataset, [ref])
+        if probe == key:
+            return [ref]
+        probe_row = _row_of(probe)
+        if probe_row is None:  # not a conversion's key, or a damaged header
+            raise _NotAscendingError
+        if probe_row < row:
+            low, low_row = middle + 1, probe_row[0]
+        else:
+            high, high_row = middle - 1, probe_row[0]
+    return []
+
+
+def read_keys(
+    dataset: KeySource, refs: Sequence[SampleRef], *, prefix: str = ""
+) -> list[str | None]:
+    """Return the keys of samples, from their first tar headers alone.
+
+    Reads 512 bytes per sample, more where a long name stands in front, and the index of each shard
+    once. Remote headers are read side by side. A key that cannot be read (a missing shard, a
+    damaged header) is None and a warning.
+
+    Args:
+        dataset: Holds the samples.
+        refs: (shard, index) of each sample.
+        prefix: What stands in front of a shard's name in warnings.
+
+    Raises:
+        StorageError: The storage failed after retries.
+    """
+    spans = _spans(dataset, refs, prefix)
+    keys: dict[SampleRef, str | None] = {}
+    head_bytes = dict.fromkeys(spans, BLOCK)
+    faults: dict[int, str] = {}
+    while head_bytes:  # once, and again for those whose name takes more than one header
+        ranges = [
+            (ref[0], spans[ref][0], min(spans[ref][1], spans[ref][0] + num_bytes))
+            for ref, num_bytes in head_bytes.items()
+        ]
+        answers = zip(head_bytes, dataset.read_ranges(ranges), ranges, strict=True)
+        head_bytes = {}
+        for ref, head, (shard, _, stop) in answers:
+            if isinstance(head, OSError):
+                if shard not in faults:
+                    cause = dataset.explain(head, shard, stop)
+                    if not isinstance(cause, ShardError):
+                        raise cause
+                    faults[shard] = str(cause)
+                    logger.warning("no key: %s", cause)
+                continue
+            try:
+                keys[ref] = _first_key(head, spans[ref][1] - spans[ref][0])
+            except _TooShort as short:
+                head_bytes[ref] = short.num_bytes
+            except ShardError as error:
+                name = where(prefix + dataset.name_of(shard), ref[1])
+                logger.warning("%s: no key: %s", name, error)
+    return [keys.get(ref) for ref in refs]
+
+
+def _spans(
+    dataset: KeySource, refs: Sequence[SampleRef], prefix: str
+) -> dict[SampleRef, tuple[int, int]]:
+    """Return [start, stop) of each sample; those of shards without an index are left out."""
+    by_shard: dict[int, list[int]] = {}
+    for shard, index in dict.fromkeys(refs):
+        by_shard.setdefault(shard, []).append(index)
+    spans: dict[SampleRef, tuple[int, int]] = {}
+    for shard, indexes in by_shard.items():
+        try:
+            bounds = dataset.bounds(shard, np.array(indexes, dtype=np.int64))
+        except ShardError as error:
+            logger.warning("no key: %s%s", prefix, error)
+            continue
+        starts, stops = bounds.start.tolist(), bounds.stop.tolist()
+        for index, start, stop in zip(indexes, starts, stops, strict=True):
+            spans[shard, index] = start, stop
+    return spans
+
+
+class _TooShort(Exception):  # noqa: N818 - a request for more, not a failure
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+
+def _first_key(head: bytes, size: int) -> str:
+    """Return the key of the sample that begins with `head` and has `size` bytes in all."""
+
+    def read(start: int, stop: int) -> bytes:
+        if stop > len(head):
+            raise _TooShort(stop)
+        return head[start:stop]
+
+    for member in iter_members(read, size):
+        name = split_name(member.name) if member.is_file else None
+        if name is not None:
+            return name[0]
+    raise ShardError("no file of a sample in this range of the tar")

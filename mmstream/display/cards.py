@@ -1,0 +1,137 @@
+"""Samples one below the other, each of them whole, as a page or as text for a terminal.
+
+`mmstream show`, `mm.show` with a tokenizer -> cards.py -> samples.py, tokens.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from mmstream.display.contents import (
+    MAX_FIELDS,
+    kind_of,
+    messages_of,
+    row_json,
+    text_of,
+)
+from mmstream.display.markup import QUIET, html_text, page
+from mmstream.display.mixtures import key_text
+from mmstream.display.samples import MAX_TURNS, sample_html
+from mmstream.display.tokens import count_text, tokens_text
+from mmstream.errors import escaped
+
+__all__ = ["Card", "card_lines", "cards_html"]
+
+MAX_EMBEDDED_BYTES = 8_000_000
+"""Largest recording that a page embeds."""
+
+MAX_PAGE_CHARACTERS = 128_000_000
+"""Where a page has become so large, no more recordings are embedded."""
+
+MAX_LINE_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Card:
+    """A sample to show.
+
+    Attributes:
+        address: ``shard[index]``.
+        sample: Raw or decoded. None: it cannot be read.
+        note: What to say of it, such as its step and row.
+        problem: Why it is bad.
+    """
+
+    address: str
+    sample: Mapping[str, Any] | None
+    note: str = ""
+    problem: str = ""
+
+
+def cards_html(head: str, cards: Iterable[Card], tokenizer: Any = None) -> str:
+    """Return all samples one below the other.
+
+    Args:
+        head: What they are, as text.
+        cards: The samples. Each is read when its turn comes.
+        tokenizer: Shows ``input_ids`` and ``labels`` as text.
+    """
+    style = "border-top:1px solid rgba(128,128,128,.35);padding:12px 0"
+    parts: list[str] = []
+    num_characters = 0
+    for card in cards:
+        left = (MAX_PAGE_CHARACTERS - num_characters) * 3 // 4
+        shown = _problem_html(card.problem)
+        if card.sample is None:
+            shown = f"<b>{html_text(card.address, 200)}</b>{_note_html(card.note)}{shown}"
+        else:
+            shown += sample_html(
+                card.sample,
+                tokenizer=tokenizer,
+                note=card.note,
+                max_file_bytes=max(0, min(MAX_EMBEDDED_BYTES, left)),
+            )
+        parts.append(f'<div style="{style}">{shown}</div>')
+        num_characters += len(shown)
+    title = f'<p style="font-size:1.2em">{html_text(head, 1000)}</p>' if head else ""
+    return page(title, *parts)
+
+
+def _note_html(note: str) -> str:
+    return f' <span style="{QUIET}">{html_text(note, 300)}</span>' if note else ""
+
+
+def _problem_html(problem: str) -> str:
+    return f'<div style="color:#b00020">{html_text(problem, 1000)}</div>' if problem else ""
+
+
+def card_lines(card: Card, tokenizer: Any = None) -> Iterator[str]:
+    """Yield the lines of a sample for a terminal: address, fields, text, conversation, tokens."""
+    key = "" if card.sample is None else escaped(key_text(card.sample), 200)
+    yield "  ".join(filter(None, (escaped(card.address), key, card.note)))
+    if card.problem:
+        yield f"  bad: {escaped(card.problem, 1000)}"
+    if card.sample is None:
+        return
+    sample = card.sample
+    public = ((name, value) for name, value in sample.items() if name[:2] != "__")
+    for name, value in islice(public, MAX_FIELDS):
+        yield f"  {escaped(name, 60)}: {kind_of(value)}"
+    messages = messages_of(sample)
+    text = sample.get("txt") or (not messages and text_of(sample))
+    if isinstance(text, str | bytes) and text:
+        yield f"  text: {_line(text)}"
+    for turn in messages[:MAX_TURNS]:
+        yield f"  {escaped(turn.get('role', '?'), 30)}: {_line(_content_text(turn))}"
+    if len(messages) > MAX_TURNS:
+        yield f"  ... {len(messages) - MAX_TURNS} more turns"
+    row = row_json(sample)
+    if row and not messages:
+        yield f"  json: {_line(json.dumps(row, ensure_ascii=False, default=str))}"
+    if tokenizer is not None and "input_ids" in sample:
+        yield f"  {count_text(sample)} in [[ ]]:"
+        for line in tokens_text(tokenizer, sample).splitlines():
+            yield f"    {_line(line)}"
+
+
+def _content_text(turn: Mapping[str, Any]) -> str:
+    """Return the content of a message; media as ``<image 0.jpg>``."""
+    content = turn.get("content", "")
+    if not isinstance(content, list):
+        return str(content)
+    words = []
+    for part in content:
+        if isinstance(part, Mapping) and "text" not in part:
+            words.append(f"<{part.get('type', '?')} {part.get('field', '')}>")
+        else:
+            words.append(str(part.get("text") if isinstance(part, Mapping) else part))
+    return " ".join(words)
+
+
+def _line(value: object) -> str:
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return escaped(text, MAX_LINE_CHARACTERS)
