@@ -38,7 +38,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 __all__ = ["Counts", "FaultProxy", "Faults", "fault_proxy"]
 
@@ -179,7 +180,8 @@ class FaultProxy:
         """Give objects other names: path that clients use -> path on the server.
 
         Both begin with the bucket. The server must allow to read without a signature: one that was
-        for another path is left out.
+        for another path is left out. A listing of a prefix that has such names shows them alone,
+        if objects are held.
         """
         self._ask("alias", dict(objects))
 
@@ -357,7 +359,7 @@ class _Request(NamedTuple):
     method: str
     path: str
     """Without the query, decoded."""
-    has_query: bool
+    query: str
     head: bytes
     headers: dict[bytes, bytes]
 
@@ -373,6 +375,11 @@ class _HeldObject(NamedTuple):
     """The head of its answer, without its length."""
     file: int
     size: int
+
+    def entry(self, key: str) -> bytes:
+        """Return its lines in a listing, under another name."""
+        etag = _headers(self.lines).get(b"etag", b"")
+        return _ENTRY % (escape(key).encode(), etag, self.size)
 
     def answer(self, request: _Request) -> _Answer:
         """Return what the server would answer to a GET or HEAD."""
@@ -492,7 +499,7 @@ class _Proxy:
 
     def held_object(self, request: _Request) -> _HeldObject | None:
         """Return the object of a GET or HEAD, if objects are held and there is one."""
-        if self.held is None or request.has_query or request.method not in ("GET", "HEAD"):
+        if self.held is None or request.query or request.method not in ("GET", "HEAD"):
             return None
         path = self.aliases.get(request.path.lstrip("/"), request.path.lstrip("/"))
         with self.hold_lock:
@@ -502,6 +509,22 @@ class _Proxy:
                     return None
                 self.held[path] = held
             return self.held[path]
+
+    def listing(self, request: _Request) -> bytes | None:
+        """Return the answer to a ListObjectsV2 whose prefix has other names of held objects."""
+        query = dict(parse_qsl(request.query, keep_blank_values=True))
+        if self.held is None or request.method != "GET" or query.get("list-type") != "2":
+            return None
+        bucket, prefix = request.path.strip("/"), query.get("prefix", "")
+        names = sorted(name for name in self.aliases if name.startswith(f"{bucket}/{prefix}"))
+        lines = []
+        for name in names:
+            held = self.held_object(request._replace(path=name, query=""))
+            if held is not None:
+                lines.append(held.entry(name.removeprefix(f"{bucket}/")))
+        if not lines:
+            return None
+        return _LISTING % (bucket.encode(), escape(prefix).encode(), len(lines), b"".join(lines))
 
     def draw(self, request: _Request) -> tuple[str, random.Random]:
         """Return the kind of fault of a request, or nothing, and what draws its details."""
@@ -577,10 +600,15 @@ class _Exchange:
             self.client.socket.sendall(_slow_down(faults.retry_after_s))
             return
         held = self.proxy.held_object(request)
-        if held is None:
-            answer = self.ask(request, length, kind == "reset", faults, draw)
-        else:
+        listing = self.proxy.listing(request)
+        if listing is not None:
+            head = [b"HTTP/1.1 200 OK", b"Content-Type: application/xml"]
+            head.append(b"Content-Length: %d" % len(listing))
+            answer = _Answer(200, head, _BytesBody(listing), len(listing))
+        elif held is not None:
             answer = held.answer(request)
+        else:
+            answer = self.ask(request, length, kind == "reset", faults, draw)
         status, lines, body, length = answer
         is_replaced = request.path.endswith(faults.replaced) if faults.replaced else False
         if is_replaced or kind == "wrong_etag":
@@ -711,8 +739,8 @@ class _Exchange:
 def _parse(head: bytes) -> _Request:
     first, *lines = head[:-4].split(b"\r\n")
     method, target, _ = first.split(b" ", 2)
-    path, mark, _ = target.partition(b"?")
-    return _Request(method.decode(), unquote(path.decode()), bool(mark), head, _headers(lines))
+    path, _, query = target.decode().partition("?")
+    return _Request(method.decode(), unquote(path), query, head, _headers(lines))
 
 
 def _read_object(server: tuple[str, int], path: str) -> _HeldObject | None:
@@ -752,6 +780,18 @@ def _with_other_etag(lines: list[bytes], growth: int) -> list[bytes]:
             line = name + b":" + bounds + b"/%d" % (int(total) + growth)
         changed.append(line)
     return changed
+
+
+_LISTING = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>%s</Name>'
+    b"<Prefix>%s</Prefix><KeyCount>%d</KeyCount><IsTruncated>false</IsTruncated>%s"
+    b"</ListBucketResult>"
+)
+_ENTRY = (
+    b"<Contents><Key>%s</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+    b"<ETag>%s</ETag><Size>%d</Size><StorageClass>STANDARD</StorageClass></Contents>"
+)
 
 
 def _slow_down(retry_after_s: int | None) -> bytes:

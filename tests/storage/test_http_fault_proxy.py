@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from xml.etree import ElementTree
 
 import pytest
 
@@ -242,6 +243,20 @@ def test_held_objects_are_answered_as_by_the_server() -> None:
             with pytest.raises(urllib.error.HTTPError, match="416"):
                 get(proxy, Range="bytes=300000-300001")
     assert answers[:2] == answers[2:]
+
+
+def test_a_listing_shows_the_other_names_of_held_objects() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with fault_proxy(f"http://127.0.0.1:{server.server_port}") as proxy:
+            proxy.alias({"b/many/x&1.tar": "b/o", "b/many/2.tar": "b/o", "b/few/3.tar": "b/o"})
+            proxy.hold()
+            with get(proxy, "/b/?list-type=2&prefix=many%2F") as answer:
+                entries = ElementTree.fromstring(answer.read()).findall("{*}Contents")
+        server.shutdown()
+    listed = [(e.findtext("{*}Key"), e.findtext("{*}Size"), e.findtext("{*}ETag")) for e in entries]
+    size = str(len(BODY))
+    assert listed == [("many/2.tar", size, '"abc"'), ("many/x&1.tar", size, '"abc"')]
 
 
 @pytest.mark.s3

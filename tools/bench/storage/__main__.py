@@ -12,16 +12,21 @@ Columns:
 
     late            samples a second after 40 % of the run; raw clients by their bytes
     to obstore      share of what the raw client gets on the same link
+    start           seconds from the call that opens the data to when all workers are up
     @1, @10, @100   seconds until that batch came, from when all workers were up
     wait            of the consumer for a batch, in the late part
     CPU s/GB        of all processes of the row, per 10^9 bytes of delivered samples
-    GET/GB          requests per 10^9 bytes that were sent
-    read/used       bytes that were sent to those of delivered samples; short runs end with bytes
-                    read ahead
+    GET/GB          requests per 10^9 bytes that were sent, in the late part
+    read/used       bytes that were sent to those of delivered samples, in the late part; above 1
+                    while windows and buffers still fill
     faults          answers that the proxy broke or slowed down
 
+A row whose workers are not up after ``--start-timeout`` ends, and so does a run whose time is over
+while it waits for a batch. The table says which batch was not reached.
+
 The server and the proxy use the same cores as the loaders. ``--quick`` takes about two minutes. The
-first run installs the peers: `tools.bench.peers.environments`.
+first run installs the peers (`tools.bench.peers.environments`) and converts the samples to their
+formats. Both are kept in ``--cache``.
 """
 
 from __future__ import annotations
@@ -60,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each run")
     parser.add_argument("--shards", type=int, default=1000, help="names of the corpus")
     parser.add_argument("--samples", type=int, default=500, help="of each shard")
+    parser.add_argument("--start-timeout", type=float, default=60.0, help="seconds of a start")
     parser.add_argument("--images", type=Path, help="a folder of JPEGs; default: the demo's")
     parser.add_argument("--away", type=float, default=10.0, help="seconds without a server")
     parser.add_argument(
@@ -89,7 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tars.mkdir()
         sample_bytes = write_tars(tars, options.samples, options.images)
         shard_bytes = min(path.stat().st_size for path in tars.iterdir())
-        bench = Bench(server, proxy, Path(folder), sample_bytes, shard_bytes, options.cache)
+        bench = Bench(
+            server,
+            proxy,
+            Path(folder),
+            sample_bytes,
+            shard_bytes,
+            options.cache,
+            options.start_timeout,
+        )
         print(f"{options.shards} shards of {options.samples} samples of {sample_bytes:,} bytes")
         for name in scenarios:
             scenario = SCENARIOS[name]

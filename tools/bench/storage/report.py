@@ -18,6 +18,7 @@ COLUMNS = (
     "MB/s",
     "to obstore",
     "to the best peer",
+    "start s",
     "@1 s",
     "@10 s",
     "@100 s",
@@ -51,17 +52,21 @@ def print_table(
         (speeds[row.name] for row in rows if row.kind == "peer" and row.name in speeds), default=0.0
     )
     for row in rows:
-        finished = [run for run in runs.get(row.name, []) if not run.error]
+        row_runs = runs.get(row.name, [])
+        finished = [run for run in row_runs if not run.error]
         if not finished:
-            first = _seconds(runs.get(row.name, []), 1)
-            print(f"| {row.name} | failed | | | | {first} {'| ' * (len(COLUMNS) - 6)}|")
+            print(f"| {row.name} | failed {'| ' * (len(COLUMNS) - 1)}|")
             continue
         speed, late = speeds[row.name], [run.late for run in finished]
+        words = f"{speed:,.0f} ({min(late):,.0f}-{max(late):,.0f})"
+        if 10 not in finished[0].first:
+            words = _not_reached(finished)
         cells = [
-            f"{speed:,.0f} ({min(late):,.0f}-{max(late):,.0f})",
+            words,
             f"{speed * sample_bytes / 1e6:,.0f}",
             f"{speed / raw:.2f}" if raw else "",
             f"{speed / peer:.2f}" if peer and row.kind == "mmstream" else "",
+            _start(finished),
             *(_seconds(finished, number) for number in (1, 10, 100)),
             f"{_median(finished, lambda run: run.wait_p50) * 1000:.1f}",
             f"{_median(finished, lambda run: run.wait_p99) * 1000:.0f}",
@@ -75,7 +80,25 @@ def print_table(
             f"{_median(finished, lambda run: run.faults):.0f}",
         ]
         print(f"| {row.name} | {' | '.join(cells)} |")
+    print()
+    for row in rows:
+        print(f"- {row.name}: {row.note}")
+        for error in {run.error.splitlines()[-1] for run in runs.get(row.name, []) if run.error}:
+            print(f"  failed: {error[-300:]}")
     sys.stdout.flush()
+
+
+def _not_reached(runs: list[Run]) -> str:
+    """Say which batch never came, and in how many seconds."""
+    number = min(number for number in (1, 10) if any(number not in run.first for run in runs))
+    seconds = max(run.seconds for run in runs if number not in run.first)
+    return f"did not reach batch {number} in {seconds:.0f} s"
+
+
+def _start(runs: list[Run]) -> str:
+    """Return the seconds until the workers were up."""
+    starts = [run.start_s for run in runs if run.start_s is not None]
+    return f"{statistics.median(starts):.1f}" if starts else "-"
 
 
 def _median(runs: list[Run], figure: Callable[[Run], float]) -> float:
@@ -83,5 +106,7 @@ def _median(runs: list[Run], figure: Callable[[Run], float]) -> float:
 
 
 def _seconds(runs: list[Run], number: int) -> str:
-    moments = [run.first[number] for run in runs if number in run.first]
-    return f"{statistics.median(moments):.2f}" if moments else "-"
+    """Return when a batch came, or the end of the runs in which it did not."""
+    moments = [run.first.get(number, run.seconds) for run in runs]
+    is_late = sum(number not in run.first for run in runs) * 2 >= len(runs)
+    return f"{'> ' if is_late else ''}{statistics.median(moments):.2f}"

@@ -9,7 +9,8 @@ A runner is a program that runs in its loader's environment. It imports its modu
 `prepare` prints which objects are another object under a further name, so that few bytes stand for
 a large corpus: {name of a shard: name of the file in FOLDER or of the tar in CORPUS}.
 
-The clock begins when all workers are up: each writes down the moment, by a `Stamp`.
+The clock begins when all workers are up: each writes down the moment, by a `Stamp`. A run ends in
+its time also while a batch is awaited.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,8 @@ class Settings:
     """From the moment when all workers are up."""
     scratch: str
     """An empty folder."""
+    start_timeout_s: float = 60.0
+    """The run ends if no worker is up after this time."""
     batch_size: int = 64
     num_workers: int = 2
     local: str = ""
@@ -56,7 +60,7 @@ class Settings:
     max_batches: int = 0
     """The run ends with this batch. 0: with its time."""
     arguments: tuple[tuple[str, Any], ...] = ()
-    """mmstream only: further arguments of the pipeline."""
+    """Of the runner alone; for mmstream, of the pipeline."""
 
     @property
     def names(self) -> list[str]:
@@ -98,6 +102,21 @@ def as_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
+def dataloader_batches(
+    loader_class: Callable[..., Iterable[Any]], dataset: Any, settings: Settings
+) -> Iterator[Any]:
+    """Yield lists of samples from torch's DataLoader, or one like it, epoch after epoch."""
+    loader = loader_class(
+        dataset,
+        batch_size=settings.batch_size,
+        num_workers=settings.num_workers,
+        collate_fn=as_list,
+        worker_init_fn=Stamp(settings.scratch),
+    )
+    while True:
+        yield from loader
+
+
 def serve(
     prepare: Callable[[str, str, int], dict[str, str]],
     make: Callable[[Settings], Iterable[Any]],
@@ -113,64 +132,106 @@ def serve(
         more: further figures, asked for at the end of a run.
     """
     command, *arguments = sys.argv[1:]
-    figures: dict[str, Any]
     if command == "prepare":
         corpus, folder, num_names = arguments
-        figures = {"names": prepare(corpus, folder, int(num_names))}
-    else:
-        words = json.loads(arguments[0])
-        words["arguments"] = tuple((name, value) for name, value in words.get("arguments", ()))
-        settings = Settings(**words)
-        figures = _run(make(settings), settings, num_samples)
-        figures.update(more())
+        _print_and_exit({"names": prepare(corpus, folder, int(num_names))})
+    words = json.loads(arguments[0])
+    words["arguments"] = tuple((name, value) for name, value in words.get("arguments", ()))
+    run = _Run(Settings(**words))
+    threading.Thread(target=run.end_in_time, args=(more,), daemon=True).start()
+    run.take(make, num_samples)
+    run.end(more)
+
+
+class _Run:
+    """The batches of a run: when each came, and what it cost."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.started = time.monotonic()
+        self.asked: float | None = self.started
+        self.lock = threading.Lock()
+        self.moments: list[float] = []
+        self.waits: list[float] = []
+        self.counts: list[int] = []
+        self.cpu: list[tuple[float, float, int]] = []
+
+    @property
+    def up(self) -> float | None:
+        """The moment when all workers were up."""
+        if self.settings.num_workers == 0:
+            return self.started
+        paths = Path(self.settings.scratch).glob("up-*")
+        stamps = sorted(float(text) for path in paths if (text := path.read_text()))
+        stamps = stamps[: self.settings.num_workers]
+        return stamps[-1] if len(stamps) == self.settings.num_workers else None
+
+    def take(
+        self, make: Callable[[Settings], Iterable[Any]], num_samples: Callable[[Any], int]
+    ) -> None:
+        """Take batches until the time of the settings is over."""
+        settings = self.settings
+        stream = iter(make(settings))
+        up, taken, next_cpu = None, 0, 0.0
+        while True:
+            self.asked = asked = time.monotonic()
+            batch = next(stream, None)
+            now = time.monotonic()
+            if batch is None:
+                return
+            up = up or self.up or self.started
+            count = num_samples(batch)
+            del batch
+            taken += count
+            with self.lock:
+                self.moments.append(now)
+                self.waits.append(now - asked)
+                self.counts.append(count)
+                self.asked = None
+            if now > next_cpu:
+                self.cpu.append((now, cpu_seconds(os.getpid()), taken))
+                next_cpu = now + 0.25
+            if now - up > settings.seconds or len(self.moments) == settings.max_batches:
+                return
+            if settings.paced:
+                due = self.moments[0] + taken / settings.paced
+                time.sleep(max(0.0, due - time.monotonic()))
+
+    def end_in_time(self, more: Callable[[], dict[str, Any]]) -> None:
+        """End the process when its time is over, whatever it waits for."""
+        settings = self.settings
+        while True:
+            time.sleep(0.1)
+            if self.moments or self.up is not None:
+                is_over = time.monotonic() > (self.up or self.started) + settings.seconds + 0.5
+            else:
+                is_over = time.monotonic() > self.started + settings.start_timeout_s
+            if is_over:
+                self.end(more)
+
+    def end(self, more: Callable[[], dict[str, Any]]) -> None:
+        """Print the figures and end the process, without waiting for workers that read ahead."""
+        ended = time.monotonic()
+        cpu_s = cpu_seconds(os.getpid())
+        self.lock.acquire()
+        up = self.up
+        begin = self.started if up is None else up
+        cpu = [*self.cpu, (ended, cpu_s, sum(self.counts))]
+        _print_and_exit(
+            {
+                "began": begin,
+                "start_s": None if up is None else up - self.started,
+                "ended": ended - begin,
+                "arrivals": [moment - begin for moment in self.moments],
+                "waits": self.waits,
+                "pending_s": None if self.asked is None else ended - self.asked,
+                "counts": self.counts,
+                "cpu": [(moment - begin, *numbers) for moment, *numbers in cpu],
+                **more(),
+            }
+        )
+
+
+def _print_and_exit(figures: dict[str, Any]) -> None:
     print(json.dumps(figures), flush=True)
-    sys.stdout.flush()
-    os._exit(0)  # do not wait for workers that still read ahead
-
-
-def _run(
-    batches: Iterable[Any], settings: Settings, num_samples: Callable[[Any], int]
-) -> dict[str, Any]:
-    """Take batches for the time of the settings; return when each came and what it cost."""
-    started = time.monotonic()
-    stream = iter(batches)
-    arrivals: list[float] = []
-    waits: list[float] = []
-    counts: list[int] = []
-    cpu: list[tuple[float, float, int]] = []
-    next_cpu = 0.0
-    up = None
-    taken = 0
-    while True:
-        asked = time.monotonic()
-        batch = next(stream, None)
-        now = time.monotonic()
-        if up is None:
-            up = max(_stamps(settings), default=started)
-        if batch is None:
-            break
-        count = num_samples(batch)
-        del batch
-        taken += count
-        arrivals.append(now - up)
-        waits.append(now - asked)
-        counts.append(count)
-        if now > next_cpu:
-            cpu.append((now - up, cpu_seconds(os.getpid()), taken))
-            next_cpu = now + 0.25
-        if now - up > settings.seconds or len(arrivals) == settings.max_batches:
-            break
-        if settings.paced:
-            time.sleep(max(0.0, up + arrivals[0] + taken / settings.paced - time.monotonic()))
-    return {
-        "start_s": up - started,
-        "arrivals": arrivals,
-        "waits": waits,
-        "counts": counts,
-        "cpu": [*cpu, (arrivals[-1], cpu_seconds(os.getpid()), taken)] if arrivals else [],
-    }
-
-
-def _stamps(settings: Settings) -> Sequence[float]:
-    paths = Path(settings.scratch).glob("up-*")
-    return sorted(float(path.read_text()) for path in paths)[: settings.num_workers]
+    os._exit(0)

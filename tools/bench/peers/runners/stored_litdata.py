@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mmstream._torchvision import import_torchvision
-from tools.bench.peers.runners.stored import Settings, Stamp, as_list, serve
+from tools.bench.peers.runners.stored import Settings, dataloader_batches, serve
 
 import_torchvision()
 
 from litdata import StreamingDataLoader, StreamingDataset, optimize  # noqa: E402
+from litdata.streaming import downloader  # noqa: E402
+
+# litdata's obstore refuses a server without TLS otherwise.
+downloader._OBSTORE_CLIENT_OPTIONS = {**downloader._OBSTORE_CLIENT_OPTIONS, "allow_http": True}
 
 
 def samples_of(corpus: str) -> Iterator[dict[str, Any]]:
@@ -48,16 +52,9 @@ def make(settings: Settings) -> Iterator[Any]:
         drop_last=True,
         seed=0,
         max_cache_size="8GB",
+        **dict(settings.arguments),
     )
-    return iter(
-        StreamingDataLoader(
-            dataset,
-            batch_size=settings.batch_size,
-            num_workers=settings.num_workers,
-            collate_fn=as_list,
-            worker_init_fn=Stamp(settings.scratch),
-        )
-    )
+    return dataloader_batches(StreamingDataLoader, dataset, settings)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmstream._torchvision import import_torchvision
-from tools.bench.peers.runners.stored import Settings, Stamp, as_list, serve
+from tools.bench.peers.runners.stored import Settings, dataloader_batches, serve
 
 import_torchvision()
 
@@ -45,16 +45,9 @@ def make(settings: Settings) -> Iterator[Any]:
         shuffle=True,
         shuffle_seed=0,
         batch_size=settings.batch_size,
+        **dict(settings.arguments),
     )
-    return iter(
-        StreamingDataLoader(
-            dataset,
-            batch_size=settings.batch_size,
-            num_workers=settings.num_workers,
-            collate_fn=as_list,
-            worker_init_fn=Stamp(settings.scratch),
-        )
-    )
+    return dataloader_batches(StreamingDataLoader, dataset, settings)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def make(settings: Settings) -> Iterator[Any]:
         urls = [f"crt://{settings.bucket}/{settings.prefix}/{name}" for name in settings.names]
         schemes: dict[str, Any] = wds.gopen_schemes
         schemes["crt"] = _open_with_connector
-    dataset = wds.WebDataset(urls, shardshuffle=100, seed=0).shuffle(SHUFFLE_BUFFER)
-    dataset = dataset.batched(settings.batch_size, collation_fn=as_list)
+    dataset = wds.WebDataset(urls, shardshuffle=100, seed=0).repeat()
+    dataset = dataset.shuffle(SHUFFLE_BUFFER).batched(settings.batch_size, collation_fn=as_list)
     return iter(
         wds.WebLoader(
             dataset,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["link_tars", "prepare_energon", "tars_in"]
+__all__ = ["index_energon", "link_tars", "prepare_energon", "tars_in"]
 
 
 def link_tars(corpus: str, folder: str) -> list[str]:
@@ -25,6 +25,11 @@ def tars_in(folder: str) -> list[str]:
 def prepare_energon(corpus: str, folder: str) -> None:
     """Link the tars and prepare them with Energon's command."""
     link_tars(corpus, folder)
+    index_energon(folder)
+
+
+def index_energon(folder: str) -> None:
+    """Prepare the tars of a folder with Energon's command."""
     tool = str(Path(sys.executable).parent / "energon")
     options = "--non-interactive --no-progress --split-ratio 1,0,0 --sample-type CaptioningSample"
     fields = '{"image": "jpg", "caption": "txt"}'
