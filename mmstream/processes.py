@@ -39,6 +39,7 @@ __all__ = [
     "follow_while_starting",
     "is_main_process_alive",
     "join_parent",
+    "keep_freed_memory",
     "marked_as_main_process",
     "memory_bytes",
     "num_cores",
@@ -57,6 +58,9 @@ MAIN_PROCESS = "MMSTREAM_MAIN_PROCESS"
 
 FROM_PARENT = "MMSTREAM_FROM_PARENT"
 """Environment variable of a fork server that starts: JSON for `take_over_from_parent`."""
+
+FREED_BYTES = 31 << 20
+"""The most that glibc takes into account is 32 MiB."""
 
 LOOK_S = 1.0
 """Seconds between two looks at whether the main process still runs."""
@@ -206,6 +210,17 @@ def _exit_with(main_process: str) -> None:
     while is_main_process_alive(main_process):
         time.sleep(LOOK_S)
     os._exit(1)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc use freed memory of batches again, instead of new pages from the system.
+
+    By default it gives long bytes back as they are freed, and new pages cost more than all copies:
+    0.6 CPU s/GB. When a block that has pages of its own is freed, glibc gives back only longer ones
+    from then on, and only what exceeds twice its length at the end of the heap. This block is never
+    touched, so it takes no memory. Other systems are not changed.
+    """
+    bytes(FREED_BYTES)
 
 
 def join_parent(environment: dict[str, str]) -> None:

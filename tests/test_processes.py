@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,21 @@ def test_a_folder_of_temporary_files_that_is_too_long_for_sockets_is_named(tmp_p
     last_line = ended.stderr.splitlines()[-1]
     assert last_line.startswith("mmstream.errors.ConfigError: TMPDIR: ")
     assert "such as /tmp" in last_line
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other systems are not changed")
+def test_memory_of_dropped_bytes_is_used_again_without_new_pages() -> None:
+    program = """
+import resource, sys
+from mmstream.processes import keep_freed_memory
+keep_freed_memory()
+for _ in range(8):
+    batch = None
+    batch = [number.to_bytes(1, "big") * 200_000 for number in range(32)]
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+    words = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    faults = [int(word) for word in words]
+    assert faults[-1] - faults[1] < 300  # a batch has 1,600 pages

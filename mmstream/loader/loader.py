@@ -23,7 +23,7 @@ from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
 from mmstream.order.shared_lanes import request_factor
 from mmstream.pipeline import Pipeline, PipelineRunner
-from mmstream.processes import default_threads, num_cores, pss_bytes
+from mmstream.processes import default_threads, keep_freed_memory, num_cores, pss_bytes
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
 from mmstream.reading.process import ReaderProcess, needs_reader_process
@@ -365,6 +365,7 @@ class Loader(IterableDataset[Batch]):
             stop: the step after the last one.
             label: how messages about workers begin.
         """
+        keep_freed_memory()
         if self._reader_pipeline is not self._current:
             self._end_processes()
         if self._reader is None and needs_reader_process(self._current.dataset):

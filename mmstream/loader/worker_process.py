@@ -22,7 +22,7 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.loader.batch_transport import SentBatch
 from mmstream.pipeline import Pipeline, PipelineRunner
-from mmstream.processes import join_parent, start_fork_server
+from mmstream.processes import join_parent, keep_freed_memory, start_fork_server
 from mmstream.progress import Progress, Stage
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.step import Job
@@ -123,6 +123,7 @@ def start_worker(environment: dict[str, str], num_threads: int, _worker: int) ->
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread, so for all
     join_parent(environment)
+    keep_freed_memory()
     # A tokenizer would start one thread per core in every worker.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if num_threads > 1 else "false")
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))

@@ -130,6 +130,49 @@ def test_tensors_of_any_shape_type_and_layout_cross_as_they_are():
     assert arrived["image"].is_contiguous(memory_format=torch.channels_last)
 
 
+class Wrapped:
+    """What a transform of a user may make."""
+
+    def __init__(self, data, pixels):
+        self.data, self.pixels = data, pixels
+
+
+def test_long_bytes_cross_in_the_shared_memory_and_arrive_as_bytes():
+    memory = BatchMemory(shared=True)
+    files = [os.urandom(size) for size in (0, 1, 1023, 1024, 1025, 70_001)]
+    batch = {
+        "jpg": files,
+        "ids": torch.arange(7),
+        "samples": [{"mp4": file, "key": "a"} for file in files[3:]],
+        "wrapped": Wrapped(files[5], torch.ones(3, 5)),
+        "writable": bytearray(files[4]),
+    }
+    sent = ForkingPickler.dumps(SentBatch(batch, memory))
+    assert len(sent) < 8000
+    arrived = ForkingPickler.loads(bytes(sent))
+    memory.take(MIB).fill_(9)  # the block of the batch is not free yet
+    assert arrived["jpg"] == files
+    assert {type(file) for file in arrived["jpg"]} == {bytes}
+    assert [sample["mp4"] for sample in arrived["samples"]] == files[3:]
+    assert arrived["samples"][2]["mp4"] is arrived["jpg"][5]  # it crosses once
+    assert arrived["wrapped"].data is arrived["jpg"][5]
+    assert torch.equal(arrived["wrapped"].pixels, torch.ones(3, 5))
+    assert arrived["writable"] == bytearray(files[4])
+    assert torch.equal(arrived["ids"], torch.arange(7))
+
+
+def test_a_batch_of_bytes_gives_its_memory_back_at_once():
+    memory = BatchMemory(shared=True)
+    kept = [crossed({"jpg": [os.urandom(MIB)]}, memory) for _ in range(20)]
+    assert memory.num_bytes < 4 * MIB
+    assert len({batch["jpg"][0] for batch in kept}) == 20
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_in_the_worker():
+    with pytest.raises(AttributeError, match="local object"):
+        SentBatch({"function": lambda: 0}, BatchMemory(shared=True))
+
+
 def test_a_second_batch_needs_no_memory_of_its_own_for_what_lies_behind_the_pictures():
     memory = BatchMemory(shared=True)
     for _ in range(5):
