@@ -23,6 +23,9 @@ from mmstream.errors import escaped
 
 __all__ = ["convert", "index", "verify"]
 
+_MAX_REJECT_FRACTION = 0.1
+"""From more rejected rows on, the exit code of a conversion is 1."""
+
 
 @command(
     "mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8",
@@ -89,7 +92,8 @@ def convert(
     """Convert ROWS (JSONL, gzipped JSONL, a JSON array) and their media to tar shards at DEST.
 
     To continue an interrupted conversion, or to mend missing shards of a finished one, run the same
-    command again. Rows that cannot be used are listed in DEST/rejects.jsonl.
+    command again. Rows that cannot be used are listed in DEST/rejects.jsonl. The exit code is 1 if
+    they are more than a tenth of all rows.
     """
     from mmstream.converting.convert import convert as run
 
@@ -107,6 +111,13 @@ def convert(
         say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
     for folder in [f"{dest}/{name}" for name in report.splits] or [dest]:
         _show_rejects(folder)
+    if report.num_rejects > _MAX_REJECT_FRACTION * report.num_rows:
+        say(
+            f"{report.num_rejects:,} of {_rows(report.num_rows)} were rejected, more than a tenth; "
+            f"the dataset at {dest} is complete and holds the others",
+            err=True,
+        )
+        sys.exit(PROBLEM)
 
 
 @command("mmstream index s3://bucket/tars --output indexes/")
@@ -285,16 +296,26 @@ def _splits(text: str) -> dict[str, float]:
     return splits
 
 
-def _show_rejects(folder: str, max_lines: int = 3) -> None:
-    """Print where a conversion lists its rejects, and the first of them."""
-    from mmstream.converting.rejects import REJECTS_NAME, first_rejects
+def _show_rejects(folder: str, max_groups: int = 20) -> None:
+    """Print where a conversion lists its rejects, and their reasons with one example each."""
+    from mmstream.converting.rejects import REJECTS_NAME, group_rejects
     from mmstream.storage import open_store
 
-    rejects = first_rejects(open_store(folder), max_lines)
-    if rejects:
-        say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The first:")
-    for reject in rejects:
-        say(f"  row {reject.row}: {escaped(reject.reason)}")
+    groups = group_rejects(open_store(folder))
+    if not groups:
+        return
+    say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The reasons, with one example each:")
+    for group in groups[:max_groups]:
+        row, reason = group.example.row, escaped(group.example.reason)
+        say(f"  {_rows(group.num_rows)}: row {row}: {reason}")
+    others = groups[max_groups:]
+    if others:
+        num_rows = sum(group.num_rows for group in others)
+        say(f"  {_rows(num_rows)}: {len(others):,} other reasons")
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
 
 
 class _DecodeCheck:

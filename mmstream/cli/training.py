@@ -60,11 +60,17 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     metavar="PATTERN",
     help="Parameters not to train, for example 'clip.vision_model.*'. Can be given several times.",
 )
-@_option("--epochs", help="Passes over the data, counted from the start of the run.")
+@_option(
+    "--epochs",
+    type=int,
+    help="Passes over the data, counted from the start of the run.  [default: as many as "
+    "--max-steps needs, otherwise 1]",
+)
 @_option(
     "--max-steps",
     type=int,
-    help="Optimizer steps, counted from the start of the run.  [default: those of --epochs]",
+    help="Optimizer steps, counted from the start of the run. With --epochs too, the run ends at "
+    "whichever comes first.  [default: those of --epochs]",
 )
 @_option("--global-batch-size", help="Samples per loader step, over all ranks.")
 @_option("--accumulate", help="Loader steps per optimizer step (gradient accumulation).")
@@ -102,7 +108,8 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @_option(
     "--decay-steps",
     type=int,
-    help="Optimizer step at which the cosine ends.  [default: the last one of --epochs]",
+    help="Optimizer step at which the cosine ends.  [default: the last one of --epochs, or of "
+    "--max-steps without it]",
 )
 @_option("--final-lr-fraction", help="Learning rate at the end of the cosine, divided by --lr.")
 @_option("--weight-decay", help="Weight decay of AdamW, for matrices only.")
@@ -147,13 +154,17 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
     if rows_per_rank is not None:
         with usage(f"--rows-per-rank {rows_per_rank!r}: write N,N,..."):
             rows = tuple(int(number) for number in rows_per_rank.split(","))
-    result = run(TrainConfig(url=url, out=out, rows_per_rank=rows, **options))
+    config = TrainConfig(url=url, out=out, rows_per_rank=rows, **options)
+    result = run(config)
     if os.environ.get("RANK", "0") == "0":
         outcome = f"last loss {result.final_loss}"
         if result.final_loss is None:
-            max_steps = "--max-steps or " * (options["max_steps"] == result.num_steps)
-            outcome = f"nothing left to do; to train on, raise {max_steps}--epochs"
-            outcome += f" ({options['epochs']})"
+            limits = {
+                f"--max-steps ({config.max_steps})": config.max_steps == result.num_steps,
+                f"--epochs ({config.num_epochs})": config.num_epochs == result.state["epoch"],
+            }
+            reached = [limit for limit, is_reached in limits.items() if is_reached]
+            outcome = f"nothing left to do; to train on, raise {' and '.join(reached or limits)}"
         stopped = f"stopped by {result.stopped_by}: " if result.stopped_by else ""
         say(f"{stopped}{result.num_steps:,} steps, {outcome}; checkpoints in {out}")
 

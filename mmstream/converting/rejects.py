@@ -8,8 +8,10 @@ empty rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO
 
@@ -21,8 +23,10 @@ __all__ = [
     "REJECTS_NAME",
     "REPORTS",
     "Reject",
+    "RejectGroup",
     "ShardRejects",
     "first_rejects",
+    "group_rejects",
     "rejects_name",
     "write_rejects",
 ]
@@ -33,6 +37,13 @@ REPORTS = "reports"
 
 _BLOCK = 4 << 20
 _HEAD_BYTES = 64 << 10
+_MAX_GROUPS = 1000
+"""Most reasons that are counted apart, so that a strange corpus cannot fill the memory."""
+
+_NAME = re.compile(r"^(?!no |not )[^:]*: ")
+"""The path or the name of a field with which a reason begins."""
+_VALUE = re.compile(r"b?'[^']*'|b?\"[^\"]*\"|(?<=the keys ).*|\d+")
+"""What a reason quotes from its row: strings, names of keys, numbers."""
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -43,6 +54,15 @@ class Reject(msgspec.Struct, frozen=True):
     row: int
     """Counts from 1: the line of the file, or the item of the JSON array."""
     reason: str
+
+
+@dataclass(frozen=True)
+class RejectGroup:
+    """Rejected rows that have one reason, whatever names and numbers it quotes."""
+
+    num_rows: int
+    example: Reject
+    """The first of them."""
 
 
 class ShardRejects:
@@ -109,3 +129,33 @@ def first_rejects(store: Store, limit: int) -> list[Reject]:
     lines = store.read_range(REJECTS_NAME, 0, num_bytes).splitlines(keepends=True)
     whole = [line for line in lines[:limit] if line.endswith(b"\n")]
     return [msgspec.json.decode(line, type=Reject) for line in whole]
+
+
+def group_rejects(store: Store) -> list[RejectGroup]:
+    """Return the reasons of a finished conversion's rejects, the most frequent first.
+
+    Reasons that differ in names, quoted values or numbers only are one group:
+    ``a.jpg: no such file`` and ``b.jpg: no such file``, for example. From the 1,000th reason on,
+    new ones count as the last group.
+    """
+    counts: dict[str, int] = {}
+    examples: dict[str, Reject] = {}
+    for reject in _all_rejects(store):
+        kind = _VALUE.sub("*", _NAME.sub("*: ", reject.reason))
+        if kind not in counts and len(counts) >= _MAX_GROUPS:
+            kind = next(reversed(counts))
+        counts[kind] = counts.get(kind, 0) + 1
+        examples.setdefault(kind, reject)
+    groups = [RejectGroup(num_rows, examples[kind]) for kind, num_rows in counts.items()]
+    return sorted(groups, key=lambda group: -group.num_rows)
+
+
+def _all_rejects(store: Store) -> Iterator[Reject]:
+    """Yield the rejects of a finished conversion. A block of the file is in memory."""
+    num_bytes = store.size(REJECTS_NAME)
+    rest = b""
+    for start in range(0, num_bytes, _BLOCK):
+        block = rest + store.read_range(REJECTS_NAME, start, min(num_bytes, start + _BLOCK))
+        *lines, rest = block.split(b"\n")
+        for line in lines:
+            yield msgspec.json.decode(line, type=Reject)

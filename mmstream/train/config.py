@@ -83,9 +83,9 @@ class TrainConfig:
             are not trained.
 
         epochs: passes over the data since the first start. For a mixture: epochs as the mixture
-            defines them.
-        max_steps: optimizer steps since the first start, after which the run ends. None: after
-            `epochs`.
+            defines them. None: as many as `max_steps` needs, or 1 without `max_steps`.
+        max_steps: optimizer steps since the first start, after which the run ends. With `epochs`
+            too, the run ends at whichever comes first.
         global_batch_size: samples per loader step, over all ranks.
         accumulate: loader steps per optimizer step. The last optimizer step of an epoch may have
             fewer. The batches of one optimizer step are in memory together.
@@ -111,7 +111,7 @@ class TrainConfig:
         lr_schedule: "constant" or "cosine", after the warm-up.
         warmup_steps: optimizer steps of linear warm-up.
         decay_steps: optimizer steps after which the cosine ends, warm-up included. None: the steps
-            of all `epochs`, whatever `max_steps` is.
+            of all `epochs`, whatever `max_steps` is. Without `epochs`: `max_steps`.
         final_lr_fraction: learning rate after the cosine, as a share of `lr`.
         weight_decay: weight decay of matrices and kernels; biases, norms and other vectors have
             none.
@@ -158,7 +158,7 @@ class TrainConfig:
     max_length: int | None = None
     freeze: tuple[str, ...] = ()
 
-    epochs: int = 1
+    epochs: int | None = None
     max_steps: int | None = None
     global_batch_size: int = 16
     accumulate: int = 1
@@ -223,6 +223,11 @@ class TrainConfig:
                 f"train: rows_per_rank {rows} must be positive and sum to global_batch_size "
                 f"{self.global_batch_size}"
             )
+
+    @property
+    def num_epochs(self) -> int | None:
+        """The number of epochs after which a run ends; None: `max_steps` alone ends it."""
+        return 1 if self.epochs is None and self.max_steps is None else self.epochs
 
     @property
     def log_folder(self) -> str | None:

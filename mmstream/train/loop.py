@@ -172,13 +172,16 @@ def fit(
         checkpoints = open_store(join_url(config.out, "checkpoints"))
         resumed_from = resume_training(checkpoints, trained, batches, process)
         num_steps = saved_steps = resumed_from
-        planned_steps = config.epochs * math.ceil(len(batches) / config.accumulate)
+        max_epochs, max_steps = config.num_epochs or math.inf, config.max_steps or math.inf
+        steps_per_epoch = math.ceil(len(batches) / config.accumulate)
+        # Without `epochs` there is `max_steps`. With both, the cosine has the length of the epochs.
+        planned_steps = (config.num_epochs or 0) * steps_per_epoch or config.max_steps or 0
         log = StepLog(
             config.log_folder,
             rank=process.rank,
             world_size=process.world_size,
             num_steps=num_steps,
-            last_step=(config.max_steps or planned_steps) if config.progress else None,
+            last_step=int(min(planned_steps, max_steps)) if config.progress else None,
         )
         stack.enter_context(log)
         trace_step = stack.enter_context(traced(config.profile, config.log_folder, process.rank))
@@ -214,7 +217,7 @@ def fit(
             num_steps += 1
             state = batches.state_dict()
 
-            is_last = state["epoch"] >= config.epochs or num_steps == config.max_steps
+            is_last = state["epoch"] >= max_epochs or num_steps == max_steps
             saves = is_last or num_steps % config.checkpoint_every == 0
             validates = is_last or num_steps % config.validate_every == 0
             if saves or num_steps % config.log_every == 0:
@@ -252,8 +255,8 @@ def _groups(
     5 loader steps with ``accumulate=2`` give groups of 2, 2 and 1. After the last step of the run
     no further batch is fetched.
     """
-    max_steps = math.inf if config.max_steps is None else config.max_steps
-    while batches.state_dict()["epoch"] < config.epochs and num_steps < max_steps:
+    max_epochs, max_steps = config.num_epochs or math.inf, config.max_steps or math.inf
+    while batches.state_dict()["epoch"] < max_epochs and num_steps < max_steps:
         group: list[Batch] = []
         for batch in batches:
             group.append(batch)

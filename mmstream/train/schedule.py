@@ -50,7 +50,7 @@ def learning_rate(
 
 
 def learning_rate_of(config: TrainConfig, num_steps: int, planned_steps: int) -> float:
-    """Return the learning rate of a run's next step; all its epochs have `planned_steps` steps."""
+    """Return the learning rate of a run's next step. Its cosine ends at `planned_steps`."""
     return learning_rate(
         num_steps,
         lr=config.lr,

@@ -17,6 +17,7 @@ from mmstream.cli import info as module
 from mmstream.cli.shared import in_options
 from mmstream.converting.formats import FORMATS
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.open import open_dataset
 from mmstream.train import TrainConfig
 from tests.helpers.convert_corpus import make_corpus, write_rows
 from tests.helpers.corpora import write_corpus, write_shard
@@ -78,7 +79,7 @@ def test_train_has_an_option_for_every_setting_and_shows_its_default(mmstream):
         name: default for name, default in settings.items() if name not in ("url", "out")
     }
     shown = re.sub(r"\s+", " ", mmstream("train", "--help")[1])
-    for text in ("--epochs INTEGER", "--lr FLOAT", "--model TEXT", "--max-grad-norm FLOAT"):
+    for text in ("--log-every INTEGER", "--lr FLOAT", "--model TEXT", "--max-grad-norm FLOAT"):
         name = text.split()[0].removeprefix("--").replace("-", "_")
         assert re.search(rf"{text} [^\[]*\[default: {settings[name]}\]", shown)
     assert "None" not in shown
@@ -230,7 +231,11 @@ def test_convert_info_verify(mmstream, rows, tmp_path):
     )
     assert code == 0
     assert out.startswith("40 rows -> 38 samples in 5 shards, 2 rejected; ")
-    assert f"all rejected rows are in {dest}/rejects.jsonl. The first:\n  row 7: " in out
+    assert (
+        f"all rejected rows are in {dest}/rejects.jsonl. The reasons, with one example each:\n"
+        in out
+    )
+    assert "\n  1 row: row 7: " in out
 
     code, out, _ = mmstream("info", dest)
     assert code == 0
@@ -475,15 +480,41 @@ def test_keys_that_are_no_plain_text_stay_on_their_line(mmstream, tmp_path):
     assert out.splitlines()[-1] == r"  first keys: å b, 日本, x\ny, \x1b[31m"
 
 
+def write_messy_rows(folder, num_good, num_absent, num_bad):
+    rows = [{"text": f"row {i}"} for i in range(num_good)]
+    rows += [{"image": f"images/{i}.jpg", "text": "x"} for i in range(num_absent)]
+    rows += [{f"column{i}": "a cat"} for i in range(num_bad)]
+    return write_rows(folder / "rows.jsonl", rows)
+
+
+def test_rejects_are_grouped_by_reason_and_a_large_part_of_them_is_a_data_problem(
+    mmstream, tmp_path
+):
+    rows = write_messy_rows(tmp_path, num_good=5, num_absent=2, num_bad=3)
+    code, out, err = mmstream("convert", rows, tmp_path / "out", "--num-workers", 1)
+    assert code == 1
+    assert out.splitlines()[-3:] == [
+        f"all rejected rows are in {tmp_path}/out/rejects.jsonl. "
+        "The reasons, with one example each:",
+        "  3 rows: row 8: no known format has the keys column0",
+        "  2 rows: row 6: images/0.jpg: no such file",
+    ]
+    assert err.splitlines()[-1].startswith("5 of 10 rows were rejected, more than a tenth; ")
+    assert len(open_dataset(tmp_path / "out")) == 5
+
+
+def test_up_to_a_tenth_of_rejects_is_no_problem(mmstream, tmp_path):
+    rows = write_messy_rows(tmp_path, num_good=9, num_absent=1, num_bad=0)
+    assert mmstream("convert", rows, tmp_path / "out", "--num-workers", 1)[0] == 0
+
+
 def test_a_run_with_nothing_left_to_do_says_what_to_raise(mmstream, tmp_path):
     options = ["--max-steps", 1, "--global-batch-size", 4, "--image-size", 16, "--num-workers", 0]
     options += ["--device", "cpu", "--no-progress", "--out", tmp_path / "run"]
     corpus = write_corpus(tmp_path / "corpus", [8])
     assert "1 steps, last loss " in mmstream("train", corpus, *options)[1]
     out = mmstream("train", corpus, *options)[1]
-    assert out.startswith(
-        "1 steps, nothing left to do; to train on, raise --max-steps or --epochs (1); "
-    )
+    assert out.startswith("1 steps, nothing left to do; to train on, raise --max-steps (1); ")
     code, _, err = mmstream("train", corpus, *options, "--max-steps", 2, "--seed", 3)
     assert code == 1
     assert err.splitlines()[-1].startswith(

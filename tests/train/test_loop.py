@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import time
@@ -57,6 +58,24 @@ def test_a_run_ends_with_its_epochs_and_a_checkpoint(tmp_path: Path) -> None:
     assert lines(tmp_path)[5]["keys"] == ["1-1-0", "1-1-1", "1-1-2", "1-1-3"]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000006.pt", "step-00000008.pt"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "num_steps"),
+    [(None, None, 4), (None, 9, 9), (None, 2, 2), (2, 9, 8), (2, 5, 5)],
+)
+def test_max_steps_ends_a_run_alone_and_otherwise_whichever_comes_first(
+    tmp_path: Path, epochs: int | None, max_steps: int | None, num_steps: int
+) -> None:
+    result, _ = fit_here(config(tmp_path, epochs=epochs, max_steps=max_steps))
+    assert result.num_steps == num_steps
+    assert result.state == {"epoch": num_steps // 4, "step": num_steps % 4}
+
+
+def test_without_epochs_the_cosine_ends_with_max_steps(tmp_path: Path) -> None:
+    fit_here(config(tmp_path, epochs=None, max_steps=6, lr_schedule="cosine", lr=1.0))
+    expected = [(1 + math.cos(math.pi * step / 6)) / 2 for step in range(6)]
+    assert [line["lr"] for line in lines(tmp_path)] == pytest.approx(expected)
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
