@@ -40,6 +40,7 @@ FLOORS = [
     {"pipeline", "state"},
     {"loader"},
     {"device"},
+    {"integrations"},
     {"audit"},
     {"train"},
     {"demo"},

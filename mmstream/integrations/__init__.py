@@ -1,0 +1,38 @@
+"""Batches into the models and trainers of other libraries. Each module needs its library only.
+
+    loader or device -> `model_inputs` -> forward(**inputs)
+
+inputs.py      `model_inputs`: the keyword arguments of a model's forward, from a batch
+families.py    how each family of models takes pictures
+blank.py       the blank picture of a batch without pictures
+
+A name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmstream.integrations.inputs import model_inputs as model_inputs
+
+_MODULE_OF = {
+    "model_inputs": "inputs",
+}
+
+__all__ = ["model_inputs"]
+
+
+if not TYPE_CHECKING:  # a type checker reads the imports above, and reports other names
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'mmstream.integrations' has no attribute {name!r}")
+        value = getattr(import_module(f"mmstream.integrations.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

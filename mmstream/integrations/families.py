@@ -1,0 +1,148 @@
+"""How each family of vision-language models takes pictures.
+
+    inputs.model_inputs -> a function of `VISION_LANGUAGE`
+
+Each function gets the pictures of a batch and the model's config. It returns what the processor of
+the family in `transformers` returns for pictures: the same names, shapes and order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmstream.errors import ConfigError
+
+__all__ = ["VISION_LANGUAGE", "Pictures"]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of a batch, normalised. There is at least one."""
+
+    tiles: Tensor | list[Tensor]
+    """Floating [num_tiles, 3, H, W], or a list of [3, H, W]. A picture without tiles is one."""
+    rows: Tensor
+    """int64 [num_tiles], the row of each tile, ascending."""
+    num_rows: int
+    tiles_per_picture: Tensor | None = None
+    """int64 [num_pictures]. None: each picture is one tile."""
+    sizes: Tensor | None = None
+    """int64 [num_pictures, 2], height and width of the picture in its file."""
+
+    def stacked(self, family: str) -> Tensor:
+        """Return the tiles as one tensor, contiguous.
+
+        Raises:
+            ConfigError: They differ in size.
+        """
+        if isinstance(self.tiles, Tensor):
+            return self.tiles.contiguous()
+        if len({tile.shape for tile in self.tiles}) > 1:
+            raise ConfigError(
+                f"model_inputs: {family} takes pictures of one size, these differ: "
+                "give ImageDecoder a size"
+            )
+        return torch.stack(self.tiles)
+
+
+def _plain(pictures: Pictures, config: Any) -> dict[str, Tensor]:
+    """Llava and InternVL: [num_tiles, 3, S, S], those of all rows one after another."""
+    return {"pixel_values": pictures.stacked(config.model_type)}
+
+
+def _llava_next(pictures: Pictures, config: Any) -> dict[str, Tensor]:
+    """Llava-NeXT: [num_pictures, most tiles, 3, S, S], filled with zeros, and the pictures' sizes.
+
+    For example, pictures of 3 and 5 tiles give [2, 5, 3, S, S], and two tiles of the first are 0.
+    """
+    tiles = pictures.stacked(config.model_type)
+    if pictures.tiles_per_picture is None or pictures.sizes is None:
+        raise ConfigError(
+            "model_inputs: llava_next takes tiles: "
+            "ImageDecoder(size=336, tiles=mm.LlavaNextTiles())"
+        )
+    tiles_of_pictures = torch.split(tiles, pictures.tiles_per_picture.tolist())
+    return {
+        "pixel_values": pad_sequence(list(tiles_of_pictures), batch_first=True),
+        "image_sizes": pictures.sizes,
+    }
+
+
+def _patched(pictures: Pictures, config: Any) -> dict[str, Tensor]:
+    """Qwen-VL: one line per patch, [num_patches, channels * frames * P * P], and the grids."""
+    vision = config.vision_config
+    patch, merge = vision.patch_size, vision.spatial_merge_size
+    side = patch * merge
+    lines, grids = [], []
+    for picture in pictures.tiles:
+        height, width = picture.shape[-2:]
+        if height % side or width % side:
+            raise ConfigError(
+                f"model_inputs: {config.model_type} takes pictures whose sides are multiples of "
+                f'{side}, not {width}x{height}: ImageDecoder(resize="max_pixels", '
+                f"multiple_of={side})"
+            )
+        lines.append(_patches(picture, patch, merge, vision.temporal_patch_size))
+        grids.append((1, height // patch, width // patch))
+    return {
+        "pixel_values": torch.cat(lines),
+        "image_grid_thw": torch.tensor(grids, device=lines[0].device),
+    }
+
+
+def _patches(picture: Tensor, patch: int, merge: int, num_frames: int) -> Tensor:
+    """Cut a picture, [C, H, W], into lines. The patches that merge into one token are neighbours.
+
+    For example, a picture of 4 x 4 patches that merge 2 x 2 gives 16 lines: first the four patches
+    of the upper left token. A still picture is a video of `num_frames` equal frames.
+    """
+    channels, height, width = picture.shape
+    blocks = picture.reshape(
+        channels, height // patch // merge, merge, patch, width // patch // merge, merge, patch
+    )
+    blocks = blocks.permute(1, 4, 2, 5, 0, 3, 6)  # tokens, patches of a token, channels, pixels
+    frames = blocks.unsqueeze(5).expand(*blocks.shape[:5], num_frames, patch, patch)
+    return frames.reshape(height * width // patch**2, -1)
+
+
+def _by_row(pictures: Pictures, config: Any) -> dict[str, Tensor]:
+    """Idefics: [B, most pictures of a row, 3, most H, most W], and which pixels are of a picture.
+
+    The models take a picture that is all zeros for padding.
+    """
+    del config
+    tiles = pictures.tiles
+    height = max(tile.shape[-2] for tile in tiles)
+    width = max(tile.shape[-1] for tile in tiles)
+    rows = pictures.rows.tolist()
+    most = max(rows.count(row) for row in set(rows))
+    first = tiles[0]
+    pixels = first.new_zeros(pictures.num_rows, most, first.shape[0], height, width)
+    mask = torch.zeros(
+        (pictures.num_rows, most, height, width), dtype=torch.int64, device=first.device
+    )
+    for index, (row, tile) in enumerate(zip(rows, tiles, strict=True)):
+        position = index - rows.index(row)
+        pixels[row, position, :, : tile.shape[-2], : tile.shape[-1]] = tile
+        mask[row, position, : tile.shape[-2], : tile.shape[-1]] = 1
+    return {"pixel_values": pixels, "pixel_attention_mask": mask}
+
+
+VISION_LANGUAGE: dict[str, Callable[[Pictures, Any], dict[str, Tensor]]] = {
+    "llava": _plain,
+    "llava_next": _llava_next,
+    "qwen2_vl": _patched,
+    "qwen2_5_vl": _patched,
+    "qwen3_vl": _patched,
+    "internvl": _plain,
+    "idefics2": _by_row,
+    "idefics3": _by_row,
+    "smolvlm": _by_row,
+}
+"""The function that arranges the pictures, by the ``model_type`` of the family."""

@@ -1,0 +1,344 @@
+"""The keyword arguments of a Hugging Face model's forward pass, from a batch.
+
+    loader or device -> `model_inputs` -> model(**inputs)
+
+Text is the same for all models: ids, mask and labels. `families` has what differs: in which form a
+model takes pictures.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmstream._torchvision import import_torchvision
+from mmstream.device.normalize import Normalize, Normalizer
+from mmstream.errors import ConfigError
+from mmstream.integrations.blank import add_blank
+from mmstream.integrations.families import VISION_LANGUAGE, Pictures
+from mmstream.types import IGNORED_LABEL, Batch
+
+__all__ = ["model_inputs"]
+
+_TWO_TOWERS = ("clip", "siglip")
+_TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
+
+
+def model_inputs(
+    batch: Batch,
+    model_or_family: Any,
+    *,
+    normalize: Any = None,
+    blank_image: bool = True,
+    label_field: str = "cls",
+) -> dict[str, Any]:
+    """Return what a Hugging Face model takes: ``model(**model_inputs(batch, model))``.
+
+    These families are known, by the ``model_type`` of their configs:
+
+    - Vision-language models: ``llava``, ``llava_next``, ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``,
+      ``internvl``, ``idefics2``, ``idefics3``, ``smolvlm``. A row may have any number of pictures.
+      Labels are those of the tokens.
+    - Two towers: ``clip``, ``siglip``. A row has one picture and one text. SigLIP gets no
+      ``attention_mask``: its models were trained without one, on texts padded to ``max_length``.
+    - Classification: ``vit``, ``resnet`` and every other model that is called
+      ``ForImageClassification``. A row has one picture, and its class is in `label_field`.
+
+    Pixels are normalised once. Floating pixels are taken as `mm.to_device` has normalised them, and
+    do not change, whatever `normalize` says. Pixels in uint8 are normalised here, and need
+    `normalize`.
+
+    Rows whose ``__valid__`` is False do not count in the loss: their labels are -100. Models of two
+    towers compare all rows of a batch, so these rows are left out of it.
+
+    A batch without pictures gets a blank one, for vision-language models: in the padding of a row,
+    or behind its end. The model sees its tokens after all others, and they have no labels. So the
+    loss is that of the text alone, and every parameter of the vision tower has a gradient of zero
+    instead of none. DDP, FSDP and ZeRO wait for these on every rank.
+
+    Args:
+        batch: A batch of a loader, or of `mm.to_device`. It does not change.
+        model_or_family: The model (also in DDP, or compiled), its config, or a ``model_type``. The
+            last stands for the family's default config. Give the model or the config if your
+            tokens or sizes are others.
+        normalize: An `mm.Normalize`, or a processor with ``image_mean`` and ``image_std``. It is
+            for uint8 pixels, which become floating of the model's dtype, or float32.
+        blank_image: Whether a batch without pictures gets a blank one. False saves its tokens:
+            for evaluation, for one process, or where the vision tower is not trained and not
+            sharded.
+        label_field: The field with the class of a row, for classification: a number, or its digits
+            as bytes or a string. ``labels`` is taken where it holds numbers.
+
+    Returns:
+        Tensors on the device of the batch. Vision-language models: ``input_ids``,
+        ``attention_mask`` and ``labels``, int64 [B, T], and pictures as the model's processor
+        makes them. Two towers: ``input_ids`` [V, T] and ``pixel_values`` [V, 3, H, W] of the V
+        valid rows, and ``return_loss``; a batch of texts or of pictures alone gives the inputs of
+        one tower. Classification: ``pixel_values`` [B, 3, H, W] and ``labels`` [B].
+
+    Raises:
+        ConfigError: The family is not known, or its pictures have another form. Or pixels are
+            uint8 and `normalize` is missing. Or a row has more or fewer pictures than the family
+            takes, or no class number. The message says what to write.
+
+    Examples:
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> config = ViTConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
+        >>> model = ViTForImageClassification(config)
+        >>> decode = mm.Decode(image=mm.ImageDecoder(size=224))
+        >>> pipeline = mm.Pipeline(mm.open_dataset("shards/"), global_batch_size=8, decode=decode)
+        >>> normalize = mm.Normalize((0.5,) * 3, (0.5,) * 3)
+        >>> batch = next(iter(mm.to_device(mm.Loader(pipeline), "cpu", normalize=normalize)))
+        >>> batch["labels"] = [0, 1] * 4
+        >>> inputs = model_inputs(batch, model)
+        >>> {name: tuple(value.shape) for name, value in inputs.items()}
+        {'pixel_values': (8, 3, 224, 224), 'labels': (8,)}
+    """
+    model, config = _resolve(model_or_family)
+    family = str(config.model_type)
+    pictures = _pictures(batch, _pixel_changer(normalize, model))
+    if _is_classifier(model, config):
+        return _classification(batch, family, pictures, label_field)
+    tower = family.removesuffix("_vision_model").removesuffix("_text_model")
+    if tower in _TWO_TOWERS:
+        return _two_towers(batch, tower, is_whole=tower == family, pictures=pictures)
+    arrange = VISION_LANGUAGE.get(family)
+    if arrange is None:
+        known = ", ".join([*VISION_LANGUAGE, *_TWO_TOWERS])
+        raise ConfigError(
+            f"model_inputs: {family!r} is not one of {known}, nor a model ForImageClassification; "
+            "compute its inputs from the batch yourself"
+        )
+    text = _text_inputs(batch)
+    if pictures is None:
+        if not blank_image:
+            return text
+        text, pictures = add_blank(text, config)
+    inputs = {**text, **arrange(pictures, config)}
+    if "image_grid_thw" in inputs:
+        # Newer models of transformers are told which tokens are pictures, older ones look.
+        inputs["mm_token_type_ids"] = (text["input_ids"] == config.image_token_id).long()
+    config_type: Any = type(config)
+    accepted = _parameters_of(config_type)
+    return {name: value for name, value in inputs.items() if not accepted or name in accepted}
+
+
+def _resolve(model_or_family: Any) -> tuple[Any, Any]:
+    """Return the model (None for a config or a name) and its config."""
+    if isinstance(model_or_family, str):
+        import_torchvision()  # transformers imports it too
+        from transformers import CONFIG_MAPPING
+
+        try:
+            return None, CONFIG_MAPPING[model_or_family]()
+        except KeyError:
+            raise ConfigError(
+                f"model_inputs: {model_or_family!r} is not a model_type of transformers, "
+                'such as "qwen2_vl"; or give the model itself'
+            ) from None
+    model = model_or_family
+    while not hasattr(model, "config") and not hasattr(model, "model_type"):
+        inner = getattr(model, "module", getattr(model, "_orig_mod", None))  # DDP, torch.compile
+        if inner is None:
+            raise ConfigError(
+                f"model_inputs: {type(model).__name__} has no config; give a model of "
+                "transformers, its config, or a model_type"
+            )
+        model = inner
+    return (None, model) if hasattr(model, "model_type") else (model, model.config)
+
+
+def _is_classifier(model: Any, config: Any) -> bool:
+    """Tell whether a model is one of image classification."""
+    if model is not None:
+        names = {kind.__name__ for kind in type(model).__mro__}
+        base = getattr(model, "get_base_model", None)  # of peft
+        names |= {type(base()).__name__} if callable(base) else set()
+        return any(name.endswith("ForImageClassification") for name in names)
+    if config.model_type in (*VISION_LANGUAGE, *_TWO_TOWERS):
+        return False
+    import_torchvision()
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+
+    return type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+
+
+@lru_cache(maxsize=32)
+def _parameters_of(config_type: Any) -> frozenset[str]:
+    """Return the arguments of the forward pass in the installed version; empty: not known."""
+    import_torchvision()
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    if config_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return frozenset()
+    model_type = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type]
+    return frozenset(inspect.signature(model_type.forward).parameters)
+
+
+# -- text and labels ----------------------------------------------------------------------------
+
+
+def _text_inputs(batch: Batch) -> dict[str, Tensor]:
+    """Return ids, mask and labels. The labels of invalid rows are -100."""
+    if not isinstance(batch.get("input_ids"), Tensor):
+        raise ConfigError("model_inputs: the batch has no input_ids; give Decode a TextDecoder")
+    text = {name: batch[name] for name in _TEXT_FIELDS if isinstance(batch.get(name), Tensor)}
+    if "labels" in text and "__valid__" in batch:
+        invalid = ~batch["__valid__"].to(text["labels"].device)
+        text["labels"] = text["labels"].masked_fill(invalid[:, None], IGNORED_LABEL)
+    return text
+
+
+def _classification(
+    batch: Batch, family: str, pictures: Pictures | None, label_field: str
+) -> dict[str, Any]:
+    if pictures is None:
+        raise ConfigError(f"model_inputs: {family} takes one picture a row, this batch has none")
+    inputs: dict[str, Any] = {"pixel_values": _one_a_row(batch, family, pictures)}
+    numbers = batch.get("labels")
+    if not (isinstance(numbers, Tensor) and numbers.ndim == 1) and not _are_numbers(numbers):
+        numbers = batch.get(label_field)
+    if numbers is None:
+        return inputs  # for inference
+    valid = batch.get("__valid__")
+    is_valid = [True] * len(numbers) if valid is None else valid.tolist()
+    labels = [
+        _class_number(batch, row, number, label_field) if is_valid[row] else IGNORED_LABEL
+        for row, number in enumerate(numbers.tolist() if isinstance(numbers, Tensor) else numbers)
+    ]
+    inputs["labels"] = torch.tensor(labels, device=inputs["pixel_values"].device)
+    return inputs
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in values)
+
+
+def _class_number(batch: Batch, row: int, value: Any, field: str) -> int:
+    try:
+        return int(value if isinstance(value, int | str) else bytes(value))
+    except (TypeError, ValueError):
+        key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
+        raise ConfigError(
+            f"model_inputs: {key}.{field}: not a class number; map it in a transform, "
+            "or give label_field="
+        ) from None
+
+
+def _two_towers(
+    batch: Batch, family: str, *, is_whole: bool, pictures: Pictures | None
+) -> dict[str, Any]:
+    """Return pairs of texts and pictures, or the inputs of one tower.
+
+    Args:
+        batch: The batch.
+        family: "clip" or "siglip".
+        is_whole: Whether the model has both towers.
+        pictures: The batch's pictures.
+    """
+    inputs: dict[str, Any] = {}
+    if isinstance(batch.get("input_ids"), Tensor):
+        inputs["input_ids"] = batch["input_ids"]
+        if family != "siglip":
+            inputs["attention_mask"] = batch["attention_mask"]
+    if pictures is not None:
+        inputs["pixel_values"] = _one_a_row(batch, family, pictures)
+    if not inputs:
+        raise ConfigError(f"model_inputs: {family} takes pictures and texts, the batch has neither")
+    valid = batch.get("__valid__")
+    if valid is not None and not valid.all():
+        inputs = {name: value[valid.to(value.device)] for name, value in inputs.items()}
+    if is_whole and "input_ids" in inputs and "pixel_values" in inputs:
+        inputs["return_loss"] = True
+    return inputs
+
+
+# -- pictures -----------------------------------------------------------------------------------
+
+
+def _pixel_changer(normalize: Any, model: Any) -> Callable[[Tensor], Tensor]:
+    """Return a function that normalises uint8 pixels and leaves floating ones as they are."""
+    settings = _settings_of(normalize)
+    dtype = getattr(model, "dtype", None)
+    dtype = dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32
+
+    def change(image: Tensor) -> Tensor:
+        if image.is_floating_point():
+            return image
+        if image.dtype != torch.uint8:
+            raise ConfigError(f"model_inputs: images are uint8 or floating, not {image.dtype}")
+        if settings is None:
+            raise ConfigError(
+                "model_inputs: the pixels are uint8, not normalised: "
+                "to_device(loader, device, normalize=mm.Normalize(processor.image_mean, "
+                "processor.image_std)), or model_inputs(..., normalize=processor)"
+            )
+        return Normalizer(settings, dtype, image.device)(image)
+
+    return change
+
+
+def _settings_of(normalize: Any) -> Normalize | None:
+    if normalize is None or isinstance(normalize, Normalize):
+        return normalize
+    processor = getattr(normalize, "image_processor", normalize)
+    if not hasattr(processor, "image_mean") or not hasattr(processor, "image_std"):
+        raise ConfigError(
+            f"model_inputs: normalize={type(normalize).__name__}: give an mm.Normalize, or a "
+            "processor with image_mean and image_std"
+        )
+    return Normalize(processor.image_mean, processor.image_std)
+
+
+def _pictures(batch: Batch, change: Callable[[Tensor], Tensor]) -> Pictures | None:
+    """Return the pictures of a batch, normalised; None if it has none."""
+    images = batch.get("image")
+    if images is None or len(images) == 0:
+        return None
+    num_rows = len(batch["__valid__"]) if "__valid__" in batch else None
+    if isinstance(images, Tensor):
+        tiles: Tensor | list[Tensor] = change(images)
+    elif isinstance(images, list):
+        tiles = [change(image) for image in images]
+    else:
+        raise ConfigError(
+            "model_inputs: the pictures are JPEGs for the GPU: call it after mm.to_device"
+        )
+    rows = batch.get("image_row")
+    if rows is None:
+        rows = torch.arange(len(tiles), device=tiles[0].device)
+    if num_rows is None:
+        num_rows = len(batch["input_ids"]) if "input_ids" in batch else int(rows.max()) + 1
+    return Pictures(
+        tiles,
+        rows,
+        num_rows,
+        tiles_per_picture=_joined(batch.get("image_tiles")),
+        sizes=_joined(batch.get("image_size")),
+    )
+
+
+def _joined(values: Any) -> Tensor | None:
+    """Join what each row has of its pictures, such as [2, 1] and [3], to one tensor, [2, 1, 3]."""
+    if values is None:
+        return None
+    parts = [torch.as_tensor(value) for value in values if value is not None]
+    return torch.cat(parts) if parts else None
+
+
+def _one_a_row(batch: Batch, family: str, pictures: Pictures) -> Tensor:
+    """Return [B, 3, H, W], the one picture of each row."""
+    counts = torch.bincount(pictures.rows, minlength=pictures.num_rows).tolist()
+    for row, count in enumerate(counts):
+        if count != 1:
+            key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
+            raise ConfigError(
+                f"model_inputs: {family} takes one picture a row, {key} has {count}: leave such "
+                "samples out with a transform that raises mm.SkipSample"
+            )
+    return pictures.stacked(family)
