@@ -211,7 +211,10 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
         except Exception as error:
             if isinstance(error, FileNotFoundError):
                 failures.patience.answered()
-            if (final := _final_error(url, error)) is not None:
+            final = _final_error(url, error)
+            if final is error:
+                raise
+            if final is not None:
                 raise final from error
             if _is_sent_once.get():
                 if isinstance(error, RequestError):
@@ -227,8 +230,9 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
 def _final_error(url: str, error: Exception) -> Exception | None:
     """Return what the caller gets of an error that no second request mends."""
     if isinstance(error, FileNotFoundError):
-        absent = "bucket" if "bucket does not exist" in str(error) else "object"
-        return FileNotFoundError(f"{url}: no such {absent}")
+        # An error of this package says already what is absent.
+        is_plain = str(error).startswith(f"{url}: no such")
+        return error if is_plain else FileNotFoundError(f"{url}: no such object")
     kind = type(error).__name__
     if isinstance(error, ValueError) or kind == "ParamValidationError":
         return ConfigError(f"{url}: {error}")

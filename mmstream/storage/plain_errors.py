@@ -4,7 +4,7 @@ A client of an object store has error classes of its own. Their texts may show t
 redirect, and that URL may be signed: whoever has it can read the object. So an error becomes one of
 Python's own classes, and signatures, passwords and tokens are taken out of its text.
 
-S3 needs none of that: botocore signs headers, and `mmstream.storage.patience` knows its errors.
+S3 needs none of that: botocore signs headers, and `mmstream.storage.s3_errors` knows its errors.
 """
 
 from __future__ import annotations

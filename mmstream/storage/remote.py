@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn, TypeVar, cast
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import web
 from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.plain_errors import plain_error, without_secrets
 from mmstream.storage.s3_endpoint import is_anonymous, require_certificates
+from mmstream.storage.s3_errors import plain_s3_error, refusal_of
 from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.store import Access, ObjectStat, ReplacedError, require_known, require_size
 from mmstream.storage.upload import PART_BYTES, code_of, put_object, upload
@@ -101,7 +102,7 @@ class RemoteStore:
         """
         url = self.url_of(name)
         if max_bytes is not None and self._is_s3:
-            return retry(url, lambda: _read_object(_client(self.url), url, max_bytes))
+            return self._retry(url, lambda client: _read_object(client, url, max_bytes))
         if max_bytes is not None:
             require_size(url, self.size(name), max_bytes)
         return cast(bytes, self._retry(url, lambda client: client.cat_file(url)))
@@ -165,7 +166,7 @@ class RemoteStore:
         urls = [self.url_of(name) for name, _, _ in ranges]
         bounds = [(start, stop) for _, start, stop in ranges]
         if self._is_s3:
-            return _read_ranges(client, urls, bounds)
+            return self._request_s3(client, urls, bounds)
         answers: list[Any]
         if self._is_web:
             answers = web.read_ranges(client, urls, bounds)
@@ -180,6 +181,25 @@ class RemoteStore:
             if isinstance(answer, tuple)
             else _Answer(answer, None)
             for answer in answers
+        ]
+
+    def _request_s3(
+        self, client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
+    ) -> list[_Answer | Exception]:
+        """Request ranges, and those again once for which credentials must be read anew."""
+        answers = _read_ranges(client, urls, bounds)
+        refused = [i for i, answer in enumerate(answers) if _needs_credentials(answer)]
+        if refused:
+            _forget(self.url, client)
+            again = _read_ranges(
+                _client(self.url), [urls[i] for i in refused], [bounds[i] for i in refused]
+            )
+            for i, answer in zip(refused, again, strict=True):
+                answers[i] = answer
+        patience = patience_of(self.url)
+        return [
+            plain_s3_error(url, answer, patience) if isinstance(answer, Exception) else answer
+            for url, answer in zip(urls, answers, strict=True)
         ]
 
     def _outcome(
@@ -224,19 +244,39 @@ class RemoteStore:
 
     def _retry(self, url: str, call: Callable[[Any], T]) -> T:
         """Call a function with the client, and again when it fails for a passing reason."""
+        return retry(url, lambda: self._call(url, call))
+
+    def _call(self, url: str, call: Callable[[Any], T]) -> T:
+        """Call a function with the client. Errors of libraries become those of this package.
+
+        Credentials that S3 refuses are read anew, and the function is called once more: somebody
+        may have renewed them since the client was made.
+        """
+        client = _client(self.url)
+        try:
+            return call(client)
+        except Exception as error:
+            if not (self._is_s3 and _needs_credentials(error)):
+                self._raise_plain(url, error)
+        _forget(self.url, client)
+        try:
+            return call(_client(self.url))
+        except Exception as error:
+            self._raise_plain(url, error)
+
+    def _raise_plain(self, url: str, error: Exception) -> NoReturn:
+        """Raise an error without the classes of a library, and without its secrets."""
         if self._is_s3:
-            return retry(url, lambda: call(_client(self.url)))
+            plain, cause = plain_s3_error(url, error, patience_of(self.url)), error
+        else:
+            plain, cause = plain_error(error), None
+        if plain is error:
+            raise error
+        raise plain from cause
 
-        def call_plainly() -> T:
-            try:
-                return call(_client(self.url))
-            except Exception as error:
-                plain = plain_error(error)
-                if plain is error:
-                    raise
-                raise plain from None
-
-        return retry(url, call_plainly)
+    def _send(self, url: str, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send one request about an object in S3, and return the answer."""
+        return self._call(url, lambda client: _request(client, url, method, **parameters))
 
     def _require_writable(self, url: str) -> None:
         scheme = self.url.partition("://")[0]
@@ -255,6 +295,9 @@ class RemoteStore:
         url = self.url_of(name)
         if self._is_web:
             return self._retry(url, lambda client: web.head(client, url))
+        if self._is_s3:
+            answer = self._retry(url, lambda client: _request(client, url, "head_object"))
+            return ObjectStat(int(answer["ContentLength"]), _version(answer.get("ETag")))
         info = self._retry(url, lambda client: client.info(url, refresh=True))
         if info["type"] != "file":  # a prefix of other objects
             raise FileNotFoundError(f"{url}: no such object")
@@ -269,11 +312,9 @@ class RemoteStore:
         if not self._is_s3:
             return self.stat(name), None
         url = self.url_of(name)
-
-        def head(_: Any) -> dict[str, Any]:
-            return _request(self.url, url, "head_object", ChecksumMode="ENABLED")
-
-        answer = self._retry(url, head)
+        answer = self._retry(
+            url, lambda client: _request(client, url, "head_object", ChecksumMode="ENABLED")
+        )
         stat = ObjectStat(int(answer["ContentLength"]), _version(answer.get("ETag")))
         is_whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
         text = str(answer.get("ChecksumCRC32C", "-"))
@@ -324,7 +365,7 @@ class RemoteStore:
         """
         url = self.url_of(name)
         if self._is_s3:
-            with upload(url, partial(_request, self.url, url)) as file:
+            with upload(url, partial(self._send, url)) as file:
                 yield file
             return
         self._require_writable(url)
@@ -341,7 +382,7 @@ class RemoteStore:
             self._require_writable(url)
             self._retry(url, lambda client: client.pipe_file(url, data))
         elif len(data) <= PART_BYTES:
-            put_object(url, partial(_request, self.url, url), data)
+            put_object(url, partial(self._send, url), data)
         else:
             with self.create(name) as file:
                 file.write(data)
@@ -364,14 +405,14 @@ class RemoteStore:
 
         def request() -> bool:
             try:
-                _client(self.url).pipe_file(url, data, **condition)
+                self._call(url, lambda client: client.pipe_file(url, data, **condition))
             except Exception as error:
                 code = code_of(error)
                 if code in _CONDITION_FAILED:
                     return False
                 if code != "NotImplemented":
                     raise
-                _client(self.url).pipe_file(url, data)
+                self._call(url, lambda client: client.pipe_file(url, data))
             return True
 
         return retry(url, request)
@@ -417,6 +458,8 @@ def _read_ranges(
                 data: bytes = await answer["Body"].read()
             finally:
                 answer["Body"].close()
+        if "ContentRange" not in answer and (start != 0 or len(data) > stop):
+            raise StorageError(f"{url}: the server does not know ranges of objects")
         size = answer.get("ContentRange", "").rpartition("/")[2]  # "bytes 0-9/100"
         version = _version(answer.get("ETag"))
         return _Answer(data, ObjectStat(int(size), version) if size.isdigit() else None)
@@ -465,12 +508,13 @@ def _read_object(client: Any, url: str, max_bytes: int) -> bytes:
     return cast(bytes, sync(client.loop, read))
 
 
-def _request(root: str, url: str, method: str, **parameters: Any) -> dict[str, Any]:
+def _request(client: Any, url: str, method: str, **parameters: Any) -> dict[str, Any]:
     """Send one request about an object in S3, and return the answer."""
     from fsspec.asyn import sync
 
-    client = _client(root)
     bucket, key, _ = client.split_path(url)
+    if "Body" in parameters:
+        parameters["Body"].seek(0)  # it may have been sent before
 
     async def send() -> dict[str, Any]:
         # s3fs drops the key where a method takes none.
@@ -501,6 +545,18 @@ def _read_by_threads(
 def _version(etag: str | None) -> str | None:
     """Return an ETag without its quotes, and without the mark of a weak one."""
     return (etag or "").removeprefix("W/").strip('"') or None
+
+
+def _needs_credentials(answer: object) -> bool:
+    """Tell whether S3 refused access."""
+    refusal = refusal_of(answer) if isinstance(answer, Exception) else None
+    return refusal is not None and refusal.mending == "credentials"
+
+
+def _forget(url: str, client: Any) -> None:
+    """Make a new client at the next call, unless somebody did so meanwhile."""
+    if _client(url) is client:
+        _client_of.cache_clear()
 
 
 def _client(url: str) -> Any:

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.http_client import Answer, HttpClient
-from mmstream.storage.patience import CREDENTIALS_HINT, Patience, patience_of
+from mmstream.storage.patience import CREDENTIALS_HINT, patience_of
 from mmstream.storage.s3_endpoint import S3Endpoint, s3_endpoint
+from mmstream.storage.s3_errors import (
+    Refusal,
+    connection_failure,
+    failure,
+    seconds_until,
+    timestamp,
+)
 from mmstream.storage.s3_signature import S3Signer
 from mmstream.storage.store import ObjectStat, RequestError
 from mmstream.storage.urls import join_url
@@ -35,18 +39,6 @@ MAX_ERROR_BYTES = 16 * 1024
 SIGNER_S = 30.0
 """Seconds after which the credentials are asked again whether they are to be renewed. botocore
 renews them 15 minutes before they expire."""
-
-_THROTTLED_STATUS = (429, 503)
-_THROTTLED_CODES = {
-    "BandwidthLimitExceeded",
-    "RequestLimitExceeded",
-    "SlowDown",
-    "Throttling",
-    "ThrottlingException",
-    "TooManyRequests",
-}
-_ACCESS_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
-"""With status 400. Other refusals of access have 401 or 403."""
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -99,14 +91,14 @@ class S3Client:
             try:
                 refusal = await _refusal(answer)
             except OSError as error:
-                raise _passing(url, error) from error
+                raise _passing(error) from error
             finally:
                 await answer.close()
             if answer.status == 416:
                 return await self._past_the_end(link, url, name, answer)
-            mending = _mending(refusal)
+            mending = refusal.mending
             if mending is None or mending in mended:
-                raise _failure(url, refusal, patience_of(self.url))
+                raise failure(url, refusal, patience_of(self.url), waits_for_access=True)
             mended.add(mending)
             await self._mend(mending, link, url, refusal)
 
@@ -127,14 +119,14 @@ class S3Client:
             size = match[3] if match else ""
             if match and (int(match[1]) != start or int(match[2]) >= stop):
                 await answer.close()
-                raise RequestError(f"{url}: bytes {start}-{stop - 1} were asked for, {text} came")
+                raise RequestError(f"bytes {start}-{stop - 1} were asked for, {text} came")
         else:  # a server without ranges; the whole object may be what was asked for
             size = headers.get("content-length", "")
             if start != 0 or not size.isdecimal() or int(size) > stop:
                 await answer.close()
                 raise StorageError(f"{url}: the server does not know ranges of objects")
         stat = ObjectStat(int(size), _version(headers)) if size.isdecimal() else None
-        return S3Stream(url, answer, stat, stop - start, into)
+        return S3Stream(answer, stat, stop - start, into)
 
     async def _past_the_end(self, link: _Link, url: str, name: str, answer: Answer) -> S3Stream:
         """Return the answer to a range that begins past the end: the object as it is, no bytes."""
@@ -147,7 +139,7 @@ class S3Client:
             raise RequestError(f"{url}: {head.status} to the question for its size")
         size = head.headers.get("content-length", "") if head.status == 200 else size
         patience_of(self.url).answered()
-        return S3Stream(url, head, ObjectStat(int(size), _version(head.headers)), 0, None)
+        return S3Stream(head, ObjectStat(int(size), _version(head.headers)), 0, None)
 
     async def _request(
         self,
@@ -176,14 +168,9 @@ class S3Client:
         headers["user-agent"] = "mmstream"
         try:
             return await link.http.request(method, target, headers, into)
-        except ssl.SSLCertVerificationError as error:
-            if patience_of(self.url).has_answered:
-                raise _passing(url, error) from error
-            raise StorageError(
-                f"{url}: {error.verify_message}; AWS_CA_BUNDLE names a file of certificates"
-            ) from error
         except OSError as error:
-            raise _passing(url, error) from error
+            final = None if patience_of(self.url).has_answered else connection_failure(url, error)
+            raise final or _passing(error) from error
 
     # -- where the bucket is, and with which credentials -------------------------------------------
 
@@ -220,7 +207,7 @@ class S3Client:
             raise
         except Exception as error:  # of botocore, of a process or a service, of a missing file
             if patience_of(self.url).has_answered:
-                raise _passing(url, error) from None
+                raise _passing(error) from None
             raise StorageError(f"{url}: {escaped(error)}; {CREDENTIALS_HINT}") from None
         if old is not None and old.endpoint.url == endpoint.url:
             http = old.http
@@ -230,7 +217,7 @@ class S3Client:
             http = HttpClient(endpoint.tls, endpoint.proxy)
         return _Link(endpoint, signer, http, time.monotonic() + SIGNER_S)
 
-    async def _mend(self, mending: str, used: _Link, url: str, refusal: _Refusal) -> None:
+    async def _mend(self, mending: str, used: _Link, url: str, refusal: Refusal) -> None:
         """Change what a refusal is about, unless another request did so meanwhile."""
         async with self._lock:
             if self._link is not None and self._link.endpoint is not used.endpoint:
@@ -255,15 +242,9 @@ class S3Stream:
     """A `mmstream.storage.range_client.RangeStream` of an object in S3."""
 
     def __init__(
-        self,
-        url: str,
-        answer: Answer,
-        stat: ObjectStat | None,
-        length: int,
-        into: memoryview | None,
+        self, answer: Answer, stat: ObjectStat | None, length: int, into: memoryview | None
     ) -> None:
-        self.stat = stat
-        self._url, self._answer = url, answer
+        self.stat, self._answer = stat, answer
         self._length, self._into = length, into
 
     async def __aiter__(self) -> AsyncIterator[memoryview]:
@@ -281,7 +262,7 @@ class S3Stream:
                 if data:
                     yield data
         except OSError as error:
-            raise _passing(self._url, error) from error
+            raise _passing(error) from error
 
     async def close(self) -> None:
         """Drop what has not arrived yet, with its connection."""
@@ -297,33 +278,18 @@ class _Link(NamedTuple):
     checked_until: float
 
 
-class _Refusal(NamedTuple):
-    """An answer that says an error."""
-
-    status: int
-    code: str
-    message: str
-    region: str | None
-    retry_after_s: float
-    skew_s: float
-    """Seconds that the clock of this machine is ahead of the server's."""
-
-    def __str__(self) -> str:
-        return escaped(" ".join(filter(None, (str(self.status), self.code, self.message))))
-
-
-async def _refusal(answer: Answer) -> _Refusal:
+async def _refusal(answer: Answer) -> Refusal:
     """Read what an answer says about an error."""
     text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
     headers = answer.headers
     now = time.time()
-    return _Refusal(
+    return Refusal(
         answer.status,
         code=_element(text, "Code"),
         message=_element(text, "Message"),
         region=headers.get("x-amz-bucket-region") or _element(text, "Region") or None,
-        retry_after_s=_seconds_until(headers.get("retry-after", ""), now),
-        skew_s=now - (_timestamp(headers.get("date", "")) or now),
+        retry_after_s=seconds_until(headers.get("retry-after", ""), now),
+        skew_s=now - (timestamp(headers.get("date", "")) or now),
     )
 
 
@@ -338,60 +304,5 @@ def _element(text: str, name: str) -> str:
     return unescape(match[1]).strip() if match else ""
 
 
-def _timestamp(date: str) -> float | None:
-    try:
-        moment = parsedate_to_datetime(date)
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _seconds_until(text: str, now: float) -> float:
-    """Return what ``Retry-After`` says, in seconds: a number of them, or a date."""
-    if text.isdecimal():
-        return float(text)
-    return max(0.0, (_timestamp(text) or now) - now)
-
-
-def _mending(refusal: _Refusal) -> str | None:
-    """Return what would have to change so that the same request is answered."""
-    if refusal.code == "RequestTimeTooSkewed":
-        return None
-    if refusal.status in (301, 302, 307, 308) or refusal.code in (
-        "AuthorizationHeaderMalformed",
-        "IllegalLocationConstraintException",
-        "PermanentRedirect",
-    ):
-        return "region"
-    if refusal.status in (401, 403) or refusal.code in _ACCESS_CODES:
-        return "credentials"
-    return None
-
-
-def _failure(url: str, refusal: _Refusal, patience: Patience) -> OSError:
-    """Return the error of a refused request."""
-    status, code = refusal.status, refusal.code
-    if status == 404:
-        patience.answered()
-        absent = "bucket" if code == "NoSuchBucket" else "object"
-        return FileNotFoundError(f"{url}: no such {absent}")
-    if code == "RequestTimeTooSkewed":
-        side = "ahead of" if refusal.skew_s > 0 else "behind"
-        return StorageError(
-            f"{url}: the clock of this machine is {abs(refusal.skew_s):,.0f} s {side} the server's "
-            "(RequestTimeTooSkewed); set it"
-        )
-    is_access = _mending(refusal) == "credentials"
-    if is_access and not patience.has_answered:
-        return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}")
-    if _mending(refusal) == "region":
-        return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
-    return RequestError(
-        f"{url}: {refusal}",
-        is_throttled=status in _THROTTLED_STATUS or code in _THROTTLED_CODES,
-        retry_after_s=refusal.retry_after_s,
-    )
-
-
-def _passing(url: str, error: Exception) -> RequestError:
-    return RequestError(f"{url}: {type(error).__name__}: {escaped(error)}")
+def _passing(error: Exception) -> RequestError:
+    return RequestError(f"{type(error).__name__}: {escaped(error)}")

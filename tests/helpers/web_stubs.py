@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -275,6 +276,40 @@ class HubStub(Stub):
         return {"type": kind, "oid": "b" * 40, "size": size, "path": path}
 
 
+class S3Stub(Stub):
+    """S3, as far as a folder of shards needs it. Objects have the name of their bucket in front."""
+
+    def refuse(self) -> bytes | None:
+        """The whole answer to a request that is refused, see `stub_server.refused`."""
+        return None
+
+    @property
+    def access_key(self) -> str:
+        """The name of the key that signed the request."""
+        _, _, credential = self.headers.get("Authorization", "").partition("Credential=")
+        return credential.partition("/")[0]
+
+    def get(self) -> None:
+        if refusal := self.refuse():
+            head, end, body = refusal.partition(b"\r\n\r\n")
+            self.wfile.write(head + end + (b"" if self.command == "HEAD" else body))
+        elif self.command == "PUT":
+            self.objects[self.name] = self.body
+            self.answer(200, b"", ETag='"e1"')
+        elif "list-type" in self.query:
+            names, _ = self.children(f"{self.name}/{self.query['prefix']}")
+            contents = "".join(
+                f"<Contents><Key>{escape(name.partition('/')[2])}</Key><ETag>e</ETag>"
+                f"<Size>{len(self.objects[name])}</Size></Contents>"
+                for name in names
+            )
+            self.answer(200, f"<ListBucketResult>{contents}</ListBucketResult>".encode())
+        else:
+            self.answer_object(self.name)
+
+    head = put = get
+
+
 class RunningStub:
     """A stub that runs: its address, what it holds, and what it was asked."""
 
@@ -292,23 +327,32 @@ class RunningStub:
 
 @contextmanager
 def running(
-    kind: type[Stub], objects: dict[str, bytes], **settings: object
+    kind: type[Stub],
+    objects: dict[str, bytes],
+    *,
+    tls: ssl.SSLContext | None = None,
+    **settings: object,
 ) -> Iterator[RunningStub]:
     """Run a server in this process.
 
     Args:
         kind: One of the classes above.
         objects: Names and contents; the caller may change it.
+        tls: For ``https``.
         settings: Attributes of the class.
     """
     own = {"objects": objects, "requests": [], "statuses_to_come": [], **settings}
     handler = type(kind.__name__, (kind,), own)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
+        scheme = "http" if tls is None else "https"
+        if tls is not None:
+            server.handle_error = lambda *_: None  # of a client that refuses the certificate
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
-            yield RunningStub(f"http://127.0.0.1:{server.server_address[1]}", handler)
+            yield RunningStub(f"{scheme}://127.0.0.1:{server.server_address[1]}", handler)
         finally:
             server.shutdown()
             thread.join()

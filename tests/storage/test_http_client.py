@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 
 import pytest
 
@@ -241,23 +240,6 @@ def test_requests_go_through_a_proxy():
     assert request.target == "http://storage.example/b/k"
     assert request.headers["host"] == "storage.example"
     assert request.headers["proxy-authorization"] == "Basic bWU6cEBzcw=="
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A file with the certificate of localhost and its key."""
-    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    try:
-        subprocess.run(
-            [*command.split(), *names, "-keyout", path, "-out", path],
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("needs the program openssl")
-    return path
 
 
 @pytest.mark.parametrize("through_proxy", [False, True])

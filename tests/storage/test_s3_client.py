@@ -192,7 +192,7 @@ def test_503_asks_for_fewer_requests_after_a_while():
 
 @pytest.mark.parametrize("status", ["500 Internal", "502 Bad Gateway", "504 Timeout", "400 Odd"])
 def test_other_errors_of_a_server_pass(status):
-    with pytest.raises(RequestError, match=rf"corpus/a b/ü\.tar: {status[:3]}") as caught:
+    with pytest.raises(RequestError, match=rf"^{status[:3]}") as caught:
         ask(with_object(reply(status)))
     assert (caught.value.is_throttled, caught.value.retry_after_s) == (False, 0.0)
 
@@ -200,7 +200,7 @@ def test_other_errors_of_a_server_pass(status):
 def test_a_broken_connection_passes():
     head = ranged_head = b"HTTP/1.1 206 Partial\r\nContent-Length: 6\r\n\r\n"
     for answer in ([head + b"xy", b""], [b""], [ranged_head[:20], b""]):
-        with pytest.raises(RequestError, match=r"ü\.tar: ConnectionResetError"):
+        with pytest.raises(RequestError, match=r"^ConnectionResetError"):
             ask(with_object(answer))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
 import threading
 from collections import Counter
@@ -15,7 +16,6 @@ from crc32c import crc32c
 
 from mmstream.errors import StorageError
 from mmstream.storage import open_store, upload
-from mmstream.storage.remote import _request
 from tests.helpers.http_fault_proxy import Faults, fault_proxy
 
 URL = "s3://bucket/corpus/a.tar"
@@ -267,9 +267,7 @@ def test_without_the_right_to_list_uploads_an_object_is_written(server):
 
 
 def uploads_of(store):
-    return _request(store.url, store.url_of("x"), "list_multipart_uploads", Prefix="").get(
-        "Uploads"
-    )
+    return store._send(store.url_of("x"), "list_multipart_uploads", Prefix="").get("Uploads")
 
 
 @pytest.mark.s3
@@ -279,7 +277,7 @@ def test_s3_knows_the_checksum_of_the_whole_object(s3, tmp_path, num_bytes):
     with store.create("a.tar") as file:
         file.write(data)
     assert store.read("a.tar") == data
-    stat = _request(store.url, store.url_of("a.tar"), "head_object", ChecksumMode="ENABLED")
+    stat = store._send(store.url_of("a.tar"), "head_object", ChecksumMode="ENABLED")
     assert stat["ChecksumCRC32C"] == encoded(data)
     assert not uploads_of(store)
 
@@ -288,8 +286,8 @@ def test_s3_knows_the_checksum_of_the_whole_object(s3, tmp_path, num_bytes):
 def test_what_a_killed_writer_left_is_removed_by_the_next(s3, tmp_path):
     store = open_store(f"{s3}/{tmp_path.name}")
     url = store.url_of("a.tar")
-    killed = _request(store.url, url, "create_multipart_upload")["UploadId"]
-    _request(store.url, url, "upload_part", UploadId=killed, PartNumber=1, Body=b"x")
+    killed = store._send(url, "create_multipart_upload")["UploadId"]
+    store._send(url, "upload_part", UploadId=killed, PartNumber=1, Body=io.BytesIO(b"x"))
     assert [left["UploadId"] for left in uploads_of(store)] == [killed]
     store.write("a.tar", bytes(upload.PART_BYTES + 1))
     assert not uploads_of(store)

@@ -1,0 +1,229 @@
+"""Storage: what the refusals of S3 mean, whichever client sent the request.
+
+`s3_client` reads them from HTTP. Everything else goes through s3fs, whose errors are botocore's, or
+Python's with one of those behind it. Both become the same errors here: passing ones
+(`RequestError`), and final ones that say what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
+from mmstream.storage.patience import CREDENTIALS_HINT, Patience
+from mmstream.storage.store import RequestError
+
+__all__ = [
+    "Refusal",
+    "connection_failure",
+    "failure",
+    "plain_s3_error",
+    "refusal_of",
+    "seconds_until",
+    "timestamp",
+]
+
+MAX_SKEW_S = 900.0
+"""Seconds that a clock may be wrong. S3 refuses signatures that are older."""
+
+_THROTTLED_STATUS = (429, 503)
+_THROTTLED_CODES = {
+    "BandwidthLimitExceeded",
+    "RequestLimitExceeded",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+}
+_TOKEN_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
+"""With status 400. Other refusals of access have 401 or 403."""
+
+_ABSENT_HINT = "; without the right s3:ListBucket, S3 answers so for absent objects too"
+
+_REGION_CODES = {
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+}
+
+_NO_TLS = {
+    "HTTP_REQUEST",
+    "PACKET_LENGTH_TOO_LONG",
+    "RECORD_LAYER_FAILURE",
+    "UNKNOWN_PROTOCOL",
+    "WRONG_VERSION_NUMBER",
+}
+"""What OpenSSL says of an answer that is no TLS."""
+
+
+class Refusal(NamedTuple):
+    """An answer of S3 that says an error."""
+
+    status: int
+    code: str
+    message: str
+    region: str | None
+    retry_after_s: float
+    skew_s: float
+    """Seconds that the clock of this machine is ahead of the server's."""
+    is_bare: bool = False
+    """It is the answer to a HEAD, which has no body, so no code and no message."""
+
+    def __str__(self) -> str:
+        return escaped(" ".join(filter(None, (str(self.status), self.code, self.message))))
+
+    @property
+    def is_skewed(self) -> bool:
+        """The clock of this machine is wrong. A bare answer says it by its date alone."""
+        return self.code == "RequestTimeTooSkewed" or (
+            self.is_bare and self.status == 403 and abs(self.skew_s) > MAX_SKEW_S
+        )
+
+    @property
+    def is_token(self) -> bool:
+        """The token of a session has expired. A bare answer is 400 then."""
+        return self.code in _TOKEN_CODES or (self.is_bare and self.status == 400)
+
+    @property
+    def mending(self) -> str | None:
+        """What would have to change so that the same request is answered."""
+        if self.is_skewed:
+            return None
+        if self.status in (301, 302, 307, 308) or self.code in _REGION_CODES:
+            return "region"
+        if self.status in (401, 403) or self.is_token:
+            return "credentials"
+        return None
+
+
+def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access: bool) -> OSError:
+    """Return the error of a refused request.
+
+    Args:
+        url: Named in final errors.
+        refusal: What the server said.
+        patience: Of the store.
+        waits_for_access: Access that is refused may come back, where the store has answered before.
+            Expired tokens may in any case: somebody renews them.
+    """
+    status, code = refusal.status, refusal.code
+    if status == 404:
+        patience.answered()
+        absent = "bucket" if code == "NoSuchBucket" else "object"
+        return FileNotFoundError(f"{url}: no such {absent}")
+    if refusal.is_skewed:
+        side = "ahead of" if refusal.skew_s > 0 else "behind"
+        return StorageError(
+            f"{url}: the clock of this machine is {abs(refusal.skew_s):,.0f} s {side} the server's "
+            "(RequestTimeTooSkewed); set it"
+        )
+    if refusal.mending == "credentials" and not (
+        patience.has_answered and (waits_for_access or refusal.is_token)
+    ):
+        hint = _ABSENT_HINT if status == 403 and code in ("", "AccessDenied") else ""
+        return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}{hint}")
+    if refusal.mending == "region":
+        return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
+    return RequestError(
+        str(refusal),
+        is_throttled=status in _THROTTLED_STATUS or code in _THROTTLED_CODES,
+        retry_after_s=refusal.retry_after_s,
+    )
+
+
+def connection_failure(url: str, error: BaseException) -> StorageError | None:
+    """Return the error of a connection that no second try brings about. None: it may pass."""
+    for cause in _causes(error):
+        # Errors of aiohttp are of these classes too, and know nothing of them.
+        message, reason = getattr(cause, "verify_message", None), getattr(cause, "reason", None)
+        if isinstance(cause, ssl.SSLCertVerificationError) and message:
+            return StorageError(f"{url}: {message}; AWS_CA_BUNDLE names a file of certificates")
+        if isinstance(cause, ssl.SSLError) and reason in _NO_TLS:
+            return StorageError(
+                f"{url}: what answers does not speak TLS ({reason}); if it is plain HTTP, write "
+                "http:// in AWS_ENDPOINT_URL"
+            )
+    return None
+
+
+def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
+    """Return an error of Python's own classes, or of this package, for one of s3fs.
+
+    Args:
+        url: Named in final errors.
+        error: Of s3fs, botocore or aiohttp.
+        patience: Of the store.
+
+    Returns:
+        A final error, a `RequestError`, or the error itself where nothing more is known of it.
+    """
+    if isinstance(error, MMStreamError | RequestError):
+        return error
+    refusal = refusal_of(error)
+    if refusal is not None:
+        plain = failure(url, refusal, patience, waits_for_access=False)
+        if refusal.status == 416:
+            plain.errno = errno.EINVAL
+        return plain
+    if isinstance(error, RecursionError):  # botocore follows redirects that lead nowhere
+        return StorageError(
+            f"{url}: the bucket is in another region, and the server does not say in which: set "
+            "AWS_REGION"
+        )
+    if type(error).__name__ == "EndpointResolutionError":
+        return ConfigError(f"{url}: {escaped(error)}; see AWS_ENDPOINT_URL")
+    return (None if patience.has_answered else connection_failure(url, error)) or error
+
+
+def refusal_of(error: Exception) -> Refusal | None:
+    """Return the answer of S3 that led to an error of s3fs, if there was one."""
+    for cause in _causes(error):
+        answer = getattr(cause, "response", None)  # of a ClientError of botocore
+        if isinstance(answer, dict):
+            break
+    else:
+        return None
+    said: Mapping[str, Any] = answer.get("Error", {})
+    about: Mapping[str, Any] = answer.get("ResponseMetadata", {})
+    headers: Mapping[str, str] = about.get("HTTPHeaders", {})
+    status, code = int(about.get("HTTPStatusCode", 0)), str(said.get("Code", ""))
+    is_bare = code == str(status)  # botocore says so, where there was no body
+    now = time.time()
+    return Refusal(
+        status,
+        code="" if is_bare else code,
+        message=str(said.get("Message", "")),
+        region=headers.get("x-amz-bucket-region"),
+        retry_after_s=seconds_until(headers.get("retry-after", ""), now),
+        skew_s=now - (timestamp(headers.get("date", "")) or now),
+        is_bare=is_bare,
+    )
+
+
+def timestamp(date: str) -> float | None:
+    """Return the time that a header says, in seconds since 1970. None: it says none."""
+    try:
+        moment = parsedate_to_datetime(date)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def seconds_until(text: str, now: float) -> float:
+    """Return what ``Retry-After`` says, in seconds: a number of them, or a date."""
+    if text.isdecimal():
+        return float(text)
+    return max(0.0, (timestamp(text) or now) - now)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and what led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,187 @@
+"""What S3 refuses is said in the same words by everything that asks it, and at once if it is final.
+
+The reader process has a client of its own, see test_s3_client.py. These are all other requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import ssl
+import time
+import traceback
+from email.utils import formatdate
+from functools import lru_cache
+
+import botocore.loaders
+import pytest
+
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import open_store, remote
+from mmstream.storage.store import ObjectStat
+from tests.helpers.stub_server import refused
+from tests.helpers.web_stubs import S3Stub, running
+
+DATA = bytes(range(256)) * 4
+URL = "s3://bucket/corpus"
+SECRETS = ("wJalrXUtnFEMI-secret", "FwoGZXIvYXdzE-token")
+
+CALLS = {
+    "read": lambda store: store.read("a", 10_000),
+    "range": lambda store: store.read_range("a", 0, 9),
+    "stat": lambda store: store.stat("a"),
+    "list": lambda store: store.list(),
+    "write": lambda store: store.write("b", DATA),
+}
+both_ways = pytest.mark.parametrize(
+    "call", [CALLS["range"], CALLS["write"]], ids=["range", "write"]
+)
+"""Many requests at once, whose errors are values, and a single one."""
+
+every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+cached_loader = lru_cache(botocore.loaders.create_loader)
+"""Reads botocore's models once for all tests."""
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch, tmp_path, pauses, caplog):
+    """Keys and a token in a file. They are in no log and no error. Pauses take no time."""
+    for name in set(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    write_keys(tmp_path, "KEY")
+    monkeypatch.setattr(botocore.loaders, "create_loader", cached_loader)
+    remote._client_of.cache_clear()
+    caplog.set_level(logging.DEBUG, logger="mmstream")
+    yield monkeypatch
+    remote._client_of.cache_clear()
+    assert not [secret for secret in SECRETS if secret in caplog.text]
+
+
+def write_keys(folder, access_key):
+    secret, token = SECRETS
+    (folder / "credentials").write_text(
+        f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret}\n"
+        f"aws_session_token = {token}\n"
+    )
+
+
+@pytest.fixture
+def server(settings):
+    """A server with one object, which the environment leads to."""
+    with running(S3Stub, {"bucket/corpus/a": DATA}) as server:
+        settings.setenv("AWS_ENDPOINT_URL", server.url)
+        yield server
+
+
+def refuse(server, answer):
+    """Have every request refused."""
+    server.handler.refuse = lambda _: answer
+    server.requests.clear()
+
+
+@every_call
+def test_a_refused_key_is_final_and_says_what_the_server_said(server, call, pauses):
+    refuse(server, refused("403 Forbidden", "AccessDenied", "not yours"))
+    with pytest.raises(StorageError, match=f"^{URL}.*: 403 .*; check the credentials") as caught:
+        call(open_store(URL))
+    assert pauses == []
+    assert len(server.requests) == 2  # the second one with credentials read anew
+    shown = "".join(traceback.format_exception(caught.value)) + repr(pickle.dumps(open_store(URL)))
+    assert not [secret for secret in SECRETS if secret in shown]
+
+
+@both_ways
+def test_keys_that_were_renewed_in_their_file_are_taken(server, call, pauses, tmp_path):
+    store, expired = open_store(URL), refused("400 Bad Request", "ExpiredToken", "too old")
+    server.handler.refuse = lambda request: None if request.access_key == "KEY" else expired
+    CALLS["stat"](store)
+    server.handler.refuse = lambda request: None if request.access_key == "NEW" else expired
+    write_keys(tmp_path, "NEW")
+    call(store)
+    assert pauses == []
+
+
+def test_a_token_that_expires_in_mid_run_is_waited_for(server, pauses, tmp_path):
+    store, answers = open_store(URL), [refused("400 Bad Request", "ExpiredToken")] * 9
+    assert CALLS["stat"](store) == ObjectStat(len(DATA), CALLS["stat"](store).version)
+    server.handler.refuse = lambda _: answers.pop() if answers else None
+    assert CALLS["read"](store) == DATA
+    assert len(pauses) == 4  # every try asks once more with credentials read anew
+
+
+@both_ways
+def test_a_wrong_clock_is_final_and_told_in_seconds(server, call, pauses):
+    date = formatdate(time.time() - 4000, usegmt=True)
+    refuse(server, refused("403 Forbidden", "RequestTimeTooSkewed", Date=date))
+    with pytest.raises(StorageError, match=r"clock of this machine is 4,00\d s ahead of the serv"):
+        call(open_store(URL))
+    assert pauses == []
+
+
+@both_ways
+def test_a_bucket_elsewhere_is_followed_or_the_setting_is_named(server, call, pauses):
+    there = refused("301 Moved", "PermanentRedirect", x_amz_bucket_region="eu-west-3")
+    server.handler.refuse = lambda request: (
+        None if "eu-west-3" in request.headers["Authorization"] else there
+    )
+    call(open_store(URL))
+    remote._client_of.cache_clear()
+    refuse(server, refused("301 Moved", "PermanentRedirect"))
+    with pytest.raises(StorageError, match=r"another region.* set AWS_REGION"):
+        call(open_store(URL))
+    assert pauses == []
+
+
+def test_a_server_that_asks_to_wait_has_its_will(server, pauses):
+    answers = [refused("503 Slow Down", "SlowDown", Retry_After="7")] * 2
+    server.handler.refuse = lambda _: answers.pop() if answers else None
+    assert CALLS["range"](open_store(URL)) == DATA[:9]
+    assert [round(pause) for pause in pauses] == [7, 7]
+
+
+def test_what_knows_no_ranges_is_refused(server, pauses):
+    server.handler.answer_object = lambda request, name: request.answer(200, b"<html>")
+    with pytest.raises(StorageError, match=f"{URL}/a: the server does not know ranges"):
+        open_store(URL).read_range("a", 3, 5)
+    assert pauses == []
+
+
+@both_ways
+def test_a_server_without_tls_is_an_error_at_once(server, settings, call, pauses):
+    settings.setenv("AWS_ENDPOINT_URL", server.url.replace("http:", "https:"))
+    with pytest.raises(StorageError, match=r"does not speak TLS .*write http:// in AWS_ENDPOINT"):
+        call(open_store(URL))
+    assert pauses == []
+
+
+@both_ways
+def test_an_unknown_certificate_is_an_error_at_once(certificate, settings, call, pauses):
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    with running(S3Stub, {"bucket/corpus/a": DATA}, tls=tls) as server:
+        settings.setenv("AWS_ENDPOINT_URL", server.url)
+        with pytest.raises(StorageError, match="self-signed certificate; AWS_CA_BUNDLE names a fi"):
+            call(open_store(URL))
+        assert pauses == []
+        settings.setenv("AWS_CA_BUNDLE", str(certificate))
+        call(open_store(URL))
+
+
+def test_an_endpoint_of_another_scheme_is_a_setting(settings):
+    settings.setenv("AWS_ENDPOINT_URL", "ftp://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL"):
+        open_store(URL).read("a")
+
+
+@pytest.mark.parametrize("path", ["", "/", "/sub/path", "/sub/path/"])
+def test_an_endpoint_may_have_a_path(server, settings, path):
+    settings.setenv("AWS_ENDPOINT_URL", server.url + path)
+    server.objects[f"{path.strip('/')}/bucket/corpus/a".lstrip("/")] = DATA
+    assert open_store(URL).read("a", 10_000) == DATA
