@@ -40,7 +40,7 @@ class InFlight:
         self._usual_rate = math.inf
         self._queued_at = now
         self._no_trial_before = now
-        self._before_step: tuple[int, float] | None = None  # limit and bytes/s
+        self._before_step: tuple[int, float, float] | None = None  # limit, bytes/s, mean bytes
         self._changed_at = now
         self._is_settled = False
         self._measured_from, self._num_bytes, self._num_ended = now, 0, 0
@@ -87,7 +87,8 @@ class InFlight:
             if now - self._queued_at >= self._limits.full_s:
                 self._queued_at = now
                 self._change(self.limit - max(1, self.limit // 8), now)
-            self._before_step = None
+            elif self._before_step is not None:  # so many are not needed
+                self._change(self._before_step[0], now)
             self._restart(now)
             return
         self._queued_at = now
@@ -99,17 +100,19 @@ class InFlight:
         # Requests that began together end together. So a trial lasts for a whole round of them.
         seconds = now - self._measured_from
         if seconds >= self._limits.min_trial_s and self._num_ended >= self._round:
-            self._judge(self._num_bytes / seconds, now)
+            self._judge(self._num_bytes / seconds, self._num_bytes / self._num_ended, now)
 
     @property
     def _round(self) -> float:
         """So many requests are in flight at a time, if none of them is urgent."""
         return self.limit * (1 - self._limits.reserved_share)
 
-    def _judge(self, rate: float, now: float) -> None:
+    def _judge(self, rate: float, mean_bytes: float, now: float) -> None:
         """Keep or take back a step up, and try the next one."""
         before, self._before_step = self._before_step, None
-        if before is not None and rate < self._limits.min_gain * before[1]:
+        if before is not None and mean_bytes > self._limits.comparable * before[2]:
+            self._change(before[0], now)  # longer ranges brought more bytes/s, not more of them
+        elif before is not None and rate < self._limits.min_gain * before[1]:
             self._no_trial_before = now + self._limits.retrial_s
             self._change(before[0], now)
         elif (
@@ -117,7 +120,7 @@ class InFlight:
             and self.limit < self._max
             and self._usual_rate >= self._limits.min_connection_rate * self._limits.step_up
         ):
-            step = self.limit, rate
+            step = self.limit, rate, mean_bytes
             self._change(math.ceil(self.limit * self._limits.step_up), now)
             self._before_step = step
         else:

@@ -24,11 +24,16 @@ class TransferLimits:
     """Of a rank, whatever happens: fewer cannot show that a store is well again."""
     max_in_flight: int = 512
     """Of all ranks of a node together: more only fills the queues of the network and the store."""
+    short_permits: float = 0.5
+    """Permits that a request for a short range takes: it mostly waits, and brings few bytes."""
     step_up: float = 1.5
     """Factor of a step up: 64 are 216 after three. Larger ones open many connections at once for
     nothing where the link, or the CPU, is full. A useless one is taken back at once."""
     min_gain: float = 1.1
     """Factor of bytes/s that a step up must bring, or it is taken back: less is noise."""
+    comparable: float = 1.5
+    """Factor of the mean bytes of a request above which a trial says nothing: a run of 4 MiB brings
+    ten times the bytes/s of a single sample on the same connections."""
     min_trial_s: float = 0.5
     """Seconds over which bytes/s are measured: at 1 MiB a piece and 10 MB/s, 5 of a connection."""
     retrial_s: float = 30.0
@@ -84,12 +89,13 @@ class TransferLimits:
     rates, if its rest takes this multiple of a new request's time."""
     slack_factor: float = 2.0
     """A range is hedged if it is needed within this multiple of a new request's time."""
-    hedged_share: float = 0.02
-    """Hedges' share of requests and of bytes: the tail, and never a second load on the store."""
-    hedged_burst: int = 4
+    hedged_share: float = 0.05
+    """Hedges' share of requests and of bytes. Fewer than one in twenty is later than the p95, so
+    all that are late may be hedged; of two in a hundred, 2 % would leave some."""
+    hedged_burst: int = 8
     """Hedges that may be sent at once, after a time without any."""
-    hedged_burst_bytes: int = 16 << 20
-    """Bytes that may be hedged at once: four ranges of 4 MiB."""
+    hedged_burst_bytes: int = 32 << 20
+    """Bytes that may be hedged at once: eight ranges of 4 MiB."""
     max_side_by_side: int = 3
     """Requests for the same bytes: a late one, its hedge, and one more if that is late too."""
     slowdown: float = 2.0

@@ -180,15 +180,15 @@ class Transfers:
             if num_held + (num_kept if transfer.failures is None else 0) >= permits:
                 break
             heapq.heappop(self._queue)
-            num_held += 1
-            self._send(transfer, now)
+            num_held += self._send(transfer, now).num_permits
         if self._next_tick is None and (self._attempts or self._queue):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
 
-    def _num_held(self) -> int:
+    def _num_held(self) -> float:
         """Return how many permits are in use."""
         # What is late takes little bandwidth. It gives its permit back.
-        return len(self._attempts) - min(self._num_late, self._in_flight.limit // 8)
+        num_permits = sum(attempt.num_permits for attempt in self._attempts)
+        return num_permits - min(self._num_late, self._in_flight.limit // 8)
 
     def _num_kept(self) -> int:
         """Return how many permits are kept from ranges that never failed.
@@ -200,12 +200,13 @@ class Transfers:
 
     # -- one request -----------------------------------------------------------------------------
 
-    def _send(self, transfer: _Transfer, now: float, *, is_hedge: bool = False) -> None:
+    def _send(self, transfer: _Transfer, now: float, *, is_hedge: bool = False) -> _Attempt:
         if not transfer.data:
             # Memory that the allocator has used before: 0.05 to 0.1 CPU s/GB to fill. A new mapping
             # would take 0.45, and 0.08 with huge pages.
             transfer.data = bytearray(transfer.size)
         attempt = _Attempt(transfer, now, is_hedge)
+        attempt.num_permits = self._limits.short_permits if self._is_short(attempt) else 1
         self._counts["num_requests"] += 1
         if is_hedge:
             self._counts["num_hedges"] += 1
@@ -218,6 +219,7 @@ class Transfers:
         attempt.task = self._loop.create_task(self._receive(attempt))
         self._tasks.add(attempt.task)
         attempt.task.add_done_callback(self._tasks.discard)
+        return attempt
 
     async def _receive(self, attempt: _Attempt) -> None:
         client, name, start, stop, _ = attempt.transfer.request
@@ -387,7 +389,7 @@ class Transfers:
         """Look at all requests under way."""
         now = self._loop.time()
         self._next_tick = None
-        if now >= self._refresh_at:
+        if now >= self._refresh_at or not self._speeds.is_hedging:  # the first steps are waited for
             self._refresh_at = now + self._limits.refresh_s
             self._speeds.refresh(now)
         self._in_flight.tick(now, is_queued=bool(self._queue))
@@ -445,7 +447,8 @@ class Transfers:
                 attempt.marked, attempt.marked_position = now, attempt.position
         seconds, num_bytes = now - opened, attempt.position - attempt.start
         rest = attempt.transfer.size - attempt.position
-        is_slow = num_bytes + self._limits.piece_bytes < self._speeds.slow_rate * seconds
+        num_bytes += self._limits.piece_bytes  # as many may be in the client
+        is_slow = num_bytes < self._speeds.slow_rate * seconds
         late_s = self._limits.late_factor * self._speeds.usual_s(rest)
         self._set_late(attempt, is_slow and rest * seconds > num_bytes * late_s, now)
 
@@ -559,6 +562,7 @@ class _Attempt:
         "is_late",
         "marked",
         "marked_position",
+        "num_permits",
         "opened",
         "position",
         "start",
@@ -577,6 +581,7 @@ class _Attempt:
         self.opened: float | None = None
         self.marked = self.touched = started
         self.is_late = False
+        self.num_permits = 1.0
         self.task: asyncio.Task[None] | None = None
 
     def rate_now(self, now: float) -> float:

@@ -38,11 +38,21 @@ class _Loop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now
 
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Do at once what a thread would do. It takes no time."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """Make a test of a coroutine. Sleeps and time-outs in it take the time that they say, for free.
 
-    Everything must happen in the loop: nothing waits for threads or for the network.
+    Everything must happen in the loop: nothing waits for the network. What would run in a thread
+    of an executor runs in the loop.
     """
 
     @wraps(test)

@@ -21,6 +21,7 @@ from mmstream.reading.plan import (
     PlannedRange,
     RankPlan,
     merge,
+    num_head_steps,
 )
 from mmstream.storage import Access
 
@@ -119,7 +120,8 @@ def test_runs_are_long_and_nothing_is_read_twice() -> None:
 
 def test_first_steps_are_read_in_small_ranges() -> None:
     plan = Corpus([2_000] * 20, SAMPLE_BYTES).plan(large_order(), (0, 256), 50)
-    heads = [one for one in planned(plan, 1) if one.first_use < 50 + MAX_HEAD_STEPS]
+    end = 50 + num_head_steps(256, 256)
+    heads = [one for one in planned(plan, 1) if one.first_use < end]
     assert max(one_range.samples.num_bytes for one_range in heads) <= MAX_HEAD_BYTES
     assert sum(one_range.first_use == 50 for one_range in heads) > 150
 

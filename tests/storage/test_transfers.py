@@ -95,7 +95,7 @@ def fixed(number, **changes):
         min_in_flight=1,
         max_in_flight=number,
         piece_bytes=1 << 10,
-        **changes,
+        **{"short_permits": 1, **changes},
     )
 
 
@@ -137,6 +137,17 @@ async def test_the_earliest_deadlines_are_requested_first():
 async def test_no_more_requests_are_in_flight_than_permits():
     async with Store(limits=fixed(8)) as store:
         await asyncio.gather(*store.submit_many(100))
+        assert store.client.max_open == 8
+
+
+@in_virtual_time
+async def test_short_ranges_take_half_a_permit():
+    async with Store(limits=fixed(8, short_permits=0.5, min_rated_bytes=256)) as store:
+        short = [store.submit(i, i + 255) for i in range(40)]
+        await asyncio.gather(*short)
+        assert store.client.max_open == 16
+        store.client.max_open = 0
+        await asyncio.gather(*store.submit_many(40))
         assert store.client.max_open == 8
 
 
@@ -714,10 +725,11 @@ async def test_a_clock_that_is_said_twice_is_one_step():
 
 
 @in_virtual_time
-async def test_hedges_are_no_more_than_two_percent_after_a_burst():
+async def test_hedges_are_no_more_than_a_share_after_a_burst():
     slow = random.Random(4)
     async with Store(
-        lambda sent: Answer(2.0 if slow.random() < 0.1 else 0.05, 40e3), limits=fixed(64)
+        lambda sent: Answer(2.0 if slow.random() < 0.1 else 0.05, 40e3),
+        limits=fixed(64, hedged_share=0.02, hedged_burst=4),
     ) as store:
         await warm_up(store)
         store.client.answer = lambda sent: Answer(1.5 if slow.random() < 0.04 else 0.05, 40e3)

@@ -1,0 +1,149 @@
+"""A rank that reads a large corpus in virtual time: order, plan, reader and transfers are real.
+
+Only the store, the indexes and the consumer are simulated. No byte is copied or held, so a run that
+reads gigabytes takes a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import cache
+from mmap import mmap
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from mmstream.dataset.dataset import SampleBounds, ShardLocation
+from mmstream.order import Order
+from mmstream.reading.rank_reader import RankReader
+from mmstream.storage import Access, transfers
+from mmstream.storage.transfer_limits import TransferLimits
+from mmstream.storage.transfers import Transfers
+from tests.helpers.fake_ranges import Answer, FakeClient, Sent
+
+__all__ = ["SimulatedRun", "corpus_order", "simulate_rank"]
+
+SAMPLE_BYTES = 110_000
+COUNTS = [500] * 1000
+
+
+def corpus_order(global_batch_size: int = 64) -> Order:
+    """Return the default order of 55 GB in 1,000 shards."""
+    return Order.from_counts(
+        COUNTS, global_batch_size=global_batch_size, num_bytes=sum(COUNTS) * SAMPLE_BYTES
+    )
+
+
+@dataclass
+class SimulatedRun:
+    """What happened. Times are in virtual seconds from the start."""
+
+    client: FakeClient
+    arrivals: list[float] = field(default_factory=list)
+    """When each batch came."""
+    waits: list[float] = field(default_factory=list)
+    """How long the consumer waited for each batch."""
+    counts: Any = None
+    limit: int = 0
+    """Requests in flight at the end."""
+
+    def rate(self, first: int, last: int) -> float:
+        """Return the batches a second between two of them."""
+        return (last - first) / (self.arrivals[last] - self.arrivals[first])
+
+    def num_requests(self, since: float = 0.0) -> int:
+        """Return how many requests were sent, from a time on."""
+        return sum(sent.time - 1000 >= since for sent in self.client.sent)
+
+
+class _Dataset:
+    """As much of a dataset as a rank asks for."""
+
+    store = mock.Mock(access=Access(64 << 10, 8 << 20, 1, 1, concurrent=True))
+    num_shards = len(COUNTS)
+    has_checksums = False
+
+    def locate(self, shard: int) -> ShardLocation:
+        return ShardLocation(0, self, shard)  # type: ignore[arg-type]
+
+    def name_of(self, shard: int) -> str:
+        return str(shard)
+
+    def load_indexes(self, shards: list[int]) -> int:
+        return 0
+
+    def bounds(self, shard: int, index: np.ndarray, count: Any) -> SampleBounds:
+        return SampleBounds(index * SAMPLE_BYTES, (index + 1) * SAMPLE_BYTES, None)
+
+
+@cache
+def _buffer(num_bytes: int = 0) -> mmap | bytearray:
+    """Stand for `bytearray`: memory that all ranges of a size share."""
+    return mmap(-1, num_bytes) if num_bytes else bytearray()
+
+
+async def simulate_rank(
+    order: Order,
+    *,
+    num_steps: int,
+    answer: Callable[[Sent], Answer] = lambda sent: Answer(),
+    link_rate: float = 800e6,
+    rows: tuple[int, int] | None = None,
+    step_s: float = 0.0,
+    work_s: float = 0.012,
+    num_workers: int = 2,
+    limits: TransferLimits | None = None,
+) -> SimulatedRun:
+    """Take batches as a loader does.
+
+    Args:
+        order: which samples.
+        num_steps: batches to take.
+        answer: how the store answers; by default after 50 ms, with 40 MB/s a connection.
+        link_rate: bytes/s of all connections together.
+        rows: of the rank; by default all.
+        step_s: seconds between two batches of the consumer, at least.
+        work_s: seconds that a worker takes for a batch.
+        num_workers: worker processes, each of which is two batches ahead.
+        limits: of the transfers.
+    """
+    objects = dict.fromkeys(map(str, range(len(COUNTS))), mmap(-1, COUNTS[0] * SAMPLE_BYTES))
+    client = FakeClient(objects, answer, link_rate=link_rate, is_blank=True)  # type: ignore[arg-type]
+    run = SimulatedRun(client)
+    dataset: Any = _Dataset()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    with mock.patch.object(transfers, "bytearray", _buffer, create=True):
+        ranges = Transfers([client], [{}], limits)
+        reader = RankReader(dataset, order, ranges, [dataset])
+        reader.begin(0, 0, rows or (0, order.global_batch_size))
+
+        async def work(worker: int) -> AsyncIterator[None]:
+            for step in range(worker, order.steps_per_epoch, num_workers):
+                await reader.step(0, step)
+                await asyncio.sleep(work_s)
+                yield None
+
+        queues = [asyncio.Queue[None](1) for _ in range(num_workers)]
+
+        async def fill(worker: int) -> None:
+            async for _ in work(worker):
+                await queues[worker].put(None)
+
+        workers = [loop.create_task(fill(worker)) for worker in range(num_workers)]
+        for step in range(num_steps):
+            asked = loop.time()
+            await queues[step % num_workers].get()
+            run.arrivals.append(loop.time() - started)
+            run.waits.append(loop.time() - asked)
+            await asyncio.sleep(run.arrivals[0] + (step + 1) * step_s - run.arrivals[-1])
+        run.limit, run.counts = ranges._in_flight.limit, ranges.pop_counts()
+        for task in workers:
+            task.cancel()
+        await asyncio.wait(workers)
+        await reader.close()
+        await ranges.close()
+    return run

@@ -1,0 +1,60 @@
+"""How soon batches come, and how many requests they take, from a store in virtual time."""
+
+from __future__ import annotations
+
+import random
+
+from mmstream.reading.plan import MAX_RANK_HEADS
+from tests.helpers.fake_ranges import Answer, Sent
+from tests.helpers.simulated_rank import corpus_order, simulate_rank
+from tests.helpers.virtual_time import in_virtual_time
+
+SLOW = Answer(latency_s=1.0, rate=2e6)
+"""Twenty times slower than others."""
+
+
+@in_virtual_time
+async def test_100_batches_come_within_3_seconds_at_50_ms() -> None:
+    run = await simulate_rank(corpus_order(), num_steps=100)
+    assert run.arrivals[0] < 0.2
+    assert run.arrivals[9] < 0.4
+    assert run.arrivals[99] < 3.0  # 1.9 GB were needed by then, at 800 MB/s
+
+
+@in_virtual_time
+async def test_100_batches_come_within_9_seconds_at_200_ms() -> None:
+    run = await simulate_rank(
+        corpus_order(), num_steps=100, answer=lambda sent: Answer(latency_s=0.2, rate=10e6)
+    )
+    assert run.arrivals[0] < 0.5
+    assert run.arrivals[99] < 6.5
+
+
+@in_virtual_time
+async def test_a_large_batch_makes_few_requests_for_single_samples() -> None:
+    run = await simulate_rank(corpus_order(256), num_steps=5)
+    short = [sent for sent in run.client.sent if sent.stop - sent.start < 256 << 10]
+    assert len(short) < MAX_RANK_HEADS + 100
+
+
+@in_virtual_time
+async def test_a_full_link_is_not_asked_for_more_and_nothing_is_hedged() -> None:
+    run = await simulate_rank(corpus_order(), num_steps=300, link_rate=500e6)
+    assert run.limit <= 64
+    assert run.counts.num_hedges == 0
+    assert max(run.waits[150:]) < 0.25
+
+
+@in_virtual_time
+async def test_a_tail_of_two_in_a_hundred_costs_little() -> None:
+    slow = random.Random(1)
+
+    def answer(sent: Sent) -> Answer:
+        return SLOW if slow.random() < 0.02 else Answer()
+
+    run = await simulate_rank(corpus_order(), num_steps=300, answer=answer)
+    usual = await simulate_rank(corpus_order(), num_steps=300)
+    assert run.arrivals[9] < usual.arrivals[9] + 0.6
+    assert run.arrivals[99] < 1.25 * usual.arrivals[99]
+    assert run.rate(150, 299) > 0.9 * usual.rate(150, 299)
+    assert run.counts.num_hedges_won >= 0.9 * run.counts.num_hedges
