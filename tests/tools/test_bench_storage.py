@@ -18,7 +18,7 @@ from tools.bench.peers.environments import ROOT
 from tools.bench.peers.runners.stored import Settings, Stamp, serve
 from tools.bench.storage.report import print_table
 from tools.bench.storage.rows import all_rows
-from tools.bench.storage.runs import copy_with_limits, figures_of
+from tools.bench.storage.runs import copy_with_defaults, figures_of
 from tools.bench.storage.scenarios import SCENARIOS
 
 
@@ -86,13 +86,13 @@ def test_the_table_has_ratios_and_failed_rows_and_says_what_was_not_reached() ->
 
 
 def test_limits_of_a_row_are_defaults_of_a_copy_of_the_package(tmp_path: Path) -> None:
-    row = all_rows([])["mmstream, 32 in flight"]
-    copy_with_limits(ROOT / "mmstream", tmp_path / "mmstream", row.limits)
-    text = (tmp_path / "mmstream" / "storage" / "transfer_limits.py").read_text()
-    for name in row.limits:
-        assert f"    {name}: int = 32\n" in text
-    with pytest.raises(RuntimeError, match="no field absent"):
-        copy_with_limits(ROOT / "mmstream", tmp_path / "again", {"absent": 1})
+    limits, package = all_rows([])["mmstream, 32 in flight"].limits, ROOT / "mmstream"
+    path = "storage/transfer_limits.py"
+    copy_with_defaults(package, tmp_path / "copy", {path: limits})
+    for name in limits:
+        assert f"    {name}: int = 32\n" in (tmp_path / "copy" / path).read_text()
+    with pytest.raises(RuntimeError, match="no number absent"):
+        copy_with_defaults(package, tmp_path / "again", {path: {"absent": 1}})
 
 
 class Stuck:

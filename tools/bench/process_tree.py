@@ -40,7 +40,17 @@ def cpu_seconds(root: int) -> float:
 
 def pss_bytes(root: int) -> int:
     """Return the memory of a tree in bytes; a page shared by n processes counts 1/n in each."""
-    return sum(_pss(pid) for pid in tree(root))
+    return sum(map(own_pss_bytes, tree(root)))
+
+
+def own_pss_bytes(pid: int) -> int:
+    """Return the memory of a process without its descendants, or 0 if it has ended."""
+    try:
+        text = (PROC / str(pid) / "smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    lines = (line.split() for line in text.splitlines())
+    return next((int(line[1]) * 1024 for line in lines if line[0] == "Pss:"), 0)
 
 
 class PeakMemory:
@@ -87,12 +97,3 @@ def _stat(pid: int) -> list[str]:
     except (FileNotFoundError, ProcessLookupError):
         return []
     return text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
-
-
-def _pss(pid: int) -> int:
-    try:
-        text = (PROC / str(pid) / "smaps_rollup").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    lines = (line.split() for line in text.splitlines())
-    return next((int(line[1]) * 1024 for line in lines if line[0] == "Pss:"), 0)

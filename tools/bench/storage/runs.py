@@ -31,7 +31,7 @@ from tools.bench.storage.rows import Row
 from tools.bench.storage.scenarios import Scenario
 from tools.s3_server import Server
 
-__all__ = ["Bench", "Run", "copy_with_limits", "figures_of"]
+__all__ = ["Bench", "Run", "copy_with_defaults", "figures_of"]
 
 IMPORT_TIMEOUT_S = 60
 """For a runner's imports. What comes after them is bounded by the runner itself."""
@@ -229,7 +229,8 @@ class Bench:
             variables = {**environments.process_variables(), **self._variables}
             package = (row.checkout or environments.ROOT).resolve() / "mmstream"
             if row.limits:
-                copy_with_limits(package, Path(scratch, "mmstream"), row.limits)
+                changes = {"storage/transfer_limits.py": row.limits}
+                copy_with_defaults(package, Path(scratch, "mmstream"), changes)
             elif row.checkout is not None:
                 Path(scratch, "mmstream").symlink_to(package)
             if row.limits or row.checkout is not None:  # that package, and the tools of this one
@@ -313,16 +314,23 @@ def figures_of(
     )
 
 
-def copy_with_limits(package: Path, target: Path, limits: dict[str, float]) -> None:
-    """Copy a version of mmstream, with other defaults of its `TransferLimits`."""
+def copy_with_defaults(package: Path, target: Path, changes: dict[str, dict[str, float]]) -> None:
+    """Copy a version of mmstream, with other numbers in some of its modules.
+
+    Args:
+        package: The folder of the version.
+        target: The new folder.
+        changes: Path of a module in the package -> names at the start of its lines -> numbers.
+    """
     shutil.copytree(package, target)
-    path = target / "storage" / "transfer_limits.py"
-    text = path.read_text()
-    for name, value in limits.items():
-        text, num_changed = re.subn(rf"(?m)^(    {name}: \w+) = .*$", rf"\1 = {value}", text)
-        if num_changed != 1:
-            raise RuntimeError(f"TransferLimits has no field {name}")
-    path.write_text(text)
+    for path, numbers in changes.items():
+        text = (target / path).read_text()
+        for name, number in numbers.items():
+            pattern = rf"(?m)^( *{name}(?:: \w+)? =) .*$"
+            text, num_changed = re.subn(pattern, rf"\1 {number}", text)
+            if num_changed != 1:
+                raise RuntimeError(f"{path} has no number {name}")
+        (target / path).write_text(text)
 
 
 @contextmanager
