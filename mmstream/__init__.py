@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from mmstream.dataset.mixture import Mixture as Mixture
     from mmstream.dataset.mixture_file import open_mixture as open_mixture
     from mmstream.dataset.open import open_dataset as open_dataset
+    from mmstream.decoding.decode import Decode as Decode
+    from mmstream.decoding.image.coordinates import Boxes as Boxes
+    from mmstream.decoding.image.coordinates import Points as Points
     from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
     from mmstream.decoding.image.image_shape import ImageShape as ImageShape
     from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
     from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
-    from mmstream.decoding.sample import Decode as Decode
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
     from mmstream.decoding.text.image_lengths import internvl_length as internvl_length
@@ -70,7 +72,8 @@ _NAMES_OF = {
     "decoding.image.decoder": ("ImageDecoder",),
     "decoding.image.image_shape": ("ImageShape",),
     "decoding.image.tiles": ("LlavaNextTiles", "InternVLTiles"),
-    "decoding.sample": ("Decode",),
+    "decoding.decode": ("Decode",),
+    "decoding.image.coordinates": ("Boxes", "Points"),
     "decoding.text.decoder": ("TextDecoder",),
     "decoding.text.image_lengths": (
         "internvl_length",

@@ -23,6 +23,7 @@ every message of these classes as a whole: it is one line, and a terminal shows 
 from __future__ import annotations
 
 __all__ = [
+    "BUGS",
     "BadSampleLimitError",
     "ChecksumError",
     "ConfigError",
@@ -38,6 +39,9 @@ __all__ = [
     "escaped",
     "where",
 ]
+
+BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
+"""What a user's function raises because of its code, not its data. These errors stop the run."""
 
 MAX_DATA_CHARACTERS = 200
 """Longest piece of data in a message."""

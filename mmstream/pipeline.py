@@ -7,7 +7,7 @@ workers or positions, and does no IO. `PipelineRunner` runs it in one process, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -21,9 +21,11 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
 from mmstream.decoding.batch_memory import BatchMemory
-from mmstream.decoding.sample import Decode
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.stage import DecodedStep, DecodeStage
 from mmstream.decoding.substitute import Transform
+from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
@@ -69,7 +71,11 @@ class Pipeline:
     """Raw bytes that all windows hold together, over all ranks. More mixes better. Default: 2 MiB
     for each row of a batch, within 2 to 8 GiB. In place of `window`."""
     decode: Decode | None = None
-    """Decoders of images and text. None: fields stay bytes, and ``json`` is parsed."""
+    """Decoders, by field or of images and text. None: fields stay bytes, and ``json`` is parsed."""
+    before: tuple[Transform, ...] = ()
+    """Functions from raw sample to raw sample, run before decoding and tokenizing: filters,
+    prompts, choices, other names. Fields are bytes, and ``json`` is parsed. A filter here costs no
+    decoding. Random draws: `mm.sample_rng`."""
     zero_copy: bool = False
     """True: fields are memoryviews of mapped shards. Nothing is copied and ``json`` is not parsed.
     For local shards that nobody truncates meanwhile, without decoders and without workers."""
@@ -87,18 +93,19 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not isinstance(self.dataset, ShardSource):
             raise ConfigError(f"dataset: got {self.dataset!r}; pass mm.open_dataset(...)")
-        if not isinstance(self.decode, Decode | None):
-            raise ConfigError("decode: pass mm.Decode(image=..., text=...)")
+        _check_decode(self.decode)
         if self.zero_copy and self.decode is not None:
             raise ConfigError("zero_copy=True: decoders take bytes; leave out one of the two")
         if type(self.global_batch_size) is not int:
             raise ConfigError(f"global_batch_size {self.global_batch_size!r}: needs an integer")
-        if callable(self.transforms):
-            raise ConfigError("transforms: pass a tuple of functions, (fn,)")
-        object.__setattr__(self, "transforms", tuple(self.transforms))
-        for transform in self.transforms:
-            if not callable(transform):
-                raise ConfigError(f"transforms: {transform!r} is not a function")
+        for name in ("before", "transforms"):
+            functions = getattr(self, name)
+            if callable(functions):
+                raise ConfigError(f"{name}: pass a tuple of functions, (fn,)")
+            object.__setattr__(self, name, tuple(functions))
+            for function in getattr(self, name):
+                if not callable(function):
+                    raise ConfigError(f"{name}: {function!r} is not a function")
         _ = self.order  # refuses impossible settings here, not in a worker
 
     @cached_property
@@ -204,6 +211,7 @@ class PipelineRunner:
             self._reader.lookup,
             pipeline.decode,
             pipeline.transforms,
+            before=pipeline.before,
             policy=pipeline.bad_samples,
             num_threads=num_threads,
             memory=memory,
@@ -239,13 +247,38 @@ class PipelineRunner:
 
 
 def _collate_of(pipeline: Pipeline) -> Collate:
-    """Return the collate function; the built-in one pads as the tokenizer says."""
-    text = pipeline.decode.text if pipeline.decode else None
-    if pipeline.collate is not collate or text is None:
+    """Return the collate function; the built-in one gets what it must know of the decoders."""
+    decode = pipeline.decode
+    if pipeline.collate is not collate or decode is None:
         return pipeline.collate
-    return partial(
-        collate,
-        pad_token_id=text.pad_token_id,
-        pad_to=text.pad_to,
-        padding_side=text.padding_side,
-    )
+    settings: dict[str, Any] = {}
+    if decode.plan.lists:
+        settings["list_fields"] = decode.plan.lists
+    if decode.plan.pictures:
+        settings["picture_fields"] = frozenset(decode.plan.pictures)
+    if decode.text is not None:
+        settings["pad_token_id"] = decode.text.pad_token_id
+        settings["pad_to"] = decode.text.pad_to
+        settings["padding_side"] = decode.text.padding_side
+    return partial(collate, **settings) if settings else collate
+
+
+def _check_decode(decode: object) -> None:
+    """Refuse what is no `Decode`, and say what to write."""
+    if decode is None or isinstance(decode, Decode):
+        return
+    advice = "pass mm.Decode(image=..., text=...)"
+    if isinstance(decode, ImageDecoder):
+        advice = "pass mm.Decode(image=decoder)"
+    elif isinstance(decode, TextDecoder):
+        advice = "pass mm.Decode(text=decoder)"
+    elif isinstance(decode, Mapping):
+        advice = "pass mm.Decode({...}) with this mapping"
+    elif decode is Decode:
+        advice = "pass mm.Decode(...), not the class"
+    elif callable(decode):
+        advice = (
+            "a function of whole samples goes to transforms=(function,), or to before=(function,) "
+            'if it takes the raw ones; one of bytes to decode=mm.Decode({"jpg": function})'
+        )
+    raise ConfigError(f"decode: got {type(decode).__name__}: {advice}")

@@ -8,7 +8,7 @@ A field whose shape differs from row to row becomes a list. So one odd sample ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -75,17 +75,22 @@ def collate(
     pad_token_id: int = 0,
     pad_to: int | None = None,
     padding_side: str = "right",
+    picture_fields: Collection[str] = (),
+    list_fields: Collection[str] = (),
 ) -> Batch:
     """Make a batch of decoded samples.
 
-    A `Pipeline` calls it with the settings of its text decoder. Call it in a collate function of
-    your own to add fields.
+    A `Pipeline` calls it with what it knows of its decoders. Call it in a collate function of your
+    own to add fields.
 
     Args:
         samples: The decoded samples, one per row. B is their number.
         pad_token_id: The id that pads ``input_ids``.
         pad_to: Length of token fields, in tokens; longer ones are cut. None: the longest row.
         padding_side: The side that is padded, "right" or "left".
+        picture_fields: Pictures that are decoded by field. They are joined as ``image`` is, without
+            a copy where they lie in one buffer. Pictures of several shapes are a list of B.
+        list_fields: Fields that are lists of B even if all shapes are the same, such as boxes.
 
     Returns:
         A dict of fields. Fields whose names start with ``__`` are left out.
@@ -123,6 +128,13 @@ def collate(
             batch[name] = _pad(values, fills[name], pad_to, padding_side)
             continue
         values = list(map(_as_tensor, values))
+        if name in list_fields:
+            batch[name] = values
+            continue
+        pictures = [value for value in values if isinstance(value, torch.Tensor)]
+        if name in picture_fields and len(pictures) == len(values):
+            batch[name] = _join_images(pictures)
+            continue
         if name == "image" and all(map(_is_images, values)):
             batch |= _images(values)
         elif name in fills and all(map(_is_tokens, values)):

@@ -1,4 +1,4 @@
-"""The fields of a sample: which are images, and how text and JSON are read.
+"""The fields of a sample: which are images, how text and JSON are read, what a path leads to.
 
 Place in the flow: decoding and tokenizing both ask here, so that pictures and placeholders agree,
 and one rule limits every field of text. A conversion asks how deep JSON may be nested.
@@ -6,12 +6,12 @@ and one rule limits every field of text. A conversion asks how deep JSON may be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from mmstream.errors import DecodeError
+from mmstream.errors import BUGS, DecodeError, MMStreamError, escaped
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "avif"})
 
@@ -117,6 +117,86 @@ def _too_long(num_bytes: int, max_bytes: int) -> DecodeError:
     return DecodeError(
         f"text of {num_bytes:,} bytes, the limit is {max_bytes:,}; raise TextDecoder(max_bytes=)"
     )
+
+
+def value_at(sample: Mapping[str, Any], path: str) -> Any:
+    """Return what a path leads to: a field, or a value inside a parsed field.
+
+    A field of exactly this name comes first. Else the path begins with the name of a field, and
+    goes on with keys of objects and positions in lists. ``*`` stands for all items of a list.
+
+    Raises:
+        DecodeError: There is no such field or value; the message says what there is instead.
+
+    Examples:
+        >>> sample = {"json": {"captions": ["a cat", "a pet"], "objects": [{"box": 1}, {"box": 2}]}}
+        >>> value_at(sample, "json.captions.0")
+        'a cat'
+        >>> value_at(sample, "json.objects.*.box")
+        [1, 2]
+    """
+    if path in sample:
+        return sample[path]
+    words = path.split(".")
+    for stop in range(len(words) - 1, 0, -1):
+        name = ".".join(words[:stop])
+        if name in sample and not isinstance(sample[name], bytes):
+            return _inside(sample[name], words[stop:], name)
+    raise DecodeError(f"no field {escaped(path)}; the sample has {field_names(sample)}")
+
+
+def _inside(value: Any, words: list[str], path: str) -> Any:
+    """Return what the rest of a path leads to. `path` is what led to the value."""
+    if not words:
+        return value
+    word, rest = words[0], words[1:]
+    deeper = f"{path}.{word}"
+    if isinstance(value, dict) and word in value:
+        return _inside(value[word], rest, deeper)
+    if isinstance(value, list | tuple) and word == "*":
+        return [_inside(item, rest, deeper) for item in value]
+    if isinstance(value, list | tuple) and word.isdecimal() and int(word) < len(value):
+        return _inside(value[int(word)], rest, deeper)
+    content = type(value).__name__
+    if isinstance(value, dict):
+        content = f"the names {field_names(value)}"
+    elif isinstance(value, list | tuple):
+        content = f"a list of {len(value)}"
+    raise DecodeError(f"nothing at {escaped(deeper)}: {escaped(path)} holds {content}")
+
+
+def field_names(names: Iterable[str]) -> str:
+    """Return the names of fields for a message."""
+    public = [str(name) for name in names if not str(name).startswith("__")]
+    more = f" and {len(public) - 8} more" if len(public) > 8 else ""
+    return ", ".join(escaped(name, 60) for name in public[:8]) + more or "none"
+
+
+def call_user(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a user's function on data. What it raises because of the data is a DecodeError.
+
+    Raises:
+        DecodeError: The function raised something else than one of `BUGS`.
+        MMStreamError: The function raised it itself, such as SkipSample.
+        NameError, AttributeError, ...: It has a bug.
+    """
+    try:
+        return function(argument)
+    except (MMStreamError, *BUGS):
+        raise
+    except Exception as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise DecodeError(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def own_names(names: Iterable[str]) -> list[str]:
+    """Return the image fields that have a name of their own, not a number.
+
+    Examples:
+        >>> own_names(["jpg", "0.jpg", "mask.png"])
+        ['mask.png']
+    """
+    return [name for name in names if _image_rank(name)[0] == 2]
 
 
 def image_fields(sample: Iterable[str]) -> list[str]:

@@ -3,9 +3,10 @@
 Place in the flow: between read and batch. `stage.py` first calls `decode_texts` for a whole step,
 and then `decode_sample` for each row. Both parse ``json`` and run the decoders of a `Decode`:
 
-    jpg, 0.jpg, 1.png      -> "image"                                  ImageDecoder
+    jpg, 0.jpg, 1.png      -> "image"                                  image=ImageDecoder
                               with tiles also "image_tiles", "image_size"
-    json messages, or txt  -> "input_ids", "attention_mask", "labels"  TextDecoder
+    json messages, or txt  -> "input_ids", "attention_mask", "labels"  text=TextDecoder
+    mask.png, cls, npy     -> a field of the same name                 {"mask.png": ..., "cls": int}
 
 Fields without a decoder stay bytes, compressed ones too.
 
@@ -15,34 +16,39 @@ header. So all texts of a step are tokenized in one call, before any picture is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
+from mmstream.decoding.address import address, with_address
+from mmstream.decoding.by_field import IMAGE, picture_rng
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.fields import (
+    call_user,
+    decode_text,
+    image_fields,
+    own_names,
+    parse_json,
+)
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder
 from mmstream.decoding.image.encoded import EncodedImage, encode_or_decode
 from mmstream.decoding.image.image_shape import ImageShape
-from mmstream.decoding.sample_rng import sample_rng
-from mmstream.decoding.text.decoder import DecodedText, TextDecoder
-from mmstream.errors import ConfigError, DecodeError, TimeoutError, where
+from mmstream.decoding.text.decoder import DecodedText
+from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample
 
-__all__ = ["Decode", "TextTokens", "decode_sample", "decode_texts"]
-
-T = TypeVar("T")
+__all__ = ["Decode", "TextTokens", "decode_sample", "decode_texts", "parse_fields"]
 
 IMAGE_FIELDS = ("image",)
 TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
 """Fields that a decoder makes. Its samples cannot hold files of these names. The tar's reader
 refuses ``image_tiles`` and ``image_size`` from the start."""
 
-TextTokens: TypeAlias = tuple[Sample, DecodedText | DecodeError | None]
+TextTokens: TypeAlias = tuple[Sample, DecodedText | SampleError | None]
 """A sample with ``json`` parsed, and the tokens of its text. None: not tokenized yet."""
 
 LOSS_FIELD = "__text_loss__"
@@ -60,60 +66,27 @@ class TextLoss(NamedTuple):
     """Parts of the conversation that nothing decodes, and that were dropped."""
 
 
-@dataclass(frozen=True)
-class Decode:
-    """Which decoders a pipeline runs.
-
-    Attributes:
-        image: The decoder of all image fields of a sample. None: they stay bytes.
-        text: The decoder of the messages or the text of a sample. None: they stay as they are.
-        max_json_bytes: The most bytes of a ``json`` field, from 1 up. A longer one makes its sample
-            bad.
-
-    Raises:
-        ConfigError: The text decoder's ``image_length`` is a function, and `image` is None. Or
-            `max_json_bytes` is no number from 1 up.
-
-    Examples:
-        >>> decode = Decode(image=ImageDecoder(size=224))
-    """
-
-    image: ImageDecoder | None = None
-    text: TextDecoder | None = None
-    max_json_bytes: int = MAX_TEXT_BYTES
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.max_json_bytes, int) or self.max_json_bytes < 1:
-            raise ConfigError(f"max_json_bytes={self.max_json_bytes!r}: give a number from 1 up")
-        if self.image is None and self.text is not None and self.text.needs_shapes:
-            raise ConfigError("image_length is a function of the image: give Decode(image=) too")
-
-    @property
-    def media(self) -> frozenset[str]:
-        """The kinds of media that these decoders decode."""
-        return frozenset() if self.image is None else frozenset({"image"})
-
-
 def decode_sample(
     sample: Sample,
     decode: Decode | None,
-    image_out: torch.Tensor | None = None,
-    tokens: DecodedText | DecodeError | None = None,
+    out: Mapping[str, torch.Tensor] | None = None,
+    tokens: DecodedText | SampleError | None = None,
 ) -> Sample:
     """Decode one sample.
 
     Args:
         sample: A sample as read from a shard: its fields are bytes. It is not changed.
         decode: The decoders. None: only ``json`` is parsed.
-        image_out: Where to write the picture of a sample that has exactly one: the batch's row,
-            uint8 [H, W, 3], C-contiguous. Only with a decoder of fixed size.
+        out: Where to write pictures, by field: the batch's rows, uint8 [H, W, 3], of a mask [H, W],
+            C-contiguous. Only for decoders of fixed size (`FieldPlan.shapes`). ``image`` is used
+            for a sample that has exactly one such picture.
         tokens: The tokens of the sample's text, from `decode_texts`. None: it is tokenized now.
 
     Returns:
         A new sample with ``json`` parsed.
 
         With ``decode.image``, ``image`` replaces the image fields. It is uint8 [3, H, W], a view of
-        H, W, 3 memory (``image_out`` where that was used). A sample without exactly one image has a
+        H, W, 3 memory (that of `out` where it was used). A sample without exactly one image has a
         list of such tensors, which may be empty. An `EncodedImage` takes the place of a tensor
         where the GPU will decode the picture.
 
@@ -125,37 +98,57 @@ def decode_sample(
         arrays, and ``txt`` is a string. ``__text_loss__`` is a `TextLoss`, where the text was cut
         or has lost parts.
 
+        With ``decode.fields``, each field of it has its result under its own name; see `Decode`.
+
     Raises:
-        DecodeError: A field is damaged, or has a name that a decoder of `decode` makes:
+        DecodeError: A field is damaged, is missing, or has a name that a decoder of `decode` makes:
             ``shard[index] key.field: reason``.
+        SkipSample, SampleError: A function of the user has raised it.
         ConfigError: A random crop or flip is set and the sample has no lineage, or ``image_length``
             returned no number of tokens.
     """
+    sample = parse_fields(sample, decode)
     decoded = dict(sample)
-    if isinstance(sample.get("json"), bytes):
-        parse = partial(parse_json, sample["json"], _max_json_bytes(decode))
-        decoded["json"] = _with_address(sample, "json", parse)
     if decode is None:
         return decoded
     _require_absent(sample, TEXT_FIELDS if decode.text is not None else ())
     _require_absent(sample, IMAGE_FIELDS if decode.image is not None else ())
     if decode.text is not None:
-        name = decode.text.source(decoded)
-        if tokens is None:
-            shapes = _image_shapes(sample, decode)
-            tokens = decode.text.decode_all([decoded], [shapes], media=decode.media)[0]
-        text = _with_address(sample, name, partial(_text_or_raise, tokens))
-        decoded.update(text.tokens)
-        if text.num_dropped_parts or text.num_tokens > decode.text.max_length:
-            decoded[LOSS_FIELD] = _text_loss(_address(sample, name), text, decode.text.max_length)
-        if "txt" in sample:
-            read_text = partial(decode_text, sample["txt"], decode.text.max_bytes)
-            decoded["txt"] = _with_address(sample, "txt", read_text)
+        decoded.update(_decode_text(sample, decode, tokens))
+    plan = decode.plan
+    if plan.values:
+        plan.decode_values(sample, decoded)
+    out = out or {}
+    single: Decoded | None = None
     if decode.image is not None:
-        decoded.update(_decode_images(sample, decode.image, image_out))
-        for name in image_fields(sample):
+        names = _free_images(sample, decode)
+        _check_own_names(sample, names)
+        images, single = _decode_images(sample, names, decode.image, out.get(IMAGE))
+        for name in names:
             del decoded[name]
+        decoded.update(images)
+    if plan.pictures or plan.coordinates:
+        plan.decode_pictures(sample, decoded, out, single)
     return decoded
+
+
+def parse_fields(sample: Sample, decode: Decode | None) -> Sample:
+    """Return a sample with its fields of JSON parsed, or the same sample where there are none.
+
+    Raises:
+        DecodeError: The JSON is damaged or too long.
+    """
+    if decode is None:
+        data = sample.get("json")
+        if not isinstance(data, bytes):
+            return sample
+        return {**sample, "json": with_address(sample, "json", partial(parse_json, data))}
+    parsed = {
+        name: with_address(sample, name, partial(call_user, parse, sample[name]))
+        for name, parse in decode.plan.parsers.items()
+        if isinstance(sample.get(name), bytes)
+    }
+    return sample | parsed if parsed else sample
 
 
 def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextTokens]:
@@ -171,8 +164,7 @@ def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextT
         returned unchanged. A text whose length depends on a picture with an odd header has no
         tokens yet.
     """
-    max_json_bytes = _max_json_bytes(decode)
-    parsed = [_try_parse(sample, max_json_bytes) for sample in samples]
+    parsed = [_try_parse(sample, decode) for sample in samples]
     if decode is None or decode.text is None:
         return [(sample, None) for sample in parsed]
     shapes = [_prepared_shapes(sample, decode) for sample in parsed]
@@ -182,7 +174,8 @@ def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextT
     ]
     ready_samples = list(compress(parsed, is_ready))
     ready_shapes = list(compress(shapes, is_ready))
-    tokens = iter(decode.text.decode_all(ready_samples, ready_shapes, media=decode.media))
+    texts = [_text_sample(sample, decode) for sample in ready_samples]
+    tokens = iter(decode.text.decode_all(texts, ready_shapes, media=decode.media))
     return [
         (sample, next(tokens) if ready else None)
         for sample, ready in zip(parsed, is_ready, strict=True)
@@ -198,7 +191,8 @@ def _prepared_shapes(sample: Sample, decode: Decode) -> list[ImageShape] | None:
     """
     if decode.image is None or decode.text is None or not decode.text.needs_shapes:
         return []
-    shapes = [decode.image.prepared_shape(sample[name]) for name in image_fields(sample)]
+    names = _free_images(sample, decode)
+    shapes = [decode.image.prepared_shape(sample[name]) for name in names]
     return None if None in shapes else [shape for shape in shapes if shape is not None]
 
 
@@ -214,16 +208,62 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
     decoder = decode.image
     if shapes is not None or decoder is None:
         return shapes or []
-    rng = _image_rng(sample, decoder)
+    rng = picture_rng(sample, IMAGE) if decoder.is_random else None
     limits = decoder.start_limits()
     return [
         decoder.shape_of(
-            _with_address(
+            with_address(
                 sample, name, partial(decoder.decode, sample[name], rng=rng, limits=limits)
             ).picture
         )
-        for name in image_fields(sample)
+        for name in _free_images(sample, decode)
     ]
+
+
+def _free_images(sample: Sample, decode: Decode) -> list[str]:
+    """Return the image fields that no decoder by field takes, in order."""
+    taken = decode.plan.picture_sources
+    names = image_fields(sample)
+    return [name for name in names if name not in taken] if taken else names
+
+
+def _text_sample(sample: Sample, decode: Decode) -> Sample:
+    """Return a sample without the pictures that do not belong to its text."""
+    taken = decode.plan.picture_sources
+    return {name: sample[name] for name in sample if name not in taken} if taken else sample
+
+
+def _check_own_names(sample: Sample, names: Sequence[str]) -> None:
+    """Refuse several pictures of which some have names, such as ``input.jpg`` and ``target.png``.
+
+    They mean different things, and ``image`` would not tell which is which. Messages may name them:
+    then their order says it.
+
+    Raises:
+        DecodeError: Says what to write.
+    """
+    named = own_names(names) if len(names) > 1 else []
+    if not named or set(named) <= _fields_of_messages(sample):
+        return
+    shown = ", ".join(f'"{escaped(name, 60)}": mm.ImageDecoder(...)' for name in names[:4])
+    raise DecodeError(
+        f"{address(sample, '')}: image= takes the pictures of a sample for a list, and "
+        f"{' and '.join(escaped(name, 60) for name in named[:4])} have names of their own: decode "
+        f"them by field, mm.Decode({{{shown}}}), or leave some out in Pipeline(before=)"
+    )
+
+
+def _fields_of_messages(sample: Sample) -> set[str]:
+    """Return the fields that the parts of a sample's messages name."""
+    row = sample.get("json")
+    messages = row.get("messages") if isinstance(row, dict) else None
+    contents = [
+        message.get("content")
+        for message in (messages if isinstance(messages, list) else [])
+        if isinstance(message, dict)
+    ]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return {str(part.get("field")) for part in parts if isinstance(part, dict)}
 
 
 def _require_absent(sample: Sample, names: Sequence[str]) -> None:
@@ -231,28 +271,43 @@ def _require_absent(sample: Sample, names: Sequence[str]) -> None:
     for name in names:
         if name in sample:
             raise DecodeError(
-                f"{_address(sample, name)}: the decoder makes a field of this name; rename this "
+                f"{address(sample, name)}: the decoder makes a field of this name; rename this "
                 "file in the tar"
             )
 
 
-def _max_json_bytes(decode: Decode | None) -> int:
-    return MAX_TEXT_BYTES if decode is None else decode.max_json_bytes
-
-
-def _try_parse(sample: Sample, max_bytes: int) -> Sample:
-    """Return a sample with ``json`` parsed, or the same sample where that is damaged."""
-    data = sample.get("json")
-    if not isinstance(data, bytes):
-        return sample
+def _try_parse(sample: Sample, decode: Decode | None) -> Sample:
+    """Return a sample with its JSON parsed, or the same sample where that is damaged."""
     try:
-        return {**sample, "json": parse_json(data, max_bytes)}
-    except DecodeError:
+        return parse_fields(sample, decode)
+    except SampleError:
         return sample
 
 
-def _text_or_raise(text: DecodedText | DecodeError) -> DecodedText:
-    if isinstance(text, DecodeError):
+def _decode_text(
+    sample: Sample, decode: Decode, tokens: DecodedText | SampleError | None
+) -> dict[str, Any]:
+    """Return the fields that the text decoder makes; see `decode_sample`."""
+    decoder = decode.text
+    assert decoder is not None
+    name = decoder.source(sample)
+    if tokens is None:
+        shapes = _image_shapes(sample, decode)
+        texts = [_text_sample(sample, decode)]
+        tokens = decoder.decode_all(texts, [shapes], media=decode.media)[0]
+    text = with_address(sample, name, partial(_text_or_raise, tokens))
+    decoded: dict[str, Any] = dict(text.tokens)
+    if text.num_dropped_parts or text.num_tokens > decoder.max_length:
+        decoded[LOSS_FIELD] = _text_loss(address(sample, name), text, decoder.max_length)
+    for field in {"txt", name} & sample.keys():
+        if isinstance(sample[field], bytes):
+            read_text = partial(decode_text, sample[field], decoder.max_bytes)
+            decoded[field] = with_address(sample, field, read_text)
+    return decoded
+
+
+def _text_or_raise(text: DecodedText | SampleError) -> DecodedText:
+    if isinstance(text, SampleError):
         raise text
     return text
 
@@ -270,25 +325,35 @@ def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
 
 
 def _decode_images(
-    sample: Sample, decoder: ImageDecoder, out: torch.Tensor | None
-) -> dict[str, Any]:
+    sample: Sample, names: Sequence[str], decoder: ImageDecoder, out: torch.Tensor | None
+) -> tuple[dict[str, Any], Decoded | None]:
     """Return the fields that replace a sample's image fields; see `decode_sample`.
 
     The limits of memory and time hold for all images of the sample together.
+
+    Args:
+        sample: The sample.
+        names: Its image fields.
+        decoder: Their decoder.
+        out: The row of the batch, for one image.
+
+    Returns:
+        The fields, and the result of one image that the CPU has decoded.
     """
-    names = image_fields(sample)
-    rng = _image_rng(sample, decoder)
+    rng = picture_rng(sample, IMAGE) if decoder.is_random else None
     if out is not None and len(names) == 1:
-        _with_address(sample, names[0], partial(decoder, sample[names[0]], out.numpy(), rng))
-        return {"image": out.permute(2, 0, 1)}  # in the batch's memory: collate need not copy
+        decode = partial(decoder.decode, sample[names[0]], out.numpy(), rng)
+        single = with_address(sample, names[0], decode)
+        # In the batch's memory: collate need not copy.
+        return {IMAGE: out if decoder.mask else out.permute(2, 0, 1)}, single
     limits = decoder.start_limits()
     if len(names) > 1 and decoder.output_shape is not None:
         check = partial(limits.check_results, len(names), *decoder.output_shape)
-        _with_address(sample, "", check)
+        with_address(sample, "", check)
     if decoder.device != "cpu":
         images: list[EncodedImage | torch.Tensor] = []
         for name in names:
-            image = _with_address(
+            image = with_address(
                 sample, name, partial(encode_or_decode, sample[name], name, decoder, rng, limits)
             )
             height, width = (
@@ -296,52 +361,29 @@ def _decode_images(
             )
             limits = limits.holding(height * width * 3)
             images.append(image)
-        return {"image": images[0] if len(images) == 1 else images}
+        return {IMAGE: images[0] if len(images) == 1 else images}, None
     results: list[Decoded] = []
     for name in names:
         decode = partial(decoder.decode, sample[name], rng=rng, limits=limits)
-        result = _with_address(sample, name, decode)
+        result = with_address(sample, name, decode)
         limits = limits.holding(result.pixels.nbytes)
         results.append(result)
     if decoder.tiles is None:
-        tensors = [torch.from_numpy(result.pixels).permute(2, 0, 1) for result in results]
-        return {"image": tensors[0] if len(tensors) == 1 else tensors}
+        tensors = [
+            torch.from_numpy(result.pixels)
+            if decoder.mask
+            else torch.from_numpy(result.pixels).permute(2, 0, 1)
+            for result in results
+        ]
+        if len(tensors) == 1:
+            return {IMAGE: tensors[0]}, results[0]
+        return {IMAGE: tensors}, None
     return {
-        "image": [
+        IMAGE: [
             tile
             for result in results
             for tile in torch.from_numpy(result.pixels).permute(0, 3, 1, 2)
         ],
         "image_tiles": np.array([len(result.pixels) for result in results], dtype=np.int64),
         "image_size": np.array([result.picture for result in results], np.int64).reshape(-1, 2),
-    }
-
-
-def _image_rng(sample: Sample, decoder: ImageDecoder) -> np.random.Generator | None:
-    """Return the generator of a sample's pictures. Its transforms have other streams."""
-    if not decoder.is_random:
-        return None
-    if "__lineage__" not in sample:
-        raise ConfigError("a random crop or flip needs the lineage that samples of a Pipeline have")
-    return sample_rng(sample, "image")
-
-
-def _with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
-    """Run one decoder. If it fails, put the field's address before the reason."""
-    try:
-        return decode()
-    except DecodeError as error:
-        kind = TimeoutError if isinstance(error, TimeoutError) else DecodeError
-        raise kind(f"{_address(sample, name)}: {error}") from None
-
-
-def _address(sample: Sample, name: str) -> str:
-    """Return the address of a field, as far as it is known."""
-    key = str(sample.get("__key__", ""))
-    lineage = sample.get("__lineage__")
-    if lineage is None:
-        return ".".join(word for word in (key, name) if word)
-    shard = str(sample.get("__url__", "")).rpartition("/")[2]
-    if "__source__" in sample:
-        shard = f"{sample['__source__']}/{shard}"
-    return where(shard, lineage.index, key, name)
+    }, None

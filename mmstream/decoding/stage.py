@@ -6,23 +6,26 @@ same number of rows and steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
-
-import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
-from mmstream.decoding.sample import LOSS_FIELD, Decode, TextLoss, TextTokens, decode_texts
-from mmstream.decoding.substitute import Lookup, Row, RowDecoder, Transform
+from mmstream.decoding.sample import LOSS_FIELD, Decode, TextLoss, decode_texts
+from mmstream.decoding.substitute import BatchRows, Lookup, Row, RowDecoder, Transform
 from mmstream.errors import BadSampleLimitError
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import BatchLineage, RawStep
 from mmstream.types import Sample, SampleLineage
 
 __all__ = ["DecodeStage", "DecodedStep"]
+
+ALIGN_BYTES = 64
+"""The pictures of each field begin at a multiple of this in the memory of a batch."""
 
 
 class DecodedStep(NamedTuple):
@@ -38,6 +41,7 @@ class DecodeStage:
     Args:
         lookup: reads single samples: second reads and substitutes.
         decoders: for images and text. None only parses ``json``.
+        before: functions from raw sample to raw sample, run in this order before decoding.
         transforms: functions from sample to sample, run in this order after decoding.
         policy: what happens to the row of a bad sample.
         num_threads: rows decoded side by side; decoders release the GIL.
@@ -51,6 +55,7 @@ class DecodeStage:
         decoders: Decode | None = None,
         transforms: Sequence[Transform] = (),
         *,
+        before: Sequence[Transform] = (),
         policy: BadSamplePolicy,
         num_threads: int = 1,
         memory: BatchMemory | None = None,
@@ -59,12 +64,12 @@ class DecodeStage:
         self._lookup = lookup
         self._decoders = decoders
         self._progress = progress or Progress()
-        self._decode_row = RowDecoder(lookup, decoders, tuple(transforms), policy, self._progress)
+        self._decode_row = RowDecoder(
+            lookup, decoders, tuple(before), tuple(transforms), policy, self._progress
+        )
         self._memory = memory or BatchMemory()
-        self._image_shape = None
-        if decoders and decoders.image and decoders.image.device == "cpu":
-            self._image_shape = decoders.image.output_shape
-        self._is_plain = decoders is None and not transforms
+        self._shapes = decoders.plan.shapes(decoders.image) if decoders else {}
+        self._is_plain = decoders is None and not transforms and not before
         # The calling thread decodes too. Plain samples are not worth handing to another thread.
         self._num_helpers = 0 if self._is_plain else num_threads - 1
         self._pool = ThreadPoolExecutor(self._num_helpers) if self._num_helpers else None
@@ -84,12 +89,12 @@ class DecodeStage:
             decoded = self._parsed(step)
             if decoded is not None:
                 return decoded
-        texts = _decode_step_texts(step, self._decoders)
-        images = self._image_rows(len(step.outcomes))
+        prepared = self._decode_row.prepare(step)
+        rows_of_fields = self._picture_rows(len(step.outcomes))
 
         def decode_row(position: int) -> Row:
-            image_out = None if images is None else images[position]
-            return self._decode_row(step, position, texts[position], image_out)
+            out = {name: rows[position] for name, rows in rows_of_fields.items()}
+            return self._decode_row(step, position, prepared[position], out)
 
         rows = _all_rows(decode_row, len(step.outcomes), self._pool, self._num_helpers)
         return _assembled(step, rows)
@@ -116,14 +121,21 @@ class DecodeStage:
             sample["__lineage__"] = SampleLineage._make((shard, index, epoch, lineage.step, seed))
         return DecodedStep(lineage, samples)
 
-    def _image_rows(self, num_rows: int) -> torch.Tensor | None:
-        """Return uint8 [B, H, W, 3] for the images of a batch: decoders write right into it."""
-        if self._image_shape is None:
-            return None
-        height, width = self._image_shape
+    def _picture_rows(self, num_rows: int) -> BatchRows:
+        """Return uint8 [B, H, W, 3] for the pictures of a batch: decoders write right into it.
+
+        A batch crosses to the main process in one block, so all fields share one.
+        """
+        if not self._shapes:
+            return {}
+        sizes = [num_rows * math.prod(shape) for shape in self._shapes.values()]
+        starts = [0, *accumulate(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)]
         memory = self._memory
-        images = memory.take(num_rows * height * width * 3, spare_bytes=memory.spare_bytes)
-        return images.view(num_rows, height, width, 3)
+        block = memory.take(starts[-2] + sizes[-1], spare_bytes=memory.spare_bytes)
+        return {
+            name: block[start : start + size].view(num_rows, *shape)
+            for (name, shape), start, size in zip(self._shapes.items(), starts, sizes, strict=False)
+        }
 
 
 def _all_rows(
@@ -155,13 +167,6 @@ def _all_rows(
     if errors:
         raise min(errors, key=lambda entry: entry[:2])[2]
     return [rows[position] for position in range(num_rows)]
-
-
-def _decode_step_texts(step: RawStep, decoders: Decode | None) -> list[TextTokens | None]:
-    """Parse and tokenize the samples of a step together; None for those that were not read."""
-    samples = [outcome for outcome in step.outcomes if isinstance(outcome, dict)]
-    texts = iter(decode_texts(samples, decoders))
-    return [next(texts) if isinstance(outcome, dict) else None for outcome in step.outcomes]
 
 
 def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:

@@ -8,7 +8,7 @@ while is no fault of the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -17,8 +17,16 @@ import torch
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
-from mmstream.decoding.sample import LOSS_FIELD, Decode, TextTokens, decode_sample
+from mmstream.decoding.sample import (
+    LOSS_FIELD,
+    Decode,
+    TextTokens,
+    decode_sample,
+    decode_texts,
+    parse_fields,
+)
 from mmstream.errors import (
+    BUGS,
     ChecksumError,
     ConfigError,
     DecodeError,
@@ -34,12 +42,15 @@ from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Outcome, RawStep
 from mmstream.types import Sample, SampleLineage, SampleRef
 
-__all__ = ["MAX_SUBSTITUTES", "Lookup", "Row", "RowDecoder", "Transform"]
+__all__ = ["MAX_SUBSTITUTES", "BatchRows", "Lookup", "Prepared", "Row", "RowDecoder", "Transform"]
 
 Transform: TypeAlias = Callable[[Sample], Sample]
 
-BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
-"""What a transform raises because of its code, not its data. These errors stop the run."""
+Prepared: TypeAlias = TextTokens | SampleError
+"""A planned sample after the functions before decoding, with its tokens; or why it is bad."""
+
+BatchRows: TypeAlias = Mapping[str, torch.Tensor]
+"""Memory of the batch for one row's pictures, by field."""
 
 MAX_SUBSTITUTES = {SkipSample: 256, SampleError: 32}
 """Substitutes tried for a row: more where a filter leaves samples out than where data is bad.
@@ -100,35 +111,58 @@ class RowDecoder:
 
     lookup: Lookup
     decoders: Decode | None
+    before: tuple[Transform, ...]
     transforms: tuple[Transform, ...]
     policy: BadSamplePolicy
     progress: Progress
 
-    def __call__(
-        self, step: RawStep, position: int, text: TextTokens | None, image_out: torch.Tensor | None
-    ) -> Row:
+    def prepare(self, step: RawStep) -> list[Prepared | None]:
+        """Run the functions before decoding, and tokenize the texts of a step in one call.
+
+        Returns:
+            One entry per row, for a call; None for a sample that was not read.
+
+        Raises:
+            NameError, AttributeError, ...: a function has a bug.
+        """
+        samples: list[Sample | SampleError | None] = []
+        for position, outcome in enumerate(step.outcomes):
+            if not isinstance(outcome, dict):
+                samples.append(None)
+            elif not self.before:
+                samples.append(outcome)
+            else:
+                ref = step.lineage.planned[position]
+                try:
+                    samples.append(self._before(_address(step, position), ref, outcome))
+                except SampleError as error:
+                    samples.append(error)
+        texts = iter(
+            decode_texts([each for each in samples if isinstance(each, dict)], self.decoders)
+        )
+        return [next(texts) if isinstance(each, dict) else each for each in samples]
+
+    def __call__(self, step: RawStep, position: int, text: Prepared | None, out: BatchRows) -> Row:
         """Return one row of a step: its planned sample, or else a substitute.
 
         Args:
             step: raw samples.
             position: of the row among the rows of this rank.
-            text: what `decode_texts` has made of the planned sample.
-            image_out: uint8 [H, W, 3], the memory of the batch for the row's image.
+            text: what `prepare` has made of the planned sample.
+            out: the memory of the batch for the row's pictures.
         """
         lineage = step.lineage
         planned = lineage.planned[position]
-        address = _RowAddress(lineage.epoch, lineage.step, lineage.start + position)
+        address = _address(step, position)
         try:
-            sample = self._decode_planned(
-                address, planned, step.outcomes[position], image_out, text
-            )
+            sample = self._decode_planned(address, planned, step.outcomes[position], out, text)
             return Row(sample, planned, None)
         except SampleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
             if self.policy.action == "raise" and not isinstance(error, SkipSample):
                 raise cause from None
             kind, reason = type(cause).__name__, str(error)
-        substitute, shown, is_filled = self._substitute(address, image_out)
+        substitute, shown, is_filled = self._substitute(address, out)
         is_filled = is_filled and self.policy.action != "mask"
         if not lineage.valid[position]:
             return Row(substitute, shown, None, is_filled)  # padding: counted where it is valid
@@ -145,7 +179,7 @@ class RowDecoder:
         return Row(substitute, shown, bad, is_filled)
 
     def _substitute(
-        self, address: _RowAddress, image_out: torch.Tensor | None
+        self, address: _RowAddress, out: BatchRows
     ) -> tuple[Sample | None, SampleRef, bool]:
         """Return a substitute, where it comes from, and whether it counts as the row's sample."""
         ref: SampleRef = (-1, -1)
@@ -161,7 +195,7 @@ class RowDecoder:
             try:
                 self._note_read(address, ref)
                 outcome = self.lookup.read(ref)
-                sample = self._decode_planned(address, ref, outcome, image_out)
+                sample = self._decode_planned(address, ref, outcome, out)
             except SkipSample:
                 max_substitutes = MAX_SUBSTITUTES[SkipSample]
             except SampleError:
@@ -175,8 +209,8 @@ class RowDecoder:
         address: _RowAddress,
         ref: SampleRef,
         outcome: Outcome,
-        image_out: torch.Tensor | None,
-        text: TextTokens | None = None,
+        out: BatchRows,
+        text: Prepared | None = None,
     ) -> Sample:
         """Return a sample ready to be collated. Read it again before calling it bad.
 
@@ -186,7 +220,7 @@ class RowDecoder:
         earlier_outcomes: list[Outcome] = []
         while True:
             try:
-                return self._decode(address, ref, outcome, image_out, text)
+                return self._decode(address, ref, outcome, out, text)
             except SkipSample:
                 raise
             except (SampleError, ShardError) as error:
@@ -213,8 +247,8 @@ class RowDecoder:
         address: _RowAddress,
         ref: SampleRef,
         outcome: Outcome,
-        image_out: torch.Tensor | None,
-        text: TextTokens | None,
+        out: BatchRows,
+        text: Prepared | None,
     ) -> Sample:
         if isinstance(outcome, ShardError):
             if self.policy.shards:
@@ -222,15 +256,38 @@ class RowDecoder:
             raise outcome
         if isinstance(outcome, SampleError):
             raise outcome
+        if isinstance(text, SampleError):
+            raise text
         key = str(outcome["__key__"])
         self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
-        seed, epoch = self.lookup.stream(*address)
-        shard, index = outcome["__lineage__"][:2]
-        lineage = SampleLineage(shard, index, epoch, address.step, seed)
-        parsed, tokens = text or (outcome, None)
-        sample = decode_sample(parsed | {"__lineage__": lineage}, self.decoders, image_out, tokens)
+        if text is None:
+            sample, tokens = self._before(address, ref, outcome), None
+        else:
+            sample, tokens = text
+            sample = sample | {"__lineage__": self._lineage(address, outcome)}
+        sample = decode_sample(sample, self.decoders, out, tokens)
         for transform in self.transforms:
             sample = self._transform(transform, sample, ref)
+        return sample
+
+    def _lineage(self, address: _RowAddress, raw: Sample) -> SampleLineage:
+        seed, epoch = self.lookup.stream(*address)
+        shard, index = raw["__lineage__"][:2]
+        return SampleLineage(shard, index, epoch, address.step, seed)
+
+    def _before(self, address: _RowAddress, ref: SampleRef, raw: Sample) -> Sample:
+        """Return a raw sample with its lineage, after the functions before decoding.
+
+        They find ``json`` parsed. The raw sample is not changed: a second read is compared with it.
+        """
+        sample = raw | {"__lineage__": self._lineage(address, raw)}
+        if self.before:
+            self.progress.begin_sample(
+                Stage.TEXT, address.epoch, address.step, *ref, str(raw["__key__"])
+            )
+            sample = parse_fields(sample, self.decoders)
+        for function in self.before:
+            sample = self._transform(function, sample, ref)
         return sample
 
     def _transform(self, transform: Transform, sample: Sample, ref: SampleRef) -> Sample:
@@ -249,15 +306,19 @@ class RowDecoder:
             raise SampleError(f"{address}: {name}: {type(error).__name__}: {error}") from error
         if not isinstance(result, dict):
             raise ConfigError(
-                f"transform {name} returned {type(result).__name__}: it must return the sample "
+                f"{name} returned {type(result).__name__}: it must return the sample "
                 '(to leave one out, raise mm.SkipSample("why"))'
             )
         if wrong := [key for key in result if not isinstance(key, str)]:
             raise ConfigError(
-                f"transform {name} returned a sample with the key {escaped(repr(wrong[0]))}: "
-                "keys are strings"
+                f"{name} returned a sample with the key {escaped(repr(wrong[0]))}: keys are strings"
             )
         return {name: result[name] for name in result if name not in ORIGIN_FIELDS} | origin
+
+
+def _address(step: RawStep, position: int) -> _RowAddress:
+    lineage = step.lineage
+    return _RowAddress(lineage.epoch, lineage.step, lineage.start + position)
 
 
 def _is_same(outcome: Outcome, other: Outcome) -> bool:

@@ -82,7 +82,8 @@ def to_device(
       bool [B], which a loss needs.
     - Other fields whose names begin with ``__`` stay on the host, and so do strings and bytes.
     - ``image`` is uint8 [B, C, H, W] without `normalize` and `dtype`, else floating. Its memory
-      format is channels_last. Images of different sizes are a list of [C, H, W].
+      format is channels_last. Images of different sizes are a list of [C, H, W]. The same holds for
+      pictures that a `Decode` names by field, but not for masks.
 
     On CUDA, the copy and the normalisation run on a separate stream. The tensors may be used on the
     stream that is current when the batch is handed over. Memory: one batch more than without this
@@ -92,8 +93,8 @@ def to_device(
         loader: an `mmstream.Loader`, or anything with the methods of `UndeliveredLoader`.
         device: "cpu", "cuda" or "cuda:N". "cuda" is the CUDA device that is current at the first
             batch.
-        normalize: applied to ``batch["image"]`` on the device, computed in float32. None: no
-            normalisation.
+        normalize: applied to ``batch["image"]`` and to pictures by field, on the device, computed
+            in float32. None: no normalisation.
         dtype: floating type of the images. With `normalize`, None means float32. Without
             `normalize`, a `dtype` scales the images to 0..1, and None leaves them uint8.
         decode_jpegs: function that decodes the JPEGs of ``ImageDecoder(device="cuda")``. None:
@@ -120,6 +121,15 @@ def to_device(
         >>> batches.state_dict()["step"]  # delivered; the batch ahead does not count
         1
     """
+    if not hasattr(loader, "iter_undelivered"):
+        advice = "pass an mm.Loader"
+        if hasattr(loader, "global_batch_size"):
+            advice = "pass mm.to_device(mm.Loader(pipeline), ...)"
+        elif hasattr(loader, "plan_order"):
+            advice = (
+                "pass mm.to_device(mm.Loader(mm.Pipeline(dataset, global_batch_size=...)), ...)"
+            )
+        raise ConfigError(f"to_device: got {type(loader).__name__}: {advice}")
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"to_device: dtype must be floating, not {dtype}")
     return DeviceLoader(loader, torch.device(device), normalize, dtype, decode_jpegs)
@@ -204,6 +214,8 @@ class _Mover:
                 else Normalizer(stage.normalize, dtype, self._device, stage._memory)
             )
         self._dtype = dtype
+        decode = getattr(getattr(stage.loader, "pipeline", None), "decode", None)
+        self._picture_names = {"image", *getattr(decode, "picture_names", ())}
 
     def start(self, batch: Batch) -> Callable[[], MovedBatch]:
         """Start to move a batch, and return a function that waits for it and returns it.
@@ -233,7 +245,7 @@ class _Mover:
         with self._side_stream():
             batch = {}
             for name, value in host_batch.items():
-                if name == "image":
+                if name in self._picture_names:
                     batch[name] = _map_tensors(value, self._move_image)
                 elif name == "__valid__" or not name.startswith("__"):
                     batch[name] = _map_tensors(value, self._copy)

@@ -12,18 +12,22 @@ __all__ = ["decode_text", "loader_html", "pipeline_html"]
 
 def pipeline_html(pipeline: Any) -> str:
     """Return a table with a row for each stage of a `Pipeline`. Nothing is read."""
-    transforms = [getattr(t, "__name__", type(t).__name__) for t in pipeline.transforms]
     rows = [
         ("dataset", html_text(repr(pipeline.dataset))),
         ("order", html_text(_order_text(pipeline))),
+        *([("before", html_text(_names(pipeline.before)))] if pipeline.before else []),
         ("decode", html_text(decode_text(pipeline.decode))),
-        ("transforms", html_text(", ".join(transforms) or "none")),
+        ("transforms", html_text(_names(pipeline.transforms) or "none")),
         ("batch", html_text(getattr(pipeline.collate, "__name__", "collate"))),
         ("bad samples", _bad_samples_text(pipeline.bad_samples)),
     ]
     mixed = is_mixture(pipeline.dataset)
     sources = sources_table(pipeline.dataset, pipeline.order) if mixed else ""
     return page("<b>Pipeline</b>", table(rows), sources)
+
+
+def _names(functions: Any) -> str:
+    return ", ".join(getattr(each, "__name__", type(each).__name__) for each in functions)
 
 
 def _order_text(pipeline: Any) -> str:
@@ -57,6 +61,8 @@ def _bad_samples_text(policy: Any) -> str:
 def decode_text(decode: Any) -> str:
     """Return which decoders a pipeline has, in words."""
     decoders = []
+    if decode is not None and decode.fields:
+        decoders.append(f"by field: {', '.join(decode.fields)}")
     if decode is not None and decode.image is not None:
         decoders.append(f"images to {decode.image.size or 'their own size'}")
     if decode is not None and decode.text is not None:

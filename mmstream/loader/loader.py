@@ -99,6 +99,11 @@ class Loader(IterableDataset[Batch]):
         stall_warning_s: float = 60,
         stall_timeout_s: float | None = None,
     ) -> None:
+        if not isinstance(pipeline, Pipeline):
+            advice = "pass mm.Loader(pipeline)"
+            if hasattr(pipeline, "plan_order"):
+                advice = "pass mm.Loader(mm.Pipeline(dataset, global_batch_size=...))"
+            raise ConfigError(f"Loader: got {type(pipeline).__name__}: {advice}")
         if num_workers < 0 or prefetch_factor < 1 or (num_threads is not None and num_threads < 1):
             raise ConfigError("num_workers must be 0 or more, prefetch_factor and num_threads 1")
         if on_change not in get_args(OnChange):

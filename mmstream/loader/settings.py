@@ -68,6 +68,11 @@ def rank_settings(
     packages = ["mmstream"]
     image = pipeline.decode.image if pipeline.decode else None
     text = pipeline.decode.text if pipeline.decode else None
+    if pipeline.decode is not None:
+        settings["decoders by field"] = dict(pipeline.decode.fields or {})
+        settings["same_geometry"] = list(pipeline.decode.same_geometry)
+        if pipeline.decode.plan.pictures:
+            packages += IMAGE_PACKAGES
     settings["image decoder"] = None if image is None else type(image)
     settings["text decoder"] = None if text is None else type(text)
     if isinstance(image, ImageDecoder):
@@ -77,6 +82,7 @@ def rank_settings(
         settings |= _fields(text) | {"TextDecoder.tokenizer": f"hash {_tokenizer_hash(text)}"}
         packages += TEXT_PACKAGES
     settings["zero_copy"] = pipeline.zero_copy
+    settings["before"] = list(pipeline.before)
     settings["transforms"] = list(pipeline.transforms)
     settings["collate"] = pipeline.collate
     policy = _fields(pipeline.bad_samples)

@@ -83,7 +83,7 @@ def test_one_image_becomes_a_channels_last_view() -> None:
 def test_one_image_is_written_into_the_row_of_the_batch() -> None:
     row = torch.zeros((4, 4, 3), dtype=torch.uint8)
     decode = Decode(image=ImageDecoder(size=4))
-    image = decode_sample(sample(png=picture(9)), decode, row)["image"]
+    image = decode_sample(sample(png=picture(9)), decode, {"image": row})["image"]
     assert (row == 9).all()
     row[:] = 5
     assert (image == 5).all()
@@ -92,7 +92,9 @@ def test_one_image_is_written_into_the_row_of_the_batch() -> None:
 def test_several_images_become_a_list_and_leave_the_row_alone() -> None:
     row = torch.zeros((4, 4, 3), dtype=torch.uint8)
     decode = Decode(image=ImageDecoder(size=4))
-    images = decode_sample(named({"0.png": picture(1), "1.png": picture(2)}), decode, row)["image"]
+    images = decode_sample(
+        named({"0.png": picture(1), "1.png": picture(2)}), decode, {"image": row}
+    )["image"]
     assert [int(image[0, 0, 0]) for image in images] == [1, 2]
     assert not row.any()
 
@@ -156,7 +158,9 @@ def test_without_lineage_the_key_is_the_address() -> None:
 
 def test_a_wrong_row_is_the_callers_mistake_and_not_a_bad_sample() -> None:
     with pytest.raises(ConfigError):
-        decode_sample(sample(png=picture(1)), IMAGES, torch.zeros((4, 4, 3), dtype=torch.uint8))
+        decode_sample(
+            sample(png=picture(1)), IMAGES, {"image": torch.zeros((4, 4, 3), dtype=torch.uint8)}
+        )
 
 
 def test_a_decode_can_be_pickled(text: TextDecoder) -> None:

@@ -51,7 +51,9 @@ def qwen(**settings: Any) -> Family:
     length = mm.qwen_vl_length(pictures.patch_size, pictures.merge_size)
     text = TextDecoder(tokenizer, 20_000, image_token="<|image_pad|>", image_length=length)
     processor = transformers.Qwen2VLProcessor(pictures, tokenizer, videos)
-    return Family(processor, QWEN_VL, Decode(ImageDecoder.from_processor(pictures), text))
+    return Family(
+        processor, QWEN_VL, Decode(image=ImageDecoder.from_processor(pictures), text=text)
+    )
 
 
 def llava_next() -> Family:
@@ -65,7 +67,7 @@ def llava_next() -> Family:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    return Family(processor, LLAVA, Decode(ImageDecoder.from_processor(pictures), text))
+    return Family(processor, LLAVA, Decode(image=ImageDecoder.from_processor(pictures), text=text))
 
 
 def intern_vl() -> Family:
@@ -82,7 +84,9 @@ def intern_vl() -> Family:
     videos = transformers.InternVLVideoProcessor()
     processor = transformers.InternVLProcessor(pictures, tokenizer, videos)
     template = QWEN_VL.replace(MARKED, "<IMG_CONTEXT>")
-    return Family(processor, template, Decode(ImageDecoder.from_processor(pictures), text))
+    return Family(
+        processor, template, Decode(image=ImageDecoder.from_processor(pictures), text=text)
+    )
 
 
 FAMILIES: dict[str, Callable[[], Family]] = {
@@ -115,7 +119,7 @@ def per_pixel(shape: ImageShape) -> int:
 def native(template: str = VICUNA, length: int | ImageLength = per_pixel, **options: Any) -> Decode:
     token = "<|image_pad|>" if template == QWEN_VL else "<image>"
     settings = {"max_length": 20_000, "image_token": token, "image_length": length, **options}
-    return Decode(ImageDecoder(), TextDecoder(byte_chat(template), **settings))
+    return Decode(image=ImageDecoder(), text=TextDecoder(byte_chat(template), **settings))
 
 
 def num_image_tokens(decode: Decode, tokens: dict[str, Any]) -> int:

@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.image.formats import JPEG_START, decode_bytes, header_shape
+from mmstream.decoding.image.formats import JPEG_START, decode_bytes, decode_mask, header_shape
 from mmstream.decoding.image.geometry import (
     Shape,
     View,
@@ -53,6 +53,9 @@ from mmstream.errors import ConfigError, DecodeError
 
 __all__ = ["Decoded", "ImageDecoder"]
 
+IGNORED_CLASS = 255
+"""The class number around a mask that is smaller than its result."""
+
 MAX_PIXELS = 128 * 2**20
 MAX_BYTES = 256 * 2**20
 MAX_MEMORY = 640 * 2**20
@@ -64,7 +67,8 @@ _CHOICES = {
     "resize": (None, "shortest", "exact", "letterbox", "max_pixels", "native"),
     "crop": (None, "center", "random"),
     "crop_rounding": ("even", "down"),
-    "interpolation": ("bilinear", "bicubic"),
+    "interpolation": ("bilinear", "bicubic", "nearest"),
+    "mask": (False, True),
     "scaled_decoding": (False, True),
     "device": ("cpu", "cuda"),
 }
@@ -74,9 +78,11 @@ class Decoded(NamedTuple):
     """The result of one image, and the size of the picture it was made of."""
 
     pixels: NDArray[np.uint8]
-    """uint8 [H, W, 3], or with tiles [num_tiles, side, side, 3]."""
+    """uint8 [H, W, 3], of a mask [H, W], or with tiles [num_tiles, side, side, 3]."""
     picture: Shape
     """(height, width) of the upright picture in its file."""
+    view: View
+    """How the result is made of the picture; with tiles, the first of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +119,14 @@ class ImageDecoder:
         pixel_budget: (fewest, most) pixels of a "max_pixels" result.
         tiles: Cut each picture into several squares of side `size`: `LlavaNextTiles` or
             `InternVLTiles`. None: one result per picture.
-        interpolation: "bilinear" or "bicubic", both antialiased.
-        fill: RGB, each 0 to 255, around a picture that is smaller than its result.
+        interpolation: "bilinear" or "bicubic", both antialiased. Or "nearest", which mixes no
+            pixels: torchvision's rule for masks.
+        mask: Whether the picture holds class numbers, not colours: the grey level, or the number of
+            the palette entry, of each pixel as it is stored. The result is uint8 [H, W]. It is
+            always resized by "nearest". A picture with colours, a JPEG, or one with more than 8
+            bits is refused.
+        fill: RGB, each 0 to 255, around a picture that is smaller than its result. Around a mask:
+            one number; the default is then 255, which many losses ignore.
         scaled_decoding: Whether a JPEG that becomes at most half as large is decoded at 1/2, 1/4 or
             1/8 of its size, never smaller than needed. A large photograph takes a fraction of the
             time. Its pixels differ by 36 to 49 dB PSNR (docs/images.md). False: every JPEG is
@@ -162,8 +174,9 @@ class ImageDecoder:
     multiple_of: int = 28
     pixel_budget: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
     tiles: LlavaNextTiles | InternVLTiles | None = None
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    fill: tuple[int, int, int] = (0, 0, 0)
+    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
+    mask: bool = False
+    fill: tuple[int, int, int] | int = (0, 0, 0)
     scaled_decoding: bool = True
     max_pixels: int = MAX_PIXELS
     max_bytes: int = MAX_BYTES
@@ -172,6 +185,9 @@ class ImageDecoder:
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
+        if self.mask and self.fill == (0, 0, 0):
+            object.__setattr__(self, "fill", IGNORED_CLASS)
+        _check_subclass(self)
         _check_values(self)
         _check_timeout(self)
         _check_combinations(self)
@@ -221,14 +237,15 @@ class ImageDecoder:
 
         Args:
             data: The encoded file: JPEG, PNG, WebP, BMP, GIF or AVIF.
-            out: Where to write the result: uint8 [height, width, 3], C-contiguous. Only where
-                `output_shape` is fixed. After a DecodeError its content is undefined.
+            out: Where to write the result: uint8 [height, width, 3], of a mask [height, width],
+                C-contiguous. Only where `output_shape` is fixed. After a DecodeError its content is
+                undefined.
             rng: The generator for random crops and flips, which need one. In a pipeline it is the
                 sample's own, ``mm.sample_rng(sample, "image")``.
 
         Returns:
-            uint8 [H, W, 3], RGB, C-contiguous, writable. It is ``out`` where that was given. With
-            `tiles`: uint8 [num_tiles, size, size, 3].
+            uint8 [H, W, 3], RGB, C-contiguous, writable. It is ``out`` where that was given. A mask
+            is uint8 [H, W]. With `tiles`: uint8 [num_tiles, size, size, 3].
 
         Raises:
             DecodeError: The bytes are not a whole image, or exceed a limit. The reason is one line.
@@ -251,11 +268,13 @@ class ImageDecoder:
             data: The encoded file.
             out: As in a call.
             rng: As in a call. Not used with a plan.
-            plan: What `plan` returned for this file. None: the result is planned now.
+            plan: What `plan` returned for this file, or the plan of another picture of the same
+                size. None: the result is planned now.
             limits: What `start_limits` returned for this sample. None: they start now.
 
         Raises:
-            DecodeError: As in a call. Or the machine has not enough memory for this image.
+            DecodeError: As in a call. Or the machine has not enough memory for this image. Or the
+                picture has another size than that of `plan`.
             ConfigError: As in a call.
         """
         try:
@@ -271,38 +290,38 @@ class ImageDecoder:
         plan: Plan | None,
         limits: Limits,
     ) -> Decoded:
-        shape = self.output_shape
-        if out is not None and not (
-            shape and out.shape == (*shape, 3) and out.dtype == np.uint8 and out.flags.c_contiguous
-        ):
-            raise ConfigError(f"out: {out.dtype} {out.shape} cannot hold a result of {shape}")
-        if plan is None:
-            self._check_rng(rng)
+        if out is not None:
+            self._check_out(out, plan)
         if len(data) > self.max_bytes:
             raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        if plan is None:
-            planned = self._plan_from_header(data, rng, limits)
-        else:
-            planned = (plan.picture, [plan.view])
+        planned = self._planned(data, rng, plan, limits)
         factor = 1
-        if planned is not None and self.scaled_decoding:
+        if planned is not None and self.scaled_decoding and self._filter != "nearest":
             factor = shrink_factor(planned[1], planned[0])
         check_shape = partial(self._check_result, limits) if planned is None else None
-        pixels, factor = decode_bytes(data, limits, factor, check_shape)
+        if self.mask:
+            pixels = decode_mask(data, limits, check_shape)
+        else:
+            pixels, factor = decode_bytes(data, limits, factor, check_shape)
         limits.check_time()
         if planned is None:
             picture = (pixels.shape[0], pixels.shape[1])
             planned = picture, self._views(picture, rng, limits)
+        elif plan is not None and factor == 1:
+            _check_same_size((pixels.shape[0], pixels.shape[1]), plan)
         picture, views = planned
+        first_view = views[0]
         if factor > 1:
             views = [scaled_view(view, picture, factor) for view in views]
         for view in views:
             limits.check_memory(render_bytes(view, pixels.shape[:2]), *picture)
-        results = [render(pixels, view, self.interpolation, self.fill, out) for view in views]
+        out = out[:, :, None] if self.mask and out is not None else out
+        results = [render(pixels, view, self._filter, self.fill, out) for view in views]
         if self.tiles is None:
-            return Decoded(results[0], picture)
+            pixels = results[0][:, :, 0] if self.mask else results[0]
+            return Decoded(pixels, picture, first_view)
         tiles = [result if result.ndim == 4 else result[None] for result in results]
-        return Decoded(np.concatenate(tiles), picture)
+        return Decoded(np.concatenate(tiles), picture, first_view)
 
     def plan(self, data: bytes, rng: np.random.Generator | None = None) -> Plan | None:
         """Plan the result of an image that is left to the GPU.
@@ -356,6 +375,29 @@ class ImageDecoder:
     def start_limits(self) -> Limits:
         """Return the limits of decoding the images of one sample. Their time starts now."""
         return Limits.start(self.max_pixels, self.max_memory, self.timeout_s)
+
+    def _planned(
+        self, data: bytes, rng: np.random.Generator | None, plan: Plan | None, limits: Limits
+    ) -> tuple[Shape, list[View]] | None:
+        """Return a picture's size and the views of it. None: they are planned after decoding."""
+        if plan is None:
+            self._check_rng(rng)
+            return self._plan_from_header(data, rng, limits)
+        if data.startswith(JPEG_START):
+            _check_same_size(jpeg_shape(data), plan)
+        return plan.picture, [plan.view]
+
+    @property
+    def _filter(self) -> str:
+        """The interpolation: class numbers are never mixed."""
+        return "nearest" if self.mask else self.interpolation
+
+    def _check_out(self, out: NDArray[np.uint8], plan: Plan | None) -> None:
+        """Refuse memory that cannot hold the result."""
+        shape = self.output_shape if plan is None else plan.view.shape
+        wanted = None if shape is None else shape if self.mask else (*shape, 3)
+        if out.shape != wanted or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ConfigError(f"out: {out.dtype} {out.shape} cannot hold a result of {shape}")
 
     def _check_rng(self, rng: np.random.Generator | None) -> None:
         if self.is_random and rng is None:
@@ -422,6 +464,16 @@ class ImageDecoder:
         return whole_view(picture, resized, size, self.crop_rounding)
 
 
+def _check_same_size(picture: Shape | None, plan: Plan) -> None:
+    """Refuse a picture of another size than its plan is for. `picture` is None where unknown."""
+    if picture is not None and picture != plan.picture:
+        (height, width), (planned_height, planned_width) = picture, plan.picture
+        raise DecodeError(
+            f"it has {width}x{height} pixels, and the picture whose geometry it shares has "
+            f"{planned_width}x{planned_height}"
+        )
+
+
 def _check_values(decoder: ImageDecoder) -> None:
     """Refuse settings of a wrong type or range."""
     size = decoder.size
@@ -435,15 +487,27 @@ def _check_values(decoder: ImageDecoder) -> None:
         value = getattr(decoder, name)
         if not isinstance(value, bool | str | None) or value not in choices:
             raise ConfigError(f"{name}={value!r}: give one of {', '.join(map(repr, choices))}")
-    fill = decoder.fill
-    if len(fill) != 3 or not all(type(value) is int and 0 <= value <= 255 for value in fill):
-        raise ConfigError(f"fill={fill!r}: give (red, green, blue), 0 to 255")
+    fill = decoder.fill if isinstance(decoder.fill, tuple) else (decoder.fill,)
+    num_values = 1 if decoder.mask else 3
+    are_levels = all(type(value) is int and 0 <= value <= 255 for value in fill)
+    if len(fill) != num_values or not are_levels:
+        wanted = "one number" if decoder.mask else "(red, green, blue)"
+        raise ConfigError(f"fill={decoder.fill!r}: give {wanted}, 0 to 255")
     for name, limit in (("scale", 1.0), ("ratio", float("inf")), ("pixel_budget", float("inf"))):
         low, high = getattr(decoder, name)
         if not 0 < low <= high <= limit:
             raise ConfigError(f"{name}={(low, high)!r}: give (low, high), above zero and in order")
     if not 0 <= decoder.flip <= 1:
         raise ConfigError(f"flip={decoder.flip!r}: give a probability, such as 0.5")
+
+
+def _check_subclass(decoder: ImageDecoder) -> None:
+    """Refuse a subclass with a method that a pipeline does not always call."""
+    if type(decoder).__call__ is not ImageDecoder.__call__:
+        raise ConfigError(
+            f"{type(decoder).__name__} overrides ImageDecoder.__call__, which a pipeline does not "
+            "always call: override `decode`, or change the pixels in transforms=(function,)"
+        )
 
 
 def _check_timeout(decoder: ImageDecoder) -> None:
@@ -462,6 +526,7 @@ def _check_combinations(decoder: ImageDecoder) -> None:
         raise ConfigError(f'crop="random" does not go with resize={resize!r}')
     if crop is None and isinstance(size, tuple) and resize in ("shortest", None):
         raise ConfigError(f"size={size}: without a crop give one number, the shorter side")
+    _check_mask(decoder)
     if decoder.tiles is None:
         return
     if not isinstance(decoder.tiles, LlavaNextTiles | InternVLTiles):
@@ -471,6 +536,18 @@ def _check_combinations(decoder: ImageDecoder) -> None:
     if decoder.device != "cpu":
         raise ConfigError('the CPU cuts tiles: give device="cpu"')
     decoder.tiles.check(size)
+
+
+def _check_mask(decoder: ImageDecoder) -> None:
+    """Refuse settings that masks do not go with."""
+    if decoder.mask and decoder.interpolation == "bicubic":
+        raise ConfigError(
+            'mask=True: class numbers are not mixed; leave out interpolation="bicubic"'
+        )
+    if decoder.device != "cpu" and (decoder.mask or decoder.interpolation == "nearest"):
+        raise ConfigError('mask=True and interpolation="nearest" need device="cpu"')
+    if decoder.mask and decoder.tiles is not None:
+        raise ConfigError("mask=True does not go with tiles")
 
 
 def _check_resize_size(decoder: ImageDecoder) -> None:

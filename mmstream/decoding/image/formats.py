@@ -32,6 +32,7 @@ from mmstream.decoding.image.pillow import (
     decode_with_pillow,
     has_late_metadata,
     pillow_shape,
+    to_numbers,
 )
 from mmstream.errors import DecodeError
 
@@ -69,6 +70,33 @@ def decode_bytes(
     height, width, _ = picture.pixels.shape
     limits.check_memory(upright_bytes(height, width, picture.orientation), height, width)
     return upright(picture.pixels, picture.orientation), 1
+
+
+def decode_mask(
+    data: bytes, limits: Limits, check_shape: Callable[[int, int], None] | None = None
+) -> NDArray[np.uint8]:
+    """Decode a picture of class numbers.
+
+    Args:
+        data: The file.
+        limits: Limits on pixels, memory and time.
+        check_shape: As in `decode_with_pillow`.
+
+    Returns:
+        The numbers as they are stored: uint8 [H, W, 1], upright, C-contiguous.
+
+    Raises:
+        DecodeError: The bytes are not a whole image, exceed a limit, or are no mask.
+    """
+    if data.startswith(JPEG_START):
+        raise DecodeError("a JPEG does not keep class numbers exactly: masks are PNG files")
+    plugin = _plugin(data)
+    if plugin is PngImagePlugin.PngImageFile:
+        check_png(data)
+    picture = decode_with_pillow(plugin, data, limits, check_shape, convert=to_numbers)
+    height, width, _ = picture.pixels.shape
+    limits.check_memory(upright_bytes(height, width, picture.orientation), height, width)
+    return upright(picture.pixels, picture.orientation)
 
 
 def header_shape(data: bytes, limits: Limits) -> Shape | None:

@@ -69,18 +69,19 @@ def upright(image: NDArray[np.uint8], orientation: int | None) -> NDArray[np.uin
     """Turn an image upright.
 
     Args:
-        image: uint8 [H, W, 3] as stored.
+        image: uint8 [H, W, 3] as stored, or [H, W, 1].
         orientation: 1 to 8. None counts as 1.
 
     Returns:
-        uint8 [H, W, 3], or [W, H, 3] for orientations 5 to 8. C-contiguous. The same array for 1.
+        The same, or [W, H, ...] for orientations 5 to 8. C-contiguous. The same array for 1.
     """
     if orientation in (None, 1):
         return image
     height, width, _ = image.shape
     if height * width <= WHOLE_PIXELS:
         return np.ascontiguousarray(_turned(image, orientation))
-    turned = np.empty((width, height, 3) if orientation in SIDEWAYS else image.shape, np.uint8)
+    shape = (width, height, image.shape[2]) if orientation in SIDEWAYS else image.shape
+    turned = np.empty(shape, np.uint8)
     for top in range(0, height, BAND_ROWS):
         bottom = min(top + BAND_ROWS, height)
         band = _turned(image[top:bottom], orientation)

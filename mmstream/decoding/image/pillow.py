@@ -63,7 +63,7 @@ class Picture(NamedTuple):
     """A decoded file, not yet turned upright."""
 
     pixels: NDArray[np.uint8]
-    """uint8 [H, W, 3], RGB, as stored."""
+    """uint8 [H, W, 3], RGB, as stored. Of a mask: uint8 [H, W, 1], class numbers."""
     orientation: int | None
     """1 to 8 as the metadata says. None: upright."""
 
@@ -96,6 +96,7 @@ def decode_with_pillow(
     data: bytes,
     limits: Limits,
     check_shape: Callable[[int, int], None] | None = None,
+    convert: Callable[[Image.Image], NDArray[np.uint8]] | None = None,
 ) -> Picture:
     """Decode the first frame of an image.
 
@@ -105,6 +106,7 @@ def decode_with_pillow(
         limits: Limits on pixels and memory, checked before any pixel is decoded, and on time.
         check_shape: Called with the height and width that the header states, before any pixel is
             decoded. It raises a DecodeError where their result exceeds a limit.
+        convert: What makes an array of a loaded picture. None: `to_rgb`.
 
     Raises:
         DecodeError: Pillow raised an error, or the picture exceeds a limit. Warnings count where
@@ -117,9 +119,12 @@ def decode_with_pillow(
             _check_cost(image, len(data), limits)
             if check_shape is not None:
                 check_shape(image.height, image.width)
+            packing = image.tile[0][3] if image.tile else None
             image.load()
             limits.check_time()
-            return Picture(to_rgb(image), _orientation(image))
+            if convert is to_numbers and packing in _SPREAD_LEVELS:
+                return Picture(to_numbers(image) // _SPREAD_LEVELS[packing], _orientation(image))
+            return Picture((convert or to_rgb)(image), _orientation(image))
     except (DecodeError, MemoryError):
         raise
     except Exception as error:  # Pillow raises SyntaxError, OSError, ValueError, struct.error, ...
@@ -179,6 +184,36 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         band = image.crop((0, top, image.width, min(top + rows, image.height)))
         pixels[top : top + rows] = _band_to_rgb(band)
     return pixels
+
+
+_SPREAD_LEVELS = {"L;2": 85, "L;4": 17}
+"""Pillow spreads grey levels of 2 and 4 bits over 0 to 255. Class 3 of 2 bits becomes 3 x 85."""
+
+
+def to_numbers(image: Image.Image) -> NDArray[np.uint8]:
+    """Return the class numbers of a loaded mask: grey levels, or numbers of palette entries.
+
+    Returns:
+        uint8 [H, W, 1], C-contiguous.
+
+    Raises:
+        DecodeError: The picture has colours, or more than 8 bits.
+    """
+    if image.mode in ("L", "P", "1"):
+        return np.array(image).astype(np.uint8, copy=False)[:, :, None]
+    if image.mode == "LA":
+        return np.array(image.getchannel("L"))[:, :, None]
+    if image.mode in ("RGB", "RGBA"):
+        levels, *others = (np.asarray(image.getchannel(name)) for name in "RGB")
+        if all(np.array_equal(levels, other) for other in others):  # grey, stored as colours
+            return np.array(levels)[:, :, None]
+        raise DecodeError(
+            "a mask has one class number per pixel, and this picture has colours: decode it with "
+            'ImageDecoder(interpolation="nearest") and map its colours to numbers'
+        )
+    raise DecodeError(
+        f"a mask of mode {image.mode}, not of 8 bits: decode it with a function of your own"
+    )
 
 
 def _band_to_rgb(image: Image.Image) -> NDArray[np.uint8]:

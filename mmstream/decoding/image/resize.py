@@ -29,7 +29,7 @@ def render(
     image: Pixels,
     view: View,
     interpolation: str,
-    fill: tuple[int, int, int],
+    fill: tuple[int, int, int] | int,
     out: Pixels | None = None,
 ) -> Pixels:
     """Make one result of a picture.
@@ -38,15 +38,15 @@ def render(
     uint8 tensor, on CPUs where torchvision too resizes in uint8 (AVX2, AVX-512, ARM).
 
     Args:
-        image: uint8 [H, W, 3], the whole picture.
+        image: uint8 [H, W, 3], the whole picture. Or [H, W, 1], a mask.
         view: How to make the result.
-        interpolation: "bilinear" or "bicubic".
-        fill: RGB of what the picture does not cover.
+        interpolation: "bilinear", "bicubic" or "nearest".
+        fill: RGB of what the picture does not cover. Of a mask: one number.
         out: Where to write the result: uint8 of the view's shape. None: a new array.
 
     Returns:
-        uint8 [H, W, 3], or for tiles [num_tiles, side, side, 3], row by row. C-contiguous. It is
-        ``out``, or it may share memory with `image`.
+        uint8 [H, W, 3] or [H, W, 1], or for tiles [num_tiles, side, side, 3], row by row.
+        C-contiguous. It is ``out``, or it may share memory with `image`.
     """
     top, left, height, width = view.box
     image = image[top : top + height, left : left + width]
@@ -79,10 +79,10 @@ def render_bytes(view: View, picture: Shape) -> int:
 
 
 def _lay(
-    image: Pixels, view: View, fill: tuple[int, int, int], out: Pixels | None = None
+    image: Pixels, view: View, fill: tuple[int, int, int] | int, out: Pixels | None = None
 ) -> Pixels:
     """Copy resized pixels to their offset in the result, and fill the rest."""
-    out = np.empty((*view.shape, 3), np.uint8) if out is None else out
+    out = np.empty((*view.shape, image.shape[2]), np.uint8) if out is None else out
     height, width, _ = image.shape
     top, left = max(0, view.offset[0]), max(0, view.offset[1])
     if (height, width) != view.shape:
@@ -99,6 +99,8 @@ def _divide(image: Pixels, side: int) -> Pixels:
 
 
 def _resize(image: Pixels, shape: tuple[int, int], interpolation: str) -> Pixels:
+    if interpolation == "nearest":
+        return _pixels(F.interpolate(_tensor(image), shape, mode="nearest"))
     resized = F.interpolate(
         _tensor(image), shape, mode=interpolation, align_corners=False, antialias=True
     )

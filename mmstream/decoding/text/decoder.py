@@ -22,13 +22,20 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.fields import MAX_TEXT_BYTES, check_text, decode_text, image_fields
+from mmstream.decoding.fields import (
+    MAX_TEXT_BYTES,
+    call_user,
+    check_text,
+    decode_text,
+    image_fields,
+    value_at,
+)
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.text.chat import Chat, Span, check_messages, probe_chat
 from mmstream.decoding.text.image_lengths import ImageLength
 from mmstream.decoding.text.media_parts import DECODED, MediaParts, UndecodedParts, media_parts
 from mmstream.decoding.text.placeholders import Ids, Placeholders, check_fields, make_placeholders
-from mmstream.errors import ConfigError, DecodeError, escaped
+from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.types import IGNORED_LABEL
 
 __all__ = ["DecodedText", "TextDecoder", "Tokens"]
@@ -81,8 +88,11 @@ class TextDecoder:
         max_length: The most tokens of a text, from 1 up. Longer texts lose their end, but special
             tokens at the end of plain text are kept.
         padding: What batches are padded to: "longest", their longest text, or "max_length".
-        field: The field to take the text from. "json": only messages. Any other name: only plain
-            text. None: messages, else ``txt``.
+        field: Where the text is. "json": only the messages there. Another field, such as
+            "caption.txt": plain text. A path into JSON, such as "json.caption",
+            "json.captions.0" or "json.chat.turns": a string, or a list of messages. A function
+            from the sample to a string or a list of messages; it may draw with `mm.sample_rng`.
+            None: messages, else ``txt``.
         image_token: The text for an image where the chat template cannot take images.
         image_length: For vision-language models, how many tokens an image takes: a number from 1
             up, such as the number of patches of the vision tower. Or, where the picture's size
@@ -103,8 +113,9 @@ class TextDecoder:
 
     Raises:
         ConfigError: The tokenizer is slow: it does not say which characters a token comes from. Or
-            a number or a choice is wrong. Or ``field="json"`` is given without a chat template. Or
-            `image_length` is given, and the tokenizer would split `image_token`.
+            a number or a choice is wrong. Or a subclass overrides `__call__`. Or ``field="json"``
+            is given without a chat template. Or `image_length` is given, and the tokenizer would
+            split `image_token`.
 
     Examples:
         >>> from mmstream.train.tokenizer import byte_tokenizer  # or AutoTokenizer.from_pretrained
@@ -116,7 +127,7 @@ class TextDecoder:
     tokenizer: Any
     max_length: int = 512
     padding: Literal["longest", "max_length"] = "longest"
-    field: str | None = None
+    field: str | Callable[[dict[str, Any]], str | list[dict[str, Any]]] | None = None
     image_token: str = "<image>"
     image_length: int | ImageLength | None = None
     max_bytes: int = MAX_TEXT_BYTES
@@ -128,9 +139,7 @@ class TextDecoder:
     _media: MediaParts = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not getattr(self.tokenizer, "is_fast", False):
-            name = type(self.tokenizer).__name__
-            raise ConfigError(f"tokenizer: {name} is not a fast tokenizer (it has no offsets)")
+        _check_use(self)
         for name in ("max_length", "max_bytes"):
             number = getattr(self, name)
             if not isinstance(number, int) or number < 1:
@@ -189,9 +198,9 @@ class TextDecoder:
         return callable(self.image_length)
 
     def source(self, sample: dict[str, Any]) -> str:
-        """Return the name of the field that a sample's text comes from."""
+        """Return the name of the field that a sample's text comes from; "" for a function."""
         if self.field is not None:
-            return self.field
+            return self.field if isinstance(self.field, str) else ""
         row = sample.get("json")
         has_turns = isinstance(row, dict) and bool(row.get("messages"))
         return "json" if has_turns and self._chat is not None else "txt"
@@ -223,7 +232,7 @@ class TextDecoder:
                 or the shape of an image is missing.
         """
         decoded = self.decode_all([sample], [shapes])[0]
-        if isinstance(decoded, DecodeError):
+        if isinstance(decoded, SampleError):
             raise decoded
         return decoded.tokens
 
@@ -233,7 +242,7 @@ class TextDecoder:
         shapes: Sequence[Sequence[ImageShape] | None] | None = None,
         *,
         media: Collection[str] = DECODED,
-    ) -> list[DecodedText | DecodeError]:
+    ) -> list[DecodedText | SampleError]:
         """Tokenize the texts of many samples together.
 
         Short texts share a call of the tokenizer. A call gets 1 MiB of them at most, so that the
@@ -246,14 +255,13 @@ class TextDecoder:
                 none.
 
         Returns:
-            One entry per sample: its tokens, and what it has lost; or the DecodeError that a call
-            raises.
+            One entry per sample: its tokens, and what it has lost; or the error that a call raises.
 
         Raises:
             ConfigError: As in a call.
         """
         prompts = [self._try(self._prompt, sample, media) for sample in samples]
-        results: list[DecodedText | DecodeError] = list(prompts)
+        results: list[DecodedText | SampleError] = list(prompts)
         all_shapes = shapes or [None] * len(samples)
         for is_chat in (False, True):
             rows = [
@@ -287,9 +295,10 @@ class TextDecoder:
 
     def _prompt(self, sample: dict[str, Any], media: Collection[str]) -> _Prompt:
         """Return the text of a sample."""
-        if self.source(sample) == "json":
-            return self._render(sample, media)
-        text, num_dropped = self._media.of_text(self._plain_text(sample), sample, media)
+        value = self._text_or_messages(sample)
+        if isinstance(value, list):
+            return self._render(value, sample, media)
+        text, num_dropped = self._media.of_text(value, sample, media)
         if self._images:
             text = self._images.put_before(text, sample)
         return _Prompt(text, None, num_dropped)
@@ -365,30 +374,70 @@ class TextDecoder:
 
     @staticmethod
     def _try(function: Callable[..., Any], *args: Any) -> Any:
-        """Return a function's result, or its DecodeError."""
+        """Return a function's result, or its error of a sample."""
         try:
             return function(*args)
-        except DecodeError as error:
+        except SampleError as error:
             return error
 
-    def _plain_text(self, sample: dict[str, Any]) -> str:
-        name = self.source(sample)
-        value = sample.get(name)
-        if value is None:
-            raise DecodeError("no text: neither messages with a chat template nor this field")
-        return decode_text(value, self.max_bytes)
+    def _text_or_messages(self, sample: dict[str, Any]) -> str | list[Any]:
+        """Return the plain text of a sample, or its messages."""
+        source = self.source(sample)
+        if callable(self.field):
+            value = call_user(self.field, sample)
+        elif source == "json":
+            row = sample.get("json")
+            if self._chat is None or not isinstance(row, dict):
+                raise DecodeError("no messages: not a JSON object")
+            value = row.get("messages")
+            return value if isinstance(value, list) else check_messages(value)
+        elif source in sample or self.field is None:
+            value = sample.get(source)
+            if value is None:
+                raise DecodeError("no text: neither messages with a chat template nor this field")
+        else:
+            value = value_at(sample, source)
+        if not isinstance(value, list):
+            return decode_text(value, self.max_bytes)
+        if not value or isinstance(value[0], str):
+            raise DecodeError(
+                f"a list of {len(value)} texts, and a sample takes one: take the first with "
+                f'field="{escaped(source or "json.captions", 60)}.0", or draw one in a function, '
+                "field=function, with mm.sample_rng(sample)"
+            )
+        if self._chat is None:
+            raise DecodeError("messages, and the tokenizer has no chat template")
+        return value
 
-    def _render(self, sample: dict[str, Any], media: Collection[str]) -> _Prompt:
-        row = sample.get("json")
-        if self._chat is None or not isinstance(row, dict):
-            raise DecodeError("no messages: not a JSON object")
-        messages, num_dropped = self._media.of_messages(
-            check_messages(row.get("messages")), sample, media
-        )
+    def _render(self, value: list[Any], sample: dict[str, Any], media: Collection[str]) -> _Prompt:
+        assert self._chat is not None  # _text_or_messages has refused messages without it
+        messages, num_dropped = self._media.of_messages(check_messages(value), sample, media)
         if self._images is not None:
             check_fields(messages, image_fields(sample))
         text, spans = self._chat.render(messages)
         return _Prompt(check_text(text, self.max_bytes), spans, num_dropped)
+
+
+def _check_use(decoder: TextDecoder) -> None:
+    """Refuse a subclass, a tokenizer or a source of text that cannot work."""
+    if type(decoder).__call__ is not TextDecoder.__call__:
+        raise ConfigError(
+            f"{type(decoder).__name__} overrides TextDecoder.__call__, which a pipeline does not "
+            "call: it tokenizes a step at once. For another text pass "
+            "mm.TextDecoder(tokenizer, field=function), a function from the sample to its text "
+            "or messages. To change the tokens, use Pipeline(transforms=(function,))"
+        )
+    if not getattr(decoder.tokenizer, "is_fast", False):
+        name = type(decoder.tokenizer).__name__
+        advice = ""
+        if hasattr(decoder.tokenizer, "tokenizer"):
+            advice = "; pass processor.tokenizer"
+        raise ConfigError(f"tokenizer: {name} is not a fast tokenizer (it has no offsets){advice}")
+    if not (decoder.field is None or isinstance(decoder.field, str) or callable(decoder.field)):
+        raise ConfigError(
+            f'field={decoder.field!r}: give the name of a field, a path such as "json.caption", '
+            "or a function from the sample"
+        )
 
 
 def _labels(ids: Ids, encoding: Any, spans: list[Span]) -> Ids:

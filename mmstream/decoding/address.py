@@ -1,0 +1,41 @@
+"""Where in a sample a decoder failed: ``shard[index] key.field: `` before the reason.
+
+Place in the flow: everything that decodes a field of a sample runs its decoder through
+`with_address`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from mmstream.errors import DecodeError, SampleError, SkipSample, TimeoutError, where
+from mmstream.types import Sample
+
+__all__ = ["address", "with_address"]
+
+T = TypeVar("T")
+
+_KINDS = (TimeoutError, DecodeError, SkipSample, SampleError)
+
+
+def with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
+    """Run one decoder. If it fails, put the field's address before the reason."""
+    try:
+        return decode()
+    except SampleError as error:
+        # A user's subclass may not take one string, so it is raised again as one of ours.
+        kind = next(kind for kind in _KINDS if isinstance(error, kind))
+        raise kind(f"{address(sample, name)}: {error}") from None
+
+
+def address(sample: Sample, name: str) -> str:
+    """Return the address of a field, as far as it is known."""
+    key = str(sample.get("__key__", ""))
+    lineage = sample.get("__lineage__")
+    if lineage is None:
+        return ".".join(word for word in (key, name) if word)
+    shard = str(sample.get("__url__", "")).rpartition("/")[2]
+    if "__source__" in sample:
+        shard = f"{sample['__source__']}/{shard}"
+    return where(shard, lineage.index, key, name)

@@ -1,0 +1,201 @@
+"""`Decode`: which decoders a pipeline runs, as one frozen value that is checked when it is made.
+
+Place in the flow: `Pipeline` holds it, and `sample.py` runs it on each sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from mmstream.decoding.by_field import FieldDecoder, FieldPlan, plan_fields
+from mmstream.decoding.fields import MAX_TEXT_BYTES
+from mmstream.decoding.image.coordinates import Boxes, Points
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.errors import ConfigError, escaped
+
+__all__ = ["Decode"]
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Which decoders a pipeline runs: by the names of fields, or by what they decode.
+
+    Both ways go together. ``image=`` takes all pictures that `fields` does not name, and puts them
+    into ``image``. `fields` names its files, and a result keeps the name: ``batch["mask.png"]``.
+
+    A decoder by field is one of these:
+
+    - an `ImageDecoder`: uint8 [3, H, W], or [H, W] with ``mask=True``;
+    - a `TextDecoder`, at most one: it takes its text from this field;
+    - `Boxes` or `Points`, under a name of your choice, which follow a picture of `same_geometry`;
+    - a function from bytes to a value, such as ``int``, ``str``, or your own;
+    - ``...``, the built-in decoder of the extension: of ``cls`` and other numbers, ``txt``,
+      ``json``, ``npy`` and ``npz`` without pickles, and of pictures.
+
+    A name means the field of exactly this name: "jpg" is not "0.jpg" and not "mask.jpg". With
+    "jpg;png", the first one that a sample has is taken, and the result is called "jpg". A sample
+    that lacks a field is bad. A value that is no bytes any more, because a function of
+    ``Pipeline(before=)`` has made it, stays as it is. Fields that are not named stay bytes.
+
+    Attributes:
+        fields: Decoders by the names of fields.
+        image: The decoder of all other image fields of a sample. None: they stay bytes.
+        text: The decoder of the messages or the text of a sample. None: they stay as they are.
+        same_geometry: Names of fields that are resized, cropped and flipped alike, a picture first:
+            ``("jpg", "mask.png", "boxes")``. The others take the settings of the first. They need
+            not repeat them. ``"image"`` means the picture of `image`. Several groups are a tuple of
+            such tuples.
+        max_json_bytes: The most bytes of a ``json`` field, from 1 up. A longer one makes its sample
+            bad.
+
+    Raises:
+        ConfigError: Something is no decoder, or does not go together. The message says what to
+            write. Extensions that need pickle have no built-in decoder.
+
+    Examples:
+        >>> decode = mm.Decode(image=mm.ImageDecoder(size=224))
+        >>> classes = mm.Decode({"jpg;png": mm.ImageDecoder(size=224), "cls": int})
+        >>> segmentation = mm.Decode(
+        ...     {
+        ...         "jpg": mm.ImageDecoder(size=224, crop="random", flip=0.5),
+        ...         "mask.png": mm.ImageDecoder(mask=True),
+        ...         "boxes": mm.Boxes("json.boxes", format="xywh"),
+        ...     },
+        ...     same_geometry=("jpg", "mask.png", "boxes"),
+        ... )
+    """
+
+    fields: Mapping[str, FieldDecoder] | None = field(default=None, hash=False)
+    _: KW_ONLY
+    image: ImageDecoder | None = None
+    text: TextDecoder | None = None
+    same_geometry: Sequence[str] | Sequence[Sequence[str]] = ()
+    max_json_bytes: int = MAX_TEXT_BYTES
+    plan: FieldPlan = field(init=False, repr=False, compare=False)
+    """The decoders, sorted by what they do. For the decode stage."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_json_bytes, int) or self.max_json_bytes < 1:
+            raise ConfigError(f"max_json_bytes={self.max_json_bytes!r}: give a number from 1 up")
+        _check_fields(self.fields)
+        _check_image(self.image)
+        _check_text(self.text)
+        fields, text = _without_text(self.fields or {}, self.text)
+        plan = plan_fields(fields, self.same_geometry, self.image, self.max_json_bytes)
+        object.__setattr__(self, "fields", fields)
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "plan", plan)
+        if self.image is None and text is not None and text.image_length is not None:
+            if text.needs_shapes:
+                raise ConfigError(
+                    "image_length is a function of the image: give Decode(image=) too"
+                )
+            if plan.pictures:
+                raise ConfigError(
+                    "image_length counts the pictures of Decode(image=...): give the picture that "
+                    "belongs to the text as image=, not by field"
+                )
+
+    @property
+    def media(self) -> frozenset[str]:
+        """The kinds of media that these decoders decode."""
+        return frozenset() if self.image is None else frozenset({"image"})
+
+    @property
+    def picture_names(self) -> tuple[str, ...]:
+        """The fields of a batch that hold pictures with colours, which a model wants normalized."""
+        by_field = [
+            name
+            for name, decoder in self.plan.pictures.items()
+            if not decoder.mask and decoder.interpolation != "nearest"
+        ]
+        return (*by_field, *(("image",) if self.image is not None else ()))
+
+
+def _without_text(
+    fields: Mapping[str, Any], text: TextDecoder | None
+) -> tuple[dict[str, Any], TextDecoder | None]:
+    """Take the text decoder out of a mapping. It then takes its text from that field."""
+    others = {}
+    for name, decoder in fields.items():
+        if not isinstance(decoder, TextDecoder):
+            others[name] = decoder
+            continue
+        if text is not None:
+            raise ConfigError(
+                f"Decode: {name!r} is a second text decoder, and a batch has one input_ids; "
+                "tokenize the other text with a function, or in transforms=(function,)"
+            )
+        text = decoder
+        if decoder.field is None:
+            text = dataclasses.replace(decoder, field=name)
+        elif isinstance(decoder.field, str) and not f"{decoder.field}.".startswith(f"{name}."):
+            raise ConfigError(
+                f"Decode: {name!r} has TextDecoder(field={decoder.field!r}): leave out field="
+            )
+    return others, text
+
+
+def _check_fields(fields: object) -> None:
+    if fields is None or isinstance(fields, Mapping):
+        return
+    advice = 'give decoders by field, {"jpg": mm.ImageDecoder(size=224), "cls": int}'
+    if isinstance(fields, ImageDecoder):
+        advice = "write Decode(image=decoder)"
+    elif isinstance(fields, TextDecoder):
+        advice = "write Decode(text=decoder)"
+    elif isinstance(fields, Boxes | Points):
+        advice = 'write Decode({"jpg": ..., "boxes": boxes}, same_geometry=("jpg", "boxes"))'
+    elif callable(fields):
+        advice = (
+            'name the field whose bytes it takes, Decode({"jpg": function}); a function of whole '
+            "samples goes to Pipeline(transforms=(function,)), or before=(function,)"
+        )
+    raise ConfigError(f"Decode: got {_shown(fields)}: {advice}")
+
+
+def _check_image(image: object) -> None:
+    if image is None or isinstance(image, ImageDecoder):
+        return
+    advice = "write image=mm.ImageDecoder(size=224)"
+    if any(hasattr(image, name) for name in ("image_processor", "image_mean", "pixel_values")):
+        advice = "write image=mm.ImageDecoder.from_processor(processor)"
+    elif isinstance(image, int | tuple):
+        advice = f"write image=mm.ImageDecoder(size={image!r})"
+    elif isinstance(image, TextDecoder):
+        advice = "write text=decoder"
+    elif callable(image):
+        advice = (
+            'a function from bytes goes by field, Decode({"jpg": function}); one of decoded '
+            "pictures goes to Pipeline(transforms=(function,))"
+        )
+    raise ConfigError(f"Decode(image=): got {_shown(image)}: {advice}")
+
+
+def _check_text(text: object) -> None:
+    if text is None or isinstance(text, TextDecoder):
+        return
+    advice = "write text=mm.TextDecoder(tokenizer, max_length=512)"
+    if not hasattr(text, "is_fast") and hasattr(text, "tokenizer"):
+        advice = "write text=mm.TextDecoder(processor.tokenizer, max_length=512)"
+    elif isinstance(text, ImageDecoder):
+        advice = "write image=decoder"
+    elif isinstance(text, str):
+        advice = f'write text=mm.TextDecoder(tokenizer, field="{escaped(text, 60)}")'
+    elif not hasattr(text, "is_fast") and callable(text):
+        advice = 'a function from bytes goes by field, Decode({"txt": function})'
+    raise ConfigError(f"Decode(text=): got {_shown(text)}: {advice}")
+
+
+def _shown(value: object) -> str:
+    """Return a value of the wrong type for a message."""
+    name = getattr(value, "__name__", None)
+    if name:
+        return escaped(name, 60)
+    return (
+        escaped(repr(value), 60) if isinstance(value, str | int | tuple) else type(value).__name__
+    )

@@ -1,0 +1,209 @@
+"""The built-in decoders of small fields: what an extension means where a `Decode` has ``...``.
+
+Place in the flow: `Decode` asks here once, when it is made. Shards may come from strangers, so
+nothing here unpickles, and no size that a file states is believed before its bytes are counted.
+
+    cls, cls2, class, count, index, inx, id      -> int
+    txt, text, transcript                        -> str
+    json, jsn                                    -> what `parse_json` makes of it
+    npy, npz                                     -> numpy array, dict of arrays; no pickles
+    jpg, png and the other pictures              -> ImageDecoder(), the picture's own size
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from mmstream.decoding.fields import (
+    AUDIO_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    MAX_TEXT_BYTES,
+    VIDEO_EXTENSIONS,
+    decode_text,
+    parse_json,
+)
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.errors import ConfigError, DecodeError, escaped
+
+__all__ = ["JSON_EXTENSIONS", "built_in", "decode_integer", "decode_npy", "decode_npz"]
+
+INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+
+TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript"})
+
+JSON_EXTENSIONS = frozenset({"json", "jsn"})
+
+MAX_ARRAY_BYTES = 256 * 2**20
+"""Most bytes of an array, and of all arrays of an npz together, once unpacked."""
+
+MAX_NPZ_ARRAYS = 1000
+"""Most arrays of an npz."""
+
+MAX_HEADER_BYTES = 10_000
+"""Longest header of an npy file. numpy evaluates it as a literal."""
+
+_INTEGER = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
+
+_PICKLED = "it holds pickled objects, and unpickling runs code of whoever wrote the shard"
+
+_REFUSED = {
+    **dict.fromkeys(("pkl", "pickle", "pyd"), _PICKLED),
+    **dict.fromkeys(("pth", "pt"), f"torch.load is needed: {_PICKLED}"),
+    **dict.fromkeys(("ten", "tb"), "the tensor format of webdataset has no check of its sizes"),
+    **dict.fromkeys(("mp", "msg", "cbor"), "no decoder for it is built in"),
+    **dict.fromkeys(("gz", "bz2", "xz", "zst"), "a small file may unpack to any size"),
+}
+
+
+def built_in(name: str, max_json_bytes: int) -> Any:
+    """Return the built-in decoder of a field, by its extension.
+
+    Args:
+        name: The field's name, such as "jpg" or "mask.png".
+        max_json_bytes: The limit of JSON.
+
+    Returns:
+        A function from bytes to a value, or an `ImageDecoder`.
+
+    Raises:
+        ConfigError: There is none for this extension; the message says why.
+    """
+    extension = name.rpartition(".")[2]
+    if extension in INTEGER_EXTENSIONS:
+        return decode_integer
+    if extension in TEXT_EXTENSIONS:
+        return decode_string
+    if extension in JSON_EXTENSIONS:
+        return partial(parse_json, max_bytes=max_json_bytes)
+    if extension in _ARRAY_DECODERS:
+        return _ARRAY_DECODERS[extension]
+    if extension in IMAGE_EXTENSIONS:
+        return ImageDecoder()
+    advice = f"pass a function from bytes to a value instead, {{{name!r}: function}}"
+    if extension in _REFUSED:
+        raise ConfigError(
+            f"Decode: {name!r} has no built-in decoder: {_REFUSED[extension]}; {advice}"
+        )
+    if extension in VIDEO_EXTENSIONS | AUDIO_EXTENSIONS:
+        raise ConfigError(
+            f"Decode: {name!r}: mmstream does not decode audio and video yet; {advice}"
+        )
+    known = sorted(INTEGER_EXTENSIONS | TEXT_EXTENSIONS | JSON_EXTENSIONS | {*_ARRAY_DECODERS})
+    raise ConfigError(
+        f"Decode: {name!r} has no built-in decoder; those of {', '.join(known)} and of pictures "
+        f"are built in; {advice}"
+    )
+
+
+def decode_integer(data: bytes) -> int:
+    """Decode a whole number in decimal digits, with white space around it.
+
+    Raises:
+        DecodeError: It is something else, or does not fit into 64 bits.
+    """
+    match = _INTEGER.fullmatch(data)
+    number = int(match[1]) if match else None
+    if number is None or not -(1 << 63) <= number < 1 << 63:
+        raise DecodeError(f"not a whole number: {escaped(data[:40])}")
+    return number
+
+
+def decode_string(data: bytes) -> str:
+    """Decode a text in UTF-8 of at most `MAX_TEXT_BYTES` bytes."""
+    if len(data) > MAX_TEXT_BYTES:
+        raise DecodeError(
+            f"text of {len(data):,} bytes, the limit is {MAX_TEXT_BYTES:,}; decode longer ones "
+            "with a function of your own"
+        )
+    return decode_text(data)
+
+
+def decode_npy(data: bytes) -> NDArray[Any]:
+    """Decode an npy file without pickles.
+
+    Returns:
+        A writable array in the byte order of this machine.
+
+    Raises:
+        DecodeError: It is no npy file of version 1 or 2, holds Python objects, or has more or fewer
+            bytes than its header says.
+    """
+    dtype, shape, is_fortran, start = _npy_header(data)
+    num_items = math.prod(shape)
+    if num_items * dtype.itemsize != len(data) - start:
+        raise DecodeError(
+            f"npy: {escaped(dtype)} {escaped(shape, 60)} needs {num_items * dtype.itemsize:,} "
+            f"bytes, and the file has {len(data) - start:,}"
+        )
+    if len(data) - start > MAX_ARRAY_BYTES:
+        raise DecodeError(f"npy: {len(data) - start:,} bytes, the limit is {MAX_ARRAY_BYTES:,}")
+    try:
+        if num_items == 0:
+            return np.empty(shape, dtype)
+        flat = np.frombuffer(data, dtype, num_items, start)
+        array = flat.reshape(shape, order="F" if is_fortran else "C")
+        return array.astype(dtype.newbyteorder("="))
+    except (ValueError, OverflowError) as error:  # too many dimensions, or one beyond 64 bits
+        raise DecodeError(f"npy: {escaped(error)}") from None
+
+
+def _npy_header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """Return type, shape, whether columns come first, and where the values begin."""
+    file = io.BytesIO(data)
+    try:
+        is_second = npy_format.read_magic(file) == (2, 0)  # the next version is for named columns
+        read = npy_format.read_array_header_2_0 if is_second else npy_format.read_array_header_1_0
+        shape, is_fortran, dtype = read(file, max_header_size=MAX_HEADER_BYTES)
+    except Exception as error:  # numpy evaluates the header as a literal, which raises anything
+        raise DecodeError(f"npy: {escaped(' '.join(str(error).split()))}") from None
+    if dtype.hasobject or dtype.kind not in "biufcSU" or not dtype.itemsize:
+        raise DecodeError(f"npy: type {escaped(dtype)}; only numbers and strings are decoded")
+    if not all(type(side) is int and side >= 0 for side in shape):
+        raise DecodeError(f"npy: shape {escaped(shape, 60)}")
+    return dtype, shape, is_fortran, file.tell()
+
+
+def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
+    """Decode an npz file without pickles.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        DecodeError: It is no npz file, one of its arrays is damaged, or they exceed a limit.
+    """
+    if data.count(b"PK\x01\x02") > MAX_NPZ_ARRAYS:  # before a list of them is made
+        raise DecodeError(f"npz: more than {MAX_NPZ_ARRAYS:,} arrays")
+    arrays = {}
+    num_bytes = 0
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for member in archive.infolist():
+                num_bytes += member.file_size
+                _check_unpacked(num_bytes)
+                with archive.open(member) as file:  # no more than the archive says is unpacked
+                    content = file.read(member.file_size + 1)
+                arrays[member.filename.removesuffix(".npy")] = decode_npy(content)
+    except DecodeError:
+        raise
+    except Exception as error:  # zipfile raises BadZipFile, zlib.error, NotImplementedError, ...
+        raise DecodeError(f"npz: {escaped(' '.join(str(error).split()))}") from None
+    return arrays
+
+
+def _check_unpacked(num_bytes: int) -> None:
+    if num_bytes > MAX_ARRAY_BYTES:
+        raise DecodeError(f"npz: {num_bytes:,} bytes unpacked, the limit is {MAX_ARRAY_BYTES:,}")
+
+
+_ARRAY_DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": decode_npy, "npz": decode_npz}

@@ -1,0 +1,409 @@
+"""Decoders by field: each file of a sample becomes a field of the same name."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import struct
+import zipfile
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmstream as mm
+from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.errors import ConfigError, DecodeError, SkipSample
+from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.types import SampleLineage
+
+RNG = np.random.Generator(np.random.Philox(7))
+
+
+def png(pixels: np.ndarray[Any, Any], mode: str | None = None) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels, mode).save(file, "png")
+    return file.getvalue()
+
+
+def npy(array: np.ndarray[Any, Any], **settings: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **settings)
+    return file.getvalue()
+
+
+PIXELS = RNG.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+CLASSES = RNG.integers(0, 9, (40, 60), dtype=np.uint8)
+
+
+def sample(**fields: Any) -> dict[str, Any]:
+    lineage = SampleLineage(shard=0, index=4)
+    return {"__key__": "7", "__url__": "c/s-0.tar", "__lineage__": lineage, **fields}
+
+
+def decoded(decode: mm.Decode, **fields: Any) -> dict[str, Any]:
+    result = decode_sample(sample(**fields), decode)
+    return {name: value for name, value in result.items() if not name.startswith("__")}
+
+
+def test_each_field_gets_its_own_decoder_and_keeps_its_name() -> None:
+    decode = mm.Decode(
+        {
+            "jpg": mm.ImageDecoder(size=16),
+            "mask.png": mm.ImageDecoder(size=16, interpolation="nearest"),
+            "cls": int,
+            "npy": ...,
+            "meta.json": ...,
+            "caption.txt": mm.TextDecoder(byte_tokenizer()),
+            "raw": len,
+        }
+    )
+    fields = {
+        "jpg": png(PIXELS),
+        "mask.png": png(PIXELS),
+        "cls": b" 7\n",
+        "npy": npy(np.arange(3.0)),
+        "meta.json": b'{"a": [1]}',
+        "caption.txt": b"a cat",
+        "raw": b"12345",
+        "left": b"alone",
+    }
+    result = decoded(decode, **fields)
+    assert result["jpg"].shape == result["mask.png"].shape == (3, 16, 16)
+    assert not torch.equal(result["jpg"], result["mask.png"])
+    assert (result["cls"], result["meta.json"], result["raw"]) == (7, {"a": [1]}, 5)
+    assert result["npy"].tolist() == [0, 1, 2]
+    assert result["caption.txt"] == "a cat"
+    assert len(result["input_ids"]) >= 5
+    assert result["left"] == b"alone"
+    assert "image" not in result
+
+
+def test_a_picture_by_field_has_the_pixels_of_the_shorthand() -> None:
+    decoder = mm.ImageDecoder(size=16)
+    by_field = decoded(mm.Decode({"png": decoder}), png=png(PIXELS))["png"]
+    assert torch.equal(by_field, decoded(mm.Decode(image=decoder), png=png(PIXELS))["image"])
+
+
+def test_a_name_means_exactly_this_field() -> None:
+    decode = mm.Decode({"jpg": ...})
+    with pytest.raises(DecodeError, match=r"no field jpg; it has 0\.jpg, mask\.jpg"):
+        decoded(decode, **{"0.jpg": png(PIXELS), "mask.jpg": png(PIXELS)})
+
+
+def test_the_first_of_several_files_is_taken_and_named_as_the_first() -> None:
+    decode = mm.Decode({"jpg;png": mm.ImageDecoder(size=8), "cls;class": int})
+    result = decoded(decode, png=png(PIXELS), **{"class": b"3"})
+    assert sorted(result) == ["cls", "jpg"]
+    with pytest.raises(DecodeError, match="no field jpg or png; it has cls"):
+        decoded(decode, cls=b"1")
+
+
+def test_shorthand_and_fields_go_together() -> None:
+    decode = mm.Decode(
+        {"mask.png": mm.ImageDecoder(size=8, mask=True)}, image=mm.ImageDecoder(size=8)
+    )
+    result = decoded(
+        decode, **{"0.png": png(PIXELS), "1.png": png(PIXELS), "mask.png": png(CLASSES)}
+    )
+    assert [image.shape for image in result["image"]] == [(3, 8, 8)] * 2
+    assert result["mask.png"].shape == (8, 8)
+
+
+def test_named_pictures_do_not_land_in_one_list() -> None:
+    decode = mm.Decode(image=mm.ImageDecoder(size=8))
+    pictures = {"input.jpg": png(PIXELS), "target.png": png(CLASSES)}
+    with pytest.raises(DecodeError) as error:
+        decoded(decode, **pictures)
+    assert str(error.value) == (
+        "s-0.tar[4] 7: image= takes the pictures of a sample for a list, and input.jpg and "
+        "target.png have names of their own: decode them by field, "
+        'mm.Decode({"input.jpg": mm.ImageDecoder(...), "target.png": mm.ImageDecoder(...)}), or '
+        "leave some out in Pipeline(before=)"
+    )
+    with pytest.raises(DecodeError, match=r"mask\.png have names"):
+        decoded(decode, **{"jpg": png(PIXELS), "mask.png": png(CLASSES)})
+    assert (
+        len(decoded(decode, **{"photo.jpg": png(PIXELS)})["image"]) == 3
+    )  # a single one: [3, H, W]
+
+
+def test_messages_may_name_the_pictures_of_a_list() -> None:
+    decode = mm.Decode(image=mm.ImageDecoder(size=8))
+    parts = [{"type": "image", "field": name} for name in ("left.jpg", "right.jpg")]
+    row = {"messages": [{"role": "user", "content": parts}]}
+    fields = {"left.jpg": png(PIXELS), "right.jpg": png(PIXELS), "json": row}
+    assert len(decoded(decode, **fields)["image"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("pixels", "mode", "numbers"),
+    [
+        (CLASSES, None, CLASSES),
+        (np.repeat(CLASSES[:, :, None], 3, 2), None, CLASSES),
+        (np.stack((CLASSES, CLASSES // 2), 2), "LA", CLASSES),
+    ],
+)
+def test_a_mask_holds_the_numbers_as_they_are_stored(
+    pixels: Any, mode: str | None, numbers: Any
+) -> None:
+    mask = mm.ImageDecoder(mask=True)(png(pixels, mode))
+    assert mask.dtype == np.uint8
+    assert np.array_equal(mask, numbers)
+
+
+def test_a_mask_with_a_palette_or_few_bits_holds_class_numbers() -> None:
+    picture = Image.fromarray(CLASSES, "P")
+    picture.putpalette(RNG.integers(0, 256, 768, dtype=np.uint8).tobytes())
+    file = io.BytesIO()
+    picture.save(file, "png")
+    assert np.array_equal(mm.ImageDecoder(mask=True)(file.getvalue()), CLASSES)
+    for bits in (1, 2, 4):
+        numbers = CLASSES % (1 << bits)
+        assert np.array_equal(mm.ImageDecoder(mask=True)(grey_png(numbers, bits)), numbers)
+
+
+def grey_png(numbers: np.ndarray[Any, Any], bits: int) -> bytes:
+    """Write grey levels of a few bits, which Pillow cannot write."""
+    import zlib
+
+    height, width = numbers.shape
+    spread = ((numbers[:, :, None] >> np.arange(bits)[::-1]) & 1).reshape(height, -1)
+    rows = b"".join(b"\0" + np.packbits(row).tobytes() for row in spread.astype(np.uint8))
+
+    def chunk(name: bytes, payload: bytes) -> bytes:
+        crc = zlib.crc32(name + payload)
+        return struct.pack(">I", len(payload)) + name + payload + struct.pack(">I", crc)
+
+    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    chunks = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def test_what_is_no_mask_is_refused_with_the_reason() -> None:
+    decoder = mm.ImageDecoder(mask=True)
+    file = io.BytesIO()
+    Image.fromarray(CLASSES).save(file, "jpeg")
+    for data, reason in (
+        (png(PIXELS), "this picture has colours"),
+        (file.getvalue(), "a JPEG does not keep class numbers"),
+        (png(CLASSES.astype(np.uint16)), "not of 8 bits"),
+    ):
+        with pytest.raises(DecodeError, match=reason):
+            decoder(data)
+
+
+def test_decoders_travel_to_workers_and_can_be_changed() -> None:
+    decode = mm.Decode(
+        {"jpg;png": mm.ImageDecoder(size=8), "cls": int, "npy": ..., "json": ...},
+        text=mm.TextDecoder(byte_tokenizer(), field="json.caption"),
+        same_geometry=("jpg",),
+    )
+    again = pickle.loads(pickle.dumps(decode))
+    fields = {"png": png(PIXELS), "cls": b"1", "npy": npy(np.ones(2)), "json": b'{"caption": "x"}'}
+    first, second = decoded(decode, **fields), decoded(again, **fields)
+    assert torch.equal(first["jpg"], second["jpg"])
+    assert first["input_ids"].tolist() == second["input_ids"].tolist()
+    small = dataclasses.replace(decode, max_json_bytes=3)
+    with pytest.raises(DecodeError, match="the limit is 3"):
+        decoded(small, **fields)
+
+
+@pytest.mark.parametrize("name", ["cls", "cls2", "class", "index", "inx", "count", "id"])
+def test_numbers_are_decoded_by_their_extension(name: str) -> None:
+    decode = mm.Decode({name: ...})
+    assert decoded(decode, **{name: b"12\n"})[name] == 12
+    for data in (b"", b"cat", b"1.5", b"9" * 19, b"1" * 10_000, b"\xb2"):
+        with pytest.raises(DecodeError, match=rf"7\.{name}: not a whole number"):
+            decoded(decode, **{name: data})
+
+
+@pytest.mark.parametrize("name", ["txt", "text", "transcript", "caption.txt"])
+def test_texts_are_decoded_by_their_extension(name: str) -> None:
+    for decode in (mm.Decode({name: ...}), mm.Decode({name: str})):
+        assert decoded(decode, **{name: "café".encode()})[name] == "café"
+    with pytest.raises(DecodeError, match="not UTF-8"):
+        decoded(mm.Decode({name: ...}), **{name: b"\xff"})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.arange(4, dtype=">i2"),
+        np.float16(3.5),
+        np.zeros((0, 4)),
+        np.array(["a", "bc"]),
+        np.array([True, False]),
+    ],
+)
+def test_arrays_come_back_as_they_were_saved(array: Any) -> None:
+    result = decoded(mm.Decode({"npy": ...}), npy=npy(np.asarray(array)))["npy"]
+    assert np.array_equal(result, array)
+    assert result.dtype == np.asarray(array).dtype.newbyteorder("=")
+    assert result.flags.writeable
+
+
+HEADER = b"\x93NUMPY\x01\x00v\x00"
+
+
+def npy_header(text: str) -> bytes:
+    return HEADER + text.encode().ljust(117) + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (npy(np.array([object()], dtype=object), allow_pickle=True), "only numbers and strings"),
+        (npy(np.zeros(3))[:-1], "needs 24 bytes, and the file has 23"),
+        (npy(np.zeros(3)) + b"x", "needs 24 bytes"),
+        (npy_header("{'descr': '<f8', 'fortran_order': False, 'shape': (10**9,), }"), "npy"),
+        (
+            npy_header("{'descr': '<f8', 'fortran_order': False, 'shape': (999999999999,), }"),
+            "needs 7,999,999,999,992 bytes, and the file has 0",
+        ),
+        (npy_header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }"), "shape"),
+        (npy_header("{'descr': '<f8', 'fortran_order': False, 'shape': (True,), }"), "shape"),
+        (npy_header("{'descr': '<U0', 'fortran_order': False, 'shape': (9999999999,), }"), "type"),
+        (npy_header(f"{{'descr': '<f8', 'shape': ({'0,' * 40}), 'fortran_order': 0}}"), "npy"),
+        (npy_header("(" * 110), "npy"),
+        (b"\x93NUMPY\x03\x00", "npy"),
+        (b"", "npy"),
+        (b"\x80\x04K\x01.", "npy"),
+    ],
+)
+def test_no_array_is_made_of_what_a_header_only_claims(data: bytes, reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason):
+        decoded(mm.Decode({"npy": ...}), npy=data)
+
+
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def test_an_npz_is_a_dict_of_arrays() -> None:
+    result = decoded(mm.Decode({"npz": ...}), npz=npz(a=np.arange(3), b=np.ones((2, 2))))["npz"]
+    assert {name: array.tolist() for name, array in result.items()} == {
+        "a": [0, 1, 2],
+        "b": [[1, 1], [1, 1]],
+    }
+
+
+def test_an_npz_may_not_unpack_to_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmstream.decoding.values.MAX_ARRAY_BYTES", 10_000)
+    monkeypatch.setattr("mmstream.decoding.values.MAX_NPZ_ARRAYS", 3)
+    decode = mm.Decode({"npz": ...})
+    assert decoded(decode, npz=npz(a=np.zeros(1000)))["npz"]["a"].shape == (1000,)
+    for data, reason in (
+        (npz(a=np.zeros(700), b=np.zeros(700)), "unpacked, the limit is 10,000"),
+        (npz(a=1, b=2, c=3, d=4), "more than 3 arrays"),
+        (npz(a=np.array([object()], dtype=object)), "only numbers and strings"),
+        (npz(a=np.zeros(9))[:-30], "npz"),
+        (b"no zip", "npz"),
+    ):
+        with pytest.raises(DecodeError, match=reason):
+            decoded(decode, npz=data)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.npy", b"\x80\x04K\x01.")
+    with pytest.raises(DecodeError, match="npy"):
+        decoded(decode, npz=file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("pyd", "unpickling runs code"),
+        ("pickle", "unpickling runs code"),
+        ("pth", "torch.load"),
+        ("ten", "tensor format of webdataset"),
+        ("txt.gz", "may unpack to any size"),
+        ("mp4", "does not decode audio and video yet"),
+        ("abc", "those of class, cls, cls2, count"),
+    ],
+)
+def test_what_has_no_built_in_decoder_says_why_and_what_to_pass(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as error:
+        mm.Decode({name: ...})
+    assert f"{{{name!r}: function}}" in str(error.value)
+    assert decoded(mm.Decode({name: len}), **{name: b"123"})[name] == 3
+
+
+def fails(data: bytes) -> int:
+    return {}[data]
+
+
+def has_a_bug(data: bytes) -> int:
+    return data.no_such_method()  # type: ignore[attr-defined, no-any-return]
+
+
+def skips(data: bytes) -> int:
+    raise SkipSample("too dark")
+
+
+def test_errors_of_functions_are_errors_of_the_sample_but_bugs_are_not() -> None:
+    with pytest.raises(DecodeError, match=r"s-0\.tar\[4\] 7\.x: fails: KeyError: b'1'"):
+        decoded(mm.Decode({"x": fails}), x=b"1")
+    with pytest.raises(AttributeError):
+        decoded(mm.Decode({"x": has_a_bug}), x=b"1")
+    with pytest.raises(SkipSample, match=r"s-0\.tar\[4\] 7\.x: too dark"):
+        decoded(mm.Decode({"x": skips}), x=b"1")
+
+
+def test_a_value_that_is_no_bytes_any_more_stays_as_it_is() -> None:
+    decode = mm.Decode({"cls": int, "jpg": mm.ImageDecoder(size=8)})
+    assert decoded(decode, cls="cat", jpg="seen") == {"cls": "cat", "jpg": "seen"}
+
+
+def upper(data: bytes) -> dict[str, Any]:
+    return {"caption": data.decode().upper()}
+
+
+def test_a_function_may_take_the_place_of_the_json_parser_and_texts_see_it() -> None:
+    decode = mm.Decode({"json": upper}, text=mm.TextDecoder(byte_tokenizer(), field="json.caption"))
+    (parsed, tokens), *_ = decode_texts([sample(json=b"cat")], decode)
+    assert parsed["json"] == {"caption": "CAT"}
+    assert tokens is not None
+    assert decoded(decode, json=b"cat")["json"] == {"caption": "CAT"}
+
+
+def test_one_text_decoder_in_all_and_its_pictures_are_those_of_the_shorthand() -> None:
+    text = mm.TextDecoder(byte_tokenizer())
+    assert mm.Decode({"txt": text}).text.field == "txt"  # type: ignore[union-attr]
+    for fields, other in (({"a.txt": text, "b.txt": text}, None), ({"a.txt": text}, text)):
+        with pytest.raises(ConfigError, match="a second text decoder"):
+            mm.Decode(fields, text=other)
+    with pytest.raises(ConfigError, match="leave out field="):
+        mm.Decode({"txt": mm.TextDecoder(byte_tokenizer(), field="json.a")})
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "advice"),
+    [
+        (mm.ImageDecoder(), {}, r"Decode\(image=decoder\)"),
+        (len, {}, r'Decode\(\{"jpg": function\}\)'),
+        ("jpg", {}, r"by field, \{"),
+        ({"JPG": ...}, {}, "lower case"),
+        ({".jpg": ...}, {}, "without a dot"),
+        ({"__key__": len}, {}, "no name of a field"),
+        ({"jpg": 224}, {}, "give a decoder, a function"),
+        ({"cls": int, "cls;class": int}, {}, "two decoders make the field 'cls'"),
+        ({"jpg": mm.ImageDecoder(device="cuda")}, {}, r"goes with Decode\(image="),
+        ({}, {"image": 224}, r"image=mm.ImageDecoder\(size=224\)"),
+        ({}, {"image": len}, r"by field"),
+        ({}, {"text": "json.caption"}, 'field="json.caption"'),
+        ({}, {"same_geometry": "jpg"}, "give names"),
+        ({}, {"same_geometry": ("jpg", "mask.png")}, "'jpg' is no picture"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_write(
+    fields: Any, settings: Any, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=advice):
+        mm.Decode(fields, **settings)
