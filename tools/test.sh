@@ -2,8 +2,8 @@
 # All checks and all tests: bash tools/test.sh [PYTEST ARGUMENTS]
 #
 # Sets up .venv with pinned versions, then ruff, mypy --strict and pytest (with a real S3 server on
-# loopback, two-process training and kill -9), about eight minutes on two cores. Without arguments it
-# also measures branch coverage of the parts that promise exact orders, states and counts.
+# loopback, two-process training and kill -9). Without arguments it also measures branch coverage of
+# the parts that promise exact orders, states and counts.
 set -euo pipefail
 source "$(dirname "$0")/env.sh" dev
 cd "$root"
@@ -18,7 +18,8 @@ mypy
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-python -m pytest --cov --cov-report=
+# Two tests at a time: many wait for processes, servers and clocks. Those of a file stay together.
+python -m pytest -n 2 --dist loadfile --cov --cov-report=
 coverage report
 for part in "order/**" state.py "reading/**" "bad_samples/**"; do
     coverage report --include="mmstream/$part" --fail-under=95 > /dev/null || {
