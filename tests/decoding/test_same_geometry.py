@@ -1,0 +1,323 @@
+"""Pictures, masks, boxes and points of one sample are resized, cropped and flipped alike.
+
+The reference is torchvision v2 with tv_tensors, for the same parameters.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmstream as mm
+from mmstream._torchvision import import_torchvision
+from mmstream.decoding.image.geometry import View
+from mmstream.decoding.sample import decode_sample
+from mmstream.errors import ConfigError, DecodeError
+from mmstream.types import SampleLineage
+
+import_torchvision()
+from torchvision import tv_tensors  # noqa: E402 - import_torchvision comes first
+from torchvision.transforms.v2 import functional as F  # noqa: E402
+
+HEIGHT, WIDTH = 47, 81
+RNG = np.random.Generator(np.random.Philox(3))
+PIXELS = RNG.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+CLASSES = RNG.integers(0, 20, (HEIGHT, WIDTH), dtype=np.uint8)
+BOXES = [[0, 0, 81, 47], [10, 5, 30.5, 20], [70, 30, 75, 47], [40, 0, 41, 1], [3, 40, 9, 44]]
+POINTS = [[0, 0], [40.5, 23.5], [80, 46]]
+GROUP = ("png", "mask.png", "boxes", "points")
+
+SETTINGS = [
+    {"size": 32},
+    {"size": (20, 31), "resize_size": 40},
+    {"size": (24, 40), "resize": "exact"},
+    {"size": 33, "resize": "letterbox", "flip": 1.0},
+    {"size": 40, "crop": None},
+    {"size": 32, "crop": "random", "flip": 0.5},
+    {"size": (16, 40), "crop": "random", "scale": (0.02, 0.2), "flip": 1.0},
+    {"resize": "max_pixels", "multiple_of": 14},
+    {},
+]
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def sample(index: int = 0, **fields: Any) -> dict[str, Any]:
+    return {
+        "__key__": "7",
+        "__url__": "c/s-0.tar",
+        "__lineage__": SampleLineage(shard=0, index=index),
+        "png": png(PIXELS),
+        "mask.png": png(CLASSES),
+        "json": {"boxes": BOXES, "points": POINTS},
+        **fields,
+    }
+
+
+def decode_of(**settings: Any) -> mm.Decode:
+    fields = {
+        "png": mm.ImageDecoder(**settings),
+        "mask.png": mm.ImageDecoder(mask=True),
+        "boxes": mm.Boxes("json.boxes"),
+        "points": mm.Points("json.points"),
+    }
+    return mm.Decode(fields, same_geometry=GROUP)
+
+
+def view_of(decode: mm.Decode, index: int) -> View:
+    """Return the geometry that a sample was given."""
+    decoder = decode.plan.pictures["png"]
+    rng = mm.sample_rng(sample(index), "image png")
+    return decoder.decode(png(PIXELS), rng=rng).view
+
+
+def of_torchvision(value: Any, view: View) -> Any:
+    """Apply a view to a tv_tensor: crop, resize, crop or pad, flip."""
+    top, left, height, width = view.box
+    value = F.crop(value, top, left, height, width)
+    value = F.resize(value, list(view.resized), antialias=True)
+    above, before = -view.offset[0], -view.offset[1]
+    visible = [min(view.shape[i], view.resized[i]) for i in (0, 1)]
+    value = F.crop(value, max(0, above), max(0, before), *visible)
+    if view.flip:
+        value = F.horizontal_flip(value)
+    right, below = (view.shape[i] - visible[i] - max(0, view.offset[i]) for i in (1, 0))
+    fill = 255 if isinstance(value, tv_tensors.Mask) else 0
+    return F.pad(value, [max(0, view.offset[1]), max(0, view.offset[0]), right, below], fill=fill)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_everything_is_where_torchvision_puts_it(settings: dict[str, Any]) -> None:
+    decode = decode_of(**settings)
+    for index in range(12 if decode.plan.pictures["png"].is_random else 1):
+        result = decode_sample(sample(index), decode)
+        view = view_of(decode, index)
+        picture = tv_tensors.Image(torch.from_numpy(PIXELS).permute(2, 0, 1))
+        mask = tv_tensors.Mask(torch.from_numpy(CLASSES))
+        boxes = tv_tensors.BoundingBoxes(
+            torch.tensor(BOXES), format="XYXY", canvas_size=(HEIGHT, WIDTH)
+        )
+        expected = of_torchvision(picture, view)
+        assert (result["png"].int() - expected.int()).abs().max() <= 1
+        assert torch.equal(result["mask.png"], of_torchvision(mask, view).as_subclass(torch.Tensor))
+        placed = of_torchvision(boxes, view).as_subclass(torch.Tensor)
+        is_seen = result["boxes_visible"] > 0
+        torch.testing.assert_close(result["boxes"][is_seen], placed[is_seen], rtol=0, atol=1e-4)
+        areas = (placed[:, 2:] - placed[:, :2]).prod(1)
+        assert (areas[~is_seen].abs() < 1e-3).all()
+
+
+def test_points_are_the_corners_of_boxes_without_a_size() -> None:
+    decode = mm.Decode(
+        {
+            "png": mm.ImageDecoder(size=32, crop="random", flip=0.5),
+            "boxes": mm.Boxes(corners_of_points),
+            "points": mm.Points("json.points"),
+        },
+        same_geometry=("png", "boxes", "points"),
+    )
+    for index in range(8):
+        result = decode_sample(sample(index), decode)
+        inside = result["points_visible"]
+        assert torch.equal(result["points"][inside], result["boxes"][inside][:, :2])
+        assert torch.equal(result["points"][inside], result["boxes"][inside][:, 2:])
+        outside = result["points"][~inside]
+        assert ((outside < 0) | (outside > 32)).any(1).all()
+
+
+def corners_of_points(sample: dict[str, Any]) -> list[list[float]]:
+    return [[*point, *point] for point in sample["json"]["points"]]
+
+
+def test_a_mask_shows_that_boxes_and_picture_move_together() -> None:
+    marked = np.zeros((HEIGHT, WIDTH), np.uint8)
+    marked[5:20, 10:30] = 7
+    boxes = {"boxes": [[10, 5, 30, 20]]}
+    decode = mm.Decode(
+        {
+            "png": mm.ImageDecoder(size=64, crop="random", scale=(0.5, 1), flip=0.5),
+            "mask.png": mm.ImageDecoder(mask=True),
+            "boxes": mm.Boxes("json.boxes"),
+        },
+        same_geometry=("png", "mask.png", "boxes"),
+    )
+    for index in range(20):
+        result = decode_sample(sample(index, json=boxes, **{"mask.png": png(marked)}), decode)
+        rows, columns = np.nonzero(result["mask.png"].numpy() == 7)
+        if not len(rows):
+            continue
+        left, top, right, bottom = result["boxes"][0].tolist()
+        edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        np.testing.assert_allclose([left, top, right, bottom], edges, atol=1.01)
+
+
+@pytest.mark.parametrize("box_format", ["xyxy", "xywh", "cxcywh"])
+@pytest.mark.parametrize("units", ["pixels", "0-1", "0-1000"])
+def test_boxes_of_all_formats_and_units_are_the_same_boxes(box_format: Any, units: Any) -> None:
+    factor = {"pixels": 1, "0-1": 1, "0-1000": 1000}[units]
+    scale = np.ones(4) if units == "pixels" else np.array([WIDTH, HEIGHT] * 2)
+    corners = np.array(BOXES, float)
+    sizes = corners[:, 2:] - corners[:, :2]
+    first = corners[:, :2] + (sizes / 2 if box_format == "cxcywh" else 0)
+    numbers = corners if box_format == "xyxy" else np.hstack((first, sizes))
+    row = {"boxes": (numbers / scale * factor).tolist()}
+    geometry = mm.ImageDecoder(size=(30, 40), resize="exact")
+    decode = mm.Decode(
+        {
+            "png": geometry,
+            "boxes": mm.Boxes(
+                "json.boxes", format=box_format, units=units, to_format="xyxy", to_units="pixels"
+            ),
+            "same": mm.Boxes("json.boxes", format=box_format, units=units),
+        },
+        same_geometry=("png", "boxes", "same"),
+    )
+    result = decode_sample(sample(json=row), decode)
+    expected = corners * np.array([40 / WIDTH, 30 / HEIGHT] * 2)
+    np.testing.assert_allclose(result["boxes"], expected, atol=1e-4)
+    assert result["boxes"].dtype == torch.float32
+    if units != "pixels":  # stretched, so shares of the sides do not change
+        np.testing.assert_allclose(result["same"], row["boxes"], rtol=1e-4, atol=1e-4)
+
+
+def test_boxes_that_stick_out_are_cut_and_those_outside_have_no_area_left() -> None:
+    boxes = [[0, 0, 81, 47], [30, 10, 38, 20], [-9, 10, 17, 20], [-50, 5, -10, 20], [5, 5, 5, 9]]
+    decode = mm.Decode(
+        {"png": mm.ImageDecoder(size=47), "boxes": mm.Boxes("json.boxes")},
+        same_geometry=("png", "boxes"),
+    )
+    result = decode_sample(sample(json={"boxes": boxes}), decode)  # columns 17 to 63 are left
+    assert result["boxes"].tolist() == [
+        [0, 0, 47, 47],
+        [13, 10, 21, 20],
+        [0, 10, 0, 20],
+        [0, 5, 0, 20],
+        [0, 5, 0, 9],
+    ]
+    assert result["boxes_visible"].tolist() == pytest.approx([47 / 81, 1, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("boxes", "reason"),
+    [
+        ([[1, 2, 3]], "not a list of 4 numbers for each box"),
+        ([[1, 2, 3, "a"]], "not a list of 4 numbers"),
+        ([1, 2, 3, 4], "not a list of 4 numbers"),
+        ([[1, 2, 3, float("nan")]], "not a list of 4 numbers"),
+        (None, "not a list of 4 numbers"),
+        ([[0, 0, 1, 1], [9, 0, 3, 5]], "box 1 ends before it begins"),
+    ],
+)
+def test_what_is_no_list_of_boxes_is_a_bad_sample(boxes: Any, reason: str) -> None:
+    decode = mm.Decode({"png": ..., "b": mm.Boxes("json.boxes")}, same_geometry=("png", "b"))
+    with pytest.raises(DecodeError, match=rf"s-0\.tar\[0\] 7\.b: {reason}"):
+        decode_sample(sample(json={"boxes": boxes}), decode)
+
+
+def test_a_sample_without_boxes_has_none_and_a_path_may_collect_them() -> None:
+    decode = mm.Decode(
+        {"png": ..., "b": mm.Boxes("json.objects.*.bbox", format="xywh")},
+        same_geometry=("png", "b"),
+    )
+    empty = decode_sample(sample(json={"objects": []}), decode)
+    assert empty["b"].shape == (0, 4)
+    assert empty["b_visible"].shape == (0,)
+    objects = [{"bbox": [1, 2, 3, 4]}, {"bbox": [5, 6, 7, 8]}]
+    result = decode_sample(sample(json={"objects": objects}), decode)
+    assert result["b"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    with pytest.raises(
+        DecodeError, match=r"nothing at json\.objects\.\*: json\.objects holds dict|names"
+    ):
+        decode_sample(sample(json={"objects": {}}), decode)
+
+
+def test_pictures_of_a_group_must_have_one_size() -> None:
+    for data in (png(CLASSES[:-1]), jpeg(PIXELS[:-1])):
+        decode = mm.Decode(
+            {"png": mm.ImageDecoder(size=32), "b.png": mm.ImageDecoder()},
+            same_geometry=("png", "b.png"),
+        )
+        with pytest.raises(DecodeError, match=r"7\.b\.png: it has 81x46 pixels, and .* 81x47"):
+            decode_sample(sample(**{"b.png": data}), decode)
+
+
+def jpeg(pixels: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "jpeg", quality=95)
+    return file.getvalue()
+
+
+def test_two_pictures_get_the_same_crop_only_in_a_group() -> None:
+    random = mm.ImageDecoder(size=16, crop="random", flip=0.5)
+    fields = {"png": random, "b.png": random}
+    both = sample(**{"b.png": png(PIXELS)})
+    alike = decode_sample(both, mm.Decode(fields, same_geometry=("png", "b.png")))
+    assert torch.equal(alike["png"], alike["b.png"])
+    apart = decode_sample(both, mm.Decode(fields))
+    assert not torch.equal(apart["png"], apart["b.png"])
+
+
+def test_the_picture_of_the_shorthand_may_come_first() -> None:
+    random = mm.ImageDecoder(size=16, crop="random", flip=0.5)
+    decode = mm.Decode(
+        {"mask.png": mm.ImageDecoder(mask=True)}, image=random, same_geometry=("image", "mask.png")
+    )
+    marked = np.repeat(CLASSES[:, :, None], 3, 2)
+    result = decode_sample(sample(png=png(marked)), decode)
+    assert result["mask.png"].shape == (16, 16)
+    with pytest.raises(DecodeError, match="has not exactly one"):
+        decode_sample(sample(**{"0.png": png(marked)}), decode)
+
+
+@pytest.mark.parametrize(
+    ("fields", "groups", "advice"),
+    [
+        ({"jpg": ..., "boxes": mm.Boxes("json.b")}, (), r"same_geometry=\('jpg', 'boxes'\)"),
+        ({"jpg": ..., "boxes": mm.Boxes("json.b")}, ("boxes", "jpg"), "a picture first"),
+        ({"jpg": ..., "a.png": ...}, ("jpg", "a.png", "jpg"), "named twice"),
+        (
+            {"jpg": mm.ImageDecoder(size=8), "a.png": mm.ImageDecoder(size=9)},
+            ("jpg", "a.png"),
+            "'a.png' has size=9 and 'jpg' has 8; leave it out",
+        ),
+        (
+            {
+                "jpg": mm.ImageDecoder(size=8, crop="random"),
+                "a.png": mm.ImageDecoder(size=8, mask=True),
+            },
+            (),
+            r"same_geometry=\('jpg', 'a.png'\)",
+        ),
+    ],
+)
+def test_a_group_that_cannot_work_is_refused_with_what_to_write(
+    fields: Any, groups: Any, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=advice):
+        mm.Decode(fields, same_geometry=groups)
+
+
+def test_groups_may_be_several_and_one_alone_says_that_it_is_meant() -> None:
+    random = mm.ImageDecoder(size=8, crop="random")
+    mask = mm.ImageDecoder(size=8, mask=True)
+    mm.Decode({"jpg": random, "a.png": mask}, same_geometry=(("jpg",), ("a.png",)))
+    fields = {"l.jpg": random, "l.png": mask, "r.jpg": random, "r.png": mask}
+    decode = mm.Decode(fields, same_geometry=(("l.jpg", "l.png"), ("r.jpg", "r.png")))
+    assert decode.plan.leaders == {"l.png": "l.jpg", "r.png": "r.jpg"}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"format": "yolo"}, {"units": "percent"}, {"to_units": "x"}, {"source": ""}]
+)
+def test_settings_of_boxes_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"Boxes: .* give"):
+        mm.Boxes(**{"source": "json.b", **settings})
