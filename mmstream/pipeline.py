@@ -36,10 +36,25 @@ from mmstream.reading.step import Job
 from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
 from mmstream.world import World
+from mmstream.wrong_arguments import advise
 
 __all__ = ["Pipeline", "PipelineRunner"]
 
 
+_ADVICE = {
+    "batch_size": "write global_batch_size=, the samples of a step over all ranks together: "
+    "8 ranks of 32 samples are 256",
+    "num_workers": "write mm.Loader(pipeline, num_workers=...)",
+    "collate_fn": "write collate=",
+    "transform": "write transforms=(function,)",
+    "image": "write decode=mm.Decode(image=...)",
+    "text": "write decode=mm.Decode(text=...)",
+    "sampler": "the order is the pipeline's own; leave it out",
+}
+"""Arguments of other libraries."""
+
+
+@advise(_ADVICE)
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """What a training run sees, step by step: the same batches on every topology.

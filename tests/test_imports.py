@@ -28,6 +28,7 @@ FLOORS = [
         "forkserver_preload",
         "world",
         "_torchvision",
+        "wrong_arguments",
     },
     {"storage", "tar", "order", "decoding.fields", "decoding.image", "decoding.text"},
     {"display"},  # shows the classes of the floors above by their attributes

@@ -31,12 +31,29 @@ from mmstream.reading.step import BatchLineage, Job, later_job
 from mmstream.state import OnChange, make_state, resume
 from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
+from mmstream.wrong_arguments import advise
 
 __all__ = ["Loader"]
 
 logger = logging.getLogger(__name__)
 
 
+_ADVICE = {
+    "batch_size": "write mm.Pipeline(dataset, global_batch_size=...)",
+    "global_batch_size": "write mm.Pipeline(dataset, global_batch_size=...)",
+    "shuffle": "write mm.Pipeline(..., shuffle=...); it shuffles by default",
+    "seed": "write mm.Pipeline(..., seed=...)",
+    "drop_last": "write mm.Pipeline(..., drop_last=...)",
+    "collate_fn": "write mm.Pipeline(..., collate=function)",
+    "sampler": "the order is the pipeline's own; leave it out",
+    "pin_memory": "mm.to_device(loader, 'cuda') pins what it copies; leave it out",
+    "persistent_workers": "workers live until loader.close(); leave it out",
+    "prefetch": "write prefetch_factor=",
+}
+"""Arguments of other libraries."""
+
+
+@advise(_ADVICE)
 class Loader(IterableDataset[Batch]):
     """Batches of this rank, in step order, with a small JSON state.
 

@@ -1,0 +1,307 @@
+"""Functions before decoding: on raw samples, the same on every topology, errors of samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError
+from mmstream.pipeline import PipelineRunner
+from mmstream.reading.step import Job
+from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.world import World, rows_of_rank
+from tests.helpers.corpora import captioned, write_corpus
+from tests.helpers.topology import assert_resumes_exactly
+
+Sample = dict[str, Any]
+
+
+def with_captions(number: int) -> dict[str, bytes]:
+    captions = [f"caption {i} of {number}" for i in range(5)]
+    row = json.dumps({"id": number, "captions": captions}).encode()
+    return captioned(number) | {"json": row, "cls": str(number % 10).encode()}
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("captions"), [9, 8, 7], with_captions)
+
+
+def one_caption(sample: Sample) -> Sample:
+    choices = sample["json"]["captions"]
+    choice = choices[mm.sample_rng(sample, "caption").integers(len(choices))]
+    return {**sample, "txt": choice}
+
+
+def even_only(sample: Sample) -> Sample:
+    if sample["json"]["id"] % 2:
+        raise mm.SkipSample("odd")
+    return sample
+
+
+def make(source: str, *before: Callable[[Sample], Sample], **settings: Any) -> mm.Pipeline:
+    decode = mm.Decode(
+        {"jpg": mm.ImageDecoder(size=16, crop="random"), "cls": int},
+        text=mm.TextDecoder(byte_tokenizer()),
+    )
+    defaults = {"global_batch_size": 8, "seed": 1, "decode": decode}
+    return mm.Pipeline(mm.open_dataset(source), before=before, **(defaults | settings))
+
+
+def rows_of(pipeline: mm.Pipeline, size: int, step: int) -> list[tuple[Any, ...]]:
+    """The rows of a step, put together from all ranks."""
+    rows: list[tuple[Any, ...]] = []
+    for rank in range(size):
+        job = Job(0, step, *rows_of_rank(pipeline.global_batch_size, World(rank, size)))
+        with closing(PipelineRunner(pipeline)) as runner:
+            batch = runner.batch(job)
+        is_token = batch["attention_mask"].bool()
+        texts = [row[mask].tolist() for row, mask in zip(batch["input_ids"], is_token, strict=True)]
+        columns = batch["__key__"], batch["txt"], batch["jpg"].tolist(), batch["cls"].tolist()
+        rows += zip(*columns, texts, strict=True)
+    return rows
+
+
+def test_draws_are_the_same_on_every_topology(captions: str) -> None:
+    pipeline = make(captions, one_caption, even_only)
+    for step in (0, 1):
+        alone = rows_of(pipeline, 1, step)
+        assert rows_of(pipeline, 4, step) == alone
+        for _, text, *_, tokens in alone:
+            assert byte_tokenizer().decode(tokens, skip_special_tokens=True) == text
+            assert text.startswith("caption ")
+    drawn = {text[8] for step in (0, 1, 2) for _, text, *_ in rows_of(pipeline, 1, step)}
+    assert len(drawn) > 2
+
+
+def test_a_run_resumes_exactly(captions: str) -> None:
+    pipeline = make(captions, one_caption, even_only)
+    assert_resumes_exactly(lambda: mm.Loader(pipeline))
+
+
+def test_texts_are_tokenized_after_the_functions(captions: str) -> None:
+    def shout(sample: Sample) -> Sample:
+        return {**sample, "txt": b"AAAA", "extra": b"x"}
+
+    tokenizer = byte_tokenizer()
+    for taken in make(captions, shout).take(3):
+        assert taken["txt"] == "AAAA"
+        assert taken["extra"] == b"x"
+        assert tokenizer.decode(taken["input_ids"], skip_special_tokens=True) == "AAAA"
+
+
+def test_a_filter_costs_no_picture(captions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    real = mm.ImageDecoder.decode
+
+    def counted(self: mm.ImageDecoder, data: bytes, *args: Any, **settings: Any) -> Any:
+        decoded.append(data)
+        return real(self, data, *args, **settings)
+
+    monkeypatch.setattr(mm.ImageDecoder, "decode", counted)
+    loader = mm.Loader(make(captions, even_only))
+    for batch in loader:
+        assert all(int(key) % 2 == 0 for key in batch["__key__"])
+    assert loader.stats.num_skipped > 0
+    assert len(decoded) == loader.stats.num_samples
+
+
+def renamed(sample: Sample) -> Sample:
+    sample["label"] = {"0": 5}.get(sample.pop("cls").decode(), 6)
+    sample["json"].clear()
+    return sample
+
+
+def test_a_function_may_change_names_and_the_sample_itself(captions: str) -> None:
+    decode = mm.Decode({"label": int})
+    taken = make(captions, renamed, decode=decode).take(3)
+    assert {sample["label"] for sample in taken} <= {5, 6}
+    assert all("cls" not in sample and sample["json"] == {} for sample in taken)
+
+
+def fails_on_seven(sample: Sample) -> Sample:
+    if sample["json"]["id"] == 7:
+        raise KeyError("no such class")
+    return sample
+
+
+def has_a_bug(sample: Sample) -> Sample:
+    return sample.no_such_method()  # type: ignore[attr-defined, no-any-return]
+
+
+def returns_nothing(sample: Sample) -> Any:
+    return None
+
+
+def test_errors_are_errors_of_the_sample(captions: str) -> None:
+    loader = mm.Loader(make(captions, fails_on_seven, drop_last=False))
+    records = [record for batch in loader for record in batch["__lineage__"].bad]
+    assert [record.kind for record in records] == ["SampleError"]
+    assert "fails_on_seven: KeyError: 'no such class'" in records[0].reason
+    strict = make(captions, fails_on_seven, bad_samples=BadSamplePolicy(action="raise"))
+    with pytest.raises(mm.SampleError, match=r"\[\d\] \d+: fails_on_seven: KeyError"):
+        list(mm.Loader(strict))
+    with pytest.raises(AttributeError):
+        list(mm.Loader(make(captions, has_a_bug)))
+    with pytest.raises(ConfigError, match="returns_nothing returned NoneType"):
+        list(mm.Loader(make(captions, returns_nothing)))
+
+
+def test_damaged_json_is_bad_before_any_function_sees_it(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path, [4], lambda n: captioned(n) | {"json": b"{"})
+    pipeline = make(source, even_only, global_batch_size=2, decode=None)
+    with pytest.raises(BadSampleLimitError, match=r"no row has a good sample.*json: JSON"):
+        list(mm.Loader(pipeline))
+
+
+def test_without_decoders_functions_run_too(captions: str) -> None:
+    taken = make(captions, one_caption, decode=None).take(2)
+    assert all(sample["txt"].startswith("caption") for sample in taken)
+    assert all(isinstance(sample["jpg"], bytes) for sample in taken)
+
+
+def test_functions_are_a_tuple_of_functions(captions: str) -> None:
+    dataset = mm.open_dataset(captions)
+    with pytest.raises(ConfigError, match=r"before: pass a tuple of functions, \(fn,\)"):
+        mm.Pipeline(dataset, global_batch_size=2, before=even_only)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="before: 3 is not a function"):
+        mm.Pipeline(dataset, global_batch_size=2, before=(3,))  # type: ignore[arg-type]
+
+
+def drawn_caption(sample: Sample) -> str:
+    choices: list[str] = sample["json"]["captions"]
+    return choices[mm.sample_rng(sample, "caption").integers(5)]
+
+
+def question(sample: Sample) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": "Which number?"},
+        {"role": "assistant", "content": str(sample["json"]["id"])},
+    ]
+
+
+def test_a_text_comes_from_a_path_or_a_function(captions: str) -> None:
+    tokenizer = byte_tokenizer(chat=True)
+
+    def texts(field: Any) -> list[str]:
+        decode = mm.Decode(text=mm.TextDecoder(tokenizer, field=field))
+        taken = make(captions, decode=decode).take(4)
+        return [tokenizer.decode(sample["input_ids"]) for sample in taken]
+
+    assert all("caption 2 of" in text for text in texts("json.captions.2"))
+    assert all("caption " in text for text in texts(drawn_caption))
+    for text in texts(question):
+        assert "Which number?" in text
+
+
+def test_a_path_that_leads_nowhere_says_what_is_there(captions: str) -> None:
+    for field, reason in (
+        (
+            "json.caption",
+            r"json\.caption: nothing at json\.caption: json holds the names id, captions",
+        ),
+        ("json.captions", r'a list of 5 texts.*field="json\.captions\.0"'),
+        ("json.captions.9", r"json\.captions holds a list of 5"),
+        ("json.id", "expected text, not int"),
+        ("caption", "no field caption; the sample has jpg, txt, json, cls"),
+        (question, "messages, and the tokenizer has no chat template"),
+        (lambda sample: sample["json"]["x"], "<lambda>: KeyError: 'x'"),
+    ):
+        decoder = mm.TextDecoder(byte_tokenizer(), field=field)  # type: ignore[arg-type]
+        raw = mm.open_dataset(captions)[0]
+        decode = mm.Decode(text=decoder)
+        from mmstream.decoding.sample import decode_sample
+
+        with pytest.raises(DecodeError, match=reason):
+            decode_sample(raw, decode)
+
+
+def test_a_subclass_that_a_pipeline_would_not_call_is_refused() -> None:
+    class Shouting(mm.TextDecoder):
+        def __call__(self, sample: Any, shapes: Any = None) -> Any:
+            return super().__call__({**sample, "txt": sample["txt"].upper()}, shapes)
+
+    class Dark(mm.ImageDecoder):
+        def __call__(self, data: bytes, out: Any = None, rng: Any = None) -> Any:
+            return super().__call__(data, out, rng) // 2
+
+    with pytest.raises(ConfigError, match=r"Shouting overrides.*field=function\)"):
+        Shouting(byte_tokenizer())
+    with pytest.raises(ConfigError, match=r"Dark overrides.*override `decode`"):
+        Dark()
+
+
+def test_what_is_no_decode_says_what_to_write(captions: str) -> None:
+    class Processor:
+        image_processor = tokenizer = None
+
+    dataset = mm.open_dataset(captions)
+    tokenizer = byte_tokenizer()
+    for make_wrong, advice in (
+        (lambda: mm.Decode(text=tokenizer), r"write text=mm\.TextDecoder\(tokenizer, max_length"),
+        (lambda: mm.Decode(text=Processor()), r"TextDecoder\(processor\.tokenizer"),
+        (lambda: mm.Decode(image=Processor()), r"ImageDecoder\.from_processor\(processor\)"),
+        (lambda: mm.TextDecoder(Processor()), r"pass processor\.tokenizer"),
+    ):
+        with pytest.raises(ConfigError, match=advice):
+            make_wrong()
+    for decode, advice in (
+        (even_only, r"transforms=\(function,\), or to before=\(function,\)"),
+        ({"cls": int}, r"pass mm\.Decode\(\{\.\.\.\}\)"),
+        (mm.ImageDecoder(), r"mm\.Decode\(image=decoder\)"),
+        (mm.TextDecoder(tokenizer), r"mm\.Decode\(text=decoder\)"),
+        (mm.Decode, "not the class"),
+        ("pil", r"pass mm\.Decode\(image"),
+    ):
+        with pytest.raises(ConfigError, match=advice):
+            mm.Pipeline(dataset, global_batch_size=2, decode=decode)  # type: ignore[arg-type]
+
+
+def test_arguments_of_other_libraries_say_what_to_write(captions: str) -> None:
+    dataset = mm.open_dataset(captions)
+    pipeline = mm.Pipeline(dataset, global_batch_size=2)
+    anything: Any = mm
+    for make_wrong, advice in (
+        (lambda: anything.Pipeline(dataset, batch_size=2), "batch_size=: write global_batch_size="),
+        (lambda: anything.Loader(pipeline, batch_size=2), r"Pipeline\(dataset, global_batch_size"),
+        (lambda: anything.Loader(dataset), r"mm\.Loader\(mm\.Pipeline\(dataset, global_batch"),
+        (lambda: anything.to_device(pipeline, "cpu"), r"to_device\(mm\.Loader\(pipeline\)"),
+        (lambda: anything.to_device(dataset, "cpu"), r"mm\.Loader\(mm\.Pipeline\(dataset"),
+        (lambda: anything.to_device([1], "cpu"), r"got list: pass an mm\.Loader"),
+    ):
+        with pytest.raises(ConfigError, match=advice):
+            make_wrong()
+
+
+def test_batches_hold_what_decoders_by_field_make(captions: str) -> None:
+    decode = mm.Decode(
+        {
+            "jpg": mm.ImageDecoder(size=16, crop="random"),
+            "boxes": mm.Boxes(boxes_of),
+            "cls": ...,
+            "txt": ...,
+        },
+        same_geometry=("jpg", "boxes"),
+    )
+    pipeline = make(captions, decode=decode)
+    with closing(mm.Loader(pipeline, num_workers=1, multiprocessing_context="fork")) as loader:
+        batch = next(iter(mm.to_device(loader, "cpu", dtype=torch.float32)))
+    assert batch["jpg"].shape == (8, 3, 16, 16)
+    assert batch["jpg"].dtype == torch.float32
+    assert batch["jpg"].is_contiguous(memory_format=torch.channels_last)
+    assert (batch["cls"].dtype, batch["cls"].shape) == (torch.int64, (8,))
+    assert [boxes.shape for boxes in batch["boxes"]] == [(1, 4)] * 8  # a list, alike or not
+    assert all(isinstance(text, str) for text in batch["txt"])
+    assert "image" not in batch
+
+
+def boxes_of(sample: Sample) -> list[list[int]]:
+    return [[0, 0, 10, sample["json"]["id"] % 20]]
