@@ -3,11 +3,13 @@
     shared.py    what all commands share: help, exit codes, messages
     data.py      convert, index, verify
     info.py      info
+    show.py      show
     training.py  train, demo
     replay.py    replay
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
-interrupted. Only this package prints; the others log. Only train and demo import torch.
+interrupted. Only this package prints; the others log. Only train, demo and what decodes import
+torch.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import NoReturn
 
 import click
 
-from mmstream.cli import data, info, replay, training
+from mmstream.cli import data, info, replay, show, training
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
 
@@ -32,6 +34,7 @@ __all__ = ["cli", "main"]
         data.convert,
         data.index,
         info.info,
+        show.show,
         data.verify,
         training.train,
         training.demo,

@@ -40,7 +40,7 @@ from mmstream.storage import (
     require_known,
 )
 from mmstream.tar.samples import parse_sample
-from mmstream.types import IntArray, Sample, SampleLineage
+from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
 
 __all__ = ["Dataset", "DatasetView", "SampleBounds", "ShardIndex", "ShardLocation"]
 
@@ -143,7 +143,7 @@ class Dataset(Sequence[Sample]):
         if isinstance(item, slice):
             return DatasetView(self, range(*item.indices(len(self))))
         if isinstance(item, str):
-            return SampleDict(self.read(*find_key(self, item, self._key_tables)))
+            return SampleDict(self.read(*self.ref_of_key(item)))
         number = operator.index(item)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
@@ -169,8 +169,20 @@ class Dataset(Sequence[Sample]):
             >>> dataset.find(line)["__key__"]
             '000000176'
         """
+        return SampleDict(self.read(*self.ref_of(text)))
+
+    def ref_of(self, text: str) -> SampleRef:
+        """Return (shard, index) of the sample that a line of a log names; errors as `find`."""
         shards = {info.name: shard for shard, info in enumerate(self.manifest.shards)}
-        return SampleDict(self.read(*parse_address(text, shards, self.counts)))
+        return parse_address(text, shards, self.counts)
+
+    def ref_of_key(self, key: str) -> SampleRef:
+        """Return (shard, index) of the sample with a key; reads headers as ``dataset[key]`` does.
+
+        Raises:
+            KeyError: no sample has the key, or several have it; the message names them.
+        """
+        return find_key(self, key, self._key_tables)
 
     def __repr__(self) -> str:
         size = f"{self.manifest.num_bytes / 1e6:,.1f} MB"

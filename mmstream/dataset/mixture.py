@@ -13,11 +13,11 @@ import numpy as np
 
 from mmstream.dataset.addresses import parse_address
 from mmstream.dataset.dataset import Dataset, ShardLocation
-from mmstream.display.sample_dict import SampleDict
+from mmstream.dataset.source import read_sample
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, MixtureOrder, Recipe, Stop
 from mmstream.order.checks import integer
-from mmstream.types import Sample
+from mmstream.types import Sample, SampleRef
 
 __all__ = ["Mixture"]
 
@@ -131,11 +131,13 @@ class Mixture:
             ConfigError: the text names no sample, or none of this mixture.
             SampleError, ShardError, StorageError: it cannot be read.
         """
+        return read_sample(self, *self.ref_of(text))
+
+    def ref_of(self, text: str) -> SampleRef:
+        """Return (shard, index) of the sample that a line of a log names; errors as `find`."""
         shards = {self.name_of(shard): shard for shard in range(self.num_shards)}
         counts = np.concatenate([dataset.counts for dataset in self.datasets.values()])
-        shard, index = parse_address(text, shards, counts)
-        name, dataset, local_shard = self.locate(shard)
-        return SampleDict(dataset.read(local_shard, index), __source__=name)
+        return parse_address(text, shards, counts)
 
     def plan_order(self, *, drop_last: bool = True, **settings: Any) -> MixtureOrder:
         """Return the order of the mixture. No step of it is partial, so `drop_last` has no effect.

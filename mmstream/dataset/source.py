@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from mmstream.dataset.dataset import Dataset, ShardLocation
+from mmstream.display.sample_dict import SampleDict
 from mmstream.order import AnyOrder
+from mmstream.types import Sample, SampleRef
 
-__all__ = ["ShardRange", "ShardSource", "datasets_of", "read_ranges"]
+__all__ = ["ShardRange", "ShardSource", "datasets_of", "read_ranges", "read_sample"]
 
 ShardRange: TypeAlias = tuple[int, int, int]
 """(shard, start, stop): bytes [start, stop) of one shard."""
@@ -35,6 +37,9 @@ class ShardSource(Protocol):
     def name_of(self, shard: int) -> str:
         """Return the name of a shard, as messages and logs show it."""
 
+    def ref_of(self, text: str) -> SampleRef:
+        """Return (shard, index) of the sample that a line of a log names."""
+
     def locate(self, shard: int) -> ShardLocation:
         """Return the dataset of a shard, and its position there."""
 
@@ -54,6 +59,15 @@ def datasets_of(source: ShardSource) -> list[Dataset]:
         datasets.append(dataset)
         shard += dataset.num_shards - local_shard
     return datasets
+
+
+def read_sample(source: ShardSource, shard: int, index: int) -> Sample:
+    """Return one raw sample, with its source in a mixture; raises what ``dataset[i]`` raises."""
+    name, dataset, local_shard = source.locate(shard)
+    sample = SampleDict(dataset.read(local_shard, index))
+    if name:
+        sample["__source__"] = name
+    return sample
 
 
 def read_ranges(source: ShardSource, ranges: Sequence[ShardRange]) -> list[bytes | OSError]:

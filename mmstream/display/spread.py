@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from mmstream.display.contents import pictures_of
@@ -14,8 +16,13 @@ CANDIDATES = 3
 """Samples that are read for each one that is shown, at most."""
 
 
-def spread(num_samples: int, count: int) -> list[int]:
-    """Return positions that cut a dataset into equal parts, one in the middle of each.
+def spread(num_samples: int, count: int, seed: int | None = None) -> list[int]:
+    """Return positions that cut a dataset into equal parts, one from each part.
+
+    Args:
+        num_samples: Of the dataset.
+        count: Positions to return, at most.
+        seed: Draws a position from each part. None: the middle of each.
 
     Examples:
         >>> spread(1000, 4), spread(3, 4)
@@ -23,7 +30,11 @@ def spread(num_samples: int, count: int) -> list[int]:
     """
     if num_samples <= count:
         return list(range(num_samples))
-    return [(2 * i + 1) * num_samples // (2 * count) for i in range(count)]
+    if seed is None:
+        return [(2 * i + 1) * num_samples // (2 * count) for i in range(count)]
+    draw = random.Random(seed).random  # the same numbers in every version of Python
+    bounds = [i * num_samples // count for i in range(count + 1)]
+    return [start + int(draw() * (stop - start)) for start, stop in pairwise(bounds)]
 
 
 def preview(read: Callable[[int], Any], num_samples: int, count: int) -> Iterator[Any]:

@@ -56,6 +56,9 @@ OPTIONS = {
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",
     "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "
     "--check more_logs --allow-foreign-urls",
+    "show": "url --key --shard --index --find --random --bad --quarantine --step --epoch --rank "
+    "--world-size --global-batch-size --state --seed --tokenizer --max-length --image-size "
+    "--max-samples --html --allow-foreign-urls",
     "demo": "--out --shards",
 }
 
