@@ -16,7 +16,7 @@ import pytest
 from tests.helpers.http_fault_proxy import RATES, Counts
 from tools.bench.peers.environments import ROOT
 from tools.bench.peers.runners.stored import Settings, Stamp, serve
-from tools.bench.storage.report import print_table
+from tools.bench.storage.report import SHORT, print_table
 from tools.bench.storage.rows import all_rows
 from tools.bench.storage.runs import copy_with_defaults, figures_of
 from tools.bench.storage.scenarios import SCENARIOS
@@ -83,6 +83,10 @@ def test_the_table_has_ratios_and_failed_rows_and_says_what_was_not_reached() ->
     assert table["| energon"][1] == "did not reach batch 10 in 15 s"
     assert table["| energon"][6:9] == ["1.00", "> 15.00", "> 15.00"]
     assert f"- energon: {slow.note}" in out.getvalue()
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(SCENARIOS["50/40"], rows[1:2], runs, 1000, SHORT)
+    cells = out.getvalue().splitlines()[5].split(" | ")
+    assert (len(cells), cells[2], cells[5]) == (len(SHORT), "1.00", "500")
 
 
 def test_limits_of_a_row_are_defaults_of_a_copy_of_the_package(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from tests.helpers.http_fault_proxy import fault_proxy
 from tools.bench.loader_report import print_machine
 from tools.bench.peers import environments
 from tools.bench.storage.corpus import write_tars
-from tools.bench.storage.report import print_table
+from tools.bench.storage.report import COLUMNS, SHORT, print_table
 from tools.bench.storage.rows import all_rows
 from tools.bench.storage.runs import Bench, Run
 from tools.bench.storage.scenarios import SCENARIOS
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--cache", type=Path, default=environments.CACHE, help="folder of the peers"
     )
+    parser.add_argument("--short", action="store_true", help="the columns of the documentation")
     parser.add_argument("--quick", action="store_true", help="few rows and scenarios, one round")
     options = parser.parse_args(arguments)
     known = all_rows(options.checkout)
@@ -129,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         with options.json.open("a") as file:
                             line = {"scenario": name, "row": row.name, **asdict(run)}
                             file.write(json.dumps(line) + "\n")
-            print_table(scenario, own, runs, sample_bytes)
+            columns = SHORT if options.short else COLUMNS
+            print_table(scenario, own, runs, sample_bytes, columns)
 
 
 if __name__ == "__main__":

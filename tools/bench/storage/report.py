@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tools.bench.storage.rows import Row
 from tools.bench.storage.runs import Run
 from tools.bench.storage.scenarios import Scenario
 
-__all__ = ["print_table"]
+__all__ = ["COLUMNS", "SHORT", "print_table"]
 
 COLUMNS = (
     "",
@@ -35,13 +35,24 @@ COLUMNS = (
 )
 
 
+SHORT = (
+    *("", "late samples/s (min-max)", "@1 s", "@10 s", "@100 s"),
+    *("p99, ms", "CPU s/GB", "GET/GB", "memory, MB"),
+)
+"""The columns of tables in the documentation."""
+
+
 def print_table(
-    scenario: Scenario, rows: list[Row], runs: dict[str, list[Run]], sample_bytes: int
+    scenario: Scenario,
+    rows: list[Row],
+    runs: dict[str, list[Run]],
+    sample_bytes: int,
+    columns: Sequence[str] = COLUMNS,
 ) -> None:
     """Print the medians of one scenario."""
     num_rounds = max(map(len, runs.values()), default=0)
     print(f"\n{scenario.title} ({num_rounds} rounds)\n")
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     speeds = {
         row.name: statistics.median(run.late for run in runs[row.name])
         for row in rows
@@ -55,13 +66,14 @@ def print_table(
         row_runs = runs.get(row.name, [])
         finished = [run for run in row_runs if not run.error]
         if not finished:
-            print(f"| {row.name} | failed {'| ' * (len(COLUMNS) - 1)}|")
+            print(f"| {row.name} | failed {'| ' * (len(columns) - 1)}|")
             continue
         speed, late = speeds[row.name], [run.late for run in finished]
         words = f"{speed:,.0f} ({min(late):,.0f}-{max(late):,.0f})"
         if 10 not in finished[0].first:
             words = _not_reached(finished)
         cells = [
+            row.name,
             words,
             f"{speed * sample_bytes / 1e6:,.0f}",
             f"{speed / raw:.2f}" if raw else "",
@@ -79,7 +91,8 @@ def print_table(
             f"{_median(finished, lambda run: run.peak_bytes) / 1e6:,.0f}",
             f"{_median(finished, lambda run: run.faults):.0f}",
         ]
-        print(f"| {row.name} | {' | '.join(cells)} |")
+        shown = dict(zip(COLUMNS, cells, strict=True))
+        print(f"| {' | '.join(shown[name] for name in columns)} |")
     print()
     for row in rows:
         print(f"- {row.name}: {row.note}")

@@ -137,12 +137,12 @@ PEERS = (
         note="its format, chunk_bytes=64MB, max_cache_size=8GB",
     ),
     Row(
-        "litdata, 16 chunks ahead",
+        "litdata, chunks decoded as a whole",
         "peer",
         "litdata",
         "litdata",
-        arguments={"max_pre_download": 16},
-        note="the same, max_pre_download=16",
+        arguments={"batch_decode": "all"},
+        note='the same, batch_decode="all" (else it reads the chunk again for each sample)',
     ),
     Row(
         "mosaicml-streaming",
@@ -172,7 +172,8 @@ PEERS = (
         "energon",
         "energon",
         arguments={"cache_line_size": "16M"},
-        note="the same, with the cache of the Multi-Storage Client on disk: 8 GB, lines of 16 MB",
+        note="the same, with the cache of the Multi-Storage Client on disk: 8 GB, lines of 16 MB, "
+        "versions not checked",
     ),
     Row(
         "energon, from local disk",

@@ -15,6 +15,7 @@ its time also while a batch is awaited.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -102,15 +103,31 @@ def as_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
+def close_connections() -> None:
+    """Close the idle connections of botocore in this process, before workers are forked.
+
+    Workers would share them, and mix their answers: tars and shards came with bytes of others.
+    With TLS the records would not fit, and the requests would be sent again.
+    """
+    import urllib3
+
+    for value in gc.get_objects():
+        if isinstance(value, urllib3.PoolManager):
+            value.clear()
+
+
 def dataloader_batches(
-    loader_class: Callable[..., Iterable[Any]], dataset: Any, settings: Settings
+    loader_class: Callable[..., Iterable[Any]],
+    dataset: Any,
+    settings: Settings,
+    collate: Callable[[list[Any]], Any] = as_list,
 ) -> Iterator[Any]:
     """Yield lists of samples from torch's DataLoader, or one like it, epoch after epoch."""
     loader = loader_class(
         dataset,
         batch_size=settings.batch_size,
         num_workers=settings.num_workers,
-        collate_fn=as_list,
+        collate_fn=collate,
         worker_init_fn=Stamp(settings.scratch),
     )
     while True:

@@ -16,7 +16,7 @@ from megatron.energon import (
     get_train_dataset,
 )
 
-from tools.bench.peers.runners.stored import Settings, Stamp, serve, tar_name
+from tools.bench.peers.runners.stored import Settings, Stamp, close_connections, serve, tar_name
 from tools.bench.peers.runners.tars import index_energon
 
 SHUFFLE_BUFFER = 1000
@@ -83,6 +83,7 @@ def make(settings: Settings) -> Iterator[Any]:
     )
     loader = get_loader(dataset)
     loader.worker_init_fn = _Both(Stamp(settings.scratch), loader.worker_init_fn)
+    close_connections()
     return iter(loader)
 
 
@@ -112,7 +113,12 @@ def _configure_client(settings: Settings) -> None:
     if line_size := dict(settings.arguments).get("cache_line_size"):
         profile["caching_enabled"] = True
         location = f"{settings.scratch}/cache"
-        config["cache"] = {"size": "8G", "location": location, "cache_line_size": line_size}
+        config["cache"] = {
+            "size": "8G",
+            "location": location,
+            "cache_line_size": line_size,
+            "check_source_version": False,
+        }
     path = Path(settings.scratch, "msc_config.json")
     path.write_text(json.dumps(config))
     os.environ["MSC_CONFIG"] = str(path)

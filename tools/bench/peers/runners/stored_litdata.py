@@ -54,7 +54,12 @@ def make(settings: Settings) -> Iterator[Any]:
         max_cache_size="8GB",
         **dict(settings.arguments),
     )
-    return dataloader_batches(StreamingDataLoader, dataset, settings)
+    return dataloader_batches(StreamingDataLoader, dataset, settings, _as_bytes)
+
+
+def _as_bytes(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return samples without views of chunks, which a worker cannot send."""
+    return [{"jpg": bytes(sample["jpg"]), "txt": sample["txt"]} for sample in samples]
 
 
 if __name__ == "__main__":

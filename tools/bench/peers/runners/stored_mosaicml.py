@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmstream._torchvision import import_torchvision
-from tools.bench.peers.runners.stored import Settings, dataloader_batches, serve
+from tools.bench.peers.runners.stored import Settings, close_connections, dataloader_batches, serve
 
 import_torchvision()
 
@@ -47,6 +47,7 @@ def make(settings: Settings) -> Iterator[Any]:
         batch_size=settings.batch_size,
         **dict(settings.arguments),
     )
+    close_connections()
     return dataloader_batches(StreamingDataLoader, dataset, settings)
 
 
