@@ -191,6 +191,7 @@ class RankReader:
         Raises:
             StorageError: storage failed for good.
         """
+        asked_at = asyncio.get_running_loop().time()
         clock = epoch * self._order.steps_per_epoch + step
         plan = self._plan
         assert plan is not None, "begin comes first"
@@ -207,7 +208,7 @@ class RankReader:
             await asyncio.shield(ready)
         samples = self._take(step_plan)  # from here on nothing waits, so it is taken whole
         plan.drop_step(clock)
-        self._note_pace(samples.num_bytes)
+        self._note_pace(samples.num_bytes, asked_at)
         self._advance(clock)
         return samples
 
@@ -441,15 +442,17 @@ class RankReader:
                     del self._arrived[planned]
         return StepSamples(shard, index, step_plan.valid, data, errors)
 
-    def _note_pace(self, num_bytes: int) -> None:
+    def _note_pace(self, num_bytes: int, asked_at: float) -> None:
         """Add to the bytes that were taken in the last `HORIZON_S`; older ones fade away.
+
+        Time in which the consumer waits for a step does not count: it would take more then.
 
         Example: at 100 MB a second, the sum comes near 400 MB.
         """
-        now = asyncio.get_running_loop().time()
-        self._recent_bytes *= math.exp((self._taken_at - now) / HORIZON_S)
+        own_s = max(0.0, asked_at - self._taken_at)
+        self._recent_bytes *= math.exp(-own_s / HORIZON_S)
         self._recent_bytes += num_bytes
-        self._taken_at = now
+        self._taken_at = asyncio.get_running_loop().time()
 
     def _horizon_bytes(self) -> int:
         """Return how many bytes may be ahead, by the pace at which steps are taken."""

@@ -37,6 +37,7 @@ class TransferSpeeds:
     def __init__(self, limits: TransferLimits) -> None:
         self._limits = limits
         self._first_bytes = RunningQuantiles(60.0)
+        self._first_bytes_of_open = RunningQuantiles(60.0)
         self._first_bytes_of_hour = RunningQuantiles(3600.0)
         self._rates = RunningQuantiles(60.0)
         self._short_times = RunningQuantiles(60.0)
@@ -50,9 +51,15 @@ class TransferSpeeds:
         self._long_first_byte_s, self._least_rate = math.nan, math.nan
         self._long_short_s = math.nan
 
-    def add_first_byte(self, seconds: float, now: float) -> None:
-        """Note how long a first byte took."""
+    def add_first_byte(self, seconds: float, now: float, *, is_connecting: bool = False) -> None:
+        """Note how long a first byte took.
+
+        Many connections that are opened at once take long, on a busy machine ten times as long as
+        requests on open ones. They count while little else was measured.
+        """
         self._first_bytes.add(seconds, now)
+        if not is_connecting:
+            self._first_bytes_of_open.add(seconds, now)
         self._first_bytes_of_hour.add(seconds, now)
 
     def add_rate(self, rate: float, now: float) -> None:
@@ -66,7 +73,9 @@ class TransferSpeeds:
 
     def refresh(self, now: float) -> None:
         """Work out the limits from what was measured by now."""
-        limits, first_bytes = self._limits, self._first_bytes
+        limits, first_bytes = self._limits, self._first_bytes_of_open
+        if first_bytes.num_values(now) < limits.min_samples:
+            first_bytes = self._first_bytes
         num_values = first_bytes.num_values(now)
         if num_values:
             timeout_s = limits.first_byte_factor * first_bytes.quantile(0.99, now)

@@ -79,6 +79,7 @@ class Transfers:
         self._attempts: dict[_Attempt, None] = {}  # under way, oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_late = 0
+        self._most_attempts = 0
         self._clock = 0
         self._is_clock_known = False
         self._clock_changed, self._step_s = math.nan, math.nan
@@ -215,6 +216,8 @@ class Transfers:
         if not self._attempts:
             self._busy_since = now
         self._attempts[attempt] = None
+        attempt.is_connecting = len(self._attempts) > self._most_attempts
+        self._most_attempts = max(self._most_attempts, len(self._attempts))
         transfer.attempts.append(attempt)
         attempt.task = self._loop.create_task(self._receive(attempt))
         self._tasks.add(attempt.task)
@@ -252,7 +255,7 @@ class Transfers:
         attempt.opened = attempt.marked = now
         self._num_late -= attempt.is_late
         attempt.is_late = False
-        self._speeds.add_first_byte(now - attempt.started, now)
+        self._speeds.add_first_byte(now - attempt.started, now, is_connecting=attempt.is_connecting)
 
     def _take(self, attempt: _Attempt, piece: bytes | memoryview) -> None:
         """Put a piece where it belongs. The piece with the last byte ends the transfer."""
@@ -558,6 +561,7 @@ class _Attempt:
 
     __slots__ = (
         "into",
+        "is_connecting",
         "is_hedge",
         "is_late",
         "marked",
@@ -581,6 +585,7 @@ class _Attempt:
         self.opened: float | None = None
         self.marked = self.touched = started
         self.is_late = False
+        self.is_connecting = False  # more requests in flight than ever need a new connection
         self.num_permits = 1.0
         self.task: asyncio.Task[None] | None = None
 

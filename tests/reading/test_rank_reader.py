@@ -142,6 +142,30 @@ def test_a_consumer_that_takes_more_is_read_ahead_of_further(
     run(dataset, test)
 
 
+def test_a_consumer_that_waits_for_storage_is_read_ahead_of_as_one_that_does_not(
+    dataset: mm.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_reader, "LEAST_HORIZON_BYTES", 0)
+    monkeypatch.setattr(rank_reader, "HORIZON_S", 0.1)
+
+    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+        transfers.is_held = True
+        reader.begin(0, 0, (0, 8))
+        num_taken = 0
+        for step in range(4):
+            waiting = asyncio.create_task(reader.step(0, step))
+            await asyncio.sleep(0.2)
+            while not waiting.done():
+                for request, future in zip(transfers.requests, transfers.futures, strict=True):
+                    if request.deadline <= step and not future.done():
+                        future.set_result(bytearray(transfers.read(request)))
+                await asyncio.sleep(0.01)
+            num_taken += (await waiting).num_bytes
+        assert reader._horizon_bytes() > 0.5 * num_taken  # 0.28 if all time counted
+
+    run(dataset, test)
+
+
 def test_a_step_larger_than_the_horizon_comes_too(dataset: mm.Dataset) -> None:
     async def test(reader: RankReader, _: FakeTransfers) -> None:
         reader.begin(0, 0, (0, 8))
