@@ -11,12 +11,13 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["BatchMemory", "MemoryBlock", "attach"]
+__all__ = ["AttachedBlock", "BatchMemory", "MemoryBlock"]
 
 HEADER_BYTES = 64
 """In front of the data of a block. Byte 0 says whether the receiving process still holds it."""
@@ -35,12 +36,16 @@ class MemoryBlock:
     """A block of memory, in use while a tensor of this or of the receiving process looks at it.
 
     Attributes:
+        number: of the block in its `BatchMemory`.
         file: descriptor of shared memory. None for private memory.
+        is_attached: whether the receiving process has it, since a batch before.
         num_bytes: size of the data.
         num_used: bytes that were asked for. The rest is free for more tensors of the batch.
     """
 
-    def __init__(self, num_bytes: int, *, shared: bool) -> None:
+    def __init__(self, number: int, num_bytes: int, *, shared: bool) -> None:
+        self.number = number
+        self.is_attached = False
         self.num_bytes = num_bytes
         self.num_used = num_bytes
         self.file: int | None = None
@@ -95,11 +100,17 @@ class BatchMemory:
         self.shared = shared
         self.spare_bytes = 0
         self._blocks: list[MemoryBlock] = []
+        self._numbers = count()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all blocks, used and free."""
         return sum(block.num_bytes for block in self._blocks)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of all blocks, used and free."""
+        return [block.number for block in self._blocks]
 
     def take(self, num_bytes: int, spare_bytes: int = 0) -> torch.Tensor:
         """Return uninitialised memory, uint8 [num_bytes], with `spare_bytes` behind it."""
@@ -108,7 +119,8 @@ class BatchMemory:
         fitting = [block for block in free if wanted <= block.num_bytes <= 2 * wanted + ROUND_BYTES]
         block = min(fitting, key=lambda block: block.num_bytes, default=None)
         if block is None:
-            block = MemoryBlock(-(-wanted // ROUND_BYTES) * ROUND_BYTES, shared=self.shared)
+            num_rounded = -(-wanted // ROUND_BYTES) * ROUND_BYTES
+            block = MemoryBlock(next(self._numbers), num_rounded, shared=self.shared)
         else:
             self._blocks.remove(block)
             free.remove(block)
@@ -123,22 +135,28 @@ class BatchMemory:
         return next((block for block in self._blocks if block.holds(tensor)), None)
 
 
-def attach(file: int, num_bytes: int) -> torch.Tensor:
-    """Return the data of a block in the receiving process.
-
-    The sender learns when the last view of it is gone.
+class AttachedBlock:
+    """A block in the receiving process. It stays mapped from one batch to the next.
 
     Args:
         file: descriptor of the block's memory. It is closed here.
         num_bytes: size of the data.
     """
-    try:
-        memory = mmap.mmap(file, HEADER_BYTES + num_bytes, flags=ALL_PAGES)
-    finally:
-        os.close(file)
-    array = _view(memory)
-    weakref.finalize(array, memory.__setitem__, 0, 0).atexit = False
-    return torch.from_numpy(array)
+
+    def __init__(self, file: int, num_bytes: int) -> None:
+        try:
+            self._map = mmap.mmap(file, HEADER_BYTES + num_bytes, flags=ALL_PAGES)
+        finally:
+            os.close(file)
+
+    def lease(self) -> torch.Tensor:
+        """Return the data of a batch, uint8 [num_bytes].
+
+        The sender learns when the last view of it is gone.
+        """
+        array = _view(self._map)
+        weakref.finalize(array, self._map.__setitem__, 0, 0).atexit = False
+        return torch.from_numpy(array)
 
 
 def _view(memory: mmap.mmap) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -4,21 +4,26 @@ torch sends every tensor in new shared memory of its own. That is an open file a
 tensor, and pages that the system must make first. Bytes go through a pipe, 64 KiB at a time. Here
 the tensors and the long bytes of a batch cross in the block in which its images were decoded, the
 others behind them. The rest of the batch is pickled.
+
+A worker uses a few blocks in turn. The main process maps each of them once.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import count
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 
-from mmstream.decoding.batch_memory import BatchMemory, MemoryBlock, attach
+from mmstream.decoding.batch_memory import AttachedBlock, BatchMemory, MemoryBlock
 
-__all__ = ["SentBatch"]
+__all__ = ["BatchReceiver", "SentBatch"]
 
 ALIGN_BYTES = 64
 
@@ -49,16 +54,64 @@ _BytesLocation: TypeAlias = tuple[int, int, int]
 1.6 us a sample."""
 
 
+class _SentBlock(NamedTuple):
+    """A block on its way."""
+
+    number: int
+    num_bytes: int
+    file: Any
+    """A DupFd; None where the receiver has the block since a batch before."""
+
+
+class BatchReceiver:
+    """The main process' side: it holds the blocks of a group of workers.
+
+    Attributes:
+        number: the workers' batches say by it to whom they go.
+    """
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self._blocks: dict[int, dict[int, AttachedBlock]] = {}  # by pid, then by number
+        _receivers[self.number] = self
+
+    def attach(
+        self, pid: int, sent: Sequence[_SentBlock], kept: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the data of the blocks of a batch.
+
+        Args:
+            pid: process id of the worker.
+            sent: the blocks of the batch.
+            kept: numbers of all blocks that the worker still has; others are dropped here too.
+        """
+        blocks = self._blocks.setdefault(pid, {})
+        for number, num_bytes, file in sent:
+            if file is not None:
+                blocks[number] = AttachedBlock(file.detach(), num_bytes)
+        for number in blocks.keys() - set(kept):
+            del blocks[number]
+        return [blocks[number].lease() for number, _, _ in sent]
+
+
+_numbers = count()
+_receivers: WeakValueDictionary[int, BatchReceiver] = WeakValueDictionary()
+"""By number. Batches are unpickled deep inside torch, in one of its threads where memory is pinned;
+nothing can be handed to them there."""
+
+
 class SentBatch:
     """A batch on its way: made and pickled in a worker, it arrives as the batch.
 
     Args:
         batch: what a pipeline made. Tensors of it cross in shared memory, and so do long bytes.
             Bytes arrive as bytes.
-        memory: the shared memory of the worker.
+        memory: the shared memory of the worker. All its batches go to one receiver.
+        receiver: number of the `BatchReceiver`.
     """
 
-    def __init__(self, batch: Any, memory: BatchMemory) -> None:
+    def __init__(self, batch: Any, memory: BatchMemory, receiver: int) -> None:
+        self._receiver = receiver
         self._blocks: list[MemoryBlock] = []
         file = BytesIO()
         pickler = _Pickler(file)
@@ -73,14 +126,19 @@ class SentBatch:
             copies = self._copy([pickler.shared[n] for n in unshared], memory)
             for number, location in zip(unshared, copies, strict=True):
                 self._locations[number] = location
+        self._new_files = [None if block.is_attached else block.file for block in self._blocks]
+        self._kept = memory.numbers
         for block in self._blocks:
             block.mark_sent()
+            block.is_attached = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = [
-            (DupFd(block.file), block.num_bytes) for block in self._blocks if block.file is not None
+            _SentBlock(block.number, block.num_bytes, None if file is None else DupFd(file))
+            for block, file in zip(self._blocks, self._new_files, strict=True)
         ]
-        return _open, (self._pickled, self._locations, sent)
+        blocks = os.getpid(), sent, self._kept
+        return _open, (self._receiver, self._pickled, self._locations, blocks)
 
     def _locate(self, tensor: torch.Tensor, memory: BatchMemory) -> _TensorLocation | None:
         """Return where a tensor lies, if it can cross in that memory.
@@ -172,11 +230,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _open(
+    receiver: int,
     pickled: bytes,
     locations: Sequence[_TensorLocation | _BytesLocation],
-    sent: Sequence[tuple[Any, int]],
+    blocks: tuple[int, Sequence[_SentBlock], Sequence[int]],
 ) -> Any:
-    data = [attach(file.detach(), num_bytes) for file, num_bytes in sent]
+    data = _receivers[receiver].attach(*blocks)
     views = [tensor.numpy().data for tensor in data]
 
     def value(location: _TensorLocation | _BytesLocation) -> torch.Tensor | bytes:

@@ -42,6 +42,7 @@ class StepDataset(Dataset[Batch]):
         pipeline: what to run.
         num_threads: decode threads.
         progress: memory in which each worker writes down what it works on (`shared_progress`).
+        receiver: number of the `BatchReceiver` of their batches.
         is_forked: whether workers inherit the pipeline; else it is pickled for them.
         connections: to the reader process of the rank, one for each worker; empty without one.
 
@@ -54,6 +55,7 @@ class StepDataset(Dataset[Batch]):
         pipeline: Pipeline,
         num_threads: int,
         progress: Any,
+        receiver: int,
         *,
         is_forked: bool,
         connections: Sequence[StepConnection] = (),
@@ -63,13 +65,15 @@ class StepDataset(Dataset[Batch]):
         self._pipeline = pipeline
         self._num_threads = num_threads
         self._progress = progress
+        self._receiver = receiver
         self._connections = list(connections)
         self._pickled = None if is_forked else _pickled(pipeline)
         self._memory: BatchMemory | None = None
         self._runner: PipelineRunner | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load, (self._pickled, self._num_threads, self._progress, self._connections)
+        settings = self._num_threads, self._progress, self._receiver
+        return _load, (self._pickled, *settings, self._connections)
 
     def __getitem__(self, job: Job) -> Any:
         if self._memory is None:  # made here, in the worker
@@ -86,7 +90,7 @@ class StepDataset(Dataset[Batch]):
                 connection=self._connections[number] if self._connections else None,
             )
         try:
-            sent = SentBatch(self._runner.batch(job), self._memory)
+            sent = SentBatch(self._runner.batch(job), self._memory, self._receiver)
         except BaseException:
             self._runner.close()
             self._runner = None
@@ -96,10 +100,20 @@ class StepDataset(Dataset[Batch]):
 
 
 def _load(
-    pickled: bytes, num_threads: int, progress: Any, connections: list[StepConnection]
+    pickled: bytes,
+    num_threads: int,
+    progress: Any,
+    receiver: int,
+    connections: list[StepConnection],
 ) -> StepDataset:
-    pipeline = pickle.loads(pickled)
-    return StepDataset(pipeline, num_threads, progress, is_forked=True, connections=connections)
+    return StepDataset(
+        pickle.loads(pickled),
+        num_threads,
+        progress,
+        receiver,
+        is_forked=True,
+        connections=connections,
+    )
 
 
 def preload_server(pipeline: Pipeline) -> None:

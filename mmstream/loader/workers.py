@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler, _utils
 
 from mmstream.errors import MMStreamError
+from mmstream.loader.batch_transport import BatchReceiver
 from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import WorkerGroup, shared_progress
 from mmstream.loader.worker_process import StepDataset, start_worker
@@ -74,12 +75,14 @@ class Workers:
         self._jobs = _JobSampler(pipeline.order.steps_per_epoch)
         self._batches: Iterator[Batch] | None = None
         progress = shared_progress(num_workers)
+        self._receiver = BatchReceiver()  # it lives as long as the workers
         self._is_forked = multiprocessing_context == "fork"
         self._transport: DataLoader[Batch] = DataLoader(
             StepDataset(
                 pipeline,
                 num_threads,
                 progress,
+                self._receiver.number,
                 is_forked=self._is_forked,
                 connections=() if reader is None else reader.connections,
             ),

@@ -257,7 +257,9 @@ def test_a_batch_still_encoded_is_cut_by_rows(photographs: str) -> None:
 
 def test_files_cross_processes_in_one_piece(photographs: str) -> None:
     batch = next(iter(mm.Loader(make_pipeline(photographs), world=mm.World(0, 1))))
-    _, (pickled, locations, blocks) = SentBatch(batch, BatchMemory(shared=True)).__reduce__()
+    _, (_, pickled, locations, (_, blocks, _)) = SentBatch(
+        batch, BatchMemory(shared=True), receiver=0
+    ).__reduce__()
     assert len(blocks) == 1
     assert len(locations) == 2  # the files together, and the validity
     assert len(pickled) < 20_000

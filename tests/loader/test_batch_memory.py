@@ -2,7 +2,9 @@
 
 import gc
 import os
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 import mmstream as mm
 from mmstream.dataset.index import encode_index
 from mmstream.decoding.batch_memory import MAX_FREE_BLOCKS, BatchMemory
-from mmstream.loader.batch_transport import SentBatch
+from mmstream.loader.batch_transport import BatchReceiver, SentBatch
 from mmstream.processes import num_cores, pss_bytes
 from mmstream.tar.writer import TarWriter
 from tests.helpers.pictures import encoded, photo
@@ -19,8 +21,14 @@ from tests.helpers.pictures import encoded, photo
 MIB = 1 << 20
 
 
-def crossed(batch, memory):
-    return ForkingPickler.loads(bytes(ForkingPickler.dumps(SentBatch(batch, memory))))
+def cross(batch, memory, receiver):
+    sent = SentBatch(batch, memory, receiver.number)
+    return ForkingPickler.loads(bytes(ForkingPickler.dumps(sent)))
+
+
+@pytest.fixture
+def crossed():
+    return partial(cross, receiver=BatchReceiver())
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -64,7 +72,7 @@ def test_a_batch_of_another_size_does_not_take_far_too_large_memory():
     assert small.untyped_storage().nbytes() < MIB
 
 
-def test_what_was_sent_stays_until_the_other_side_has_dropped_it():
+def test_what_was_sent_stays_until_the_other_side_has_dropped_it(crossed):
     memory = BatchMemory(shared=True)
     pictures = memory.take(MIB)
     where = pictures.data_ptr()
@@ -86,7 +94,7 @@ def test_what_was_sent_stays_until_the_other_side_has_dropped_it():
     assert memory.num_bytes < 3 * MIB
 
 
-def test_tensors_of_any_shape_type_and_layout_cross_as_they_are():
+def test_tensors_of_any_shape_type_and_layout_cross_as_they_are(crossed):
     memory = BatchMemory(shared=True)
     pictures = memory.take(4 * 6 * 5 * 3).view(4, 6, 5, 3)
     pictures.copy_(torch.arange(360).view(4, 6, 5, 3) % 251)
@@ -138,7 +146,7 @@ class Wrapped:
 
 
 def test_long_bytes_cross_in_the_shared_memory_and_arrive_as_bytes():
-    memory = BatchMemory(shared=True)
+    memory, receiver = BatchMemory(shared=True), BatchReceiver()
     files = [os.urandom(size) for size in (0, 1, 1023, 1024, 1025, 70_001)]
     batch = {
         "jpg": files,
@@ -147,7 +155,7 @@ def test_long_bytes_cross_in_the_shared_memory_and_arrive_as_bytes():
         "wrapped": Wrapped(files[5], torch.ones(3, 5)),
         "writable": bytearray(files[4]),
     }
-    sent = ForkingPickler.dumps(SentBatch(batch, memory))
+    sent = ForkingPickler.dumps(SentBatch(batch, memory, receiver.number))
     assert len(sent) < 8000
     arrived = ForkingPickler.loads(bytes(sent))
     memory.take(MIB).fill_(9)  # the block of the batch is not free yet
@@ -161,19 +169,41 @@ def test_long_bytes_cross_in_the_shared_memory_and_arrive_as_bytes():
     assert torch.equal(arrived["ids"], torch.arange(7))
 
 
-def test_a_batch_of_bytes_gives_its_memory_back_at_once():
+def test_a_batch_of_bytes_gives_its_memory_back_at_once(crossed):
     memory = BatchMemory(shared=True)
     kept = [crossed({"jpg": [os.urandom(MIB)]}, memory) for _ in range(20)]
     assert memory.num_bytes < 4 * MIB
     assert len({batch["jpg"][0] for batch in kept}) == 20
 
 
+def num_maps():
+    return Path("/proc/self/maps").read_text().count("mmstream-batch")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts maps the Linux way")
+def test_a_block_is_mapped_once_by_each_side_and_dropped_by_both():
+    before = num_maps()
+    memory, receiver = BatchMemory(shared=True), BatchReceiver()
+    batch = None
+    for number in range(8):
+        batch = cross({"ids": torch.full((50_000,), number)}, memory, receiver)
+        assert batch["ids"].unique().tolist() == [number]
+    assert num_maps() - before == 2 * len(memory.numbers)
+    for size in range(1, 2 * MAX_FREE_BLOCKS + 3):  # each needs a larger block than all before
+        batch = cross({"ids": torch.ones(4**size // 4, dtype=torch.uint8)}, memory, receiver)
+    assert len(memory.numbers) <= MAX_FREE_BLOCKS + 2
+    assert num_maps() - before == 2 * len(memory.numbers)
+    del batch, memory, receiver
+    gc.collect()
+    assert num_maps() == before
+
+
 def test_a_batch_that_cannot_be_pickled_is_an_error_in_the_worker():
     with pytest.raises(AttributeError, match="local object"):
-        SentBatch({"function": lambda: 0}, BatchMemory(shared=True))
+        SentBatch({"function": lambda: 0}, BatchMemory(shared=True), receiver=0)
 
 
-def test_a_second_batch_needs_no_memory_of_its_own_for_what_lies_behind_the_pictures():
+def test_a_second_batch_needs_no_memory_of_its_own_for_what_lies_behind_the_pictures(crossed):
     memory = BatchMemory(shared=True)
     for _ in range(5):
         pictures = memory.take(MIB, spare_bytes=memory.spare_bytes)
@@ -243,7 +273,7 @@ def test_more_threads_than_cores_are_advised_against(corpus, caplog):
     assert "decode threads on" in caplog.text
 
 
-def test_a_tensor_that_crosses_in_two_batches_is_not_written_over():
+def test_a_tensor_that_crosses_in_two_batches_is_not_written_over(crossed):
     memory = BatchMemory(shared=True)
     image = memory.take(MIB)
     image.fill_(1)
@@ -257,7 +287,7 @@ def test_a_tensor_that_crosses_in_two_batches_is_not_written_over():
     assert second["note"].unique().tolist() == [7]
 
 
-def test_small_tensors_of_a_batch_do_not_write_over_those_of_the_batch_before():
+def test_small_tensors_of_a_batch_do_not_write_over_those_of_the_batch_before(crossed):
     memory = BatchMemory(shared=True)
     image = memory.take(MIB)
     first = crossed({"image": image.fill_(1), "note": torch.full((9,), 6)}, memory)

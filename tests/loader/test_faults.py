@@ -23,7 +23,7 @@ from mmstream.errors import (
     ShardError,
     StorageError,
 )
-from mmstream.loader.batch_transport import SentBatch
+from mmstream.loader.batch_transport import BatchReceiver, SentBatch
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
@@ -341,9 +341,9 @@ def test_a_batch_of_any_types_crosses_from_a_worker_as_it_is(corpus):
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")
 def test_a_list_of_pictures_crosses_as_one_open_file_not_one_each():
     pictures = [torch.full((4 + n, 5, 3), n).permute(2, 0, 1) for n in range(100)]
-    memory = BatchMemory(shared=True)
+    memory, receiver = BatchMemory(shared=True), BatchReceiver()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    data = bytes(ForkingPickler.dumps(SentBatch({"image": pictures}, memory)))
+    data = bytes(ForkingPickler.dumps(SentBatch({"image": pictures}, memory, receiver.number)))
     assert len(list(Path("/proc/self/fd").iterdir())) - before < 5
     arrived = ForkingPickler.loads(data)["image"]
     assert all(torch.equal(a, b) for a, b in zip(pictures, arrived, strict=True))
