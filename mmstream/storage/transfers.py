@@ -169,6 +169,7 @@ class Transfers:
         self._next_fill = None
         now = self._loop.time()
         num_held, num_kept = self._num_held(), self._num_kept()
+        num_sent = 0
         while self._queue:
             deadline, _, transfer = self._queue[0]
             if transfer.future.done():
@@ -180,8 +181,12 @@ class Transfers:
                 permits -= min(permits - 1, math.ceil(permits * self._limits.reserved_share))
             if num_held + (num_kept if transfer.failures is None else 0) >= permits:
                 break
+            if num_sent == self._limits.sent_at_once:  # workers ask for steps meanwhile
+                self._wake()
+                break
             heapq.heappop(self._queue)
             num_held += self._send(transfer, now).num_permits
+            num_sent += 1
         if self._next_tick is None and (self._attempts or self._queue):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
 

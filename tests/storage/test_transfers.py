@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from statistics import median
 
 import pytest
@@ -138,6 +138,18 @@ async def test_no_more_requests_are_in_flight_than_permits():
     async with Store(limits=fixed(8)) as store:
         await asyncio.gather(*store.submit_many(100))
         assert store.client.max_open == 8
+
+
+@in_virtual_time
+async def test_other_things_get_their_turn_while_requests_are_sent():
+    async with Store(limits=fixed(64)) as store:
+        futures = store.submit_many(100, deadline=lambda i: 0)
+        num_open = [0]
+        while num_open[-1] < 64:
+            await asyncio.sleep(0)
+            num_open.append(store.client.num_open)
+        assert max(after - before for before, after in pairwise(num_open)) <= 4
+        await asyncio.gather(*futures)
 
 
 @in_virtual_time
