@@ -13,13 +13,18 @@ import numpy as np
 
 __all__ = ["request_factor"]
 
+READ_ALONG_SAMPLES = 16
+"""A range has up to 4 MiB. If it has at least so many samples, they are 256 KiB or less in the
+mean, and one that lies between two needed ones is read along."""
+
 
 def request_factor(range_samples: float, num_lanes: int, row_bounds: Sequence[int]) -> float:
     """Return how many times the requests of whole lanes a number of ranks makes, about.
 
     A rank that has a fraction f of a lane's rows needs each sample of a range of r samples with
-    probability f. It finds them in about f + (r - 1) * f * (1 - f) pieces, so all ranks together
-    make 1 + (r - 1) * (1 - sum of f * f) requests for the range.
+    probability f. It finds them in about f + (r - 1) * f * (1 - f) pieces. Where single samples
+    between them are read along, a gap has two samples or more, and f + (r - 1) * f * (1 - f)**2
+    pieces are left.
 
     Args:
         range_samples: r.
@@ -30,10 +35,13 @@ def request_factor(range_samples: float, num_lanes: int, row_bounds: Sequence[in
         >>> request_factor(38, num_lanes=64, row_bounds=[0, 128, 256])  # 32 lanes each
         1.0
         >>> request_factor(38, num_lanes=1, row_bounds=[0, 128, 256])  # both have half of each
-        19.5
+        10.25
+        >>> request_factor(4, num_lanes=1, row_bounds=[0, 128, 256])  # samples of 1 MB
+        2.5
     """
     rows_per_lane = row_bounds[-1] // num_lanes
     lane_bounds = np.arange(num_lanes + 1) * rows_per_lane
     fractions = np.diff(np.union1d(lane_bounds, row_bounds)) / rows_per_lane
-    kept_together = float((fractions**2).sum() / num_lanes)
-    return 1 + (range_samples - 1) * (1 - kept_together)
+    least_gap = 2 if range_samples >= READ_ALONG_SAMPLES else 1
+    pieces = fractions + (range_samples - 1) * fractions * (1 - fractions) ** least_gap
+    return float(pieces.sum() / num_lanes)
