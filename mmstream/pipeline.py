@@ -181,7 +181,7 @@ class Pipeline:
         """Return the raw samples of one epoch as a stock `wds.DataPipeline`, for existing stages.
 
         Add stages with ``.compose(wds.decode("pil"), ...)``. It runs in any DataLoader with
-        ``batch_size=None``. Decoders and transforms of this pipeline are not applied, bad samples
+        ``batch_size=None``. Decoders and functions of this pipeline are not applied, bad samples
         are not substituted, and there is no state.
         """
         from webdataset import DataPipeline

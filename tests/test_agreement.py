@@ -505,6 +505,31 @@ def test_texts_of_settings_are_the_same_in_every_process(corpus):
     assert len(text) < 4000
 
 
+def test_decoders_by_field_and_functions_before_decoding_are_compared(corpus):
+    def settings(fields, before=(), **groups):
+        decode = mm.Decode(fields, **groups)
+        made = mm.Pipeline(
+            mm.open_dataset(corpus), global_batch_size=4, decode=decode, before=before
+        )
+        return rank_settings(made, None)
+
+    image = mm.ImageDecoder(size=8)
+    boxes = mm.Boxes("json.b")
+    fields = {"jpg": image, "b": boxes}
+    group = {"same_geometry": ("jpg", "b")}
+    same = settings(fields, **group)
+    assert settings(dict(fields), **group) == same
+    assert any(name == "version of pillow" for name in same)
+    for other in (
+        settings(fields | {"cls": int}, **group),
+        settings(fields | {"jpg": mm.ImageDecoder(size=9)}, **group),
+        settings(fields | {"b": mm.Boxes("json.b", format="xywh")}, **group),
+        settings(fields, (first,), **group),
+        settings({"jpg": image}),
+    ):
+        assert other != same
+
+
 def test_a_tokenizer_that_was_used_is_still_the_same(corpus):
     tokenizer = byte_tokenizer()
     made = pipeline(corpus, tokenizer=tokenizer)

@@ -51,6 +51,29 @@ def pictures_of_every_size(tokenizer: Any) -> None:
     assert_type(image.prepared_shape(b""), mm.ImageShape | None)
 
 
+def size_of(data: bytes) -> int:
+    return len(data)
+
+
+def by_field(tokenizer: Any) -> None:
+    decode = mm.Decode(
+        {
+            "jpg;png": mm.ImageDecoder(size=224, crop="random"),
+            "mask.png": mm.ImageDecoder(mask=True, interpolation="nearest"),
+            "boxes": mm.Boxes("json.boxes", format="xywh", to_units="0-1000"),
+            "points": mm.Points("json.points"),
+            "cls": int,
+            "npy": ...,
+            "raw": size_of,
+            "caption.txt": mm.TextDecoder(tokenizer),
+        },
+        same_geometry=("jpg", "mask.png", "boxes", "points"),
+    )
+    mm.Decode({"jpg": ..., "a.png": ...}, same_geometry=(("jpg",), ("a.png",)))
+    mm.TextDecoder(tokenizer, field=lambda sample: str(sample["json"]["caption"]))
+    mm.Pipeline(mm.open_dataset("corpus"), global_batch_size=8, decode=decode, before=(transform,))
+
+
 def stream(tokenizer: Any, world: mm.World | None) -> None:
     dataset = mm.open_dataset("corpus")
     pipeline = mm.Pipeline(

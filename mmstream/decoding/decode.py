@@ -159,10 +159,12 @@ def _check_fields(fields: object) -> None:
 
 
 def _check_image(image: object) -> None:
-    if image is None or isinstance(image, ImageDecoder):
+    if image is None or (isinstance(image, ImageDecoder) and not image.mask):
         return
     advice = "write image=mm.ImageDecoder(size=224)"
-    if any(hasattr(image, name) for name in ("image_processor", "image_mean", "pixel_values")):
+    if isinstance(image, ImageDecoder):
+        advice = 'a mask goes by field, Decode({"mask.png": mm.ImageDecoder(mask=True)})'
+    elif any(hasattr(image, name) for name in ("image_processor", "image_mean", "pixel_values")):
         advice = "write image=mm.ImageDecoder.from_processor(processor)"
     elif isinstance(image, int | tuple):
         advice = f"write image=mm.ImageDecoder(size={image!r})"

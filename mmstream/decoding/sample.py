@@ -345,7 +345,7 @@ def _decode_images(
         decode = partial(decoder.decode, sample[names[0]], out.numpy(), rng)
         single = with_address(sample, names[0], decode)
         # In the batch's memory: collate need not copy.
-        return {IMAGE: out if decoder.mask else out.permute(2, 0, 1)}, single
+        return {IMAGE: out.permute(2, 0, 1)}, single
     limits = decoder.start_limits()
     if len(names) > 1 and decoder.output_shape is not None:
         check = partial(limits.check_results, len(names), *decoder.output_shape)
@@ -369,12 +369,7 @@ def _decode_images(
         limits = limits.holding(result.pixels.nbytes)
         results.append(result)
     if decoder.tiles is None:
-        tensors = [
-            torch.from_numpy(result.pixels)
-            if decoder.mask
-            else torch.from_numpy(result.pixels).permute(2, 0, 1)
-            for result in results
-        ]
+        tensors = [torch.from_numpy(result.pixels).permute(2, 0, 1) for result in results]
         if len(tensors) == 1:
             return {IMAGE: tensors[0]}, results[0]
         return {IMAGE: tensors}, None

@@ -102,33 +102,37 @@ def pictures_of(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return the pictures of a sample by field: bytes, or tensors if they are decoded."""
     from mmstream.decoding.fields import image_fields
 
+    by_field = {
+        name: sample[name] for name in image_fields(dict(sample)) if _is_picture(sample[name])
+    }
     if "image" not in sample:
-        return {
-            name: sample[name]
-            for name in image_fields(dict(sample))
-            if isinstance(sample[name], bytes)
-        }
+        return by_field
     decoded = sample["image"] if isinstance(sample["image"], list) else [sample["image"]]
     named = fields_named(messages_of(sample))
     names = image_fields(dict.fromkeys(named))
     if len(names) != len(decoded):
         names = ["image"] if len(decoded) == 1 else [f"image {i}" for i in range(len(decoded))]
-    return dict(zip(names, decoded, strict=True))
+    return dict(zip(names, decoded, strict=True)) | by_field
 
 
 def batch_pictures(batch: Mapping[str, Any]) -> list[list[Any]]:
     """Return the pictures of each row of a batch."""
+    from mmstream.decoding.fields import image_fields
+
     pictures: list[list[Any]] = [[] for _ in batch["__key__"]]
     images = batch.get("image")
-    if images is None:
-        for name in pictures_of(dict.fromkeys(batch, b"")):
-            for row, data in enumerate(batch[name]):
-                pictures[row] += [data] if isinstance(data, bytes) else []
-        return pictures
     rows = batch["image_row"].tolist() if "image_row" in batch else range(len(pictures))
-    for row, image in zip(rows, images, strict=False):
+    for row, image in zip(rows, () if images is None else images, strict=False):
         pictures[row].append(image)
+    for name in image_fields(batch):
+        for row, data in enumerate(batch[name]):
+            pictures[row] += [data] if _is_picture(data) else []
     return pictures
+
+
+def _is_picture(value: Any) -> bool:
+    """Tell whether a field of a picture holds a file, pixels, or a mask."""
+    return isinstance(value, bytes) or (hasattr(value, "detach") and value.ndim in (2, 3))
 
 
 def row_of(value: Any, row: int) -> Any:

@@ -130,7 +130,8 @@ def pixels_of(value: Any) -> Pixels:
 
     Args:
         value: the bytes of a file, an `EncodedImage`, or a tensor [3, H, W]. A tensor is uint8, or
-            floating after normalisation: then its values are stretched to 0..255.
+            floating after normalisation: then its values are stretched to 0..255. A mask [H, W] is
+            shown in grey levels, the highest number in white.
 
     Raises:
         DecodeError: `value` is not an image, or too large.
@@ -145,6 +146,8 @@ def pixels_of(value: Any) -> Pixels:
     if not hasattr(value, "detach"):
         raise DecodeError(f"no picture: {type(value).__name__}")
     array = value.detach().cpu()
+    if array.ndim == 2 and "uint8" in str(array.dtype):
+        array = (array * (255 // max(1, int(array.max())))).expand(3, -1, -1)
     if array.is_floating_point():
         low = float(array.min())
         high = float(array.max())

@@ -20,7 +20,7 @@ from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.train import TrainConfig
 from tests.helpers.convert_corpus import make_corpus, write_rows
-from tests.helpers.corpora import write_corpus, write_shard
+from tests.helpers.corpora import jpeg, write_corpus, write_shard
 from tests.helpers.foreign_tars import FOREIGN, make_tar
 from tests.helpers.paths import ROOT
 
@@ -397,6 +397,17 @@ def test_verify_decode_finds_an_image_that_is_none(mmstream, tmp_path):
     code, out, _ = mmstream("verify", tmp_path, "--decode")
     assert code == 1
     assert out.count("bad: shard-000000.tar[") == 3
+
+
+def test_verify_decode_takes_pictures_by_any_name(mmstream, tmp_path):
+    def fields(number):
+        return {"input.jpg": jpeg(number), "target.jpg": jpeg(9) if number else b"none"}
+
+    write_corpus(tmp_path, [3], fields)
+    code, out, _ = mmstream("verify", tmp_path, "--decode")
+    assert code == 1
+    assert "shard-000000.tar[0] 000000.target.jpg: not an image" in out
+    assert out.count("bad: ") == 1
 
 
 def test_verify_decode_names_the_types_that_it_only_read(mmstream, tmp_path):

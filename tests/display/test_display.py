@@ -387,3 +387,18 @@ def test_a_long_recording_is_named_not_embedded():
 def test_a_tensor_that_is_no_picture_is_said():
     page = parse(mm.show({"__key__": "a", "image": torch.zeros(2, 5)}))
     assert "no picture" in page.words
+
+
+def test_pictures_and_masks_by_field_are_shown(tmp_path):
+    mask = torch.zeros((12, 16), dtype=torch.uint8)
+    mask[:, 8:] = 3
+    file = io.BytesIO()
+    Image.fromarray(mask.numpy()).save(file, "png")
+    source = write_corpus(tmp_path, [4], lambda n: {"jpg": jpeg(n), "mask.png": file.getvalue()})
+    decode = mm.Decode({"jpg": mm.ImageDecoder(), "mask.png": mm.ImageDecoder(mask=True)})
+    pipeline = mm.Pipeline(mm.open_dataset(source), global_batch_size=2, decode=decode)
+    shown = parse(mm.show(pipeline.take(1)[0])).images()
+    assert [image.size for image in shown] == [(40, 30), (16, 12)]
+    assert shown[1].convert("L").getpixel((14, 6)) > 240
+    batch = next(iter(mm.Loader(pipeline)))
+    assert len(parse(mm.show(batch)).images()) == 4
