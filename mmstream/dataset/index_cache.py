@@ -55,7 +55,8 @@ def map_cached(part: IndexPart) -> mmap | None:
     with suppress(OSError), os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode) and status.st_size == part.num_bytes:
-            os.utime(descriptor)  # it is in use
+            with suppress(OSError):  # the disk may be read-only
+                os.utime(descriptor)  # it is in use
             return mmap(file.fileno(), 0, access=ACCESS_READ)
     return None
 
@@ -102,7 +103,7 @@ def fetch_part(store: Store, part: IndexPart) -> bool:
         if not is_locked:
             return False
         path = folder / part.sha256
-        if path.exists():
+        if _is_whole(path, part):  # another process was quicker
             return True
         for _ in range(MAX_FETCHES - 1):
             with suppress(ShardError):
@@ -112,6 +113,14 @@ def fetch_part(store: Store, part: IndexPart) -> bool:
             _fetch(store, part, path)
         _remove_unused(folder)
     return True
+
+
+def _is_whole(path: Path, part: IndexPart) -> bool:
+    """Tell whether a file has the size of a part. A machine that lost its power may cut files."""
+    with suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and status.st_size == part.num_bytes
+    return False
 
 
 def _fetch(store: Store, part: IndexPart, path: Path) -> None:

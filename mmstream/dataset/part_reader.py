@@ -136,7 +136,12 @@ class PartReader:
     def _open(self) -> Table:
         """Map the part, or read its table. Return the table."""
         if self._map is None and (part_map := self._find()) is not None:
-            self._table = self._decode_table(memoryview(part_map))
+            try:
+                self._table = self._decode_table(memoryview(part_map))
+            except ShardError:
+                if self._is_kept:
+                    remove_cached(self.part)
+                raise
             self._map = part_map
         if self._table is None:
             size = table_size(self.part.last_shard - self.part.first_shard + 1)

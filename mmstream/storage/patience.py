@@ -264,14 +264,15 @@ def _warn(
         return
     patience.last_warning = now
     clock = datetime.now()
+    end = f"{clock + timedelta(seconds=since + limit_s - now):%H:%M:%S}"
     logger.warning(
-        "%s: fails since %s (%.0f s): %s: %s; it is tried again until %s",
+        "%s: fails since %s (%.0f s): %s: %s; it is tried %s",
         escaped(url),
         f"{clock - timedelta(seconds=now - since):%H:%M:%S}",
         now - since,
         type(error).__name__,
         escaped(error),
-        f"{clock + timedelta(seconds=since + limit_s - now):%H:%M:%S}",
+        f"again until {end}" if patience.has_answered else f"{MAX_FIRST_ATTEMPTS} times in all",
     )
 
 

@@ -334,10 +334,16 @@ class RemoteStore:
         """Return the objects directly under the root by their names, sorted by name.
 
         Names that start with a dot are left out.
+
+        Raises:
+            FileNotFoundError: No such bucket. A prefix without objects gives an empty dict.
+            StorageError: The storage failed after retries.
         """
         try:
             entries = self._retry(self.url, lambda client: client.ls(self.url, detail=True))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if str(error).endswith("no such bucket"):
+                raise
             return {}
         root = _client(self.url)._strip_protocol(self.url).strip("/") + "/"
         files: dict[str, dict[str, Any]] = {}

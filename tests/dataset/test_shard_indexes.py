@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import logging
 import os
 import pickle
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,19 +95,58 @@ def test_a_remote_part_is_fetched_once_a_machine(folder, cache):
     assert others.store.ranges == []
 
 
-def test_a_damaged_cached_part_is_fetched_again(folder, cache):
+@pytest.mark.parametrize(
+    "damage", ["table", "columns", "zeros", "short", "empty", "a link", "absent target"]
+)
+def test_a_damaged_cached_part_is_fetched_again(folder, cache, damage, tmp_path):
     remote(folder).load_indexes([0])
     (path,) = cache.glob("[!.]*[!k]")
     data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data)
+    if damage in ("table", "columns"):
+        data[len(data) // 4 if damage == "table" else -3] ^= 1
+    path.unlink()
+    if damage in ("a link", "absent target"):
+        if damage == "a link":
+            (tmp_path / "elsewhere").write_bytes(data)
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        contents = {"zeros": bytes(len(data)), "short": data[:-1], "empty": b""}
+        path.write_bytes(contents.get(damage, data))
     dataset = remote(folder)
     counted = []
     assert dataset.bounds(4, np.array([0]), counted.append).start.tolist() == [0]
-    assert counted == [1]
+    assert counted == [1] * (damage in ("table", "columns", "zeros"))
     assert dataset.store.ranges == [(part_of(folder).name, 0, part_of(folder).num_bytes)]
     assert_right(dataset, folder)
+    again = remote(folder)
+    assert_right(again, folder)
+    assert again.store.ranges == []  # what was fetched is kept
+
+
+def test_a_full_disk_is_a_warning_and_ranges_are_read(folder, cache, caplog):
+    dataset = remote(folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        num_requests = dataset.load_indexes([0, 3])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert num_requests == 3  # the table and two shards
+    assert "cannot be kept on this machine: " in caplog.text
+    assert_right(dataset, folder)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_part_on_a_disk_that_can_only_be_read_is_used(folder, cache, monkeypatch):
+    remote(folder).load_indexes([0])
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(index_cache.os, "utime", refuse)
+    dataset = remote(folder)
+    assert_right(dataset, folder)
+    assert dataset.store.ranges == []
 
 
 @pytest.mark.parametrize("case", ["no room", "not writable", "of others", "no home"])

@@ -8,6 +8,8 @@ from threading import Thread
 
 import pytest
 
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, patience
 from mmstream.storage import remote as storage
@@ -123,6 +125,9 @@ def test_a_bucket_that_is_not_there_is_named(s3):
         store.write("a", DATA)
     with pytest.raises(FileNotFoundError, match="no such bucket"):
         store.read("a")
+    for call in (open_dataset, index_tars):
+        with pytest.raises(FileNotFoundError, match="no-such-bucket/x: no such bucket"):
+            call(store.url)
 
 
 class Flaky:
