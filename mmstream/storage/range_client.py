@@ -45,7 +45,14 @@ class RangeClient(Protocol):
     """Opens ranges of the objects of one store.
 
     A client lives in one event loop, and in the process that made it. It never crosses a fork.
+
+    Attributes:
+        streams: `open` returns with the first byte. False: it returns with the last one.
     """
+
+    @property
+    def streams(self) -> bool:
+        """See above."""
 
     def url_of(self, name: str) -> str:
         """Return the URL of an object, for messages."""

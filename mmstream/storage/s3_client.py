@@ -50,6 +50,8 @@ class S3Client:
         url: Such as ``s3://bucket/prefix``.
     """
 
+    streams = True
+
     def __init__(self, url: str) -> None:
         self.url = url
         self._bucket, _, self._prefix = url.removeprefix("s3://").partition("/")

@@ -29,6 +29,8 @@ MAX_THREADS = 512
 class StoreClient:
     """A `mmstream.storage.range_client.RangeClient` for any store."""
 
+    streams = False
+
     def __init__(self, store: Store) -> None:
         self._store = store
         self._reads = asyncio.Semaphore(MAX_READS)

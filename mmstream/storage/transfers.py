@@ -422,6 +422,8 @@ class Transfers:
             self._speeds.first_byte_timeout_s * 2**transfer.num_timeouts,
             self._limits.max_first_byte_s,
         )
+        if not (self._clients[transfer.request.client].streams or self._is_short(attempt)):
+            timeout_s = self._limits.max_first_byte_s  # its first byte is seen with its last one
         if waited_s >= timeout_s:
             transfer.num_timeouts += 1
             which = "first" if attempt.opened is None else "further"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmstream.storage.store import ObjectStat, RequestError
@@ -65,6 +65,7 @@ class FakeClient:
     piece: int = PIECE
     is_blank: bool = False
     """No byte is copied: nobody looks at them."""
+    streams: bool = True
     sent: list[Sent] = field(default_factory=list)
     num_open: int = 0
     """Requests under way."""
@@ -89,6 +90,9 @@ class FakeClient:
             if answer.latency_s == math.inf:
                 await asyncio.get_running_loop().create_future()
             await asyncio.sleep(answer.latency_s)
+            if not self.streams:
+                await asyncio.sleep((stop - start) / answer.rate)
+                answer = replace(answer, rate=math.inf)
             if answer.error is not None:
                 raise answer.error
             if name not in self.objects:

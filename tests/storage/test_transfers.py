@@ -468,6 +468,23 @@ async def test_a_store_that_always_takes_eight_seconds_is_usable():
         assert store.pop_counts().num_stalls == 0  # the time-out is 24 s by now
 
 
+@in_virtual_time
+async def test_a_client_without_streams_has_time_for_all_bytes_of_a_range():
+    async with Store(lambda sent: Answer(rate=500), streams=False) as store:  # 8 s a range
+        await store.read_many(4)
+        counts = store.pop_counts()
+        assert (counts.num_requests, counts.num_stalls) == (4, 0)
+
+
+@in_virtual_time
+async def test_a_mute_request_without_streams_is_hedged_where_it_is_needed():
+    answer = answer_once(Answer(latency_s=math.inf))
+    async with Store(answer, streams=False) as store:
+        await store.read_many(4)
+        assert 10 <= store.seconds < 11
+        assert store.pop_counts().num_hedges_won == 1
+
+
 @pytest.mark.parametrize("fault", [{"stops_after": 1000}, {"rate": 20.0}], ids=["stall", "dribble"])
 @in_virtual_time
 async def test_a_stream_far_slower_than_its_neighbours_is_continued_on_another_request(fault):
