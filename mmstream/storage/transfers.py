@@ -80,6 +80,7 @@ class Transfers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_late = 0
         self._most_attempts = 0
+        self._answered_at = [self._loop.time()] * len(clients)
         self._clock = 0
         self._is_clock_known = False
         self._clock_changed, self._step_s = math.nan, math.nan
@@ -307,10 +308,9 @@ class Transfers:
 
     def _answered(self, client: int, now: float) -> None:
         """Note that bytes came of a store. Ranges that pause because it was away go on at once."""
-        patience = self._patience[client]
-        since = patience.silent_since
-        patience.answered(now)
-        if since is not None and now - since > self._limits.silent_s:
+        self._patience[client].answered(now)
+        since, self._answered_at[client] = self._answered_at[client], now
+        if now - since > self._limits.silent_s:
             for transfer, handle in list(self._pausing.items()):
                 if transfer.request.client == client and not transfer.is_asked_to_wait:
                     handle.cancel()

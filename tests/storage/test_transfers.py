@@ -341,6 +341,21 @@ async def test_a_broken_answer_is_continued_at_its_byte(fault, num_bytes):
 
 
 @in_virtual_time
+async def test_the_first_answer_ends_all_pauses_whoever_has_noted_it_before():
+    store: Store
+
+    def answer(sent):
+        if 1001 <= sent.time < 1041:
+            return Answer(error=REFUSED)
+        patience_of(store.client.url).answered(sent.time)  # as the client of S3 does
+        return Answer(rate=40e3)
+
+    async with Store(answer) as store:
+        await store.read_many(800)
+        assert 40 < store.seconds < 46  # single pauses last up to 10 s
+
+
+@in_virtual_time
 async def test_a_server_away_for_a_minute_costs_a_minute():
     def answer(sent):
         is_away = 1000.5 <= sent.time < 1060.5
