@@ -64,8 +64,8 @@ class KeyTable:
     def __init__(self, dataset: KeySource) -> None:
         counts = dataset.counts
         num_samples = int(counts.sum())
-        level = logging.WARNING if num_samples >= MANY_SAMPLES else logging.INFO
-        logger.log(level, "%s: reading one header of every sample for its key", dataset)
+        if num_samples >= MANY_SAMPLES:
+            logger.warning("%s: reading one header of every sample for its key", dataset)
         self._starts = np.cumsum(counts) - counts
         self._hashes = np.zeros(num_samples, dtype=np.int64)
         for start in range(0, num_samples, REFS_AT_ONCE):

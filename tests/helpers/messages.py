@@ -19,7 +19,7 @@ HOLE = "\0"
 FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
 """A hole of a message of the log."""
 
-ERRORS = {"click.UsageError", "FileNotFoundError", "IndexError", "SystemExit"}
+ERRORS = {"click.UsageError", "FileNotFoundError", "IndexError", "KeyError", "SystemExit"}
 """Exceptions of others that are raised with a message of mmstream."""
 
 LEVELS = {"logger.warning", "logger.error", "logger.exception", "warnings.warn"}
