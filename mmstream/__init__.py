@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mmstream.dataset.mixture import Mixture as Mixture
     from mmstream.dataset.mixture_file import open_mixture as open_mixture
     from mmstream.dataset.open import open_dataset as open_dataset
+    from mmstream.dataset.statistics import Statistics as Statistics
+    from mmstream.dataset.statistics import statistics as statistics
     from mmstream.decoding.decode import Decode as Decode
     from mmstream.decoding.image.coordinates import Boxes as Boxes
     from mmstream.decoding.image.coordinates import Points as Points
@@ -69,6 +71,7 @@ _NAMES_OF = {
     "dataset.mixture": ("Mixture",),
     "dataset.mixture_file": ("open_mixture",),
     "dataset.open": ("open_dataset",),
+    "dataset.statistics": ("Statistics", "statistics"),
     "decoding.image.decoder": ("ImageDecoder",),
     "decoding.image.image_shape": ("ImageShape",),
     "decoding.image.tiles": ("LlavaNextTiles", "InternVLTiles"),

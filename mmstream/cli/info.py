@@ -1,14 +1,13 @@
-"""``mmstream info``: what a dataset or a mixture holds. It does not import torch."""
+"""``mmstream info``: what a dataset or a mixture holds. Only --stats imports torch."""
 
 from __future__ import annotations
 
 import json
-from itertools import islice
 from typing import Any
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, allow_foreign_urls, command, say
+from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, allow_foreign_urls, command, say
 from mmstream.errors import SampleError, escaped
 
 __all__ = ["info"]
@@ -22,12 +21,44 @@ __all__ = ["info"]
     type=AT_LEAST_0,
     default=5,
     show_default=True,
-    help="Number of first keys to show.",
+    help="Number of keys to show, of samples that are spread over the dataset.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--stats",
+    is_flag=True,
+    help="Instead, read some samples and measure them: sizes of pictures, bytes, words, turns, "
+    "classes.",
+)
+@click.option(
+    "--samples",
+    "num_samples",
+    type=AT_LEAST_1,
+    default=1000,
+    show_default=True,
+    help="With --stats: samples to read, spread over the dataset.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws these samples.")
+@click.option(
+    "--tokenizer",
+    metavar="FOLDER",
+    help="With --stats: also count tokens, an image as one. `bytes` is a tokenizer of one token "
+    "per byte.",
+)
+@click.option("--html", metavar="FILE", help="With --stats: also write a page with the numbers.")
 @allow_foreign_urls
-def info(url: str, num_keys: int, as_json: bool, allow_foreign_urls: bool) -> None:
-    """Show what the dataset at URL holds: shards, samples, fields, bytes, first keys.
+def info(
+    url: str,
+    num_keys: int,
+    as_json: bool,
+    stats: bool,
+    num_samples: int,
+    seed: int,
+    tokenizer: str | None,
+    html: str | None,
+    allow_foreign_urls: bool,
+) -> None:
+    """Show what the dataset at URL holds: shards, samples, fields, bytes, some keys.
 
     If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
     source.
@@ -35,6 +66,12 @@ def info(url: str, num_keys: int, as_json: bool, allow_foreign_urls: bool) -> No
     from mmstream.dataset.mixture import Mixture
     from mmstream.dataset.mixture_file import open_data
 
+    if stats:
+        data = open_data(url, allow_foreign_urls=allow_foreign_urls)
+        _show_statistics(data, url, num_samples, seed, tokenizer, html, as_json)
+        return
+    if tokenizer is not None or html is not None:
+        raise click.UsageError("--tokenizer and --html go with --stats")
     data = open_data(url, allow_foreign_urls=allow_foreign_urls)
     if not isinstance(data, Mixture):
         about = _about(data, num_keys)
@@ -59,10 +96,47 @@ def info(url: str, num_keys: int, as_json: bool, allow_foreign_urls: bool) -> No
         _print_dataset(dataset, sources[name])
 
 
+def _show_statistics(
+    data: Any,
+    url: str,
+    num_samples: int,
+    seed: int,
+    tokenizer: str | None,
+    html: str | None,
+    as_json: bool,
+) -> None:
+    """Measure some samples. Print a table and bars, and write a page if one is wanted."""
+    from mmstream.cli.show import open_tokenizer
+    from mmstream.dataset.statistics import statistics
+    from mmstream.decoding.text.decoder import TextDecoder
+    from mmstream.display import Shown
+    from mmstream.display.statistics import statistics_html, statistics_lines
+
+    text = None
+    if tokenizer is not None:
+        text = TextDecoder(
+            open_tokenizer(tokenizer),
+            max_length=1 << 30,
+            undecoded_parts="keep",
+            unlabeled_texts="keep",
+        )
+    stats = statistics(data, num_samples, seed=seed, text=text, progress=True)
+    if as_json:
+        say(json.dumps({"url": url, **stats.summary()}))
+    else:
+        for line in statistics_lines(stats):
+            say(line)
+    if html is not None:
+        head = f"{escaped(url)}: statistics"
+        shown = data._repr_html_() + statistics_html(stats)
+        path = Shown(shown, head).save(html)
+        say(f"written to {path}", err=as_json)
+
+
 def _about(dataset: Any, num_keys: int) -> dict[str, Any]:
     """Return what `--json` prints for a dataset."""
     manifest = dataset.manifest
-    samples = _first_samples(dataset, num_keys)
+    samples = _some_samples(dataset, num_keys)
     names = dict.fromkeys(name for sample in samples for name in sample if name[:2] != "__")
     return {
         "url": dataset.store.url,
@@ -86,19 +160,22 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
     if about["num_bad"]:
         say(f"  on the bad list, left out of every epoch: {about['num_bad']:,} samples")
     if not dataset.manifest.fields and dataset.num_shards:
-        say(f"  fields of the first {len(about['keys'])} samples:")
+        say(f"  fields of {len(about['keys'])} samples:")
     for name, count in about["fields"].items():
         say(f"  .{escaped(name)}" + (f": {count:,}" if count is not None else ""))
-    say(f"  first keys: {', '.join(map(escaped, about['keys']))}")
+    which = "some keys" if len(about["keys"]) < len(dataset) else "keys"
+    say(f"  {which}: {', '.join(map(escaped, about['keys']))}")
     for name, value in about["source"].items():
         if value is not None:
             say(f"  {escaped(name)}: {escaped(value)}")
 
 
-def _first_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
-    """Return the first samples. Print those that are bad."""
+def _some_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
+    """Return samples that are spread over a dataset. Print those that are bad."""
+    from mmstream.display.spread import spread
+
     samples = []
-    for index in islice(range(len(dataset)), count):
+    for index in spread(len(dataset), count) if count else []:
         try:
             samples.append(dataset[index])
         except SampleError as error:

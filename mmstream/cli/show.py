@@ -26,7 +26,7 @@ from mmstream.cli.shared import (
 from mmstream.errors import ConfigError, SampleError, ShardError, escaped, where
 from mmstream.types import SampleRef
 
-__all__ = ["show"]
+__all__ = ["open_tokenizer", "show"]
 
 NUM_SAMPLES = 12
 """Samples that are shown where nothing is chosen."""
@@ -124,7 +124,7 @@ def show(
     from mmstream.display import Card, Shown, card_lines, cards_html
 
     _check_selection(selection)
-    text_tokenizer = None if tokenizer is None else _open_tokenizer(tokenizer)
+    text_tokenizer = None if tokenizer is None else open_tokenizer(tokenizer)
     decode = _decode_of(text_tokenizer, max_length, image_size, selection["bad"])
     data = open_data(url, allow_foreign_urls=allow_foreign_urls)
     head, choices = _choose(data, **selection)
@@ -284,16 +284,16 @@ def _reason(line: str) -> str:
         return line
 
 
-def _open_tokenizer(folder: str) -> Any:
+def open_tokenizer(folder: str) -> Any:
     """Return the tokenizer of a folder, with a chat template where there is one."""
-    from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
+    from mmstream.train import tokenizer
 
     if folder == "bytes":
-        return byte_tokenizer(chat=True)
+        return tokenizer.byte_tokenizer(chat=True)
     try:
-        return open_tokenizer(folder, chat=True)
+        return tokenizer.open_tokenizer(folder, chat=True)
     except ConfigError:
-        return open_tokenizer(folder)
+        return tokenizer.open_tokenizer(folder)
 
 
 def _decode_of(tokenizer: Any, max_length: int, image_size: int | None, bad: bool) -> Any:

@@ -17,5 +17,6 @@ bad_list.py      mmstream.bad.json: samples that no epoch shows
 mixture.py       several datasets with weights, read as one
 mixture_file.py  the JSON file that describes a mixture
 source.py        what the stages ask of a dataset or a mixture
+statistics.py    measure some samples: sizes, words, tokens, classes
 verify.py        read everything, and report what is wrong
 """

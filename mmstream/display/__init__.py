@@ -8,6 +8,7 @@ mixtures.py    a mixture and its sources
 samples.py     samples and batches as contact sheets, and whole samples
 cards.py       whole samples one below the other, as a page or for a terminal
 tokens.py      text as a model gets it, with the masked labels apart
+statistics.py  statistics of a dataset as a table and bars
 pipelines.py   what a pipeline does, and how far a loader has come
 contents.py    the pictures, texts and fields of a sample or batch
 file_kinds.py  what a file is, from its first bytes

@@ -80,7 +80,7 @@ def test_commands_print_plain_text(mmstream: Any, corpus: Path, tmp_path: Path) 
     code, text, err = mmstream("info", corpus, "--keys", 8)
     assert code == 0
     assert_plain(text + err)
-    assert r"first keys: \udcff, a\udce9b, new\nline, \x1b[2J, right\u202eleft, 猫, 0001" in text
+    assert r"keys: \udcff, a\udce9b, new\nline, \x1b[2J, right\u202eleft, 猫, 0001" in text
     code, text, err = mmstream("verify", corpus, "--decode")
     assert code == 1
     assert_plain(text + err)

@@ -1,0 +1,377 @@
+"""What a dataset holds, measured on some of its samples: sizes, words, tokens, turns, classes.
+
+Beside the flow: `statistics` reads samples that are spread over a dataset or a mixture, side by
+side. Of pictures it reads the headers only. `mmstream.display` shows the result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from mmstream.dataset.source import ShardSource, datasets_of, read_sample
+from mmstream.decoding.fields import (
+    AUDIO_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    MAX_TEXT_BYTES,
+    VIDEO_EXTENSIONS,
+    decode_text,
+    image_fields,
+    parse_json,
+)
+from mmstream.display.contents import messages_of, row_json, text_of
+from mmstream.display.spread import spread
+from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
+from mmstream.types import IGNORED_LABEL, Sample, SampleRef
+
+if TYPE_CHECKING:
+    from mmstream.decoding.text.decoder import TextDecoder
+
+__all__ = ["Statistics", "statistics"]
+
+TEXTS_AT_ONCE = 256
+"""Texts that are tokenized together."""
+
+MAX_REASONS = 5
+"""Bad samples whose reasons are kept."""
+
+MAX_CLASS_CHARACTERS = 80
+
+CLASS_NAMES = ("cls", "label", "class", "class_name", "category")
+"""Where ``json`` keeps the class of a sample, in this order."""
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What `statistics` has measured. The last line of a cell in a notebook shows it.
+
+    Attributes:
+        num_samples: Of the dataset.
+        num_measured: Samples that were read and are good.
+        num_bad: Samples that cannot be read, or whose text or picture headers are damaged. Their
+            numbers are left out.
+        reasons: The reasons of the first of these, each with ``shard[index]``.
+        values: By name, float64 [n], in the order of the samples: one number per sample, or one per
+            picture for "image width", "image height" (both in pixels, upright) and "image bytes".
+            Of what no sample has, there is no entry.
+        classes: How many samples have each class, the most frequent first. The class is the text of
+            ``cls``, or a label in ``json``.
+    """
+
+    num_samples: int
+    num_measured: int
+    num_bad: int
+    reasons: tuple[str, ...]
+    values: dict[str, Values]
+    classes: dict[str, int]
+
+    def summary(self) -> dict[str, Any]:
+        """Return numbers for JSON: of each value its count, minimum, quantiles, mean, maximum."""
+        return {
+            "num_samples": self.num_samples,
+            "num_measured": self.num_measured,
+            "num_bad": self.num_bad,
+            "reasons": list(self.reasons),
+            "values": {name: _summary(values) for name, values in self.values.items()},
+            "num_classes": len(self.classes),
+            "classes": dict(islice(self.classes.items(), 100)),
+        }
+
+    def __repr__(self) -> str:
+        bad = f", {self.num_bad:,} bad" * bool(self.num_bad)
+        names = ", ".join(self.values)
+        return (
+            f"<Statistics of {self.num_measured:,} of {self.num_samples:,} samples{bad}: {names}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from mmstream.display.statistics import statistics_html
+
+        return statistics_html(self)
+
+
+def _summary(values: Values) -> dict[str, float]:
+    quantiles = np.quantile(values, [0.05, 0.5, 0.95])
+    return {
+        "count": len(values),
+        "min": float(values.min()),
+        "p5": float(quantiles[0]),
+        "median": float(quantiles[1]),
+        "mean": float(values.mean()),
+        "p95": float(quantiles[2]),
+        "max": float(values.max()),
+    }
+
+
+@dataclass
+class _Record:
+    """What was measured of one sample."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    class_name: str | None = None
+    text_sample: Sample = field(default_factory=dict)
+    """The sample without the bytes of its media, for the tokenizer."""
+    address: str = ""
+    problem: str = ""
+
+
+@dataclass
+class _Total:
+    """What was measured of all samples so far."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    classes: Counter[str] = field(default_factory=Counter)
+    reasons: list[str] = field(default_factory=list)
+    num_bad: int = 0
+
+    def add(self, record: _Record) -> None:
+        if record.problem:
+            self.num_bad += 1
+            if len(self.reasons) < MAX_REASONS:
+                self.reasons.append(escaped(record.problem, 500))
+            return
+        for name, numbers in record.values.items():
+            self.values.setdefault(name, []).extend(numbers)
+        if record.class_name is not None:
+            self.classes[record.class_name] += 1
+
+
+class _Address(NamedTuple):
+    ref: SampleRef
+    text: str
+
+
+def statistics(
+    dataset: ShardSource,
+    num_samples: int = 1000,
+    *,
+    seed: int = 0,
+    text: TextDecoder | None = None,
+    num_threads: int = 16,
+    progress: bool = False,
+) -> Statistics:
+    """Measure some samples of a dataset: bytes, sizes of pictures, words, turns, classes, tokens.
+
+    The samples are random ones, one from each of `num_samples` equal parts of the dataset: a corpus
+    that is sorted is measured fairly. The same seed gives the same samples and numbers. They are
+    read side by side, whole, and one by one in memory. Pictures are not decoded, so damage behind
+    their headers is not noticed; ``mmstream verify --decode`` finds it.
+
+    Args:
+        dataset: A Dataset or a Mixture, local or remote.
+        num_samples: Samples to read; all, if the dataset has fewer.
+        seed: Draws the samples.
+        text: Also counts the tokens of each sample, and those that are learned. An image counts
+            as many as `TextDecoder.image_length` says, if that is a number, and else one.
+        num_threads: Samples to read at the same time.
+        progress: Show a progress bar (on a terminal only).
+
+    Raises:
+        ConfigError: `num_samples` or `num_threads` is below 1, or the length of images in tokens is
+            a function.
+        StorageError: The storage failed after retries.
+
+    Examples:
+        >>> dataset = mm.open_dataset("shards/")
+        >>> stats = mm.statistics(dataset, num_samples=100)
+        >>> stats.num_measured, float(stats.values["image width"].max())
+        (100, 288.0)
+    """
+    for name, number in (("num_samples", num_samples), ("num_threads", num_threads)):
+        if number < 1:
+            raise ConfigError(f"statistics: {name} is {number}; give 1 or more")
+    if text is not None and text.needs_shapes:
+        raise ConfigError("statistics: image_length is a function; give a TextDecoder without it")
+    addresses = _addresses(dataset, num_samples, seed)
+    _load_indexes(dataset, addresses)
+    records = _records(dataset, addresses, num_threads, progress)
+    total = _Total()
+    while batch := list(islice(records, TEXTS_AT_ONCE)):
+        if text is not None:
+            _count_tokens(batch, text)
+        for record in batch:
+            total.add(record)
+    by_count = sorted(total.classes.items(), key=lambda entry: (-entry[1], entry[0]))
+    return Statistics(
+        len(dataset),
+        len(addresses) - total.num_bad,
+        total.num_bad,
+        tuple(total.reasons),
+        {name: np.array(total.values[name]) for name in _ORDER if name in total.values},
+        dict(by_count),
+    )
+
+
+_ORDER = (
+    "sample bytes",
+    "images",
+    "image width",
+    "image height",
+    "image bytes",
+    "recording bytes",
+    "words",
+    "turns",
+    "tokens",
+    "learned tokens",
+)
+
+
+def _addresses(dataset: ShardSource, num_samples: int, seed: int) -> list[_Address]:
+    """Return the samples to read, in the order of the dataset."""
+    counts = np.array([0], dtype=np.int64)
+    for each in datasets_of(dataset):
+        counts = np.concatenate([counts, each.counts])
+    ends = np.cumsum(counts)
+    positions = np.array(spread(len(dataset), num_samples, seed), dtype=np.int64)
+    shards = np.searchsorted(ends, positions, side="right") - 1
+    indexes = positions - ends[shards]
+    return [
+        _Address((shard, index), where(dataset.name_of(shard), index))
+        for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True)
+    ]
+
+
+def _load_indexes(dataset: ShardSource, addresses: Sequence[_Address]) -> None:
+    """Fetch the indexes of all shards side by side."""
+    by_dataset: dict[int, tuple[Any, dict[int, None]]] = {}
+    for (shard, _), _ in addresses:
+        location = dataset.locate(shard)
+        by_dataset.setdefault(id(location.dataset), (location.dataset, {}))[1][location.shard] = (
+            None
+        )
+    for each, shards in by_dataset.values():
+        each.load_indexes(list(shards))
+
+
+def _records(
+    dataset: ShardSource, addresses: Sequence[_Address], num_threads: int, progress: bool
+) -> Iterator[_Record]:
+    """Yield what is measured of each sample, in order."""
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="mmstream-statistics")
+    try:
+        yield from tqdm(
+            pool.map(lambda address: _record(dataset, address), list(addresses)),
+            total=len(addresses),
+            unit="sample",
+            disable=None if progress else True,
+        )
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _record(dataset: ShardSource, address: _Address) -> _Record:
+    try:
+        sample = read_sample(dataset, *address.ref)
+    except (SampleError, ShardError) as error:
+        return _Record(problem=str(error))
+    name = escaped(sample["__key__"])
+    record = _Record(
+        {"sample bytes": [float(sum(map(_num_bytes, sample.values())))]},
+        address=f"{address.text} {name}",
+    )
+    try:
+        for field_name in sample:
+            name = field_name
+            _measure_field(sample, name, record.values)
+    except DecodeError as error:
+        return _Record(problem=f"{record.address}.{escaped(name)}: {error}")
+    images = image_fields(sample)
+    if images:
+        record.values["images"] = [float(len(images))]
+    messages = messages_of(sample)
+    words = " ".join(_texts(messages)) if messages else str(text_of(sample))
+    if words or "txt" in sample:
+        record.values["words"] = [float(len(words.split()))]
+    if messages:
+        record.values["turns"] = [float(len(messages))]
+    record.class_name = _class_of(sample)
+    record.text_sample = {n: b"" if isinstance(v, bytes) else v for n, v in sample.items()}
+    return record
+
+
+def _measure_field(sample: Sample, name: str, values: dict[str, list[float]]) -> None:
+    """Measure a field, and parse it if it is text.
+
+    Raises:
+        DecodeError: The text is damaged, or the header of the picture.
+    """
+    value = sample[name]
+    kind = name.rpartition(".")[2]
+    if not isinstance(value, bytes):
+        return
+    if name == "json":
+        sample[name] = parse_json(value)
+    elif name == "txt":
+        sample[name] = decode_text(value, MAX_TEXT_BYTES)
+    elif kind in IMAGE_EXTENSIONS:
+        height, width = _image_shape(value)
+        numbers = {"image width": width, "image height": height, "image bytes": len(value)}
+        for key, number in numbers.items():
+            values.setdefault(key, []).append(float(number))
+    elif kind in AUDIO_EXTENSIONS | VIDEO_EXTENSIONS:
+        values.setdefault("recording bytes", []).append(float(len(value)))
+
+
+def _num_bytes(value: Any) -> int:
+    return len(value) if isinstance(value, bytes) else 0
+
+
+def _image_shape(data: bytes) -> tuple[int, int]:
+    """Return (height, width) of an upright picture, from its header where that tells.
+
+    Raises:
+        DecodeError: It is no picture of a known format, or too large.
+    """
+    from mmstream.decoding.image.decoder import ImageDecoder
+    from mmstream.decoding.image.formats import header_shape
+
+    decoder = ImageDecoder()
+    shape = header_shape(data, decoder.start_limits())
+    return shape if shape is not None else decoder.decode(data).picture
+
+
+def _texts(messages: Sequence[Any]) -> Iterator[str]:
+    """Yield the texts of a conversation."""
+    for turn in messages:
+        content = turn.get("content", "")
+        if isinstance(content, str):
+            yield content
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                yield part["text"]
+
+
+def _class_of(sample: Sample) -> str | None:
+    """Return the class of a sample as text, cut to a length."""
+    value = sample.get("cls")
+    if value is None:
+        row = row_json(sample)
+        value = next((row[name] for name in CLASS_NAMES if name in row), None)
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace").strip()
+    return escaped(value, MAX_CLASS_CHARACTERS) if isinstance(value, str | int) else None
+
+
+def _count_tokens(records: Sequence[_Record], text: TextDecoder) -> None:
+    """Add the tokens of good samples. Those whose text cannot be tokenized are bad."""
+    good = [record for record in records if not record.problem]
+    for record, decoded in zip(
+        good, text.decode_all([record.text_sample for record in good]), strict=True
+    ):
+        if isinstance(decoded, SampleError):
+            name = text.source(record.text_sample)
+            record.problem = f"{record.address}.{escaped(name)}: {decoded}"
+            continue
+        num_learned = int(np.count_nonzero(decoded.tokens["labels"] != IGNORED_LABEL))
+        record.values["tokens"] = [float(decoded.num_tokens)]
+        record.values["learned tokens"] = [float(num_learned)]

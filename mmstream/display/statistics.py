@@ -1,0 +1,170 @@
+"""Statistics of a dataset as a table and bars, for notebooks, pages and terminals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.display.markup import QUIET, html_text, page, size_text, table
+
+__all__ = ["Bin", "bins", "statistics_html", "statistics_lines"]
+
+MAX_BINS = 14
+"""Bars of one histogram."""
+
+MAX_CLASSES = 12
+"""Classes that are named, the most frequent first."""
+
+BAR_CHARACTERS = 40
+"""Longest bar in a terminal."""
+
+HEAD = ("", "count", "min", "5 %", "median", "mean", "95 %", "max")
+
+
+class Bin(NamedTuple):
+    """One bar: how many values lie in [low, high)."""
+
+    low: float
+    high: float
+    """Infinite: all that are as large or larger."""
+    num_values: int
+
+
+def bins(values: Sequence[float] | npt.NDArray[np.float64]) -> list[Bin]:
+    """Cut values into at most `MAX_BINS` bins of a round width.
+
+    The last bin holds all larger values, so that a few outliers leave the others their room.
+
+    Examples:
+        >>> [(b.low, b.high, b.num_values) for b in bins([1, 1, 2, 4])]
+        [(1.0, 2.0, 2), (2.0, 3.0, 1), (3.0, 4.0, 0), (4.0, 5.0, 1)]
+    """
+    array = np.asarray(values, dtype=np.float64)
+    low, high = float(array.min()), float(np.quantile(array, 0.99))
+    step = _round_step((high - low) / (MAX_BINS - 2))
+    if np.array_equal(array, np.floor(array)):
+        step = max(1.0, step)
+    first = math.floor(low / step)
+    num_bins = min(MAX_BINS, math.floor(high / step) - first + 1)
+    numbers = np.minimum(np.floor(array / step) - first, num_bins)
+    counts = np.bincount(numbers.astype(np.int64), minlength=num_bins + 1).tolist()
+    cut = [
+        Bin((first + i) * step, (first + i + 1) * step, count)
+        for i, count in enumerate(counts[:num_bins])
+    ]
+    return [*cut, Bin((first + num_bins) * step, math.inf, counts[-1])] if counts[-1] else cut
+
+
+def _round_step(width: float) -> float:
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... and of 0.5, 0.2, ... that is as large."""
+    if width <= 0:
+        return 1.0
+    power: float = 10.0 ** math.floor(math.log10(width))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= width * 0.999999)
+
+
+def statistics_lines(stats: Any) -> Iterator[str]:
+    """Yield `Statistics` for a terminal: what was read, a table, and bars."""
+    yield _head(stats)
+    yield from (f"  bad: {reason}" for reason in stats.reasons)
+    rows = _rows(stats)
+    widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)]
+    for row in (HEAD, *rows):
+        name, *cells = row
+        numbers = "  ".join(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))
+        yield f"  {name.ljust(widths[0])}  {numbers}"
+    for name, bars in _histograms(stats):
+        yield ""
+        yield f"  {name}"
+        label_width = max(len(label) for label, _ in bars)
+        most = max(count for _, count in bars)
+        for label, count in bars:
+            bar = "#" * math.ceil(BAR_CHARACTERS * count / most)
+            yield f"    {label.rjust(label_width)}  {bar.ljust(BAR_CHARACTERS)} {count:,}"
+
+
+def statistics_html(stats: Any) -> str:
+    """Return `Statistics` for a notebook or a page: what was read, a table, and bars."""
+    rows = [[html_text(cell, 100) for cell in row] for row in _rows(stats)]
+    bad = "".join(
+        f'<div style="color:#b00020">{html_text(reason, 500)}</div>' for reason in stats.reasons
+    )
+    charts = "".join(_chart(name, bars) for name, bars in _histograms(stats))
+    return page(
+        f"<b>Statistics</b> <span>{html_text(_head(stats))}</span>",
+        bad,
+        table(rows, HEAD),
+        f'<div style="display:flex;flex-wrap:wrap;gap:18px 36px;margin:12px 0">{charts}</div>',
+    )
+
+
+def _chart(name: str, bars: Sequence[tuple[str, int]]) -> str:
+    """Return horizontal bars, drawn with boxes alone."""
+    most = max(count for _, count in bars)
+    cell = "padding:0 8px 0 0;white-space:nowrap"
+    rows = []
+    for label, count in bars:
+        width = round(200 * count / most, 1)
+        bar = f'<div style="background:rgba(70,130,220,.7);height:11px;width:{width}px"></div>'
+        rows.append(
+            f'<tr><td style="{cell};text-align:right">{html_text(label, 60)}</td>'
+            f'<td style="{cell}">{bar}</td><td style="{cell};{QUIET}">{count:,}</td></tr>'
+        )
+    return (
+        f'<div><div style="margin:0 0 4px"><b>{html_text(name, 60)}</b></div>'
+        f'<table style="border-collapse:collapse;font-size:12px">{"".join(rows)}</table></div>'
+    )
+
+
+def _head(stats: Any) -> str:
+    text = f"{stats.num_measured:,} of {stats.num_samples:,} samples measured, spread over all"
+    return text + (f"; {stats.num_bad:,} bad" if stats.num_bad else "")
+
+
+def _rows(stats: Any) -> list[list[str]]:
+    """Return the rows of the table, below `HEAD`."""
+    rows = []
+    for name, values in stats.values.items():
+        low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
+        numbers = (values.min(), low, middle, values.mean(), high, values.max())
+        shown = [_number_text(name, number) for number in numbers]
+        rows.append([_named(name), f"{len(values):,}", *shown])
+    return rows
+
+
+def _histograms(stats: Any) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Yield a name and its bars: a label and a count each."""
+    for name, values in stats.values.items():
+        if values.min() < values.max():
+            is_whole = bool(np.array_equal(values, np.floor(values)))
+            yield _named(name), [(_label(name, b, is_whole), b.num_values) for b in bins(values)]
+    if stats.classes:
+        most = list(islice(stats.classes.items(), MAX_CLASSES))
+        num_more = len(stats.classes) - len(most)
+        rest = sum(stats.classes.values()) - sum(count for _, count in most)
+        bars = [*most, *([(f"{num_more:,} more", rest)] if num_more else [])]
+        yield f"classes ({len(stats.classes):,})", bars
+
+
+def _label(name: str, each: Bin, is_whole: bool) -> str:
+    low = _number_text(name, each.low)
+    if each.high == math.inf:
+        return f"{low} or more"
+    if is_whole and each.high - each.low == 1:
+        return low
+    return f"{low} to {_number_text(name, each.high)}"
+
+
+def _named(name: str) -> str:
+    return f"{name} (pixels)" if name in ("image width", "image height") else name
+
+
+def _number_text(name: str, number: float) -> str:
+    if name.endswith("bytes"):
+        return size_text(number)
+    return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.3g}"

@@ -1,0 +1,208 @@
+"""Statistics of a dataset: true to its samples, the same every time, and stopped by no bad one."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.cli import main
+from mmstream.display.statistics import bins, statistics_lines
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.display.test_display import Page, recording
+from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.stores import watched
+
+
+def varied(number):
+    """A captioned picture whose numbers follow from its own."""
+    return {
+        "jpg": jpeg(number, (10 + number, 20 + 2 * number)),
+        "txt": b"word " * (number % 5 + 1),
+        "cls": str(number % 3).encode(),
+    }
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return mm.open_dataset(write_corpus(tmp_path / "d", [30, 0, 20], varied))
+
+
+def test_numbers_are_those_of_the_samples(dataset):
+    stats = mm.statistics(dataset)
+    assert (stats.num_samples, stats.num_measured, stats.num_bad) == (50, 50, 0)
+    assert stats.values["image width"].tolist() == list(range(10, 60))
+    assert stats.values["image height"].tolist() == list(range(20, 120, 2))
+    assert stats.values["words"].tolist() == [n % 5 + 1 for n in range(50)]
+    assert stats.values["images"].tolist() == [1] * 50
+    sizes = [sum(map(len, varied(n).values())) for n in range(50)]
+    assert stats.values["sample bytes"].tolist() == sizes
+    assert stats.classes == {"0": 17, "1": 17, "2": 16}
+    assert "turns" not in stats.values
+    assert repr(stats).startswith("<Statistics of 50 of 50 samples: sample bytes, images, ")
+
+
+def test_a_part_of_the_samples_is_drawn_from_all_of_it_and_always_the_same(dataset):
+    first, again, other = (mm.statistics(dataset, 10, seed=seed) for seed in (1, 1, 2))
+    widths = first.values["image width"]
+    assert [(width - 10) // 5 for width in widths] == list(range(10))  # one from each tenth
+    assert first.summary() == again.summary() != other.summary()
+    watching = watched(dataset)
+    alone = mm.statistics(watching, 10, seed=1, num_threads=1)
+    assert alone.summary() == first.summary()
+    assert len([name for name, _, _ in watching.store.ranges if name.endswith(".tar")]) == 10
+
+
+def test_conversations_recordings_and_several_pictures(tmp_path):
+    def fields(number):
+        texts = ["what is it?", "two words"][: 1 + number % 2]
+        turns = [{"role": "user", "content": [{"type": "text", "text": t}]} for t in texts]
+        pictures = {f"{i}.jpg": jpeg(i) for i in range(number % 3)}
+        row = {"messages": turns, "label": "cat" if number else 7}
+        return {**pictures, "wav": recording(), "json": json.dumps(row).encode()}
+
+    stats = mm.statistics(mm.open_dataset(write_corpus(tmp_path, [6], fields)))
+    assert stats.values["turns"].tolist() == [1, 2] * 3
+    assert stats.values["words"].tolist() == [3, 5] * 3
+    assert stats.values["images"].tolist() == [1, 2, 1, 2]
+    assert len(stats.values["image width"]) == 6
+    assert stats.values["recording bytes"].tolist() == [len(recording())] * 6
+    assert stats.classes == {"cat": 5, "7": 1}
+
+
+def test_tokens_are_counted_whole_and_those_that_are_learned(tmp_path):
+    turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "d" * 5000}]
+    row = json.dumps({"messages": turns}).encode()
+    dataset = mm.open_dataset(write_corpus(tmp_path, [3], lambda _: {"json": row}))
+    decoder = mm.TextDecoder(byte_tokenizer(chat=True), max_length=1 << 20)
+    stats = mm.statistics(dataset, text=decoder)
+    tokens = decoder({"json": json.loads(row)})
+    assert stats.values["tokens"].tolist() == [len(tokens["input_ids"])] * 3
+    assert stats.values["learned tokens"].tolist() == [(tokens["labels"] != -100).sum()] * 3
+    assert stats.values["learned tokens"][0] == 5001
+
+
+def test_bad_samples_are_counted_and_never_stop_it(tmp_path):
+    damage = {
+        2: {"jpg": b"\xff\xd8\xff cut"},
+        5: {"txt": b"\xff\xfe"},
+        7: {"json": b"{"},
+        8: {"png": b"<svg/>"},
+    }
+    url = write_corpus(tmp_path, [12, 3], lambda n: varied(n) | damage.get(n, {}))
+    (tmp_path / "shard-000001.tar").unlink()
+    stats = mm.statistics(mm.open_dataset(url))
+    assert (stats.num_measured, stats.num_bad) == (8, 7)
+    assert len(stats.values["words"]) == len(stats.values["images"]) == 8
+    assert [reason.split(":")[0] for reason in stats.reasons] == [
+        "shard-000000.tar[2] 000002.jpg",
+        "shard-000000.tar[5] 000005.txt",
+        "shard-000000.tar[7] 000007.json",
+        "shard-000000.tar[8] 000008.png",
+        "shard-000001.tar",
+    ]
+
+
+def test_a_text_that_no_tokenizer_takes_is_a_bad_sample(tmp_path):
+    dataset = mm.open_dataset(write_corpus(tmp_path, [2], lambda n: {"txt": b"a" * 2 ** (21 * n)}))
+    stats = mm.statistics(dataset, text=mm.TextDecoder(byte_tokenizer()))
+    assert stats.num_bad == 1
+    assert stats.reasons[0].startswith("shard-000000.tar[1] 000001.txt: text of 2,097,152 bytes")
+
+
+def test_a_mixture_and_an_empty_dataset_have_statistics_too(tmp_path, dataset):
+    mixture = mm.Mixture({"a": (dataset, 1), "b": (dataset, 3)}, stop="all")
+    assert mm.statistics(mixture).num_measured == 100
+    empty = mm.statistics(mm.open_dataset(write_corpus(tmp_path / "e", [0])))
+    assert (empty.num_measured, empty.values) == (0, {})
+    assert next(statistics_lines(empty)).startswith("0 of 0 samples")
+    Page(empty._repr_html_())
+
+
+def test_impossible_settings_are_refused(dataset):
+    with pytest.raises(mm.ConfigError, match="num_samples is 0"):
+        mm.statistics(dataset, 0)
+    decoder = mm.TextDecoder(byte_tokenizer(chat=True), image_length=mm.qwen_vl_length())
+    with pytest.raises(mm.ConfigError, match="image_length is a function"):
+        mm.statistics(dataset, text=decoder)
+
+
+@pytest.mark.s3
+def test_object_storage_gives_the_same_numbers(s3, tmp_path, dataset):
+    remote = mm.open_dataset(write_corpus(f"{s3}/{tmp_path.name}", [30, 0, 20], varied))
+    assert mm.statistics(remote, 20).summary() == mm.statistics(dataset, 20).summary()
+
+
+# -- how they are shown ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[3], [1, 1, 1], [0, 1], [-5, 5], range(1000), [0.1, 0.25, 0.5], [1e-9, 2e-9], [7.5, 1e12],
+     [10] * 990 + [10**6] * 10, np.random.default_rng(0).lognormal(3, 2, 500)],
+)  # fmt: skip
+def test_bars_hold_every_value_once(values):
+    cut = bins(values)
+    assert 1 <= len(cut) <= 15
+    assert sum(b.num_values for b in cut) == len(values)
+    for b in cut:
+        assert b.num_values == sum(b.low <= value < b.high for value in values)
+    assert all(a.high == b.low for a, b in pairwise(cut))
+    assert all(b.high < math.inf for b in cut[:-1])
+
+
+def test_a_terminal_and_a_page_show_the_same_numbers(dataset, tmp_path):
+    stats = mm.statistics(dataset)
+    lines = list(statistics_lines(stats))
+    assert lines[0] == "50 of 50 samples measured, spread over all"
+    row = next(line for line in lines if line.startswith("  image width (pixels)"))
+    assert row.split()[-7:] == ["50", "10", "12.4", "34.5", "34.5", "56.5", "59"]
+    start = lines.index("  words")
+    assert [line.split() for line in lines[start + 1 : start + 6]] == [
+        [str(n), "#" * 40, "10"] for n in range(1, 6)
+    ]
+    page = Page(mm.show(stats).html)
+    assert page.open == []
+    assert {"script", "svg", "link"} & set(page.tags) == set()
+    for word in ("34.5", "59", "classes (3)"):
+        assert word in page.words
+    assert mm.show(stats).save(tmp_path / "stats.html").stat().st_size < 50_000
+
+
+def test_classes_of_strangers_are_text_and_many_of_them_are_summed_up(tmp_path):
+    dataset = mm.open_dataset(
+        write_corpus(tmp_path, [40], lambda n: {"cls": b"<b>\x1b[2J" + b"%d" % n * 99})
+    )
+    stats = mm.statistics(dataset)
+    assert len(stats.classes) == 40
+    page = Page(mm.show(stats).html)
+    assert "28 more" in page.words
+    assert "<b>\\x1b[2J" in page.words
+    assert all(line.isprintable() for line in statistics_lines(stats))
+    assert max(map(len, stats.classes)) <= 80
+
+
+def test_the_command_prints_a_table_a_page_or_json(dataset, monkeypatch, capsys, tmp_path):
+    def run(*words):
+        command = ["mmstream", "info", dataset.store.url, *map(str, words)]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as exit:
+            main()
+        return exit.value.code, *capsys.readouterr()
+
+    page = tmp_path / "stats.html"
+    code, out, _ = run("--stats", "--samples", 20, "--tokenizer", "bytes", "--html", page)
+    assert code == 0
+    assert "20 of 50 samples measured" in out
+    assert "learned tokens" in out
+    assert "image width (pixels)" in page.read_text()
+    code, out, _ = run("--stats", "--json")
+    assert json.loads(out)["values"]["image width"]["median"] == 34.5
+    code, _, err = run("--html", page)
+    assert code == 2
+    assert "--tokenizer and --html go with --stats" in err
