@@ -3,6 +3,10 @@
 stage.py         a step of raw samples -> a step of decoded samples
 substitute.py    one row: its planned sample, or a substitute for a bad one
 sample.py        one sample: ``json`` parsed, then the decoders of a `Decode`
+decode.py        `Decode`: which decoders a pipeline runs
+by_field.py      decoders by the names of fields, and pictures that share a geometry
+values.py        the built-in decoders of numbers, texts, JSON and arrays
+address.py       where in a sample a decoder failed
 fields.py        which fields are images, and in which order
 image/           bytes of an image -> pixels
 text/            messages or a caption -> tokens and labels

@@ -234,8 +234,10 @@ def plan_fields(
                 f"Decode: {{{key!r}: {escaped(repr(decoder))}}}: give a decoder, a function from "
                 "bytes to a value, or ... for the built-in decoder of the extension"
             )
-        elif name == "json" or (_is_built_in_json(name, decoder) and len(names) == 1):
+        elif _is_built_in_json(name, decoder) and len(names) == 1:
             parsers[name] = decoder
+        elif name == "json":
+            parsers[name] = partial(call_user, decoder)
         else:
             known = decode_integer if decoder is int else decode_string if decoder is str else None
             values[name] = known or decoder

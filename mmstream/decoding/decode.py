@@ -89,6 +89,8 @@ class Decode:
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "plan", plan)
+        groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
+        object.__setattr__(self, "same_geometry", tuple(groups))
         if self.image is None and text is not None and text.image_length is not None:
             if text.needs_shapes:
                 raise ConfigError(

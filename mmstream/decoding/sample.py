@@ -28,7 +28,6 @@ from mmstream.decoding.address import address, with_address
 from mmstream.decoding.by_field import IMAGE, picture_rng
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import (
-    call_user,
     decode_text,
     image_fields,
     own_names,
@@ -50,6 +49,9 @@ refuses ``image_tiles`` and ``image_size`` from the start."""
 
 TextTokens: TypeAlias = tuple[Sample, DecodedText | SampleError | None]
 """A sample with ``json`` parsed, and the tokens of its text. None: not tokenized yet."""
+
+_JSON = {"json": parse_json}
+"""What is parsed without a `Decode`."""
 
 LOSS_FIELD = "__text_loss__"
 """The field of a decoded sample in which its `TextLoss` travels to the lineage of the batch."""
@@ -138,17 +140,11 @@ def parse_fields(sample: Sample, decode: Decode | None) -> Sample:
     Raises:
         DecodeError: The JSON is damaged or too long.
     """
-    if decode is None:
-        data = sample.get("json")
-        if not isinstance(data, bytes):
-            return sample
-        return {**sample, "json": with_address(sample, "json", partial(parse_json, data))}
-    parsed = {
-        name: with_address(sample, name, partial(call_user, parse, sample[name]))
-        for name, parse in decode.plan.parsers.items()
-        if isinstance(sample.get(name), bytes)
-    }
-    return sample | parsed if parsed else sample
+    for name, parse in (_JSON if decode is None else decode.plan.parsers).items():
+        data = sample.get(name)
+        if isinstance(data, bytes):
+            sample = {**sample, name: with_address(sample, name, partial(parse, data))}
+    return sample
 
 
 def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextTokens]:
@@ -299,9 +295,10 @@ def _decode_text(
     decoded: dict[str, Any] = dict(text.tokens)
     if text.num_dropped_parts or text.num_tokens > decoder.max_length:
         decoded[LOSS_FIELD] = _text_loss(address(sample, name), text, decoder.max_length)
-    for field in {"txt", name} & sample.keys():
-        if isinstance(sample[field], bytes):
-            read_text = partial(decode_text, sample[field], decoder.max_bytes)
+    for field in ("txt",) if name == "txt" else ("txt", name):
+        value = sample.get(field)
+        if isinstance(value, bytes):
+            read_text = partial(decode_text, value, decoder.max_bytes)
             decoded[field] = with_address(sample, field, read_text)
     return decoded
 

@@ -200,8 +200,9 @@ def test_decoders_travel_to_workers_and_can_be_changed() -> None:
     decode = mm.Decode(
         {"jpg;png": mm.ImageDecoder(size=8), "cls": int, "npy": ..., "json": ...},
         text=mm.TextDecoder(byte_tokenizer(), field="json.caption"),
-        same_geometry=("jpg",),
+        same_geometry=["jpg"],
     )
+    assert hash(decode) == hash(dataclasses.replace(decode))
     again = pickle.loads(pickle.dumps(decode))
     fields = {"png": png(PIXELS), "cls": b"1", "npy": npy(np.ones(2)), "json": b'{"caption": "x"}'}
     first, second = decoded(decode, **fields), decoded(again, **fields)
@@ -371,6 +372,8 @@ def test_a_function_may_take_the_place_of_the_json_parser_and_texts_see_it() -> 
     assert parsed["json"] == {"caption": "CAT"}
     assert tokens is not None
     assert decoded(decode, json=b"cat")["json"] == {"caption": "CAT"}
+    with pytest.raises(DecodeError, match=r"7\.json: fails: KeyError"):
+        decoded(mm.Decode({"json": fails}), json=b"cat")
 
 
 def test_one_text_decoder_in_all_and_its_pictures_are_those_of_the_shorthand() -> None:

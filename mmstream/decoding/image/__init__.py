@@ -3,6 +3,7 @@
 decoder.py       `ImageDecoder`: the settings, their checks, and one picture from start to end
 processors.py    takes settings from Hugging Face image processors
 geometry.py      plans sizes, crops and boxes
+coordinates.py   boxes and points that follow a picture
 tiles.py         plans several squares of one picture
 plan.py          how a GPU makes the result of one JPEG
 image_shape.py   the shape of the result, known from the header
