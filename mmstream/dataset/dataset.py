@@ -418,7 +418,7 @@ class Dataset(Sequence[Sample]):
         if isinstance(error, ReplacedError):
             replaced = ShardError(
                 f"{name}: {_replaced(error)}: {error.difference}; "
-                "start a new run, or put the old file back"
+                f"start a new run, or put the old file back into {self.store.url}"
             )
             replaced.is_replaced = True
             return replaced
