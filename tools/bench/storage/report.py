@@ -36,8 +36,8 @@ COLUMNS = (
 
 
 SHORT = (
-    *("", "late samples/s (min-max)", "@1 s", "@10 s", "@100 s"),
-    *("p99, ms", "CPU s/GB", "GET/GB", "memory, MB"),
+    *("", "late samples/s (min-max)", "start s", "@1 s", "@10 s", "@100 s"),
+    *("p99, ms", "CPU s/GB", "GET/GB", "read/used", "memory, MB"),
 )
 """The columns of tables in the documentation."""
 
