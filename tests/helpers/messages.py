@@ -22,7 +22,7 @@ FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
 ERRORS = {"click.UsageError", "FileNotFoundError", "IndexError", "KeyError", "SystemExit"}
 """Exceptions of others that are raised with a message of mmstream."""
 
-LEVELS = {"logger.warning", "logger.error", "logger.exception", "warnings.warn"}
+LEVELS = {"logger.warning", "logger.error", "logger.exception", "logger.log", "warnings.warn"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def messages_in(tree: ast.Module, path: str, errors: set[str]) -> Iterator[Messa
         is_format = name in LEVELS
         if not (is_format or name in errors):
             continue
-        for text in sorted(set(_texts(node.args[0], constants))):
+        text_node = node.args[1 if name == "logger.log" else 0]
+        for text in sorted(set(_texts(text_node, constants))):
             shown = FORMAT.sub(HOLE, text) if is_format else text
             if re.search(r"[A-Za-z]{2}", shown):
                 yield Message(path, node.lineno, shown)

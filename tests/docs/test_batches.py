@@ -1,0 +1,189 @@
+"""The tables of docs/batches.md are what real batches contain, and the other way round."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmstream as mm
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.paths import DOCS
+
+PAGE = (DOCS / "batches.md").read_text()
+NUM_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: a field of a batch."""
+
+    name: str
+    types: str
+    shape: str
+
+
+def rows_of(title: str, name: int, kind: int, shape: int) -> list[Row]:
+    """Return the rows of the table below a heading; the numbers are columns."""
+    section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = re.findall(r"^\| (`.+) \|$", section, re.M)
+    cells = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+    return [
+        Row(
+            line[name].strip("`| ").partition("`")[0],
+            *(line[c].strip("`| ") for c in (kind, shape)),
+        )
+        for line in cells
+    ]
+
+
+OURS = rows_of("Fields of mmstream", 0, 1, 2)
+FILES = rows_of("Fields of your files", 0, 2, 3)
+
+
+def png(height, width, mode="RGB"):
+    file = io.BytesIO()
+    Image.new(mode, (width, height), 1).save(file, "PNG")
+    return file.getvalue()
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def write_tar(path, samples):
+    with tarfile.open(path, "w") as tar:
+        for number, fields in enumerate(samples):
+            for name, data in fields.items():
+                info = tarfile.TarInfo(f"{number}.{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("batches")
+    single = [
+        {
+            "jpg": png(40, 50), "mask.png": png(40, 50, "L"), "txt": b"hello", "cls": b"3",
+            "score": b"0.5", "npy": npy(np.zeros((2, 5), np.float32)),
+            "json": json.dumps({"boxes": [[1, 2, 3, 4]] * (1 + i % 2)}).encode(),
+        }
+        for i in range(NUM_ROWS)
+    ]  # fmt: skip
+    several = [{f"{j}.jpg": png(40, 50 + j) for j in range(1 + i % 3)} for i in range(NUM_ROWS)]
+    plain = [{"jpg": sample["jpg"], "txt": b"hello"} for sample in single]
+    return {
+        name: mm.open_dataset(write_tar(folder / f"{name}.tar", samples))
+        for name, samples in {"single": single, "several": several, "plain": plain}.items()
+    }
+
+
+def batch_of(dataset, decode=None):
+    pipeline = mm.Pipeline(dataset, global_batch_size=NUM_ROWS, decode=decode)
+    return next(iter(mm.Loader(pipeline)))
+
+
+@pytest.fixture(scope="module")
+def batches(datasets):
+    tokenizer = byte_tokenizer()
+    by_field = {
+        "jpg": mm.ImageDecoder(size=32), "mask.png": mm.ImageDecoder(mask=True), "cls": int,
+        "score": float, "npy": ..., "boxes": mm.Boxes("json.boxes", format="xywh"),
+    }  # fmt: skip
+    tiles = mm.ImageDecoder(size=32, tiles=mm.InternVLTiles(max_tiles=4))
+    mixture = mm.Mixture({"a": (datasets["plain"], 1)}, epoch_steps=1)
+    return [
+        batch_of(datasets["single"]),
+        batch_of(
+            datasets["single"],
+            mm.Decode(
+                by_field,
+                text=mm.TextDecoder(tokenizer),
+                same_geometry=("jpg", "mask.png", "boxes"),
+            ),
+        ),
+        batch_of(
+            datasets["plain"],
+            mm.Decode(image=mm.ImageDecoder(size=32), text=mm.TextDecoder(tokenizer)),
+        ),
+        batch_of(datasets["several"], mm.Decode(image=mm.ImageDecoder(size=32))),
+        batch_of(datasets["several"], mm.Decode(image=mm.ImageDecoder())),
+        batch_of(datasets["several"], mm.Decode(image=tiles)),
+        batch_of(mixture),
+    ]
+
+
+def is_row(row: Row, value: Any, num_images: int, num_tokens: int) -> bool:
+    """Tell whether the value of a field is what a row of a table says."""
+    sizes = {"B": NUM_ROWS, "N": num_images, "T": num_tokens, "3": 3, "2": 2, "4": 4}
+    count, _, entry_shape = row.shape.partition(" of ")
+    if isinstance(value, torch.Tensor):
+        if str(value.dtype).removeprefix("torch.") not in row.types.split(", ")[0] and (
+            row.types != "the array's"
+        ):
+            return False
+        shape = entry_shape.replace("`", "").replace("[", f"[{count}, ") if entry_shape else count
+        names = shape.strip("[]`").split(", ")
+        if names[-1] == "...":
+            names[-1:] = ["any"] * (value.ndim - len(names) + 1)
+        is_tensor = not row.types.startswith("list")
+        return is_tensor and len(names) == value.ndim and all(
+            sizes.get(name, size) == size for name, size in zip(names, value.shape)
+        )  # fmt: skip
+    if not isinstance(value, list):
+        return type(value).__name__ == row.types
+    kind = row.types.rpartition("list of ")[2]
+    kinds = {
+        str(entry.dtype).removeprefix("torch.")
+        if isinstance(entry, torch.Tensor)
+        else type(entry).__name__
+        for entry in value
+    }
+    return "list of" in row.types and kinds == {kind} and len(value) == sizes[count.strip("[]")]
+
+
+def rows_for(batch, name):
+    num_images = len(batch["image"]) if "image" in batch else NUM_ROWS
+    num_tokens = batch["input_ids"].shape[1] if "input_ids" in batch else 0
+    return [
+        row
+        for row in (*OURS, *FILES)
+        if row.name == name and is_row(row, batch[name], num_images, num_tokens)
+    ]
+
+
+def test_every_field_of_real_batches_is_in_the_tables(batches):
+    unknown = {
+        name
+        for batch in batches
+        for name, value in batch.items()
+        if not rows_for(batch, name) and not isinstance(value[0], bytes)
+    }
+    assert unknown == set()
+
+
+def test_every_row_of_the_tables_is_a_field_of_a_real_batch(batches):
+    known = {row for batch in batches for name in batch for row in rows_for(batch, name)}
+    assert [row for row in (*OURS, *FILES) if row not in known] == []
+    assert len(OURS) == 14
+    assert len(FILES) == 11
+
+
+def test_a_row_says_type_and_shape():
+    row = Row("labels", "int64", "[B, T]")
+    assert is_row(row, torch.zeros(NUM_ROWS, 7, dtype=torch.int64), 0, 7)
+    assert not is_row(row, torch.zeros(NUM_ROWS, 6, dtype=torch.int64), 0, 7)
+    assert not is_row(row, torch.zeros(NUM_ROWS, 7), 0, 7)
+    assert not is_row(row, [0] * NUM_ROWS, 0, 7)
