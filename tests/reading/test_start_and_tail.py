@@ -76,3 +76,18 @@ async def check_tail(answer: Callable[[Sent], Answer], start_s: float = 0.0) -> 
     assert run.arrivals[99] < 1.25 * usual.arrivals[99] + start_s
     assert run.rate(100, 299) > 0.85 * usual.rate(100, 299)
     assert run.counts.num_hedges_won >= 0.9 * run.counts.num_hedges
+
+
+@in_virtual_time
+async def test_a_consumer_at_half_of_the_link_hardly_waits_with_and_without_a_tail() -> None:
+    slow = random.Random(2)
+    for share in (0.0, 0.02):
+        run = await simulate_rank(
+            corpus_order(),
+            num_steps=550,
+            answer=lambda sent, share=share: SLOW if slow.random() < share else Answer(),
+            step_s=64 * 110_000 / 400e6,
+        )
+        # It was late at first, and took batches as fast as they came until it was not.
+        late = sorted(run.waits[350:])
+        assert late[int(0.99 * len(late))] < 0.01
