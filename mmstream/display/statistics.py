@@ -38,7 +38,7 @@ class Bin(NamedTuple):
 def bins(values: Sequence[float] | npt.NDArray[np.float64]) -> list[Bin]:
     """Cut values into at most `MAX_BINS` bins of a round width.
 
-    The last bin holds all larger values, so that a few outliers leave the others their room.
+    Where there are outliers, the last bin holds them all, so that they leave the others their room.
 
     Examples:
         >>> [(b.low, b.high, b.num_values) for b in bins([1, 1, 2, 4])]
@@ -50,7 +50,9 @@ def bins(values: Sequence[float] | npt.NDArray[np.float64]) -> list[Bin]:
     if np.array_equal(array, np.floor(array)):
         step = max(1.0, step)
     first = math.floor(low / step)
-    num_bins = min(MAX_BINS, math.floor(high / step) - first + 1)
+    num_bins = math.floor(float(array.max()) / step) - first + 1
+    if num_bins > MAX_BINS:
+        num_bins = min(MAX_BINS, math.floor(high / step) - first + 1)
     numbers = np.minimum(np.floor(array / step) - first, num_bins)
     counts = np.bincount(numbers.astype(np.int64), minlength=num_bins + 1).tolist()
     cut = [

@@ -261,7 +261,7 @@ def test_info_as_json(mmstream, corpus):
     assert code == 0
     assert about["num_samples"] == 97
     assert about["num_shards"] == 5
-    assert about["keys"] == ["000000", "000001"]
+    assert about["keys"] == ["000024", "000072"]  # spread over all
     assert about["url"] == corpus
     assert set(about["fields"]) == {"jpg", "txt", "json"}
     assert about["num_bytes"] == sum(path.stat().st_size for path in Path(corpus).glob("*.tar"))
