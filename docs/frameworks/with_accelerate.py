@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 from accelerate import Accelerator
-from shared import Model, make_optimizer, make_pipeline
+from shared import PROCESSOR, make_model, make_optimizer, make_pipeline
 
 import mmstream as mm
+from mmstream.integrations import model_inputs
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
     """Train for two epochs; continue from the newest checkpoint if there is one."""
     accelerator = Accelerator(cpu=True)
-    model = Model()
+    model = make_model()
     model, optimizer = accelerator.prepare(model, make_optimizer(model))
     loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
     accelerator.register_for_checkpointing(loader)  # do not prepare it: it finds its rank
@@ -24,7 +25,8 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
         accelerator.load_state(saved[-1].parent)
     while loader.state_dict()["epoch"] < 2:
         for batch in mm.to_device(loader, accelerator.device):
-            accelerator.backward(model(batch))
+            inputs = model_inputs(batch, model, normalize=PROCESSOR)
+            accelerator.backward(model(**inputs).loss)
             optimizer.step()
             optimizer.zero_grad()
             state = loader.state_dict()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from shared import Model, make_optimizer, make_pipeline
+from shared import PROCESSOR, make_model, make_optimizer, make_pipeline
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
+from mmstream.integrations import model_inputs
 
 
 class Training:
@@ -38,7 +39,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
     """Train for two epochs; continue from the newest checkpoint if there is one."""
     dist.init_process_group("gloo")
     loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
-    model = DistributedDataParallel(Model())
+    model = DistributedDataParallel(make_model())
     optimizer = make_optimizer(model)
     app = {"training": Training(model, optimizer), "loader": loader}
     saved = sorted(Path(out).glob("step-*/.metadata"))  # written last: marks it complete
@@ -46,7 +47,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
         dcp.load(app, checkpoint_id=saved[-1].parent)
     while loader.state_dict()["epoch"] < 2:
         for batch in loader:
-            model(batch).backward()
+            model(**model_inputs(batch, model, normalize=PROCESSOR)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             state = loader.state_dict()

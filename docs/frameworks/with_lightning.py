@@ -9,9 +9,10 @@ from pathlib import Path
 
 import lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
-from shared import Model, make_optimizer, make_pipeline
+from shared import PROCESSOR, make_model, make_optimizer, make_pipeline
 
 import mmstream as mm
+from mmstream.integrations import model_inputs
 
 
 class Captions(lightning.LightningModule):
@@ -19,10 +20,10 @@ class Captions(lightning.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Model()
+        self.model = make_model()
 
     def training_step(self, batch, batch_idx):
-        return self.model(batch)
+        return self.model(**model_inputs(batch, self.model, normalize=PROCESSOR)).loss
 
     def configure_optimizers(self):
         return make_optimizer(self)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from shared import Model, make_optimizer, make_pipeline
+from shared import PROCESSOR, make_model, make_optimizer, make_pipeline
 from torch.nn.parallel import DistributedDataParallel
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import mmstream as mm
+from mmstream.integrations import model_inputs
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
@@ -20,7 +21,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
     dist.init_process_group("gloo")
     loader = mm.Loader(make_pipeline(shards), num_workers=num_workers)
     batches = StatefulDataLoader(loader, batch_size=None, num_workers=0)  # the loader has workers
-    model = DistributedDataParallel(Model())
+    model = DistributedDataParallel(make_model())
     optimizer = make_optimizer(model)
     newest, epoch = Path(out) / "newest.pt", 0
     if newest.exists():
@@ -31,7 +32,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
         epoch = saved["batches"]["dataset_state"]["epoch"]
     for _ in range(epoch, 2):
         for batch in batches:
-            model(batch).backward()
+            model(**model_inputs(batch, model, normalize=PROCESSOR)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             if (

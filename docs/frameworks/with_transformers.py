@@ -4,45 +4,12 @@ torchrun --nproc-per-node 2 docs/frameworks/with_transformers.py SHARDS OUT NUM_
 """
 
 import sys
-from pathlib import Path
 
-from shared import Model, make_pipeline
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import ExportableState
+from shared import PROCESSOR, make_model, make_pipeline
+from transformers import TrainingArguments
 
 import mmstream as mm
-
-
-class LoaderState(TrainerCallback, ExportableState):
-    """Saves a loader's state with the Trainer's own."""
-
-    def __init__(self, loader: mm.Loader) -> None:
-        self.loader = loader
-
-    def state(self):
-        return {"args": {}, "attributes": {"loader": self.loader.state_dict()}}
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        if state.global_step:  # resumed: `state` comes from the checkpoint
-            saved = state.stateful_callbacks["LoaderState"]["attributes"]
-            self.loader.load_state_dict(saved["loader"])
-
-
-class StreamTrainer(Trainer):
-    """Trains on a loader as it is: not prepared, not sharded, no batch skipped."""
-
-    def __init__(self, *args, loader: mm.Loader, **settings) -> None:
-        super().__init__(*args, **settings)
-        self.loader = loader
-        self.add_callback(LoaderState(loader))
-
-    def get_train_dataloader(self):
-        if len(self.loader) % self.args.gradient_accumulation_steps:
-            raise ValueError("gradient_accumulation_steps must divide the steps of an epoch")
-        return self.loader
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return model(inputs)
+from mmstream.integrations import LoaderTrainer
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
@@ -51,17 +18,16 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
     settings = TrainingArguments(
         output_dir=out,
         num_train_epochs=2,
-        ignore_data_skip=True,  # the loader starts at the right step
         save_steps=2,
         learning_rate=1e-3,
         use_cpu=True,
         report_to="none",
         disable_tqdm=True,
     )
-    trainer = StreamTrainer(Model(), settings, loader=loader)
-    saved = Path(out).glob("checkpoint-*/trainer_state.json")  # written last: marks it complete
-    newest = max(saved, key=lambda file: int(file.parent.name[11:]), default=None)
-    trainer.train(resume_from_checkpoint=newest and str(newest.parent))
+    trainer = LoaderTrainer(
+        make_model(), settings, train_dataset=loader, processing_class=PROCESSOR
+    )
+    trainer.train(resume_from_checkpoint="auto")
     loader.close()
 
 

@@ -5,8 +5,9 @@
 inputs.py      `model_inputs`: the keyword arguments of a model's forward, from a batch
 families.py    how each family of models takes pictures
 blank.py       the blank picture of a batch without pictures
+trainer.py     `LoaderTrainer`: the Trainer of transformers, on a loader
 
-A name is imported when it is first used.
+A name is imported when it is first used: only `LoaderTrainer` needs transformers' Trainer.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmstream.integrations.inputs import model_inputs as model_inputs
+    from mmstream.integrations.trainer import LoaderState as LoaderState
+    from mmstream.integrations.trainer import LoaderTrainer as LoaderTrainer
+    from mmstream.integrations.trainer import LoaderTrainerMixin as LoaderTrainerMixin
 
 _MODULE_OF = {
+    "LoaderState": "trainer",
+    "LoaderTrainer": "trainer",
+    "LoaderTrainerMixin": "trainer",
     "model_inputs": "inputs",
 }
 
-__all__ = ["model_inputs"]
+__all__ = ["LoaderState", "LoaderTrainer", "LoaderTrainerMixin", "model_inputs"]
 
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and reports other names

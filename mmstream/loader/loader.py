@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
@@ -172,12 +173,14 @@ class Loader(IterableDataset[Batch]):
         Under ``torch.distributed``, all ranks compare their settings first (docs: launching).
 
         Raises:
-            ConfigError: a rank differs from the others, or has not begun.
+            ConfigError: a rank differs from the others, or has not begun. Or a DataLoader would
+                make batches of these batches, or deal them to the ranks again.
             BadSampleLimitError: too many bad samples.
             ShardError, StorageError: data or storage that stops a run.
             MMStreamError: a worker has died, or a batch took longer than `stall_timeout_s`. The
                 state stands before its step. Iterating again starts new workers.
         """
+        _refuse_regrouping(sys._getframe(1).f_locals.get("self"))
         for batch in self.iter_undelivered():
             self.mark_delivered(batch)
             yield batch
@@ -446,3 +449,22 @@ class Loader(IterableDataset[Batch]):
                 with watchdog.waiting_for(job):
                     batch = runner.batch(job)
                 yield batch
+
+
+def _refuse_regrouping(caller: object) -> None:
+    """Refuse what torch and Hugging Face put between a loader and its user by default.
+
+    Args:
+        caller: the object that asks for the first batch. A DataLoader with a batch_size would
+            stack finished batches, and a shard of a Trainer would drop those of other ranks.
+
+    Raises:
+        ConfigError: the caller is one of them.
+    """
+    is_fetcher = getattr(caller, "auto_collation", False) is True
+    if is_fetcher or type(caller).__name__ == "IterableDatasetShard":
+        raise ConfigError(
+            "a Loader yields finished batches of this rank: DataLoader(loader, batch_size=None, "
+            "num_workers=0); in the Trainer of transformers, "
+            "mmstream.integrations.LoaderTrainer(model, args, train_dataset=loader)"
+        )

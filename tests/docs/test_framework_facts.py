@@ -8,20 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from shared import Model, make_pipeline
 from torch.utils.data import DataLoader
 
 import mmstream as mm
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
-from tests.helpers.frameworks import NUM_STEPS, keys_of, plan
+from tests.helpers.frameworks import NUM_STEPS, TextModel, keys_of, plan, text_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks warn of their own affairs
 
 
 @pytest.fixture
 def pipeline(corpus):
-    return make_pipeline(corpus)
+    return text_pipeline(corpus)
 
 
 # ---- a DataLoader around the loader, torchdata's or torch's
@@ -52,6 +51,11 @@ def test_a_stateful_data_loader_resumes_at_every_step_also_on_another_world(pipe
     expected = plan(pipeline, 2)
     assert seen + rest == expected[: len(seen + rest)]
     assert len(seen + rest) >= min(2 * NUM_STEPS, stop + NUM_STEPS)
+
+
+def test_a_data_loader_that_makes_batches_of_batches_is_refused(pipeline):
+    with pytest.raises(ConfigError, match=r"batch_size=None, .*integrations\.LoaderTrainer"):
+        next(iter(DataLoader(mm.Loader(pipeline), batch_size=8)))
 
 
 def test_a_data_loader_with_workers_around_a_loader_is_refused_not_repeated(pipeline):
@@ -88,7 +92,7 @@ def test_accelerate_tries_to_shard_a_data_loader_and_fails(pipeline):
         DataLoader(mm.Loader(pipeline), batch_size=None),
         num_processes=2, process_index=0, dispatch_batches=False, put_on_device=False,
     )  # fmt: skip
-    with pytest.raises(TypeError, match="NoneType"):
+    with pytest.raises((TypeError, ConfigError), match="NoneType"):
         next(iter(sharded))
 
 
@@ -116,7 +120,7 @@ def test_accelerate_accumulates_across_the_end_of_an_epoch(pipeline):
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
-    model = accelerator.prepare(Model())
+    model = accelerator.prepare(TextModel())
     loader, stepped = mm.Loader(pipeline), []
     for _ in range(2):
         for _ in loader:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import mmstream as mm
-from tests.helpers.corpora import write_corpus
+from mmstream.demo import corpus_rows
 from tests.helpers.paths import DOCS, ROOT
 
 EXAMPLES = sorted(file.stem for file in (DOCS / "frameworks").glob("with_*.py"))
@@ -18,8 +18,10 @@ EXAMPLES = sorted(file.stem for file in (DOCS / "frameworks").glob("with_*.py"))
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    """97 samples: an epoch of 6 steps of 16."""
-    return write_corpus(tmp_path_factory.mktemp("frameworks") / "shards", [30, 1, 0, 40, 26])
+    """The 96 photographs of the demo and a caption of each: an epoch of 6 steps of 16."""
+    folder = tmp_path_factory.mktemp("frameworks") / "shards"
+    mm.convert(corpus_rows(), folder, samples_per_shard=40, progress=False)
+    return str(folder)
 
 
 def planned(shards):

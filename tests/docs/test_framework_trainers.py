@@ -7,17 +7,16 @@ import importlib
 import logging
 
 import pytest
-from shared import make_pipeline
 
 import mmstream as mm
-from tests.helpers.frameworks import NUM_STEPS, plan
+from tests.helpers.frameworks import NUM_STEPS, TextModel, plan, text_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks warn of their own affairs
 
 
 @pytest.fixture
 def pipeline(corpus):
-    return make_pipeline(corpus)
+    return text_pipeline(corpus)
 
 
 class StopError(Exception):
@@ -27,21 +26,29 @@ class StopError(Exception):
 # ---- Trainer
 
 
-def trainer(loader, out, seen, callback=None, **settings):
-    example = importlib.import_module("with_transformers")
+def trainer(loader, out, seen=None, callback=None, **settings):
+    """A LoaderTrainer on a model that takes whole batches and notes their keys."""
+    from transformers import TrainingArguments
 
-    class Noting(example.Model):
+    from mmstream.integrations import LoaderTrainer
+
+    class Noting(TextModel):
+        evaluated = []  # noqa: RUF012
+
         def forward(self, batch):
-            seen.append(batch["__key__"])
-            return super().forward(batch)
+            notes = self.evaluated if not self.training else [] if seen is None else seen
+            notes.append(batch["__key__"])
+            return {"loss": super().forward(batch)}
 
-    arguments = example.TrainingArguments(
+    others = {name: settings.pop(name) for name in ("eval_dataset",) if name in settings}
+    arguments = TrainingArguments(
         output_dir=str(out), num_train_epochs=2, use_cpu=True, report_to="none",
-        disable_tqdm=True, **({"ignore_data_skip": True} | settings),
+        disable_tqdm=True, logging_steps=1, **settings,
     )  # fmt: skip
-    return example.StreamTrainer(
-        Noting(), arguments, loader=loader, callbacks=[callback] if callback else None
-    )
+    return LoaderTrainer(
+        Noting(), arguments, train_dataset=loader, data_collator=lambda batch: {"batch": batch},
+        callbacks=[callback] if callback else None, **others,
+    )  # fmt: skip
 
 
 def stop_when_saved():
@@ -54,69 +61,87 @@ def stop_when_saved():
     return StopWhenSaved()
 
 
-@pytest.mark.parametrize(("stop", "on_device"), [(1, False), (5, True), (6, False), (9, True)])
-def test_trainer_resumes_after_the_last_step_it_took(pipeline, tmp_path, stop, on_device):
-    def made():
-        loader = mm.Loader(pipeline)
-        return mm.to_device(loader, "cpu") if on_device else loader
-
-    seen = []
+def killed(pipeline, out, seen=None, **settings):
+    """Train until the first checkpoint is written, and leave."""
     with pytest.raises(StopError):
-        trainer(made(), tmp_path, seen, stop_when_saved(), save_steps=stop).train()
-    assert len(seen) == stop
-    resumed = trainer(made(), tmp_path, seen, save_strategy="no")
-    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{stop}"))
-    assert seen == plan(pipeline, 2)
-    assert resumed.state.global_step == 2 * NUM_STEPS
-
-
-def test_trainer_accumulates_exactly_where_that_divides_an_epoch(pipeline, tmp_path):
-    seen = []
-    with pytest.raises(StopError):
-        trainer(
-            mm.Loader(pipeline), tmp_path, seen, stop_when_saved(),
-            save_steps=2, gradient_accumulation_steps=2,
-        ).train()  # fmt: skip
-    assert len(seen) == 4
-    resumed = trainer(mm.Loader(pipeline), tmp_path, seen, gradient_accumulation_steps=2)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert seen == plan(pipeline, 2)
-    assert resumed.state.global_step == NUM_STEPS
-    with pytest.raises(ValueError, match="must divide"):
-        trainer(mm.Loader(pipeline), tmp_path, seen, gradient_accumulation_steps=4).train()
+        trainer(mm.Loader(pipeline), out, seen, stop_when_saved(), **settings).train()
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"),
+    ("stop", "settings"),
     [
-        ({"ignore_data_skip": False}, AttributeError),
-        ({"restore_callback_states_from_checkpoint": True}, TypeError),
+        (1, {}),
+        (5, {"ignore_data_skip": True}),
+        (6, {"restore_callback_states_from_checkpoint": True}),
+        (9, {}),
     ],
 )
-def test_trainer_does_not_resume_quietly_with_the_wrong_settings(
-    pipeline, tmp_path, settings, error
-):
-    with pytest.raises(StopError):
-        trainer(mm.Loader(pipeline), tmp_path, [], stop_when_saved(), save_steps=3).train()
-    resumed = trainer(mm.Loader(pipeline), tmp_path, [], **settings)
-    with pytest.raises(error):
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-
-
-def test_trainer_would_lose_an_optimizer_step_where_it_does_not_divide(
-    pipeline, tmp_path, monkeypatch
-):
-    example = importlib.import_module("with_transformers")
-    monkeypatch.setattr(example.StreamTrainer, "get_train_dataloader", lambda self: self.loader)
+def test_trainer_resumes_after_the_last_step_it_took(pipeline, tmp_path, stop, settings):
     seen = []
-    with pytest.raises(StopError):
-        trainer(
-            mm.Loader(pipeline), tmp_path, seen, stop_when_saved(),
-            save_steps=1, gradient_accumulation_steps=4,
-        ).train()  # fmt: skip
-    resumed = trainer(mm.Loader(pipeline), tmp_path, seen, gradient_accumulation_steps=4)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert resumed.state.global_step == 3  # 4 + 2 batches an epoch are 2 steps, two epochs 4
+    killed(pipeline, tmp_path, seen, save_steps=stop)
+    assert len(seen) == stop
+    given = mm.to_device(mm.Loader(pipeline), "cpu") if stop == 9 else mm.Loader(pipeline)
+    resumed = trainer(given, tmp_path, seen, save_strategy="no", **settings)
+    resumed.train(resume_from_checkpoint="auto")
+    assert seen == plan(pipeline, 2)
+    assert resumed.state.global_step == 2 * NUM_STEPS
+    if "ignore_data_skip" in settings:
+        return  # then the Trainer counts the epoch from where it resumes
+    logged = [line["epoch"] for line in resumed.state.log_history if "loss" in line]
+    expected = [step / NUM_STEPS for step in range(1, 2 * NUM_STEPS + 1)]
+    assert logged == pytest.approx(expected, abs=1e-3)
+
+
+def test_trainer_logs_the_samples_of_all_ranks(pipeline, tmp_path):
+    first = trainer(mm.Loader(pipeline), tmp_path, save_steps=5)
+    metrics = first.train().metrics
+    seconds = metrics["train_runtime"]
+    assert metrics["train_samples_per_second"] * seconds == pytest.approx(12 * 16, rel=0.01)
+    assert first.num_examples(first.get_train_dataloader()) == 6 * 16
+    assert first.get_total_train_batch_size(first.args) == 16
+    rest = trainer(mm.Loader(pipeline), tmp_path, save_strategy="no")
+    metrics = rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5")).metrics
+    seconds = metrics["train_runtime"]
+    assert metrics["train_samples_per_second"] * seconds == pytest.approx(7 * 16, rel=0.01)
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_trainer_accumulates_and_resumes_exactly(pipeline, tmp_path, accumulation):
+    """4 does not divide the 6 steps of an epoch: its last optimizer step takes two batches."""
+    settings = {"gradient_accumulation_steps": accumulation}
+    seen = []
+    killed(pipeline, tmp_path, seen, save_steps=1, **settings)
+    assert len(seen) == accumulation
+    resumed = trainer(mm.Loader(pipeline), tmp_path, seen, save_strategy="no", **settings)
+    resumed.train(resume_from_checkpoint="auto")
+    assert seen == plan(pipeline, 2)
+    assert resumed.state.global_step == 2 * (6 // accumulation + (6 % accumulation > 0))
+
+
+def test_trainer_says_what_does_not_fit(pipeline, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    killed(pipeline, tmp_path, save_steps=2)
+    other = trainer(mm.Loader(pipeline), tmp_path, gradient_accumulation_steps=2)
+    with pytest.raises(mm.StateError, match="Trainer goes on at epoch 0 step 4, the loader at"):
+        other.train(resume_from_checkpoint="auto")
+    with pytest.raises(mm.ConfigError, match="train_dataset is a list"):
+        trainer([1, 2], tmp_path)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    plain = Trainer(TextModel(), arguments, train_dataset=mm.Loader(pipeline))
+    with pytest.raises(mm.ConfigError, match=r"integrations\.LoaderTrainer"):
+        plain.train()
+
+
+def test_trainer_evaluates_on_the_first_epoch_of_a_loader_each_time(pipeline, tmp_path):
+    run = trainer(
+        mm.Loader(pipeline), tmp_path, eval_dataset=mm.Loader(pipeline), save_strategy="no"
+    )
+    metrics = run.evaluate()
+    assert run.evaluate().keys() == metrics.keys()
+    assert run.model.evaluated == 2 * plan(pipeline, 1)
+    seconds = metrics["eval_runtime"]
+    assert metrics["eval_samples_per_second"] * seconds == pytest.approx(96, rel=0.01)
 
 
 # ---- Lightning
@@ -127,9 +152,13 @@ def fit(loader, seen, resume=None, stop=None, **settings):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
     class Noting(example.Captions):
+        def __init__(self):
+            super().__init__()
+            self.model = TextModel()
+
         def training_step(self, batch, batch_idx):
             seen.append(batch["__key__"])
-            return super().training_step(batch, batch_idx)
+            return self.model(batch)
 
         def on_train_batch_end(self, *args):
             if len(seen) == stop:

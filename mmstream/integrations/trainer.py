@@ -1,0 +1,258 @@
+"""The Trainer of `transformers` on a loader: no sampler, exact resumes, true counts in its logs.
+
+    loader -> device -> `model_inputs` -> Trainer
+
+The Trainer resumes in mid-epoch by skipping as many batches as it has trained on. Here those are
+placeholders, which cost nothing, and the loader goes on where its state stands. So the Trainer's
+own count of steps and epochs stays right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from mmstream._torchvision import import_torchvision
+from mmstream.device.normalize import Normalize
+from mmstream.device.to_device import DeviceLoader, to_device
+from mmstream.errors import ConfigError, StateError
+from mmstream.integrations.inputs import model_inputs
+from mmstream.loader.loader import Loader
+from mmstream.types import Batch
+
+import_torchvision()  # before transformers does, where it does not load by itself
+
+from transformers import Trainer, TrainerCallback  # noqa: E402
+from transformers.trainer_callback import ExportableState  # noqa: E402
+
+__all__ = ["LoaderState", "LoaderTrainer", "LoaderTrainerMixin"]
+
+
+class LoaderState(TrainerCallback, ExportableState):  # type: ignore[misc]  # Any, for mypy
+    """Keeps the loader's state in ``trainer_state.json``, and applies it on a resume.
+
+    `LoaderTrainer` adds one by itself.
+    """
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Any] | None = None
+        self._batches: _Batches | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what the Trainer saves: the loader's state after the last batch it has taken."""
+        saved = self.saved if self._batches is None else self._batches.loader.state_dict()
+        return {"args": {}, "attributes": {"saved": saved}}
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Bring the loader to the step of the checkpoint, if the run was resumed.
+
+        Raises:
+            StateError: The checkpoint has no state of a loader, or the Trainer stands at another
+                step of the epoch than the loader.
+        """
+        del control, kwargs
+        batches = train_dataloader.dataset
+        self._batches = batches
+        if not state.global_step:
+            return
+        stored = state.stateful_callbacks.get(type(self).__name__)
+        saved = stored and stored["attributes"]["saved"]
+        if not saved:
+            raise StateError(
+                "LoaderTrainer: the checkpoint has no state of a loader; it was saved by another "
+                "Trainer"
+            )
+        batches.loader.load_state_dict(saved)
+        batches.skip(state.global_step, args.gradient_accumulation_steps, args.ignore_data_skip)
+
+
+class LoaderTrainerMixin:
+    """Lets a Trainer of `transformers`, or one derived from it, train on an `mm.Loader`.
+
+    ``class MyTrainer(LoaderTrainerMixin, SFTTrainer): pass`` is all that is needed. `LoaderTrainer`
+    is the mixin on the plain Trainer.
+
+    - ``train_dataset`` is an `mm.Loader`, or what `mm.to_device` returns. A loader's batches are
+      moved to the Trainer's device, one ahead. With ``processing_class=processor`` they are also
+      normalised there.
+    - `data_collator` is a function from such a batch to the arguments of the model. None: what
+      `model_inputs` returns.
+    - The loader decides on the rows of a rank and on its workers. So the Trainer's
+      ``per_device_train_batch_size``, samplers and ``dataloader_*`` settings are not used.
+    - A checkpoint holds the loader's state. A resume goes on at the exact step, also on another
+      number of ranks. ``train(resume_from_checkpoint="auto")`` takes the newest complete
+      checkpoint of ``output_dir``, or begins anew where there is none.
+    - Samples per second, epochs and the total batch size in the logs are those of the loader.
+    - ``eval_dataset`` may be a loader too. Each evaluation reads its first epoch.
+
+    Args:
+        args: What the Trainer takes.
+        data_collator: As above. Give it by its name.
+        kwargs: What the Trainer takes.
+
+    Raises:
+        ConfigError: ``train_dataset`` is no loader.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        data_collator: Callable[[Batch], dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        trainer: Any = self
+        trainer.data_collator = data_collator or self._model_inputs
+        train_dataset = trainer.train_dataset
+        if train_dataset is not None and not _is_loader(train_dataset):
+            raise ConfigError(
+                f"LoaderTrainer: train_dataset is a {type(train_dataset).__name__}: give an "
+                "mm.Loader, or what mm.to_device returns"
+            )
+        trainer.add_callback(LoaderState())
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as the Trainer does. "auto" resumes from the newest complete checkpoint, if any."""
+        trainer: Any = super()
+        if resume_from_checkpoint == "auto":
+            resume_from_checkpoint = _newest_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
+        return trainer.train(resume_from_checkpoint, *args, **kwargs)
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader in the form that the Trainer iterates over."""
+        return self._as_dataloader(self.train_dataset, restarts=False)  # type: ignore[attr-defined]
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return a loader in that form, or what the Trainer makes of another data set."""
+        trainer: Any = self
+        given = trainer.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(given, str):
+            given = trainer.eval_dataset[given]
+        if not _is_loader(given):
+            parent: Any = super()
+            return parent.get_eval_dataloader(eval_dataset)
+        return self._as_dataloader(given, restarts=True)
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Return the samples of an optimizer step, over all ranks."""
+        pipeline = _pipeline_of(self.train_dataset)  # type: ignore[attr-defined]
+        return int(pipeline.global_batch_size * args.gradient_accumulation_steps)
+
+    def _as_dataloader(self, loader: Any, *, restarts: bool) -> Any:
+        trainer: Any = self
+        if isinstance(loader, Loader):
+            processor = getattr(trainer.processing_class, "image_processor", None)
+            processor = processor or trainer.processing_class
+            normalize = None
+            if hasattr(processor, "image_mean") and hasattr(processor, "image_std"):
+                normalize = Normalize(processor.image_mean, processor.image_std)
+            loader = to_device(loader, trainer.args.device, normalize=normalize)
+        batches = _Batches(loader, trainer.data_collator, restarts=restarts)
+        return _Steps(batches, batch_size=None, num_workers=0, collate_fn=_unchanged)
+
+    def _model_inputs(self, batch: Batch) -> dict[str, Any]:
+        return model_inputs(batch, self.model)  # type: ignore[attr-defined]
+
+
+class LoaderTrainer(LoaderTrainerMixin, Trainer):  # type: ignore[misc]  # Any, for mypy
+    """The Trainer of `transformers` on an `mm.Loader`; `LoaderTrainerMixin` says what differs.
+
+    Examples:
+        ::
+
+            trainer = LoaderTrainer(model, arguments, train_dataset=loader,
+                                    processing_class=processor)
+            trainer.train(resume_from_checkpoint="auto")
+    """
+
+
+class _Batches(IterableDataset[Any]):
+    """A loader's batches as inputs of the model, with placeholders for those that are skipped.
+
+    Args:
+        loader: A `DeviceLoader`, or what has its methods.
+        prepare: From a batch to the inputs.
+        restarts: Whether each iteration is the loader's first epoch.
+    """
+
+    def __init__(
+        self, loader: Any, prepare: Callable[[Batch], dict[str, Any]], *, restarts: bool
+    ) -> None:
+        self.loader = loader
+        self._prepare = prepare
+        self._restarts = restarts
+        self._num_skipped = 0
+
+    def __len__(self) -> int:
+        """Samples of an epoch over all ranks, without those that only fill the last step."""
+        pipeline = _pipeline_of(self.loader)
+        num_slots = len(self.loader) * pipeline.global_batch_size
+        return int(num_slots if pipeline.drop_last else min(num_slots, len(pipeline.dataset)))
+
+    def __iter__(self) -> Iterator[dict[str, Any] | None]:
+        if self._restarts:
+            self.loader.load_state_dict({**self.loader.state_dict(), "epoch": 0, "step": 0})
+        num_skipped, self._num_skipped = self._num_skipped, 0
+        yield from [None] * num_skipped
+        for batch in self.loader:
+            yield self._prepare(batch)
+
+    def skip(self, num_steps: int, accumulation: int, ignores: bool) -> None:
+        """Give placeholders for the batches that the Trainer will skip in the next iteration.
+
+        Args:
+            num_steps: Optimizer steps of the run so far.
+            accumulation: Batches of an optimizer step. The last step of an epoch may have fewer.
+            ignores: Whether the Trainer skips nothing (``ignore_data_skip``).
+
+        Raises:
+            StateError: The Trainer stands at another step than the loader.
+        """
+        state = self.loader.state_dict()
+        epoch, step = divmod(num_steps, -(-len(self.loader) // accumulation))
+        if (epoch, step * accumulation) != (state["epoch"], state["step"]):
+            raise StateError(
+                f"LoaderTrainer: the Trainer goes on at epoch {epoch} step {step * accumulation}, "
+                f"the loader at epoch {state['epoch']} step {state['step']}: keep "
+                "gradient_accumulation_steps and the loader's settings until the epoch ends"
+            )
+        self._num_skipped = 0 if ignores else state["step"]
+
+
+class _Steps(DataLoader[Any]):
+    """What a Trainer iterates over: as long as the loader has steps, on a data set of samples."""
+
+    dataset: _Batches
+
+    def __len__(self) -> int:
+        return len(self.dataset.loader)
+
+
+def _is_loader(value: Any) -> bool:
+    return isinstance(value, Loader | DeviceLoader)
+
+
+def _pipeline_of(loader: Any) -> Any:
+    return getattr(loader, "loader", loader).pipeline
+
+
+def _unchanged(inputs: Any) -> Any:
+    return inputs
+
+
+def _newest_checkpoint(folder: str) -> str | None:
+    """Return the newest checkpoint with a ``trainer_state.json``, which is written last."""
+    complete = [
+        file.parent
+        for file in Path(folder).glob("checkpoint-*/trainer_state.json")
+        if file.parent.name.removeprefix("checkpoint-").isdigit()
+    ]
+    newest = max(
+        complete, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None
+    )
+    return None if newest is None else str(newest)
