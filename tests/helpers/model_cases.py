@@ -100,7 +100,7 @@ def llava_family() -> Family:
         num_additional_image_tokens=1,
     )
     text = TextDecoder(tokenizer, 20_000, image_length=16)
-    return Family(processor, LLAVA, Decode(ImageDecoder.from_processor(pictures), text))
+    return Family(processor, LLAVA, Decode(image=ImageDecoder.from_processor(pictures), text=text))
 
 
 def llava(tokenizer: Any) -> Any:
@@ -131,7 +131,7 @@ def llava_next_family() -> Family:
         num_additional_image_tokens=1,
     )
     text = TextDecoder(tokenizer, 20_000, image_length=mm.llava_next_length())
-    return Family(processor, LLAVA, Decode(ImageDecoder.from_processor(pictures), text))
+    return Family(processor, LLAVA, Decode(image=ImageDecoder.from_processor(pictures), text=text))
 
 
 def llava_next(tokenizer: Any) -> Any:
@@ -154,7 +154,7 @@ def internvl_family() -> Family:
     )
     family.processor.image_processor = pictures
     text = replace(family.decode.text, image_length=mm.internvl_length(4))
-    return replace(family, decode=Decode(ImageDecoder.from_processor(pictures), text))
+    return replace(family, decode=Decode(image=ImageDecoder.from_processor(pictures), text=text))
 
 
 def internvl(tokenizer: Any) -> Any:
@@ -184,7 +184,7 @@ def idefics_family(kind: str) -> Family:
         )
         processor = transformers.Idefics3Processor(pictures, tokenizer, image_seq_len=length)
     text = TextDecoder(tokenizer, 20_000, image_length=length)
-    decode = Decode(ImageDecoder(size=(56, 56), resize="exact"), text)
+    decode = Decode(image=ImageDecoder(size=(56, 56), resize="exact"), text=text)
     return Family(processor, QWEN_VL.replace(MARKED, "<image>"), decode)
 
 
@@ -242,7 +242,7 @@ def siglip_family() -> Family:
 def pair_family(processor: Any, pictures: Any) -> Family:
     tokenizer = byte_tokenizer()
     text = TextDecoder(tokenizer, 64, padding="max_length")
-    decode = Decode(ImageDecoder.from_processor(pictures), text)
+    decode = Decode(image=ImageDecoder.from_processor(pictures), text=text)
     return Family(processor(pictures, tokenizer), "", decode)
 
 
