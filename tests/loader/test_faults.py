@@ -157,7 +157,7 @@ def test_workers_resume_exactly_at_every_step(tmp_path, ahead, drop_last, shuffl
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_chain_of_topologies_delivers_each_step_once(data):
     rows = data.draw(st.sampled_from([4, 6, 12]), "rows")
     counts = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4), "counts")

@@ -33,7 +33,7 @@ def located(epoch, slots):
     return list(zip(shards.tolist(), indexes.tolist(), strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(corpora(), st.integers(1, 9), st.integers(0, 5), st.integers(0, 3))
 def test_an_epoch_is_its_chunks_permuted_end_to_end_and_rotated(corpus, chunk_size, seed, epoch):
     table = ChunkTable.cut(corpus, chunk_size)

@@ -37,7 +37,7 @@ def orders(draw, tails=True):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(orders(), st.integers(0, 3))
 def test_every_sample_comes_exactly_once_per_epoch(order, epoch):
     counts = order._table.counts.tolist()
@@ -56,7 +56,7 @@ def test_every_sample_comes_exactly_once_per_epoch(order, epoch):
     assert order.steps_per_epoch == (len(corpus) - left_out + rows - 1) // rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(orders())
 def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
     walked = steps_of_epoch(order, 1)
@@ -65,7 +65,7 @@ def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
             assert column.tolist() == walked_column.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(orders())
 def test_windows_deliver_the_rows_that_name_them_and_no_others(order):
     numbers = {n for step in range(order.steps_per_epoch) for n in order.windows(0, step).tolist()}
@@ -84,7 +84,7 @@ def test_windows_deliver_the_rows_that_name_them_and_no_others(order):
     assert delivered == named
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(orders(tails=False))
 def test_substitutes_are_in_the_corpus_and_near_ones_are_not_in_the_same_step(order):
     step = order.steps_per_epoch - 1

@@ -50,7 +50,7 @@ def planned(plan: RankPlan, num_steps: int) -> list[PlannedRange]:
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_each_row_of_each_step_lies_in_a_range_that_is_read_in_time(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any), "counts")
     rows = data.draw(st.integers(1, sum(counts)), "rows")

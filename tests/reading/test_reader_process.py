@@ -47,7 +47,7 @@ def own_batch(pipeline: mm.Pipeline, job: Job) -> Any:
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_topology_gets_the_same_batches(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(any), "counts")
     num_samples = sum(counts)

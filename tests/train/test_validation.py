@@ -27,7 +27,7 @@ PROCESS = TrainProcess(torch.device("cpu"))
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_pass_shows_each_sample_once_in_order_with_marked_padding(tmp_path_factory, data):
     counts = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=5).filter(any), "counts")
     rows = data.draw(st.integers(1, 16), "rows")

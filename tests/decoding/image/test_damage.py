@@ -20,14 +20,14 @@ decode = ImageDecoder()
 
 
 @given(length=st.integers(0, len(JPEG) - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_truncated_jpeg_is_a_decode_error(length: int) -> None:
     with pytest.raises(DecodeError):
         decode(JPEG[:length])
 
 
 @given(length=st.integers(0, len(JPEG) - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_jpeg_with_a_zeroed_tail_is_a_decode_error(length: int) -> None:
     with pytest.raises(DecodeError):
         decode(JPEG[:length].ljust(len(JPEG), b"\0"))
@@ -49,7 +49,7 @@ def test_a_truncated_file_of_any_format_is_a_decode_error(name: str, fraction: f
 
 
 @given(position=st.integers(0, len(PNG) - 1), bit=st.integers(0, 7))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_flipped_bit_in_a_png_is_noticed_or_harmless(position: int, bit: int) -> None:
     damaged = bytearray(PNG)
     damaged[position] ^= 1 << bit
@@ -61,7 +61,7 @@ def test_a_flipped_bit_in_a_png_is_noticed_or_harmless(position: int, bit: int) 
 
 
 @given(length=st.integers(0, len(PNG) - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_truncated_png_is_a_decode_error_unless_only_its_end_mark_is_gone(length: int) -> None:
     try:
         image = decode(PNG[:length])
@@ -76,7 +76,7 @@ def test_a_truncated_png_is_a_decode_error_unless_only_its_end_mark_is_gone(leng
     damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=8),
     cut=st.integers(0, 400),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_damaged_bytes_decode_or_raise_a_decode_error(
     data: bytes, damage: list[tuple[int, int]], cut: int
 ) -> None:

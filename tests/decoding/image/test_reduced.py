@@ -181,7 +181,7 @@ def test_bytes_after_the_end_are_not_looked_at() -> None:
     cut=st.sampled_from([0, 0, 0, 1, 2, 40]),
     factor=st.sampled_from([4, 8]),
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_damaged_files_give_what_libjpeg_gives_and_none_that_it_refuses(
     name: str, damage: list[tuple[int, int]], cut: int, factor: int
 ) -> None:

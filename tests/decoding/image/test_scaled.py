@@ -92,7 +92,7 @@ def test_a_truncated_jpeg_is_a_decode_error_at_every_scale(name: str, fraction: 
     name=st.sampled_from(sorted(FILES)),
     damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_damage_is_noticed_at_every_scale_or_at_none(
     name: str, damage: list[tuple[int, int]]
 ) -> None:

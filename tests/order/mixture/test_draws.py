@@ -43,7 +43,7 @@ def walked(draws, num_steps):
     return steps_of_sources, before
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(any_draws())
 def test_each_lane_counts_its_draws_without_gaps_and_the_way_back_is_exact(draws):
     steps_of_sources, before = walked(draws, 70)
@@ -60,7 +60,7 @@ def test_each_lane_counts_its_draws_without_gaps_and_the_way_back_is_exact(draws
             assert {step % draws.grid[0] for step in steps.tolist()} <= {group}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(any_draws())
 def test_lanes_are_ordered_by_their_first_draw_of_a_source_in_its_first_phase(draws):
     for source in range(draws.before(0).shape[1]):

@@ -91,7 +91,7 @@ def test_a_rank_of_one_row_sees_every_source():
     shuffle=st.booleans(),
     seed=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_mixture_draws_each_sample_once_per_epoch_of_its_source(
     counts, rows, groups, weights, epoch_steps, window, shuffle, seed
 ):

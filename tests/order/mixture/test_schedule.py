@@ -81,7 +81,7 @@ def test_a_rounding_of_less_than_5_percent_is_allowed():
 
 
 @given(weights=st.lists(st.integers(0, 400), min_size=1, max_size=6).filter(any))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_at_every_position_of_a_schedule_each_source_has_had_its_due(weights):
     shares = whole_shares(weights)
     schedule = Schedule.from_shares(shares)
@@ -93,7 +93,7 @@ def test_at_every_position_of_a_schedule_each_source_has_had_its_due(weights):
 
 
 @given(weights=st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_schedule_goes_on_period_after_period(weights):
     schedule = Schedule.from_shares(weights)
     positions = np.arange(3 * sum(weights) + 1)

@@ -39,7 +39,7 @@ def any_source(draw):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(any_source())
 def test_windows_cover_each_epoch_once_and_each_stays_in_one_column(source):
     size, num_lanes = source.size, source.num_lanes
@@ -109,7 +109,7 @@ def test_a_window_takes_16_samples_or_more_from_each_segment(interleave, window,
     assert (np.diff(slots) > 1).sum() == num_segments - 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(any_source())
 def test_a_small_source_is_one_permutation_after_another(source):
     draws = np.arange(3 * source.size)
