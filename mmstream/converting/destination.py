@@ -43,7 +43,7 @@ from mmstream.dataset.manifest import (
     ShardInfo,
 )
 from mmstream.errors import ConfigError, ManifestError, escaped
-from mmstream.storage import Store, is_remote, open_store
+from mmstream.storage import RemoteStore, Store, is_remote, open_store
 from mmstream.storage.new_file import remove_temporaries
 from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.write_lock import LOCK_NAME
@@ -250,6 +250,8 @@ def _remove_temporaries(store: Store) -> None:
     if folder is not None:
         remove_temporaries(Path(folder), _OWNED_FILE)
         remove_temporaries(Path(folder, REPORTS), _REPORT_FILE)
+    if isinstance(store, RemoteStore):
+        store.remove_uploads(f"{_OWNED_FILE}|{REPORTS}/({_REPORT_FILE})")
 
 
 def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from mmstream.storage.s3_endpoint import is_anonymous, require_certificates
 from mmstream.storage.s3_errors import plain_s3_error, refusal_of
 from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.store import Access, ObjectStat, ReplacedError, require_known, require_size
-from mmstream.storage.upload import PART_BYTES, code_of, put_object, upload
+from mmstream.storage.upload import PART_BYTES, code_of, put_object, remove_uploads, upload
 from mmstream.storage.urls import Range, join_url
 
 __all__ = ["RemoteStore"]
@@ -392,6 +392,17 @@ class RemoteStore:
         else:
             with self.create(name) as file:
                 file.write(data)
+
+    def remove_uploads(self, names: str) -> None:
+        """Remove the parts that killed processes left in S3 of objects that never appeared.
+
+        Only for whoever knows that no other process writes these objects.
+
+        Args:
+            names: A regular expression for the names of the objects.
+        """
+        if self._is_s3:
+            remove_uploads(self.url, self._send, names)
 
     def write_if(self, name: str, data: bytes, version: str | None) -> bool:
         """Write one small object if nobody else wrote it meanwhile. Return whether it was written.

@@ -10,7 +10,8 @@ Every part has a CRC-32C, and so has the whole object, where the server knows th
 bytes that changed on the way. Other servers get the MD5 of every part.
 
 A killed process leaves the parts that it sent. They are in no listing, but they take room. The next
-upload of the same object removes them; otherwise a lifecycle rule of the bucket does.
+upload of the same object removes them, and so does `remove_uploads`, which whoever holds the lock
+of a prefix calls. Otherwise a lifecycle rule of the bucket does.
 
 Example: 20 MiB are parts of 8, 8 and 4 MiB. The first one is sent when byte 8,388,608 is written.
 """
@@ -21,18 +22,21 @@ import base64
 import hashlib
 import io
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from crc32c import crc32c
 
 from mmstream.errors import StorageError, escaped
 from mmstream.storage.patience import retry
+from mmstream.storage.urls import join_url
 
-__all__ = ["PART_BYTES", "Request", "Upload", "code_of", "put_object", "upload"]
+__all__ = ["PART_BYTES", "Request", "Upload", "code_of", "put_object", "remove_uploads", "upload"]
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +95,49 @@ def put_object(url: str, request: Request, data: bytes) -> None:
             request("put_object", Body=io.BytesIO(data))
 
     retry(url, put)
+
+
+def remove_uploads(url: str, send: Callable[..., dict[str, Any]], names: str) -> None:
+    """Remove the parts that killed processes left of objects under a prefix.
+
+    Only for whoever knows that no other process writes these objects: it ends their uploads. What
+    the server refuses stays, for a lifecycle rule of the bucket.
+
+    Args:
+        url: Of the prefix.
+        send: Sends one request about an object: ``send(url, "abort_multipart_upload", ...)``.
+        names: A regular expression for names relative to the prefix. Uploads of other objects stay.
+    """
+    prefix = f"{_key(url).rstrip('/')}/".lstrip("/")
+    try:
+        for left in _uploads(partial(send, url), prefix):
+            name = left["Key"].removeprefix(prefix)
+            if re.fullmatch(names, name):
+                send(join_url(url, name), "abort_multipart_upload", UploadId=left["UploadId"])
+                logger.info("%s: removed an upload that did not end", escaped(join_url(url, name)))
+    except Exception as error:  # such as without the right to list
+        logger.info("%s: uploads that did not end may stay: %s", escaped(url), escaped(error))
+
+
+def _uploads(request: Request, prefix: str) -> list[dict[str, Any]]:
+    """Return the uploads that have not ended of objects whose keys begin with a prefix."""
+    uploads: list[dict[str, Any]] = []
+    markers: dict[str, str] = {}
+    while True:
+        answer = request("list_multipart_uploads", Prefix=prefix, **markers)
+        uploads += answer.get("Uploads", ())
+        following = {
+            "KeyMarker": answer.get("NextKeyMarker", ""),
+            "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
+        }
+        if not answer.get("IsTruncated") or following == markers:
+            return uploads
+        markers = following
+
+
+def _key(url: str) -> str:
+    """Return the key of an object, without its bucket: ``s3://bucket/a/b`` -> ``a/b``."""
+    return url.partition("://")[2].partition("/")[2]
 
 
 def code_of(error: BaseException | None) -> str | None:
@@ -290,10 +337,9 @@ class Upload:
 
     def _remove_leftovers(self) -> None:
         """Remove what killed processes sent of this object."""
-        key = self._url.partition("://")[2].partition("/")[2]
+        key = _key(self._url)
         try:
-            answer = self._request("list_multipart_uploads", Prefix=key)
-            for left in answer.get("Uploads", ()):
+            for left in _uploads(self._request, key):
                 if left["Key"] == key and left["UploadId"] != self._id:
                     self._request("abort_multipart_upload", UploadId=left["UploadId"])
                     logger.info("%s: removed an upload that did not end", escaped(self._url))

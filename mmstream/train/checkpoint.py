@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import StateError, escaped
-from mmstream.storage import Store
+from mmstream.storage import RemoteStore, Store
 from mmstream.storage.new_file import remove_temporaries
 from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import TrainProcess
@@ -76,8 +76,8 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     """Write a checkpoint, then remove all but the newest `keep` (1 or more).
 
     Checkpoints of later steps are removed too: they are damaged, or this run would have resumed
-    from them. Half-written files in a local folder are removed as well: a run has only one writer,
-    so they belong to a killed one.
+    from them. Half-written files and parts of uploads are removed as well: a run has only one
+    writer, so they belong to a killed one.
 
     Args:
         store: the folder or prefix of the checkpoints.
@@ -87,9 +87,11 @@ def save_checkpoint(store: Store, checkpoint: Checkpoint, *, keep: int) -> None:
     Raises:
         StorageError: the storage failed after retries. Then no checkpoint was removed.
     """
-    folder = store.local_path("")
+    folder, names = store.local_path(""), r"step-\d+\.pt"
     if folder is not None:
-        remove_temporaries(Path(folder), r"step-\d+\.pt")  # each as large as a checkpoint
+        remove_temporaries(Path(folder), names)  # each as large as a checkpoint
+    if isinstance(store, RemoteStore):
+        store.remove_uploads(names)
     with store.create(checkpoint_name(checkpoint.num_steps)) as file:
         _save(checkpoint.content, file)
     steps = list_checkpoints(store)

@@ -109,6 +109,33 @@ def test_a_killed_conversion_is_continued_at_once(corpus, dest, paused, tmp_path
     assert objects(dest) == tree(tmp_path / "alone")
 
 
+@pytest.mark.s3
+def test_parts_of_uploads_that_a_killed_conversion_left_are_removed(
+    corpus, s3, tmp_path, monkeypatch
+):
+    dest = f"{s3}/{tmp_path.name}"
+    samples = shard._samples
+
+    def stopping_samples(job, rejects):
+        if job.name == "shard-000002.tar":
+            raise KeyboardInterrupt
+        yield from samples(job, rejects)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "_samples", stopping_samples)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, dest)
+    store = open_store(dest)
+    assert store.exists("shard-000000.tar.idx")  # finished: it is not written again
+    for name in ("shard-000000.tar", "shard-000002.tar", "reports/shard-000001.json", "mine.tar"):
+        store._send(store.url_of(name), "create_multipart_upload")
+    run(corpus, dest)
+    prefix = dest.removeprefix("s3://").partition("/")[2]
+    answer = store._send(store.url, "list_multipart_uploads", Prefix=prefix)
+    assert [left["Key"] for left in answer["Uploads"]] == [f"{prefix}/mine.tar"]
+    store.remove_uploads(r"mine\.tar")
+
+
 def test_a_conversion_that_lost_its_lock_commits_nothing_more(corpus, dest, paused, tmp_path):
     _, pipe = paused()
     store = open_store(dest)

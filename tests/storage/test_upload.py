@@ -263,6 +263,41 @@ def test_without_the_right_to_list_uploads_an_object_is_written(server):
     assert server.content == bytes(2 * PART)
 
 
+class PagedS3:
+    """Many uploads that did not end, three in an answer."""
+
+    def __init__(self):
+        self.left = [(f"corpus/{i}.tar", f"id{i}") for i in range(8)]
+
+    def __call__(self, url, method, Prefix=None, KeyMarker="", UploadIdMarker="", UploadId=None):
+        if method == "abort_multipart_upload":
+            self.left.remove((url.removeprefix("s3://bucket/"), UploadId))
+            return {}
+        page = [left for left in self.left if left > (KeyMarker, UploadIdMarker)][:3]
+        assert (url, Prefix) == ("s3://bucket/corpus", "corpus/")
+        return {
+            "Uploads": [{"Key": key, "UploadId": id} for key, id in page],
+            "IsTruncated": page[-1] != self.left[-1],
+            "NextKeyMarker": page[-1][0],
+            "NextUploadIdMarker": page[-1][1],
+        }
+
+
+def test_all_pages_of_a_list_of_uploads_are_read():
+    server = PagedS3()
+    upload.remove_uploads("s3://bucket/corpus", server, r"[1-7]\.tar")
+    assert server.left == [("corpus/0.tar", "id0")]
+
+
+def test_without_the_right_to_list_uploads_they_stay_and_nothing_is_raised(caplog):
+    def refuse(*_, **__):
+        raise PermissionError("denied")
+
+    with caplog.at_level("INFO"):
+        upload.remove_uploads("s3://bucket/corpus", refuse, ".*")
+    assert "s3://bucket/corpus: uploads that did not end may stay: denied" in caplog.text
+
+
 # On a real server
 
 
@@ -290,6 +325,22 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(s3, tmp_path):
     store._send(url, "upload_part", UploadId=killed, PartNumber=1, Body=io.BytesIO(b"x"))
     assert [left["UploadId"] for left in uploads_of(store)] == [killed]
     store.write("a.tar", bytes(upload.PART_BYTES + 1))
+    assert not uploads_of(store)
+
+
+@pytest.mark.s3
+def test_uploads_under_a_prefix_are_removed_by_the_names_of_their_objects(s3, tmp_path):
+    store = open_store(f"{s3}/{tmp_path.name}")
+    names = ["shard-1.tar", "shard-1.tar", "shard-2.tar", "reports/1.json", "mine.tar"]
+    for name in names:
+        store._send(store.url_of(name), "create_multipart_upload")
+    beside = open_store(f"{store.url}-2")
+    beside._send(beside.url_of("shard-1.tar"), "create_multipart_upload")
+    store.remove_uploads(r"shard-\d\.tar|reports/\d\.json")
+    keys = [left["Key"].rpartition("/")[2] for left in uploads_of(store)]
+    assert sorted(keys) == ["mine.tar", "shard-1.tar"]
+    for each in (store, beside):
+        each.remove_uploads(".*")
     assert not uploads_of(store)
 
 
