@@ -9,7 +9,9 @@ to memory that is used again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
@@ -26,31 +28,50 @@ wait for the cores of the decoding threads at each operation.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Normalize:
     """Normalisation of images: ``(x / 255 - mean) / std`` per channel, for uint8 pixels x.
 
     Args:
         mean: one number per channel, on the scale 0..1. A single number applies to all channels.
-        std: as many numbers, each above 0.
+        std: as many numbers, each above 0, on the same scale.
 
     Raises:
-        ConfigError: `mean` is empty, the lengths differ, or a `std` is not above 0.
+        ConfigError: `mean` is empty, the lengths differ, a `std` is not above 0, or the numbers are
+            on the scale 0..255.
 
     Examples:
-        >>> to_plus_minus_one = mm.Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        >>> to_plus_minus_one = mm.Normalize(mean=0.5, std=0.5)
+        >>> imagenet = mm.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+    def __init__(self, mean: float | Iterable[float], std: float | Iterable[float]) -> None:
+        object.__setattr__(self, "mean", _numbers("mean", mean))
+        object.__setattr__(self, "std", _numbers("std", std))
         if not self.mean or len(self.mean) != len(self.std):
             raise ConfigError("Normalize: give one mean and one std per channel")
         if min(self.std) <= 0:
             raise ConfigError(f"Normalize: std must be above 0, not {min(self.std)}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if not all(abs(value) <= 1 for value in values):
+                raise ConfigError(
+                    f"Normalize: {name}={values} is not on the scale 0 to 1: divide mean and std "
+                    "by 255"
+                )
+
+
+def _numbers(name: str, values: float | Iterable[float]) -> tuple[float, ...]:
+    """Return the numbers of all channels, or the single one."""
+    try:
+        numbers = (values,) if isinstance(values, Real) else tuple(values)  # type: ignore[arg-type]
+        if not any(isinstance(number, bool | str) for number in numbers):
+            return tuple(float(number) for number in numbers)
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"Normalize: {name}={values!r}: give a number, or one per channel")
 
 
 class Normalizer:

@@ -244,6 +244,32 @@ def test_impossible_settings_are_refused_before_anything_is_read() -> None:
         to_device(FakeLoader(), "cpu", dtype=torch.int64)
 
 
+def test_a_single_number_normalises_all_channels() -> None:
+    assert Normalize(0.5, 0.25) == Normalize((0.5,), (0.25,))
+    moved = next(iter(to_device(FakeLoader(), "cpu", normalize=Normalize(0.5, 0.5))))
+    same = next(iter(to_device(FakeLoader(), "cpu", normalize=Normalize((0.5,) * 3, (0.5,) * 3))))
+    assert torch.equal(moved["image"], same["image"])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),  # of Caffe
+        ((0, 0, 0), (255, 255, 255)),
+        ((0.5,), (float("nan"),)),
+    ],
+)
+def test_a_mean_and_a_std_on_the_scale_to_255_are_refused(mean: Any, std: Any) -> None:
+    with pytest.raises(ConfigError, match="not on the scale 0 to 1: divide mean and std by 255"):
+        Normalize(mean, std)
+
+
+@pytest.mark.parametrize("mean", [True, (True,), "0.5", ("0.5",), None, ([0.5],)])
+def test_a_mean_that_is_no_number_is_refused(mean: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Normalize: mean=.*: give a number, or one per channel"):
+        Normalize(mean, (0.5,))
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_memory_of_a_batch_is_not_reused_while_it_is_still_read() -> None:
