@@ -49,7 +49,8 @@ class Stats:
     num_cut_texts: int = 0
     """Delivered texts that `max_length` has cut."""
     num_dropped_parts: int = 0
-    """Parts of delivered conversations that nothing decodes, with ``undecoded_parts="drop"``."""
+    """Parts of delivered conversations that their texts lack, with ``undecoded_parts="drop"`` or
+    "keep"."""
     num_bytes: int = 0
     """Bytes read from storage."""
     num_requests: int = 0

@@ -46,6 +46,6 @@ def log_text_losses(stats: Stats, epoch: int) -> None:
             "max_length"
         )
     if stats.num_dropped_parts:
-        losses.append(f"{stats.num_dropped_parts:,} undecoded parts of conversations were dropped")
+        losses.append(f"{stats.num_dropped_parts:,} parts of conversations were dropped")
     if losses:
-        logger.warning("after epoch %d: %s", epoch, "; ".join(losses))
+        logger.warning("after epoch %d, since the loader was made: %s", epoch, "; ".join(losses))

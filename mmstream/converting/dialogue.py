@@ -89,6 +89,11 @@ def parse_dialogue(row: dict[str, Any], turns: list[Any], used: set[str]) -> Dra
         part["field"] = len(refs) - 1
     if not any(message["content"] for message in messages):
         raise RowError("every turn is empty")
+    if messages[-1]["role"] != "assistant" and {"chosen", "rejected"} <= row.keys():
+        raise RowError(
+            "no answer but the pair chosen and rejected, and no format trains on pairs; to train "
+            "on the chosen answer, append it as the last turn"
+        )
     return Draft(content_of(row, {"messages": messages}, refs, used), tuple(refs))
 
 

@@ -65,7 +65,7 @@ class TextLoss(NamedTuple):
     is_cut: bool
     """Whether `max_length` has cut its end."""
     num_dropped_parts: int
-    """Parts of the conversation that nothing decodes, and that were dropped."""
+    """Parts of the conversation that its text lacks, see `TextDecoder.undecoded_parts`."""
 
 
 def decode_sample(
@@ -317,7 +317,7 @@ def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
         losses.append(f"text of {text.num_tokens:,} tokens cut to max_length={max_length:,}")
     if text.num_dropped_parts:
         parts = "part" if text.num_dropped_parts == 1 else "parts"
-        losses.append(f"{text.num_dropped_parts} {parts} that nothing decodes dropped")
+        losses.append(f"{text.num_dropped_parts} {parts} of the conversation dropped")
     return TextLoss(f"{address}: {', '.join(losses)}", is_cut, text.num_dropped_parts)
 
 

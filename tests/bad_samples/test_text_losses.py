@@ -49,8 +49,9 @@ def test_cut_texts_are_counted_and_warned_of_once(
     assert messages[0].startswith("shard-000000.tar[")
     assert ".txt: text of 62 tokens cut to max_length=16; others are only counted" in messages[0]
     assert messages[1:] == [
-        "after epoch 0: 8 of 24 samples had their text cut at max_length",
-        "after epoch 1: 16 of 48 samples had their text cut at max_length",
+        f"after epoch {epoch}, since the loader was made: {cut} samples had their text cut at "
+        "max_length"
+        for epoch, cut in ((0, "8 of 24"), (1, "16 of 48"))
     ]
 
 

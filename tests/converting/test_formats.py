@@ -347,3 +347,14 @@ def test_a_media_file_under_an_unknown_key_is_not_dropped_in_silence(row):
 def test_addresses_and_words_beside_a_text_are_no_media_files():
     row = {"text": "x", "url": "http://host/a.jpg", "note": "see a.jpg there", "n": 3}
     assert draft_of(row).texts == ("x",)
+
+
+@pytest.mark.parametrize("key", ["conversations", "messages"])
+def test_a_preference_pair_is_rejected_unless_its_conversation_has_an_answer(key: str) -> None:
+    question, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    pair = {"chosen": answer, "rejected": {"role": "assistant", "content": "go away"}}
+    with pytest.raises(RowError, match=r"pair chosen and rejected, .*append it as the last turn"):
+        draft_of({key: [question], **pair})
+    assert (
+        draft_of({key: [question, answer], **pair}).content["messages"][-1]["role"] == "assistant"
+    )

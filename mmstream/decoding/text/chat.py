@@ -22,6 +22,7 @@ from typing import Any
 
 import jinja2
 
+from mmstream.decoding.fields import parse_json
 from mmstream.errors import DecodeError, escaped
 
 Message = dict[str, Any]
@@ -46,6 +47,9 @@ _TEMPLATE_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
+
+_TRAINED_KEYS = ("weight", "train", "loss")
+"""Keys of a message that say whether an answer is trained: OpenAI's, Axolotl's and ms-swift's."""
 
 MAX_MESSAGES = 500
 """Most messages of a conversation."""
@@ -81,46 +85,87 @@ class Chat:
     end_of_turn: str
     marks_turns: bool
 
-    def render(self, messages: list[Message]) -> tuple[str, list[Span]]:
+    def render(
+        self, messages: list[Message], tools: list[Any] | None = None
+    ) -> tuple[str, list[Span]]:
         """Render a conversation.
 
         Args:
             messages: As `check_messages` returns them.
+            tools: What the template gets as ``tools``: the functions that the model may call.
 
         Returns:
-            The text, and the spans of the assistant's turns in order. A span holds the content and
-            the end-of-turn mark, without the header before and the white space after.
+            The text, and the spans of those turns of the assistant that are trained, in order. A
+            span holds the content and the end-of-turn mark, without the header before and the white
+            space after.
 
         Raises:
             DecodeError: The template refuses the messages, or a turn cannot be found in the text.
         """
+        options = {"tools": tools} if tools else {}
+        is_trained = [_is_trained(m) for m in messages if m["role"] == "assistant"]
         messages = [self._adapt(message) for message in messages]
         try:
             if self.marks_turns:
                 with _MARKED_LOCK:
-                    return _render_marked(self.tokenizer, messages)
-            text = _render(self.tokenizer, messages)
+                    text, spans = _render_marked(self.tokenizer, messages, **options)
+            else:
+                text = _render(self.tokenizer, messages, **options)
+                spans = self._find_all(messages, text, **options)
         except _TEMPLATE_ERRORS as error:
             raise DecodeError(f"chat template: {escaped(' '.join(str(error).split()))}") from None
+        if all(is_trained):
+            return text, spans
+        if len(spans) != len(is_trained):
+            raise DecodeError(
+                f"chat template: marks {len(spans)} answers of {len(is_trained)}, and the messages "
+                "say which of them are not trained"
+            )
+        return text, [span for span, trained in zip(spans, is_trained, strict=True) if trained]
+
+    def writes_tools(self, text: str, messages: list[Message]) -> bool:
+        """Tell whether a text that was rendered with tools differs from the one without."""
+        return text != _try_render(self.tokenizer, [self._adapt(message) for message in messages])
+
+    def num_unwritten(self, text: str, messages: list[Message], tools: list[Any] | None) -> int:
+        """Return how many parts, other than texts and images, left no trace in the text.
+
+        A template is a program: whether it writes a part shows in a text without it.
+        """
+        kinds = [_kind_of(part) for message in messages for part in _parts(message)]
+        if not self.takes_parts:
+            return sum(kind is not None for kind in kinds)
+        options = {"tools": tools} if tools else {}
+        num_unwritten = 0
+        for kind in sorted({kind for kind in kinds if kind is not None}):
+            without = [self._adapt(_without(message, kind)) for message in messages]
+            if _try_render(self.tokenizer, without, **options) == text:
+                num_unwritten += kinds.count(kind)
+        return num_unwritten
+
+    def _find_all(self, messages: list[Message], text: str, **options: Any) -> list[Span]:
+        """Find the assistant's turns in the text. They are in order."""
         spans: list[Span] = []
         position = 0
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                span = self._find(messages, i, text, position)
+                span = self._find(messages, i, text, position, **options)
                 if span is None or not position <= span[0] <= span[1]:
                     raise DecodeError(
                         f"chat template: turn {i} cannot be found in the rendered text"
                     )
                 spans.append(span)
                 position = span[1]
-        return text, spans
+        return spans
 
-    def _find(self, messages: list[Message], i: int, text: str, position: int) -> Span | None:
+    def _find(
+        self, messages: list[Message], i: int, text: str, position: int, **options: Any
+    ) -> Span | None:
         """Find message i, an assistant's, in the text. Earlier turns end before `position`."""
         content = flatten(messages[i]["content"], self.image_token).strip()
         # The content is no part of the pattern: to compile a megabyte takes seconds.
         end = re.compile(_SPACE + re.escape(self.end_of_turn))
-        before = _try_render(self.tokenizer, messages[:i], add_generation_prompt=True)
+        before = _try_render(self.tokenizer, messages[:i], add_generation_prompt=True, **options)
         if before is None or not text.startswith(before):
             return _search(text, content, end, self._after(messages[:i], text, position))
         start = len(before)
@@ -130,7 +175,7 @@ class Chat:
             match = end.match(text, body + len(content))
             if match:
                 return start, match.end()
-        with_turn = _try_render(self.tokenizer, messages[: i + 1])
+        with_turn = _try_render(self.tokenizer, messages[: i + 1], **options)
         if with_turn is not None and len(with_turn) >= start and text.startswith(with_turn):
             return start, self._trim(text, start, len(with_turn))
         if text.startswith(content, body):
@@ -222,7 +267,8 @@ def check_messages(messages: Any) -> list[Message]:
     Returns:
         The same list, which is not empty. Each message is a dict with a string ``role``. Its
         ``content`` is a string or a list of parts. A part is a dict with a ``type``, and with a
-        string ``text`` if its type is "text".
+        string ``text`` if its type is "text". What says whether it is trained is 0, 1, true or
+        false.
 
     Raises:
         DecodeError: A message has another form; the error says which. Or there are more than
@@ -247,6 +293,12 @@ def check_messages(messages: Any) -> list[Message]:
         )
         if not is_valid:
             raise DecodeError(f"messages[{i}]: content is neither text nor a list of parts")
+        for key in _TRAINED_KEYS:
+            if message.get(key) not in (None, 0, 1):
+                raise DecodeError(
+                    f"messages[{i}]: {key} is {escaped(message[key], 60)}; give 0 or false for an "
+                    "answer that is not trained, 1 or true for others"
+                )
     num_answers = sum(message["role"] == "assistant" for message in messages)
     if num_answers * (len(messages) + num_parts) > MAX_RENDERED:
         raise DecodeError(
@@ -254,6 +306,32 @@ def check_messages(messages: Any) -> list[Message]:
             "too many to locate; split the conversation"
         )
     return messages
+
+
+def check_tools(tools: Any) -> list[Any] | None:
+    """Return the ``tools`` of a dataset as a list. None: there are none.
+
+    Args:
+        tools: A list, or JSON of one.
+
+    Raises:
+        DecodeError: It is neither.
+    """
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = parse_json(tools.encode())
+        except DecodeError as error:
+            raise DecodeError(f"tools: {error}") from None
+    if not tools or (isinstance(tools, str) and not tools.strip()):
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise DecodeError("tools: not a list of functions")
+    return tools
+
+
+def _is_trained(message: Message) -> bool:
+    """Tell whether an answer is trained: no key of `_TRAINED_KEYS` is 0 or false."""
+    return all(message.get(key) in (None, 1) for key in _TRAINED_KEYS)
 
 
 def flatten(content: str | list[dict[str, Any]], image_token: str) -> str:
@@ -265,6 +343,28 @@ def flatten(content: str | list[dict[str, Any]], image_token: str) -> str:
         item["text"] if item["type"] == "text" else strings.get(item["type"], "")
         for item in content
     )
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    """Return the parts of a message; none where its content is a string."""
+    return message["content"] if isinstance(message["content"], list) else []
+
+
+def _kind_of(part: dict[str, Any]) -> str | None:
+    """Return "video", "audio" or "other" for a part; None for a text or an image.
+
+    There are few kinds, because a text is rendered again for each.
+    """
+    if part["type"] in ("text", "image"):
+        return None
+    return part["type"] if part["type"] in ("video", "audio") else "other"
+
+
+def _without(message: Message, kind: str) -> Message:
+    """Return a message without its parts of a kind."""
+    if not isinstance(message["content"], list):
+        return message
+    return {**message, "content": [part for part in _parts(message) if _kind_of(part) != kind]}
 
 
 def _is_content_part(item: object) -> bool:
@@ -294,13 +394,16 @@ def _try_render(tokenizer: Any, messages: list[Message], **options: Any) -> str 
         return None
 
 
-def _render_marked(tokenizer: Any, messages: list[Message]) -> tuple[str, list[Span]]:
+def _render_marked(
+    tokenizer: Any, messages: list[Message], **options: Any
+) -> tuple[str, list[Span]]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     texts, spans = render_jinja_template(
         conversations=[messages],
         chat_template=tokenizer.get_chat_template(),
         return_assistant_tokens_mask=True,
+        **options,
         **tokenizer.special_tokens_map,
     )
     return texts[0], [(start, stop) for start, stop in spans[0]]

@@ -31,7 +31,7 @@ from mmstream.decoding.fields import (
     value_at,
 )
 from mmstream.decoding.image.image_shape import ImageShape
-from mmstream.decoding.text.chat import Chat, Span, check_messages, probe_chat
+from mmstream.decoding.text.chat import Chat, Span, check_messages, check_tools, probe_chat
 from mmstream.decoding.text.image_lengths import ImageLength
 from mmstream.decoding.text.media_parts import DECODED, MediaParts, UndecodedParts, media_parts
 from mmstream.decoding.text.placeholders import Ids, Placeholders, check_fields, make_placeholders
@@ -61,7 +61,7 @@ class DecodedText(NamedTuple):
     num_tokens: int
     """Length of the whole text in tokens: more than there are where `max_length` has cut it."""
     num_dropped_parts: int
-    """Parts of the conversation that nothing decodes, and that were dropped."""
+    """Parts of the conversation that its text lacks: dropped, or not written by the template."""
 
 
 class _Prompt(NamedTuple):
@@ -79,6 +79,9 @@ class TextDecoder:
 
     The text of a sample is the messages in its ``json`` field, if there are any and the tokenizer
     has a chat template. Else it is the ``txt`` field.
+
+    The chat template also gets the ``tools`` of the ``json`` field: a list, or JSON of one. An
+    answer is not trained whose message has ``weight``, ``train`` or ``loss``, and it is 0 or false.
 
     A decoder can be pickled, and called from many threads at once. It encodes with its own copy of
     the tokenizer's core, because `transformers` writes truncation settings into the shared one.
@@ -106,7 +109,8 @@ class TextDecoder:
         undecoded_parts: What happens where a text has a video, an audio or an image that nothing
             decodes, or a part of an unknown type. "bad": the sample is bad. "drop": the text is
             made without that part. "keep": the chat template gets it, because a transform or
-            collate function of your own decodes it.
+            collate function of your own decodes it. So too where the chat template does not write
+            the conversation's tools.
         unlabeled_texts: What happens to a text no token of which has a label: an empty caption, a
             conversation without an answer, or one whose answers all begin after `max_length`.
             "bad": the sample is bad. "keep": it is delivered, for prompts without a loss.
@@ -361,7 +365,7 @@ class TextDecoder:
         elif (labels[1:] != IGNORED_LABEL).any():
             return
         elif not spans:
-            reason = "the conversation has no answer of an assistant"
+            reason = "the conversation has no answer of an assistant that is trained"
         elif (all_labels[1:] != IGNORED_LABEL).any():
             first = 1 + int(np.argmax(all_labels[1:] != IGNORED_LABEL))
             reason = f"the first answer begins at token {first}, max_length is {self.max_length}"
@@ -414,7 +418,13 @@ class TextDecoder:
         messages, num_dropped = self._media.of_messages(check_messages(value), sample, media)
         if self._images is not None:
             check_fields(messages, image_fields(sample))
-        text, spans = self._chat.render(messages)
+        row = sample.get("json")
+        tools = check_tools(row.get("tools")) if isinstance(row, dict) else None
+        text, spans = self._chat.render(messages, tools)
+        if tools and not self._chat.writes_tools(text, messages):
+            num_dropped += self._media.drop_tools()
+        if self.undecoded_parts == "keep":
+            num_dropped += self._chat.num_unwritten(text, messages, tools)
         return _Prompt(check_text(text, self.max_bytes), spans, num_dropped)
 
 

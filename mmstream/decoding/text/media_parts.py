@@ -134,6 +134,20 @@ class MediaParts:
             num_dropped += num_lost
         return text, num_dropped
 
+    def drop_tools(self) -> int:
+        """Return how many parts a conversation loses whose template does not write its tools.
+
+        Raises:
+            DecodeError: The action is "bad".
+        """
+        if self.action == "bad":
+            raise DecodeError(
+                "the conversation has tools, which the chat template does not write; give the "
+                'tokenizer a template that does, or pass TextDecoder(undecoded_parts="drop") to '
+                "train without them"
+            )
+        return 1
+
     def _of_content(
         self, content: str | list[dict[str, Any]], pattern: re.Pattern[str], shows_images: bool
     ) -> tuple[str | list[dict[str, Any]], int]:

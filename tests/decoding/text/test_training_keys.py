@@ -1,0 +1,109 @@
+"""What a conversation says about its training: answers that are not trained, and tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mmstream import TextDecoder
+from mmstream.errors import DecodeError
+from tests.helpers.chats import CHATML, MARKED, QWEN_VL, assistant, byte_chat, user
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+WITH_TOOLS = "{% if tools %}TOOLS {{ tools|tojson }}\n{% endif %}" + CHATML
+
+
+def trained(template: str, *messages: dict[str, Any], **row: Any) -> str:
+    """The text that has labels."""
+    fast = byte_chat(template)
+    labels = TextDecoder(fast)({"json": {"messages": list(messages), **row}})["labels"]
+    return str(fast.decode(labels[labels != -100]))
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": False}, {"loss": 0.0}])
+def test_an_answer_that_its_row_excludes_has_no_label(template: str, mark: dict[str, Any]) -> None:
+    bad, good = assistant("bad"), assistant("good")
+    whole = trained(template, user("hi"), bad, user("again"), {**good, "weight": 1})
+    assert "bad" in whole
+    assert "good" in whole
+    text = trained(template, user("hi"), {**bad, **mark}, user("again"), good)
+    assert "good" in text
+    assert "bad" not in text
+
+
+def test_a_conversation_whose_answers_are_all_excluded_is_a_bad_sample() -> None:
+    with pytest.raises(DecodeError, match="no answer of an assistant that is trained"):
+        trained(CHATML, user("hi"), {**assistant("bad"), "weight": 0})
+
+
+@pytest.mark.parametrize("value", [0.5, "no", [1]])
+def test_a_weight_between_all_and_nothing_is_a_bad_sample(value: Any) -> None:
+    with pytest.raises(DecodeError, match=r"messages\[1\]: weight is .*; give 0 or false"):
+        trained(CHATML, user("hi"), {**assistant("so so"), "weight": value})
+
+
+def test_answers_that_a_template_marks_in_another_number_cannot_be_excluded() -> None:
+    unmarked = CHATML + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
+    row = user("hi"), {**assistant("bad"), "weight": 0}, user("again"), assistant("good")
+    with pytest.raises(DecodeError, match="marks 0 answers of 2, and the messages say"):
+        trained(unmarked, *row)
+
+
+@pytest.mark.parametrize("template", [WITH_TOOLS, WITH_TOOLS.replace(CHATML, MARKED)])
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS)])
+def test_the_template_gets_the_tools_of_a_row(template: str, tools: Any) -> None:
+    fast = byte_chat(template)
+    sample = {"json": {"messages": [user("hi"), assistant("good")], "tools": tools}}
+    tokens = TextDecoder(fast)(sample)
+    assert "TOOLS" in fast.decode(tokens["input_ids"])
+    assert '"name": "weather"' in fast.decode(tokens["input_ids"])
+    assert "TOOLS" not in trained(template, user("hi"), assistant("good"), tools=tools)
+
+
+@pytest.mark.parametrize("tools", [[], "", " ", "[]", None])
+def test_a_row_without_tools_needs_no_template_for_them(tools: Any) -> None:
+    assert "good" in trained(CHATML, user("hi"), assistant("good"), tools=tools)
+
+
+@pytest.mark.parametrize("tools", ["a hammer", {"name": "f"}, ["f"], 7])
+def test_tools_that_are_no_list_of_functions_are_a_bad_sample(tools: Any) -> None:
+    with pytest.raises(DecodeError, match="tools: "):
+        trained(WITH_TOOLS, user("hi"), assistant("good"), tools=tools)
+
+
+def test_tools_that_the_template_does_not_write_are_refused_or_counted() -> None:
+    with pytest.raises(DecodeError, match="has tools, which the chat template does not write"):
+        trained(CHATML, user("hi"), assistant("good"), tools=TOOLS)
+    sample = {"json": {"messages": [user("hi"), assistant("good")], "tools": TOOLS}}
+    for action in ("drop", "keep"):
+        decoder = TextDecoder(byte_chat(CHATML), undecoded_parts=action)
+        decoded = decoder.decode_all([sample])[0]
+        assert not isinstance(decoded, Exception)
+        assert decoded.num_dropped_parts == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "num_dropped"),
+    [
+        (CHATML, 3),
+        (QWEN_VL, 3),
+        (
+            QWEN_VL.replace(
+                "{% elif 'text' in p %}", "{% elif p.type == 'video' %}V{% elif 'text' in p %}"
+            ),
+            1,
+        ),
+    ],
+)
+def test_kept_parts_that_the_template_does_not_write_are_counted(
+    template: str, num_dropped: int
+) -> None:
+    parts = [{"type": "video"}, {"type": "audio"}, {"type": "video"}]
+    messages = [user([*parts, {"type": "text", "text": "what?"}]), assistant("a cat")]
+    decoder = TextDecoder(byte_chat(template), undecoded_parts="keep")
+    decoded = decoder.decode_all([{"json": {"messages": messages}}])[0]
+    assert not isinstance(decoded, Exception)
+    assert decoded.num_dropped_parts == num_dropped
