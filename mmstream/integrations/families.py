@@ -18,7 +18,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmstream.errors import ConfigError
 
-__all__ = ["VISION_LANGUAGE", "Pictures"]
+__all__ = ["VISION_LANGUAGE", "Pictures", "check_tokens"]
+
+
+_ONE_SIZE = ("clip_vision_model", "siglip_vision_model")
+"""Vision towers of Llava that take pictures of one size."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,16 @@ class Pictures:
 
 def _plain(pictures: Pictures, config: Any) -> dict[str, Tensor]:
     """Llava and InternVL: [num_tiles, 3, S, S], those of all rows one after another."""
-    return {"pixel_values": pictures.stacked(config.model_type)}
+    tiles = pictures.stacked(config.model_type)
+    if config.model_type == "llava" and config.vision_config.model_type in _ONE_SIZE:
+        side = config.vision_config.image_size
+        height, width = tiles.shape[-2:]
+        if (height, width) != (side, side):
+            raise ConfigError(
+                f"model_inputs: llava takes pictures of {side}x{side} here, not {width}x{height}: "
+                f"ImageDecoder(size={side})"
+            )
+    return {"pixel_values": tiles}
 
 
 def _llava_next(pictures: Pictures, config: Any) -> dict[str, Tensor]:
@@ -146,3 +159,53 @@ VISION_LANGUAGE: dict[str, Callable[[Pictures, Any], dict[str, Tensor]]] = {
     "smolvlm": _by_row,
 }
 """The function that arranges the pictures, by the ``model_type`` of the family."""
+
+
+def check_tokens(ids: Tensor, pictures: Pictures, config: Any) -> None:
+    """Check that a text has as many image tokens as the model makes vectors of its pictures.
+
+    Llava with a tower of one size, InternVL and Qwen-VL are checked. The model itself would compare
+    numbers of other things, and name no setting.
+
+    Args:
+        ids: int64 [B, T].
+        pictures: Of the batch, with tiles that `VISION_LANGUAGE` has taken.
+        config: The model's config.
+
+    Raises:
+        ConfigError: Says which ``image_length`` the model needs.
+    """
+    expected = _num_tokens(pictures, config)
+    num_tokens = int((ids == config.image_token_id).sum())
+    if expected is None or num_tokens == expected[0]:
+        return
+    number, setting = expected
+    token = ""
+    if not num_tokens:
+        token = f", and image_token= of the token with the id {config.image_token_id}"
+    raise ConfigError(
+        f"model_inputs: {config.model_type} takes {number:,} image tokens for the pictures of this "
+        f"batch, the text has {num_tokens:,}: TextDecoder(image_length={setting}){token}"
+    )
+
+
+def _num_tokens(pictures: Pictures, config: Any) -> tuple[int, str] | None:
+    """Return how many tokens the pictures take, and the ``image_length`` that counts them."""
+    family, vision = config.model_type, config.vision_config
+    if family.startswith("qwen"):
+        patch, merge = vision.patch_size, vision.spatial_merge_size
+        areas = (tile.shape[-2] * tile.shape[-1] for tile in pictures.tiles)
+        number = sum(area // (patch * merge) ** 2 for area in areas)
+        return number, f"mm.qwen_vl_length(patch_size={patch}, merge_size={merge})"
+    if not (family == "internvl" or (family == "llava" and vision.model_type in _ONE_SIZE)):
+        return None
+    patches = [vision.patch_size] * 2 if isinstance(vision.patch_size, int) else vision.patch_size
+    height, width = pictures.tiles[0].shape[-2:]
+    length = (height // patches[0]) * (width // patches[1])
+    if family == "internvl":
+        length = int(length * config.downsample_ratio**2)
+        return len(pictures.tiles) * length, f"mm.internvl_length({length})"
+    # CLIP's tower has a class token. "default" takes all vectors but the first one.
+    length += vision.model_type == "clip_vision_model"
+    length -= config.vision_feature_select_strategy == "default"
+    return len(pictures.tiles) * length, str(length)

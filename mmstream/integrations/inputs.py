@@ -20,7 +20,7 @@ from mmstream._torchvision import import_torchvision
 from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
 from mmstream.integrations.blank import add_blank
-from mmstream.integrations.families import VISION_LANGUAGE, Pictures
+from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
 from mmstream.types import IGNORED_LABEL, Batch
 
 __all__ = ["model_inputs"]
@@ -84,7 +84,8 @@ def model_inputs(
     Raises:
         ConfigError: The family is not known, or its pictures have another form. Or pixels are
             uint8 and `normalize` is missing. Or a row has more or fewer pictures than the family
-            takes, or no class number. The message says what to write.
+            takes, or no class number. Or the text has another number of image tokens than the
+            pictures take (Llava, InternVL, Qwen-VL). The message says what to write.
 
     Examples:
         >>> from transformers import ViTConfig, ViTForImageClassification
@@ -120,6 +121,8 @@ def model_inputs(
             return text
         text, pictures = add_blank(text, config)
     inputs = {**text, **arrange(pictures, config)}
+    if not isinstance(model_or_family, str):  # a default config has an image token of its own
+        check_tokens(text["input_ids"], pictures, config)
     if "image_grid_thw" in inputs:
         # Newer models of transformers are told which tokens are pictures, older ones look.
         inputs["mm_token_type_ids"] = (text["input_ids"] == config.image_token_id).long()

@@ -329,3 +329,39 @@ def test_what_is_not_known_is_said(datasets):
         model_inputs({**batch, "image": batch["image"][:, :, :50]}, "qwen2_vl", normalize=HALF)
     with pytest.raises(mm.ConfigError, match="llava_next takes tiles: ImageDecoder"):
         model_inputs(batch, "llava_next", normalize=HALF)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "setting"),
+    [
+        ("llava", 3, r"image_length=\d+\)$"),
+        ("llava", None, r"the text has \d+: TextDecoder\(image_length=\d+\)$"),
+        ("internvl", 3, r"image_length=mm.internvl_length\(\d+\)\)$"),
+        ("qwen2_vl", 3, r"image_length=mm.qwen_vl_length\(patch_size=\d+, merge_size=2\)\)$"),
+    ],
+)
+def test_another_number_of_image_tokens_names_the_setting(datasets, name, length, setting):
+    family, model = case_of(name)
+    text = replace(family.decode.text, image_length=length)
+    batch = batches_of(datasets["conversations"], replace(family.decode, text=text))[0]
+    with pytest.raises(mm.ConfigError, match=rf"{name} takes [\d,]+ image tokens for .*{setting}"):
+        model_inputs(batch, model, normalize=HALF)
+
+
+def test_a_text_without_the_image_token_of_the_model_names_its_id(datasets):
+    family, model = case_of("llava")
+    batch = batches_of(datasets["conversations"], family.decode)[0]
+    batch["input_ids"] = torch.zeros_like(batch["input_ids"])
+    token = model.config.image_token_id
+    with pytest.raises(mm.ConfigError, match=f"image_token= of the token with the id {token}$"):
+        model_inputs(batch, model, normalize=HALF)
+
+
+def test_another_size_than_that_of_the_tower_names_the_setting(datasets):
+    family, model = case_of("llava")
+    batch = batches_of(datasets["conversations"], family.decode)[0]
+    batch["image"] = torch.zeros(len(batch["image"]), 3, 20, 30, dtype=torch.uint8)
+    side = model.config.vision_config.image_size
+    message = rf"takes pictures of {side}x{side} here, not 30x20: ImageDecoder\(size={side}\)"
+    with pytest.raises(mm.ConfigError, match=message):
+        model_inputs(batch, model, normalize=HALF)
