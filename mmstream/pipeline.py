@@ -36,7 +36,7 @@ from mmstream.reading.step import Job
 from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
 from mmstream.world import World
-from mmstream.wrong_arguments import advise
+from mmstream.wrong_arguments import advise, refuse_bools
 
 __all__ = ["Pipeline", "PipelineRunner"]
 
@@ -165,6 +165,7 @@ class Pipeline:
         Raises:
             ConfigError: `num_samples` is negative.
         """
+        refuse_bools(num_samples=num_samples)
         if num_samples < 0:
             raise ConfigError(f"take: num_samples is {num_samples}; it must be 0 or more")
 
@@ -184,6 +185,7 @@ class Pipeline:
         ``batch_size=None``. Decoders and functions of this pipeline are not applied, bad samples
         are not substituted, and there is no state.
         """
+        refuse_bools(epoch=epoch)
         from webdataset import DataPipeline
 
         from mmstream.webdataset_stream import RawStream

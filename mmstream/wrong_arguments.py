@@ -1,6 +1,7 @@
-"""Arguments that users bring along from other libraries, and what to write instead.
+"""Arguments that Python would take, or refuse without a hint, and what to write instead.
 
-Ground floor: `Pipeline` and `Loader` use it. Python's own error names the argument, and no more.
+Ground floor. `advise` is for arguments of other libraries: Python's own error names the argument,
+and no more. `refuse_bools` is for numbers: Python takes True and False as 1 and 0.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
+import numpy as np
+
 from mmstream.errors import ConfigError
 
-__all__ = ["advise"]
+__all__ = ["advise", "refuse_bools"]
 
 T = TypeVar("T")
 
@@ -44,3 +47,29 @@ def advise(advice: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
         return cls
 
     return decorated
+
+
+def refuse_bools(**numbers: object) -> None:
+    """Refuse True and False where numbers are expected. Everything else is left to other checks.
+
+    Args:
+        numbers: Values by the names of their settings. Lists and tuples are looked through.
+
+    Raises:
+        ConfigError: A value is a bool, or holds one; the message names it.
+
+    Examples:
+        >>> refuse_bools(num_workers=2, grid=(4, 8))
+        >>> refuse_bools(num_workers=True)
+        Traceback (most recent call last):
+        mmstream.errors.ConfigError: num_workers=True: give a number, not True or False
+    """
+    for name, value in numbers.items():
+        if _has_bool(value):
+            raise ConfigError(f"{name}={value!r}: give a number, not True or False")
+
+
+def _has_bool(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_bool, value))
+    return isinstance(value, bool | np.bool_)

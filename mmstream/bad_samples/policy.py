@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Action", "BadSamplePolicy"]
 
@@ -55,6 +56,12 @@ class BadSamplePolicy:
     def __post_init__(self) -> None:
         if self.action not in get_args(Action):
             raise ConfigError(f"action {self.action!r}: substitute, mask or raise")
+        refuse_bools(
+            max_fraction=self.max_fraction,
+            min_samples=self.min_samples,
+            max_consecutive=self.max_consecutive,
+            max_samples=self.max_samples,
+        )
         if not 0 <= self.max_fraction <= 1:
             raise ConfigError(f"max_fraction {self.max_fraction}: must lie between 0 and 1")
         if min(self.min_samples, self.max_consecutive, self.max_samples or 0) < 0:

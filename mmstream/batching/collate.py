@@ -19,6 +19,7 @@ from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch, Sample
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Collate", "collate", "make_batch", "mask_labels"]
 
@@ -114,6 +115,7 @@ def collate(
         >>> batch["input_ids"].tolist()
         [[5, 6, 7], [8, 0, 0]]
     """
+    refuse_bools(pad_token_id=pad_token_id, pad_to=pad_to)
     batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}

@@ -19,6 +19,7 @@ from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import Batch
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["split_rows"]
 
@@ -52,6 +53,7 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
         >>> [micro_batch["input_ids"].tolist() for micro_batch in split_rows(batch, 2)]
         [[0, 1], [2, 3, 4]]
     """
+    refuse_bools(num_parts=num_parts)
     if num_parts < 1:
         raise ConfigError(f"split_rows: num_parts is {num_parts}; it must be 1 or more")
     num_rows = len(batch["__valid__"])

@@ -44,6 +44,7 @@ from mmstream.storage import Store, is_remote, join_url, open_store
 from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import LOCK_NAME, WriteLock, write_lock
 from mmstream.types import IntArray
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -164,6 +165,7 @@ def convert(
     media_root = None if media_root is None else os.fspath(media_root)
     for url in (rows, dest, media_root or ""):
         require_no_secret(url)
+    refuse_bools(num_workers=num_workers)
     if num_workers < 0:
         raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     store, root = open_store(dest), _media_folder(rows, media_root)

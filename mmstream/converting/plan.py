@@ -27,6 +27,7 @@ from mmstream.converting.rows import RowFile, read_rows
 from mmstream.errors import ConfigError
 from mmstream.order.permute import permutation
 from mmstream.types import IntArray
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Options", "plan_of", "select", "shard_name"]
 
@@ -45,6 +46,7 @@ class Options:
     splits: tuple[tuple[str, float], ...] | None
 
     def __post_init__(self) -> None:
+        refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
         if self.samples_per_shard < 1:
             raise ConfigError(f"samples_per_shard={self.samples_per_shard}: must be 1 or more")
         if self.format is not None and self.format not in FORMATS:
@@ -139,6 +141,7 @@ def _check_splits(splits: tuple[tuple[str, float], ...]) -> None:
             raise ConfigError(
                 f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
             )
+        refuse_bools(splits=[fraction])
         if not 0 < fraction <= 1:
             raise ConfigError(f"splits: {name}={fraction} is not a fraction above 0 and up to 1")
     if not splits:

@@ -31,6 +31,7 @@ from mmstream.display.contents import messages_of, row_json, text_of
 from mmstream.display.spread import spread
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
 from mmstream.types import IGNORED_LABEL, Sample, SampleRef
+from mmstream.wrong_arguments import refuse_bools
 
 if TYPE_CHECKING:
     from mmstream.decoding.text.decoder import TextDecoder
@@ -187,6 +188,7 @@ def statistics(
         >>> stats.num_measured, float(stats.values["image width"].max())
         (100, 288.0)
     """
+    refuse_bools(num_samples=num_samples, seed=seed, num_threads=num_threads)
     for name, number in (("num_samples", num_samples), ("num_threads", num_threads)):
         if number < 1:
             raise ConfigError(f"statistics: {name} is {number}; give 1 or more")

@@ -16,6 +16,7 @@ from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError, escaped
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Decode"]
 
@@ -79,6 +80,7 @@ class Decode:
     """The decoders, sorted by what they do. For the decode stage."""
 
     def __post_init__(self) -> None:
+        refuse_bools(max_json_bytes=self.max_json_bytes)
         if not isinstance(self.max_json_bytes, int) or self.max_json_bytes < 1:
             raise ConfigError(f"max_json_bytes={self.max_json_bytes!r}: give a number from 1 up")
         _check_fields(self.fields)

@@ -32,7 +32,7 @@ from mmstream.reading.step import BatchLineage, Job, later_job
 from mmstream.state import OnChange, make_state, resume
 from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
-from mmstream.wrong_arguments import advise
+from mmstream.wrong_arguments import advise, refuse_bools
 
 __all__ = ["Loader"]
 
@@ -122,6 +122,14 @@ class Loader(IterableDataset[Batch]):
             if hasattr(pipeline, "plan_order"):
                 advice = "pass mm.Loader(mm.Pipeline(dataset, global_batch_size=...))"
             raise ConfigError(f"Loader: got {type(pipeline).__name__}: {advice}")
+        refuse_bools(
+            num_workers=num_workers,
+            rows_per_rank=rows_per_rank,
+            num_threads=num_threads,
+            prefetch_factor=prefetch_factor,
+            stall_warning_s=stall_warning_s,
+            stall_timeout_s=stall_timeout_s,
+        )
         if num_workers < 0 or prefetch_factor < 1 or (num_threads is not None and num_threads < 1):
             raise ConfigError("num_workers must be 0 or more, prefetch_factor and num_threads 1")
         if on_change not in get_args(OnChange):

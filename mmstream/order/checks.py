@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = [
     "MAX_LANES",
@@ -48,6 +49,7 @@ def integer(name: str, value: Any, most: int | None = None) -> int:
     Raises:
         ConfigError: the value is not an integer, or too large; the message names it.
     """
+    refuse_bools(**{name: value})
     try:
         number = int(operator.index(value))
     except TypeError:

@@ -34,6 +34,7 @@ from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
 from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
 from mmstream.types import IntArray
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Order"]
 
@@ -164,6 +165,7 @@ class Order:
         num_samples = corpus.num_samples
         rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
         seed = integer("seed", seed)
+        refuse_bools(num_bytes=num_bytes)
         window, window_bytes = checked_window(window, window_bytes)
         interleave = checked_size("interleave", interleave)
         chunk = checked_size("chunk", chunk)
@@ -175,7 +177,7 @@ class Order:
             f"{num_samples} samples do not fill one step of global_batch_size {rows}: "
             "lower it, or in Python pass drop_last=False",
         )
-        grid = checked_grid(grid, rows) if grid else None
+        grid = checked_grid(grid, rows) if grid is not None else None
         settings = default_settings(
             num_samples,
             corpus.num_bytes,

@@ -50,6 +50,7 @@ from mmstream.decoding.image.processors import settings_of
 from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError, DecodeError
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Decoded", "ImageDecoder"]
 
@@ -188,6 +189,7 @@ class ImageDecoder:
         if self.mask and self.fill == (0, 0, 0):
             object.__setattr__(self, "fill", IGNORED_CLASS)
         _check_subclass(self)
+        _check_bools(self)
         _check_values(self)
         _check_timeout(self)
         _check_combinations(self)
@@ -474,6 +476,15 @@ def _check_same_size(picture: Shape | None, plan: Plan) -> None:
         )
 
 
+def _check_bools(decoder: ImageDecoder) -> None:
+    names = (
+        *("resize_size", "scale", "ratio", "multiple_of", "pixel_budget", "fill"),
+        *("max_pixels", "max_bytes", "max_memory", "timeout_s"),
+    )
+    for name in names:
+        refuse_bools(**{name: getattr(decoder, name)})
+
+
 def _check_values(decoder: ImageDecoder) -> None:
     """Refuse settings of a wrong type or range."""
     size = decoder.size
@@ -497,8 +508,8 @@ def _check_values(decoder: ImageDecoder) -> None:
         low, high = getattr(decoder, name)
         if not 0 < low <= high <= limit:
             raise ConfigError(f"{name}={(low, high)!r}: give (low, high), above zero and in order")
-    if not 0 <= decoder.flip <= 1:
-        raise ConfigError(f"flip={decoder.flip!r}: give a probability, such as 0.5")
+    if isinstance(decoder.flip, bool) or not 0 <= decoder.flip <= 1:
+        raise ConfigError(f"flip={decoder.flip!r}: give a probability, such as flip=0.5")
 
 
 def _check_subclass(decoder: ImageDecoder) -> None:

@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from mmstream.decoding.image.geometry import Shape, View, fitting_shape, whole_view
 from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["InternVLTiles", "LlavaNextTiles"]
 
@@ -51,6 +52,7 @@ class LlavaNextTiles:
     shapes: tuple[Shape, ...] = LLAVA_NEXT_SHAPES
 
     def __post_init__(self) -> None:
+        refuse_bools(shapes=self.shapes)
         if not self.shapes or any(len(shape) != 2 or min(shape) < 1 for shape in self.shapes):
             raise ConfigError(f"shapes={self.shapes!r}: give (height, width) pairs in pixels")
 
@@ -116,6 +118,7 @@ class InternVLTiles:
     thumbnail: bool = True
 
     def __post_init__(self) -> None:
+        refuse_bools(min_tiles=self.min_tiles, max_tiles=self.max_tiles)
         if not 1 <= self.min_tiles <= self.max_tiles:
             raise ConfigError(f"min_tiles={self.min_tiles}, max_tiles={self.max_tiles}: from 1 up")
 

@@ -37,6 +37,7 @@ from mmstream.decoding.text.media_parts import DECODED, MediaParts, UndecodedPar
 from mmstream.decoding.text.placeholders import Ids, Placeholders, check_fields, make_placeholders
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.types import IGNORED_LABEL
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["DecodedText", "TextDecoder", "Tokens"]
 
@@ -144,6 +145,7 @@ class TextDecoder:
 
     def __post_init__(self) -> None:
         _check_use(self)
+        refuse_bools(max_length=self.max_length, max_bytes=self.max_bytes)
         for name in ("max_length", "max_bytes"):
             number = getattr(self, name)
             if not isinstance(number, int) or number < 1:

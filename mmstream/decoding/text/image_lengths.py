@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["ImageLength", "internvl_length", "llava_next_length", "qwen_vl_length"]
 
@@ -45,6 +46,7 @@ def qwen_vl_length(patch_size: int = 14, merge_size: int = 2) -> ImageLength:
         >>> length(ImageShape(476, 644, picture=(480, 640)))  # 17 x 23 squares of 28 pixels
         391
     """
+    refuse_bools(patch_size=patch_size, merge_size=merge_size)
     return partial(_merged_patches, side=patch_size * merge_size)
 
 
@@ -69,6 +71,7 @@ def llava_next_length(patch_size: int = 14) -> ImageLength:
         >>> length(shape)  # 24 x 24 patches, and 36 rows of 48 patches and a mark
         2340
     """
+    refuse_bools(patch_size=patch_size)
     return partial(_unpadded_patches, patch_size=patch_size)
 
 
@@ -91,6 +94,7 @@ def internvl_length(tile_length: int = 256) -> ImageLength:
         >>> length(ImageShape(448, 448, picture=(400, 800), num_tiles=3, grid=(1, 2)))
         768
     """
+    refuse_bools(tile_length=tile_length)
     return partial(_by_tile, tile_length=tile_length)
 
 

@@ -117,7 +117,7 @@ class Recipe:
         given = {"grid": grid, "window": window, "interleave": interleave, "chunk": None}
         unset = () if window_bytes else tuple(name for name in given if not given[name])
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
-        grid = checked_grid(grid, rows, MAX_LANES_OF_MIXTURE) if grid else None
+        grid = checked_grid(grid, rows, MAX_LANES_OF_MIXTURE) if grid is not None else None
         at_start = mixture_settings(
             shares[0], sizes, rows, window_bytes=window_bytes, grid=grid, window=window
         )

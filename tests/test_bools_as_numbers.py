@@ -1,0 +1,120 @@
+"""True and False are no numbers: Python would take them as 1 and 0 without a word."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.wrong_arguments import refuse_bools
+from tests.helpers.corpora import write_corpus
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
+    folder = tmp_path_factory.mktemp("bools")
+    write_corpus(folder, [4])
+    return mm.open_dataset(folder)
+
+
+def pipeline(dataset: mm.Dataset, **settings: Any) -> mm.Pipeline:
+    return mm.Pipeline(dataset, **{"global_batch_size": 2, **settings})
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "BadSamplePolicy": lambda _, **k: mm.BadSamplePolicy(**k),
+    "Decode": lambda _, **k: mm.Decode(**k),
+    "ImageDecoder": lambda _, **k: mm.ImageDecoder(**k),
+    "InternVLTiles": lambda _, **k: mm.InternVLTiles(**k),
+    "LlavaNextTiles": lambda _, **k: mm.LlavaNextTiles(**k),
+    "Loader": lambda dataset, **k: mm.Loader(pipeline(dataset), **k),
+    "Mixture": lambda dataset, **k: mm.Mixture({"a": (dataset, 1)}, **k),
+    "Normalize": lambda _, **k: mm.Normalize(**{"mean": 0.5, "std": 0.5, **k}),
+    "Order.from_counts": lambda _, **k: mm.Order.from_counts([4], **{"global_batch_size": 2, **k}),
+    "Pipeline": pipeline,
+    "Pipeline.as_webdataset": lambda dataset, **k: pipeline(dataset).as_webdataset(**k),
+    "Pipeline.take": lambda dataset, **k: pipeline(dataset).take(**k),
+    "TextDecoder": lambda _, **k: mm.TextDecoder(byte_tokenizer(), **k),
+    "World": lambda _, **k: mm.World(**{"world_size": 2, **k}),
+    "collate": lambda _, **k: mm.collate([{"input_ids": np.array([1])}], **k),
+    "convert": lambda _, **k: mm.convert("rows.jsonl", "corpus", **k),
+    "internvl_length": lambda _, **k: mm.internvl_length(**k),
+    "llava_next_length": lambda _, **k: mm.llava_next_length(**k),
+    "qwen_vl_length": lambda _, **k: mm.qwen_vl_length(**k),
+    "split_rows": lambda _, **k: mm.split_rows({"__valid__": np.ones(2, bool)}, **k),
+    "statistics": lambda dataset, **k: mm.statistics(dataset, **k),
+}
+"""How each public name with settings that are numbers is called, by its name."""
+
+NOT_MADE_BY_USERS = {"ConvertReport", "ImageShape", "Order", "Statistics"}
+
+
+def numeric_settings(name: str) -> list[str]:
+    """List the settings of a public name that are numbers or tuples of numbers, by their types."""
+    try:
+        parameters = inspect.signature(attrgetter(name)(mm)).parameters.values()
+    except ValueError:
+        return []  # an exception, which Python itself makes
+    types = {parameter.name: str(parameter.annotation) for parameter in parameters}
+    others = re.compile("Sequence|Mapping|Iterable|Callable|NDArray")
+    return [
+        setting
+        for setting, text in types.items()
+        if re.search(r"\b(int|float)\b", text) and (name == "Normalize" or not others.search(text))
+    ]
+
+
+def test_all_public_names_with_numeric_settings_are_tried() -> None:
+    names = {name for name in mm.__all__ if callable(getattr(mm, name)) and numeric_settings(name)}
+    assert names - NOT_MADE_BY_USERS <= CALLS.keys()
+
+
+SETTINGS = [(name, setting) for name in CALLS for setting in numeric_settings(name)]
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+@pytest.mark.parametrize("value", [True, False])
+def test_a_bool_is_no_number(dataset: mm.Dataset, name: str, setting: str, value: bool) -> None:
+    with pytest.raises(mm.ConfigError, match=rf"{setting}.*{value}"):
+        CALLS[name](dataset, **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ImageDecoder", {"size": 32, "crop": "random", "scale": (0.5, True)}),
+        ("ImageDecoder", {"size": (32, True)}),
+        ("LlavaNextTiles", {"shapes": ((336, True),)}),
+        ("Loader", {"rows_per_rank": [True, 1], "world": mm.World(0, 2)}),
+        ("Pipeline", {"grid": (True, 1)}),
+        ("convert", {"splits": {"train": True}}),
+    ],
+)
+def test_a_bool_among_numbers_is_refused(
+    dataset: mm.Dataset, name: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(mm.ConfigError, match="True"):
+        CALLS[name](dataset, **settings)
+
+
+def test_flip_says_to_give_a_probability() -> None:
+    with pytest.raises(mm.ConfigError, match=r"flip=True: give a probability, such as flip=0\.5"):
+        mm.ImageDecoder(size=32, flip=True)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, (1, True), [[False]]])
+def test_bools_are_seen_in_tuples_and_as_numpy_has_them(value: Any) -> None:
+    with pytest.raises(mm.ConfigError, match=r"^side=.*: give a number, not True or False$"):
+        refuse_bools(side=value)
+
+
+@pytest.mark.parametrize("value", [1, 0, 0.5, None, "text", (1, 2), np.int64(1)])
+def test_what_is_no_bool_is_left_to_other_checks(value: Any) -> None:
+    refuse_bools(side=value)
