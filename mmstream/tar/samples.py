@@ -5,9 +5,13 @@ a range of bytes. The other is to go from header to header without reading paylo
 
 Members are grouped into samples by the rules of WebDataset. The key is the path up to the first dot
 of the file's name, and the field is the rest in lower case: ``train/0001.seg.PNG`` is the field
-``seg.png`` of the sample ``train/0001``. Files named like ``__x__`` are left out. Fields named like
-``__x__`` are those that mmstream adds itself, such as ``__key__``; a tar must not have them. The
-same holds for the fields beside ``image`` in a batch, such as ``image_row``.
+``seg.png`` of the sample ``train/0001``. Files named like ``__x__`` are left out, and so are those
+that a Mac adds: ``._x``, and all of ``__MACOSX/``. Fields named like ``__x__`` are those that
+mmstream adds itself, such as ``__key__``; a tar must not have them. The same holds for the fields
+beside ``image`` in a batch, such as ``image_row``.
+
+WebDataset leaves out ``._x`` only at the root of a tar. In a folder it stands between the files of
+a sample and tears them apart, so it is left out everywhere.
 """
 
 from __future__ import annotations
@@ -42,6 +46,8 @@ MAX_NAME_CHARACTERS = 4096
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
+_APPLE = re.compile(r"(^|/)(__MACOSX/|\._[^/]*$)")
+"""AppleDouble files: what a Mac knows about a file and a tar cannot hold. They are never data."""
 
 
 def iter_members(
@@ -106,11 +112,17 @@ def split_name(name: str) -> tuple[str, str] | None:
     """Return (key, field) of a member's name. None: the member belongs to no sample.
 
     Source: `base_plus_ext` of WebDataset, and its rules for metadata files.
+
+    Examples:
+        >>> split_name("train/0001.seg.PNG")
+        ('train/0001', 'seg.png')
+        >>> split_name("train/._0001.jpg") is None  # a Mac has added it
+        True
     """
     key, dot, field = name.partition(".")
     if dot and key and key[:2] != "__" and "/" not in name:  # most names are KEY.FIELD
         return key, field.lower()
-    if _META.match(name):
+    if _META.match(name) or _APPLE.search(name):
         return None
     match = _NAME.match(name)
     return (match[1], match[2].lower()) if match else None
@@ -172,7 +184,10 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
     except ShardError as error:
         raise SampleError(f"{escaped(sample_key)}: damaged tar header: {error}") from error
     if not sample_key:
-        raise SampleError("no file of a sample in this range of the tar")
+        raise SampleError(
+            "no file of a sample in this range of the tar; if a Mac made it, with files named "
+            "._x, run `mmstream index --overwrite`"
+        )
     return sample
 
 

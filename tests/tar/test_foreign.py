@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 import warnings
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstream.errors import SampleError, ShardError
-from mmstream.tar.samples import iter_members
+from mmstream.tar.samples import iter_members, parse_sample
 from tests.helpers.foreign_tars import (
     FOREIGN,
     gnu_tar,
@@ -82,7 +83,7 @@ def test_names_that_are_not_utf8(format):
             st.one_of(
                 st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
                 st.from_regex(r"(\./)?([ab]/)?[ab_]{1,4}(\.[xY]{1,2}){0,2}", fullmatch=True),
-            ).filter(lambda name: name.strip("/")),
+            ).filter(lambda name: name.strip("/") and not re.search(r"(^|/)\._[^/]*$", name)),
             st.binary(max_size=600),
         ),
         max_size=8,
@@ -97,6 +98,30 @@ def test_any_names_give_what_webdataset_gives(members, format):
         expected = None
     if expected is not None:
         assert read_by_mmstream(data) == expected
+
+
+MAC = b"\0\5\x16\7\0\2\0\0Mac OS X        "
+"""How an AppleDouble file begins."""
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "train/", "./a/b.c/", "/abs/"])
+def test_the_files_that_a_mac_adds_are_no_samples_and_tear_none_apart(prefix):
+    files = [(f"{prefix}{i}.{field}", field.encode()) for i in range(2) for field in ("jpg", "txt")]
+    added = [
+        [(f"{prefix}._{name.removeprefix(prefix)}", MAC), (f"__MACOSX/{name}", MAC), (name, data)]
+        for name, data in files
+    ]
+    samples = read_by_mmstream(make_tar([member for group in added for member in group]))
+    assert samples == read_by_webdataset(make_tar(files))
+    assert [len(sample) for sample in samples] == [3, 3]
+
+
+def test_an_index_from_before_says_what_to_do_about_the_files_of_a_mac():
+    data = make_tar([("train/._0.jpg", MAC), ("train/0.jpg", b"a picture")])
+    offsets = [member.offset for member in iter_members(lambda a, b: data[a:b], len(data))]
+    with pytest.raises(SampleError, match=r"made it, with files named \._x, run `mmstream index"):
+        parse_sample(data[offsets[0] : offsets[1]], "x.tar")
+    assert parse_sample(data[offsets[1] :], "x.tar")["jpg"] == b"a picture"
 
 
 def test_pax_headers_of_the_whole_tar_belong_to_no_sample():

@@ -118,9 +118,9 @@ def test_webdataset_reads_our_shard_from_a_file(tmp_path):
 
 
 @given(st.one_of(st.text(), st.text("a_./\n{}", max_size=12)))
-def test_names_are_split_as_webdataset_splits_them(name):
+def test_names_are_split_as_webdataset_splits_them_but_for_those_of_a_mac(name):
     key, suffix = base_plus_ext(name)
-    meta = re.match(r"__[^/]*__($|/)", name)
+    meta = re.match(r"__[^/]*__($|/)", name) or re.search(r"(^|/)(__MACOSX/|\._[^/]*$)", name)
     assert split_name(name) == (None if key is None or meta else (key, suffix.lower()))
 
 
@@ -139,6 +139,10 @@ def test_names_are_split_as_webdataset_splits_them(name):
         ("__meta__", None),
         ("__meta__/a.txt", None),
         ("__index__.json", ("__index__", "json")),
+        ("x/._a.jpg", None),
+        ("__MACOSX/x/a.jpg", None),
+        ("x/__MACOSX/._a.jpg", None),
+        ("x._/a._b", ("x._/a", "_b")),
     ],
 )
 def test_the_rules_for_names(name, expected):
