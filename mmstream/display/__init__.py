@@ -13,6 +13,9 @@ pipelines.py   what a pipeline does, and how far a loader has come
 contents.py    the pictures, texts and fields of a sample or batch
 file_kinds.py  what a file is, from its first bytes
 markup.py      small pieces of HTML, and the page around them
+drawing.py     charts, by matplotlib
+order_drawing.py the order of an epoch in charts
+run_drawing.py the metrics of runs in charts
 
 The classes call this package in their ``_repr_html_``, so it imports none of them: it reads the
 attributes that it shows. Its output is bounded, however large the dataset is.
