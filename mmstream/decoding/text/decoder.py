@@ -27,6 +27,7 @@ from mmstream.decoding.fields import (
     call_user,
     check_text,
     decode_text,
+    field_names,
     image_fields,
     value_at,
 )
@@ -50,6 +51,8 @@ _CALL_CHARACTERS = 1 << 20
 A tokenizer keeps up to 640 bytes for each until the call returns.
 """
 
+_CAPTION_KEYS = ("caption", "captions", "text")
+"""Keys of JSON that an error proposes for the text."""
 
 _NOWHERE = 1 << 62
 """A position behind every text."""
@@ -400,7 +403,7 @@ class TextDecoder:
         elif source in sample or self.field is None:
             value = sample.get(source)
             if value is None:
-                raise DecodeError("no text: neither messages with a chat template nor this field")
+                raise self._no_text(sample)
         else:
             value = value_at(sample, source)
         if not isinstance(value, list):
@@ -414,6 +417,28 @@ class TextDecoder:
         if self._chat is None:
             raise DecodeError("messages, and the tokenizer has no chat template")
         return value
+
+    def _no_text(self, sample: dict[str, Any]) -> DecodeError:
+        """Return the error of a sample without a text. It says where the text may be."""
+        content = sample.get("json")
+        row: dict[str, Any] = content if isinstance(content, dict) else {}
+        if row.get("messages") and self._chat is None:
+            return DecodeError(
+                "no text: messages in json, and the tokenizer has no chat template; give one"
+            )
+        names = [name for name in sample if name.endswith(".txt")]
+        for key in _CAPTION_KEYS:
+            value = row.get(key)
+            is_list = isinstance(value, list) and bool(value) and isinstance(value[0], str)
+            if isinstance(value, str) or is_list:
+                names.append(f"json.{key}{'.0' if is_list else ''}")
+        fields = field_names(sample)
+        keys = f", json the names {field_names(row)}" if row else ""
+        advice = f'="{escaped(names[0], 60)}"' if names else "= says where the text is"
+        return DecodeError(
+            f"no text: neither messages nor txt; the sample has {fields}{keys}: "
+            f"TextDecoder(field{advice})"
+        )
 
     def _render(self, value: list[Any], sample: dict[str, Any], media: Collection[str]) -> _Prompt:
         assert self._chat is not None  # _text_or_messages has refused messages without it
