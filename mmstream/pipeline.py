@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, islice
-from typing import Any
+from typing import Any, NoReturn
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.batching.collate import Collate, collate, make_batch
@@ -147,6 +147,11 @@ class Pipeline:
         # "order" is where cached_property keeps it.
         pipeline.__dict__.update(settings, grid=order.grid, window_bytes=None, order=order)
         return pipeline
+
+    def __iter__(self) -> NoReturn:
+        raise ConfigError(
+            "a Pipeline only describes the batches: write `for batch in mm.Loader(pipeline)`"
+        )
 
     def __repr__(self) -> str:
         steps = f"{self.order.steps_per_epoch:,} steps of {self.global_batch_size} per epoch"

@@ -386,3 +386,8 @@ def test_every_world_and_worker_count_puts_the_plan_together(corpus, size, num_w
     for start in range(1, len(whole)):  # a resume at any step
         rest = range(start, len(whole))
         assert topology.run(pipeline, size, num_workers, rest).steps == whole[start:]
+
+
+def test_a_loop_over_a_pipeline_is_told_to_take_a_loader(corpus):
+    with pytest.raises(mm.ConfigError, match=r"write `for batch in mm\.Loader\(pipeline\)`"):
+        next(iter(make_pipeline(corpus)))
