@@ -95,11 +95,18 @@ class ConfigError(ValueError): ...
 class StateError(ConfigError): ...
 HINT = "see the docs"
 
+def why(value) -> str:
+    if value:
+        return f"neither {value} nor tars"
+    return "no folder"
+
 def check(value, logger):
     if value:
         raise ConfigError(f"value={value}: must be above zero" + ("" if value else f"; {HINT}"))
     logger.warning("%d of %s", 1, 2)
     logger.info("no message")
+    require(value, f"{value} do not fill one step")
+    raise ConfigError(f"{value}: {why(value)}")
     return StateError("a" if value else f"bb {value}")
 """
 
@@ -109,12 +116,15 @@ def planted():
     return list(messages_in(tree, "planted.py", errors_of([tree])))
 
 
-def test_messages_are_read_with_holes_and_branches():
+def test_messages_are_read_with_holes_branches_and_functions_of_text():
     texts = [message.text for message in planted()]
     assert texts == [
         f"value={HOLE}: must be above zero",
         f"value={HOLE}: must be above zero; see the docs",
         f"{HOLE} of {HOLE}",
+        f"{HOLE} do not fill one step",
+        f"{HOLE}: neither {HOLE} nor tars",
+        f"{HOLE}: no folder",
         f"bb {HOLE}",
     ]
 

@@ -1,7 +1,8 @@
 """The messages that users of the library meet, read from its source.
 
 A message is what an exception is made of, or what the log gets at WARNING or above. Text that is
-known only at run time is a hole, `HOLE`.
+known only at run time is a hole, `HOLE`. A function of the same module that returns text is read
+too: each text that it returns is a message.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
 
 ERRORS = {"click.UsageError", "FileNotFoundError", "IndexError", "KeyError", "SystemExit"}
 """Exceptions of others that are raised with a message of mmstream."""
+
+CHECKS = {"require": 1}
+"""Functions that raise their argument of this position."""
 
 LEVELS = {"logger.warning", "logger.error", "logger.exception", "logger.log", "warnings.warn"}
 
@@ -72,20 +76,29 @@ def messages_in(tree: ast.Module, path: str, errors: set[str]) -> Iterator[Messa
         for target in node.targets
         if isinstance(target, ast.Name)
     }
+    functions = {
+        node.name: [line.value for line in ast.walk(node) if isinstance(line, ast.Return)]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.returns and ast.unparse(node.returns) == "str"
+    }
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
     for node in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         name = ast.unparse(node.func)
         is_format = name in LEVELS
-        if not (is_format or name in errors):
+        if not (is_format or name in errors or name in CHECKS):
             continue
-        text_node = node.args[1 if name == "logger.log" else 0]
-        for text in sorted(set(_texts(text_node, constants))):
+        text_node = node.args[1 if name == "logger.log" else CHECKS.get(name, 0)]
+        for text in sorted(set(_texts(text_node, constants, functions))):
             shown = FORMAT.sub(HOLE, text) if is_format else text
             if re.search(r"[A-Za-z]{2}", shown):
                 yield Message(path, node.lineno, shown)
 
 
-def _texts(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
+def _texts(
+    node: ast.expr | None,
+    constants: dict[str, ast.expr],
+    functions: dict[str, list[ast.expr | None]],
+) -> list[str]:
     """Return the texts that an expression may be: one for each branch of a condition."""
     match node:
         case ast.Constant(value=str(value)):
@@ -93,16 +106,23 @@ def _texts(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
         case ast.JoinedStr(values=values):
             return [
                 "".join(parts)
-                for parts in itertools.product(*(_texts(value, constants) for value in values))
+                for parts in itertools.product(
+                    *(_texts(value, constants, functions) for value in values)
+                )
             ]
         case ast.FormattedValue(value=value):
-            return _texts(value, constants)
+            return _texts(value, constants, functions)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            pairs = itertools.product(_texts(left, constants), _texts(right, constants))
+            pairs = itertools.product(
+                _texts(left, constants, functions), _texts(right, constants, functions)
+            )
             return ["".join(pair) for pair in pairs]
         case ast.IfExp(body=body, orelse=orelse):
-            return [*_texts(body, constants), *_texts(orelse, constants)]
+            return [*_texts(body, constants, functions), *_texts(orelse, constants, functions)]
         case ast.Name(id=name) if isinstance(constants.get(name), ast.expr):
-            return _texts(constants[name], {})
+            return _texts(constants[name], {}, {})
+        case ast.Call(func=ast.Name(id=name)) if name in functions:
+            texts = [text for value in functions[name] for text in _texts(value, constants, {})]
+            return [text if re.search(r"[A-Za-z]{2}", text) else HOLE for text in texts]
         case _:
             return [HOLE]
