@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.errors import ShardError
+from mmstream.dataset.index_tars import index_tars
+from mmstream.errors import ShardError, StateError
 from mmstream.storage import is_remote, open_store
 from tests.helpers.corpora import write_corpus
 
@@ -86,6 +87,39 @@ def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_w
     assert [batch["__key__"] for batch in batches] == expected[: len(batches)]
     assert len(batches) < len(expected)
     assert all(bytes(text).startswith(b"caption") for batch in batches for text in batch["txt"])
+
+
+@pytest.mark.parametrize(("on_change", "num_before"), [("refuse", 2), ("finish_epoch", 20)])
+def test_no_value_of_on_change_goes_on_with_another_shard(folder, on_change, num_before):
+    expected = [batch["__key__"] for batch in epochs(loader_of(folder))]
+
+    def loader_with_on_change() -> mm.Loader:
+        loader = loader_of(folder)
+        return mm.Loader(loader.pipeline, on_change=on_change)
+
+    loader, store = loader_with_on_change(), open_store(folder)
+    old, batches = store.read(SHARD), []
+
+    def read() -> None:
+        for batch in epochs(loader):
+            batches.append(batch["__key__"])
+            if len(batches) == num_before:
+                store.write(SHARD, longer(old))
+
+    with pytest.raises(ShardError, match=WITHDRAWN):
+        read()
+    state = loader.state_dict()
+    loader.close()
+    index_tars(folder, overwrite=True, progress=False)  # the new shard is accepted
+    with pytest.raises(StateError, match=r"he sizes of the (first 2 )?shards are not those"):
+        loader_with_on_change().load_state_dict(state)
+    store.write(SHARD, old)  # put back
+    index_tars(folder, overwrite=True, progress=False)
+    resumed = loader_with_on_change()
+    resumed.load_state_dict(state)
+    batches += [batch["__key__"] for batch in resumed]
+    assert batches == expected[: len(batches)]
+    assert len(batches) % 20 == 0
 
 
 def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
