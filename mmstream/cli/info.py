@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, allow_foreign_urls, command, say
+from mmstream.decoding.fields import undecoded_media
 from mmstream.errors import SampleError, escaped
 
 __all__ = ["info"]
@@ -163,6 +164,8 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
         say(f"  fields of {len(about['keys'])} samples:")
     for name, count in about["fields"].items():
         say(f"  .{escaped(name)}" + (f": {count:,}" if count is not None else ""))
+    if media := undecoded_media(about["fields"]):
+        say(f"  stored, not decoded: {media}; see TextDecoder(undecoded_parts=)")
     which = "some keys" if len(about["keys"]) < len(dataset) else "keys"
     say(f"  {which}: {', '.join(map(escaped, about['keys']))}")
     for name, value in about["source"].items():

@@ -55,6 +55,11 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     help="Longest text in tokens.  [default: 64 for clip, 512 for vlm]",
 )
 @_option(
+    "--text-field",
+    metavar="NAME",
+    help="Where the text is, for example json.caption.  [default: messages in json, else txt]",
+)
+@_option(
     "--freeze",
     multiple=True,
     metavar="PATTERN",

@@ -39,6 +39,7 @@ from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.dataset.checksums import object_sha256
 from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
+from mmstream.decoding.fields import undecoded_media
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, is_remote, join_url, open_store
 from mmstream.storage.urls import require_no_secret
@@ -193,6 +194,7 @@ def convert(
             seconds = time.monotonic() - started
             reports[output.split] = _report(output, shard_reports[output.split], seconds)
     report = reports[None] if options.splits is None else _total(reports, started)
+    _warn_of_media(outputs)
     logger.info(
         "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
         dest,
@@ -418,6 +420,19 @@ def _report(output: _Output, shards: list[ShardReport], seconds: float) -> Conve
         num_repaired=sum(shard.repaired for shard in shards),
         was_finished=output.state == "finished",
     )
+
+
+def _warn_of_media(outputs: list[_Output]) -> None:
+    """Say once that videos and audios are stored only: in training their texts are bad samples."""
+    counts: Counter[str] = Counter()
+    for output in outputs:
+        counts.update(Manifest.from_bytes(output.store.read(MANIFEST_NAME)).fields)
+    if media := undecoded_media(counts):
+        logger.warning(
+            "stored, not decoded: %s; a conversation about them is a bad sample, unless "
+            "TextDecoder(undecoded_parts=) says otherwise",
+            media,
+        )
 
 
 def _total(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:

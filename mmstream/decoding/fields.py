@@ -172,6 +172,24 @@ def field_names(names: Iterable[str]) -> str:
     return ", ".join(escaped(name, 60) for name in public[:8]) + more or "none"
 
 
+def undecoded_media(counts: Mapping[str, int | None]) -> str:
+    """Return which fields of a dataset hold videos or audios; "" if none does.
+
+    Args:
+        counts: {field: number of samples that have it}. None: the number is not known.
+
+    Examples:
+        >>> undecoded_media({"json": 9, "0.mp4": 2, "1.mp4": 1, "0.wav": 1})
+        '3 mp4, 1 wav'
+    """
+    numbers: dict[str, int] = {}
+    for name, count in counts.items():
+        extension = name.rpartition(".")[2]
+        if extension in VIDEO_EXTENSIONS | AUDIO_EXTENSIONS:
+            numbers[extension] = numbers.get(extension, 0) + (count or 0)
+    return ", ".join(f"{n:,} {extension}" if n else extension for extension, n in numbers.items())
+
+
 def call_user(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a user's function on data. What it raises because of the data is a DecodeError.
 

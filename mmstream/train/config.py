@@ -79,6 +79,8 @@ class TrainConfig:
         image_size: side of the square images in pixels; a multiple of 16 for the small models.
             None: as the model's folder says, or 64 for the small models.
         max_length: longest text in tokens, image tokens included. None: 64 for CLIP, 512 for a VLM.
+        text_field: where the text is, as ``field`` of `mmstream.TextDecoder`, such as
+            "json.caption". None: messages, else ``txt``.
         freeze: shell patterns such as ``clip.vision_model.*``. Parameters whose name matches one
             are not trained.
 
@@ -156,6 +158,7 @@ class TrainConfig:
     tokenizer: str | None = None
     image_size: int | None = None
     max_length: int | None = None
+    text_field: str | None = None
     freeze: tuple[str, ...] = ()
 
     epochs: int | None = None

@@ -117,10 +117,21 @@ def decode_for(config: TrainConfig, tokenizer: Any, model: Any) -> Decode:
     if _kind(config) == "vlm":
         from mmstream.train import vlm
 
-        return vlm.vlm_decode(tokenizer, model.image_size, model.image_length, _max_length(config))
+        return vlm.vlm_decode(
+            tokenizer,
+            model.image_size,
+            model.image_length,
+            _max_length(config),
+            field=config.text_field,
+        )
     return Decode(
         image=ImageDecoder(size=model.image_size),
-        text=TextDecoder(tokenizer, max_length=_max_length(config), padding="longest"),
+        text=TextDecoder(
+            tokenizer,
+            max_length=_max_length(config),
+            padding="longest",
+            field=config.text_field,
+        ),
     )
 
 

@@ -203,7 +203,14 @@ def load_vlm(
     return model
 
 
-def vlm_decode(tokenizer: Any, image_size: int, image_length: int, max_length: int) -> Decode:
+def vlm_decode(
+    tokenizer: Any,
+    image_size: int,
+    image_length: int,
+    max_length: int,
+    *,
+    field: str | None = None,
+) -> Decode:
     """Return the decoders that make the fields that a `ConversationVlm` reads.
 
     Args:
@@ -211,6 +218,7 @@ def vlm_decode(tokenizer: Any, image_size: int, image_length: int, max_length: i
         image_size: side of the square images of the model, in pixels.
         image_length: tokens per image of the model.
         max_length: longest text in tokens, image tokens included.
+        field: where the text is, as of `TextDecoder`.
     """
     from mmstream.decoding.image.decoder import ImageDecoder
     from mmstream.decoding.sample import Decode
@@ -221,6 +229,7 @@ def vlm_decode(tokenizer: Any, image_size: int, image_length: int, max_length: i
         max_length=max_length,
         image_token=image_token_of(tokenizer),
         image_length=image_length,
+        field=field,
     )
     return Decode(image=ImageDecoder(size=image_size), text=text)
 

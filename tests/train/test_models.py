@@ -18,6 +18,7 @@ from mmstream.train.clip import small_clip
 from mmstream.train.models import (
     CLIP_NORMALIZE,
     build_model,
+    decode_for,
     hint_at_model,
     normalize_for,
     open_model_tokenizer,
@@ -152,3 +153,12 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ConfigError, match="no vision tower"):
         train(TrainConfig(url="", out=str(tmp_path), model=str(tmp_path), device="cpu"))
+
+
+@pytest.mark.parametrize("model", ["clip", "vlm"])
+def test_captions_may_be_anywhere(model: str, tmp_path: Path) -> None:
+    config = TrainConfig(url="", out=str(tmp_path), model=model, text_field="json.caption")
+    tokenizer = open_model_tokenizer(config)
+    decode = decode_for(config, tokenizer, build_model(config, tokenizer))
+    assert decode.text is not None
+    assert decode.text.field == "json.caption"

@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 import mmstream as mm
 from mmstream import Decode, TextDecoder
+from mmstream.cli import cli
 from mmstream.decoding.sample import decode_sample, decode_texts
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.train.tokenizer import byte_tokenizer
@@ -213,3 +215,23 @@ def test_from_conversion_to_loader_videos_and_audio_are_named(
     first, *summaries = [record.getMessage() for record in caplog.records]
     assert first.startswith("shard-000000.tar[1] 000000002.json: 1 part that nothing decodes")
     assert [line.partition(":")[0] for line in summaries] == [f"after epoch {i}" for i in range(3)]
+
+
+def test_converting_videos_and_showing_them_says_once_that_nothing_decodes_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.wav").write_bytes(b"RIFF\x00\x00\x00\x00WAVEfmt ")
+    row = {
+        "messages": [user("<audio>what?"), assistant("a cat")],
+        "audios": ["a.wav"],
+    }
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(b"\n".join(msgspec.json.encode({**row, "id": i}) for i in range(4)))
+    splits = {"train": 0.5, "val": 0.5}
+    with caplog.at_level(logging.WARNING):
+        mm.convert(rows, tmp_path / "whole", progress=False)
+        mm.convert(rows, tmp_path / "parts", progress=False, splits=splits)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition(";")[0] for message in messages] == ["stored, not decoded: 4 wav"] * 2
+    shown = CliRunner().invoke(cli, ["info", str(tmp_path / "whole")]).output
+    assert "stored, not decoded: 4 wav; see TextDecoder(undecoded_parts=)" in shown
