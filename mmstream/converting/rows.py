@@ -28,8 +28,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from mmstream.dataset.picture_hint import picture_hint
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.storage import is_remote, open_file, open_store, split_url
+from mmstream.storage import NotAFileError, is_remote, open_file, open_store, split_url
 from mmstream.types import IntArray
 
 __all__ = ["MAX_ROW_BYTES", "RowFile", "RowRange", "open_rows", "read_rows"]
@@ -159,6 +160,10 @@ def _require_file(path: Path, rows: str) -> None:
         raise FileNotFoundError(
             f"{rows}: no such file of rows; pass a JSONL or JSON file"
         ) from None
+    except NotAFileError:
+        if hint := picture_hint(path):
+            raise NotAFileError(f"{rows}: a folder; a file is needed{hint}") from None
+        raise
 
 
 def _scan(path: Path, target: Path) -> tuple[IntArray, str]:

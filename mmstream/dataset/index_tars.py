@@ -54,6 +54,7 @@ from mmstream.dataset.manifest import (
     ShardInfo,
     name_fault,
 )
+from mmstream.dataset.picture_hint import picture_hint
 from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
@@ -566,4 +567,4 @@ def _hint(store: Store, sizes: Mapping[str, int]) -> str:
     if folder is not None and not Path(folder).is_dir():
         return "; name their folder" if Path(folder).is_file() else ": no such folder"
     num_gzipped = sum(name.endswith(GZIPPED) for name in sizes)
-    return f" ({num_gzipped} gzipped ones: pass --repack)" if num_gzipped else ""
+    return f" ({num_gzipped} gzipped ones: pass --repack)" if num_gzipped else picture_hint(folder)

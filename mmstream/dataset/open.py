@@ -25,6 +25,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.picture_hint import picture_hint
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import (
     LocalStore,
@@ -270,7 +271,7 @@ def _why_no_dataset(store: Store) -> str:
         )
     folder = store.local_path("")
     if folder is None or Path(folder).is_dir():
-        return f"neither {MANIFEST_NAME} nor tars in it"
+        return f"neither {MANIFEST_NAME} nor tars in it{picture_hint(folder)}"
     if Path(folder).is_file():
         return "a file that is no tar; `mmstream convert` makes shards of rows"
     return "no such folder" + "; write s3:// with two slashes" * ("/s3:/" in store.url)
