@@ -36,6 +36,7 @@ def model_inputs(
     normalize: Any = None,
     blank_image: bool = True,
     label_field: str = "cls",
+    image_field: str = "image",
 ) -> dict[str, Any]:
     """Return what a Hugging Face model takes: ``model(**model_inputs(batch, model))``.
 
@@ -73,6 +74,8 @@ def model_inputs(
             sharded.
         label_field: The field with the class of a row, for classification: a number, or its digits
             as bytes or a string. ``labels`` is taken where it holds numbers.
+        image_field: The field with the pictures: ``image``, or that of a decoder by field, such as
+            ``jpg`` with ``Decode({"jpg": mm.ImageDecoder(size=224)})``.
 
     Returns:
         Tensors on the device of the batch. Vision-language models: ``input_ids``,
@@ -82,7 +85,8 @@ def model_inputs(
         one tower. Classification: ``pixel_values`` [B, 3, H, W] and ``labels`` [B].
 
     Raises:
-        ConfigError: The family is not known, or its pictures have another form. Or pixels are
+        ConfigError: The family is not known, or its pictures have another form, or stand in another
+            field than `image_field`. Or pixels are
             uint8 and `normalize` is missing. Or a row has more or fewer pictures than the family
             takes, or no class number. Or the text has another number of image tokens than the
             pictures take (Llava, InternVL, Qwen-VL). The message says what to write.
@@ -102,7 +106,7 @@ def model_inputs(
     """
     model, config = _resolve(model_or_family)
     family = str(config.model_type)
-    pictures = _pictures(batch, _pixel_changer(normalize, model))
+    pictures = _pictures(batch, image_field, _pixel_changer(normalize, model))
     if _is_classifier(model, config):
         return _classification(batch, family, pictures, label_field)
     tower = family.removesuffix("_vision_model").removesuffix("_text_model")
@@ -298,9 +302,13 @@ def _settings_of(normalize: Any) -> Normalize | None:
     return Normalize(processor.image_mean, processor.image_std)
 
 
-def _pictures(batch: Batch, change: Callable[[Tensor], Tensor]) -> Pictures | None:
+def _pictures(
+    batch: Batch, image_field: str, change: Callable[[Tensor], Tensor]
+) -> Pictures | None:
     """Return the pictures of a batch, normalised; None if it has none."""
-    images = batch.get("image")
+    images = batch.get(image_field)
+    if image_field not in batch:
+        _check_other_fields(batch, image_field)
     if images is None or len(images) == 0:
         return None
     num_rows = len(batch["__valid__"]) if "__valid__" in batch else None
@@ -312,7 +320,7 @@ def _pictures(batch: Batch, change: Callable[[Tensor], Tensor]) -> Pictures | No
         raise ConfigError(
             "model_inputs: the pictures are JPEGs for the GPU: call it after mm.to_device"
         )
-    rows = batch.get("image_row")
+    rows = batch.get(f"{image_field}_row")
     if rows is None:
         rows = torch.arange(len(tiles), device=tiles[0].device)
     if num_rows is None:
@@ -321,9 +329,25 @@ def _pictures(batch: Batch, change: Callable[[Tensor], Tensor]) -> Pictures | No
         tiles,
         rows,
         num_rows,
-        tiles_per_picture=_joined(batch.get("image_tiles")),
-        sizes=_joined(batch.get("image_size")),
+        tiles_per_picture=_joined(batch.get(f"{image_field}_tiles")),
+        sizes=_joined(batch.get(f"{image_field}_size")),
     )
+
+
+def _check_other_fields(batch: Batch, image_field: str) -> None:
+    """Refuse a batch whose pictures stand in another field: the model would train without them."""
+    others = [
+        name
+        for name, value in batch.items()
+        if isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] == 3
+    ]
+    if others or image_field != "image":
+        where = " and ".join(map(repr, others)) or "no field"
+        give = f", or pass image_field={others[0]!r}" if others else ""
+        raise ConfigError(
+            f"model_inputs: the batch has no {image_field!r}, and pictures in {where}: decode them "
+            f"with Decode(image=){give}"
+        )
 
 
 def _joined(values: Any) -> Tensor | None:

@@ -294,6 +294,23 @@ def test_a_classifier_gets_pictures_and_the_class_of_each_row(datasets, name):
         model_inputs(batch, model, normalize=HALF, label_field="txt")
 
 
+def test_pictures_of_a_decoder_by_field_are_named_and_never_left_out(datasets):
+    family, clip = case_of("clip")
+    decode = mm.Decode({"png": family.decode.image}, text=family.decode.text)
+    pipeline = mm.Pipeline(
+        datasets["captions"], global_batch_size=BATCH, decode=decode, shuffle=False
+    )
+    batch = next(iter(mm.Loader(pipeline)))
+    for model in (clip, classifiers()["vit"], case_of("llava")[1]):
+        with pytest.raises(mm.ConfigError, match="pictures in 'png': .*pass image_field='png'"):
+            model_inputs(batch, model, normalize=HALF)
+    with pytest.raises(mm.ConfigError, match="no 'jpg', and pictures in 'png'"):
+        model_inputs(batch, clip, normalize=HALF, image_field="jpg")
+    pixels = model_inputs(batch, clip, normalize=HALF, image_field="png")["pixel_values"]
+    by_image = {**batch, "image": batch["png"]}
+    assert pixels.equal(model_inputs(by_image, clip, normalize=HALF)["pixel_values"])
+
+
 # -- which family ---------------------------------------------------------------------------------
 
 
