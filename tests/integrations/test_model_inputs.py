@@ -302,7 +302,7 @@ def test_pictures_of_a_decoder_by_field_are_named_and_never_left_out(datasets):
     )
     batch = next(iter(mm.Loader(pipeline)))
     for model in (clip, classifiers()["vit"], case_of("llava")[1]):
-        with pytest.raises(mm.ConfigError, match="pictures in 'png': .*pass image_field='png'"):
+        with pytest.raises(mm.ConfigError, match=r"pictures in 'png': .*pass image_field='png'"):
             model_inputs(batch, model, normalize=HALF)
     with pytest.raises(mm.ConfigError, match="no 'jpg', and pictures in 'png'"):
         model_inputs(batch, clip, normalize=HALF, image_field="jpg")
