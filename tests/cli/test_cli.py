@@ -438,7 +438,7 @@ def test_an_interrupt_has_exit_code_130(mmstream, monkeypatch, corpus):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_first_samples", interrupted)
+    monkeypatch.setattr(module, "_some_samples", interrupted)
     assert mmstream("info", corpus) == (130, "", "\ninterrupted\n")
 
 

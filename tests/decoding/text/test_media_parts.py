@@ -213,8 +213,8 @@ def test_from_conversion_to_loader_videos_and_audio_are_named(
     dropping.close()
     assert (dropping.stats.num_bad, dropping.stats.num_dropped_parts) == (0, 6)
     first, *summaries = [record.getMessage() for record in caplog.records]
-    assert first.startswith("shard-000000.tar[1] 000000002.json: 1 part that nothing decodes")
-    assert [line.partition(":")[0] for line in summaries] == [f"after epoch {i}" for i in range(3)]
+    assert first.startswith("shard-000000.tar[1] 000000002.json: 1 part of the conversation")
+    assert [line.partition(",")[0] for line in summaries] == [f"after epoch {i}" for i in range(3)]
 
 
 def test_converting_videos_and_showing_them_says_once_that_nothing_decodes_them(
