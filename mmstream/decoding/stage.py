@@ -14,7 +14,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.decoding.address import address
 from mmstream.decoding.batch_memory import BatchMemory
+from mmstream.decoding.by_field import IMAGE
 from mmstream.decoding.sample import LOSS_FIELD, Decode, TextLoss, decode_texts
 from mmstream.decoding.substitute import BatchRows, Lookup, Row, RowDecoder, Transform
 from mmstream.errors import BadSampleLimitError
@@ -192,8 +194,30 @@ def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
         valid=valid,
         shown=[spare_ref if row.sample is None else row.shown for row in rows],
         bad=tuple(row.bad for row in rows if row.bad),
+        no_picture=_first_without_picture(rows, valid),
     )
     return DecodedStep(lineage, [spare if row.sample is None else row.sample for row in rows])
+
+
+def _first_without_picture(rows: list[Row], valid: list[bool]) -> str:
+    """Return the address of a sample without a picture in a batch where others have one.
+
+    Conversations may have none, so they do not count. "": there is no such sample.
+    """
+    samples = [
+        row.sample
+        for row, is_valid in zip(rows, valid, strict=True)
+        if is_valid and row.sample is not None and IMAGE in row.sample
+    ]
+    empty = [s for s in samples if isinstance(s[IMAGE], list) and not s[IMAGE]]
+    if len(empty) == len(samples):
+        return ""
+    return next((address(sample, "") for sample in empty if not _has_messages(sample)), "")
+
+
+def _has_messages(sample: Sample) -> bool:
+    row = sample.get("json")
+    return isinstance(row, dict) and bool(row.get("messages"))
 
 
 def _with_losses(lineage: BatchLineage, losses: list[TextLoss]) -> BatchLineage:

@@ -159,6 +159,7 @@ class Loader(IterableDataset[Batch]):
         self._stall_limits = limits
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
+        self._has_warned_of_pictures = False
         self._workers: Workers | None = None
         self._runner: PipelineRunner | None = None  # of a loader without workers
         self._progress = Progress()
@@ -263,6 +264,14 @@ class Loader(IterableDataset[Batch]):
         count_text_losses(
             self.stats, lineage.num_cut_texts, lineage.num_dropped_parts, lineage.text_losses
         )
+        if lineage.no_picture and not self._has_warned_of_pictures:
+            self._has_warned_of_pictures = True
+            logger.warning(
+                "%s: no picture, and other rows have one: pair texts and pictures by "
+                'batch["image_row"], or decode pictures by field, Decode({"jpg": ...}), which '
+                "takes no sample without one; no more of these are logged",
+                lineage.no_picture,
+            )
         next_state = make_state(self._current.order, lineage.epoch, lineage.step + 1)
         self._position = next_state["epoch"], next_state["step"]
         self.stats.num_steps += 1

@@ -66,6 +66,8 @@ class BatchLineage:
     """Parts of conversations in valid rows that nothing decodes, and that were dropped."""
     text_losses: tuple[str, ...] = ()
     """One of these texts, and one that has lost parts: ``shard[index] key.field: `` and what."""
+    no_picture: str = ""
+    """``shard[index] key`` of a row without a picture, where other rows have one."""
     num_bytes: int = 0
     """Bytes read from storage since the step before."""
     num_requests: int = 0

@@ -43,6 +43,7 @@ def made_batch(images_of_rows: list[int], start: int, *, whole: bool) -> dict[st
             num_cut_texts=3,
             num_dropped_parts=2,
             text_losses=("a text", "another"),
+            no_picture="a key",
             num_bytes=1000,
             num_requests=7,
         ),
@@ -63,6 +64,7 @@ def join(parts: list[Any]) -> Any:
             sum(part.num_cut_texts for part in parts),
             sum(part.num_dropped_parts for part in parts),
             tuple(loss for part in parts for loss in part.text_losses),
+            "".join(part.no_picture for part in parts),
             sum(part.num_bytes for part in parts),
             sum(part.num_requests for part in parts),
         )
