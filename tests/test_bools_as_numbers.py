@@ -104,6 +104,13 @@ def test_a_bool_among_numbers_is_refused(
         CALLS[name](dataset, **settings)
 
 
+@pytest.mark.parametrize("setting", [{"scale": (0.5, 1.0)}, {"ratio": (1.0, 1.0)}])
+def test_the_area_of_a_random_crop_needs_a_random_crop(setting: dict[str, Any]) -> None:
+    with pytest.raises(mm.ConfigError, match='goes with crop="random" only'):
+        mm.ImageDecoder(size=32, **setting)
+    mm.ImageDecoder(size=32, crop="random", **setting)
+
+
 def test_flip_says_to_give_a_probability() -> None:
     with pytest.raises(mm.ConfigError, match=r"flip=True: give a probability, such as flip=0\.5"):
         mm.ImageDecoder(size=32, flip=True)

@@ -240,7 +240,7 @@ def test_a_number_beyond_the_end_is_an_index_error(folder, item):
         open_dataset(folder)[item]
 
 
-@pytest.mark.parametrize("item", ["0", None, 1.5])
+@pytest.mark.parametrize("item", [b"0", None, 1.5])
 def test_what_is_no_number_is_a_type_error(folder, item):
     with pytest.raises(TypeError):
         open_dataset(folder)[item]

@@ -194,6 +194,7 @@ class ImageDecoder:
         _check_timeout(self)
         _check_combinations(self)
         _check_resize_size(self)
+        _check_random_area(self)
 
     @classmethod
     def from_processor(cls, processor: Any, **settings: Any) -> ImageDecoder:
@@ -547,6 +548,13 @@ def _check_combinations(decoder: ImageDecoder) -> None:
     if decoder.device != "cpu":
         raise ConfigError('the CPU cuts tiles: give device="cpu"')
     decoder.tiles.check(size)
+
+
+def _check_random_area(decoder: ImageDecoder) -> None:
+    for name in ("scale", "ratio"):
+        value = getattr(decoder, name)
+        if decoder.crop != "random" and value != getattr(ImageDecoder, name):
+            raise ConfigError(f'{name}={value!r}: goes with crop="random" only')
 
 
 def _check_mask(decoder: ImageDecoder) -> None:
