@@ -27,12 +27,10 @@ from mmstream.storage.new_file import create_file
 __all__ = ["fetch_part", "has_room", "map_cached", "part_ranges", "remove_cached"]
 
 MAX_SMALL_BYTES = 64 << 20
-"""A part of at most this size comes in ranges of 1 MiB, all side by side, before it is used."""
-
-SMALL_RANGE_BYTES = 1 << 20
+"""A part of at most this size comes before it is used. A larger one comes in the background."""
 
 RANGE_BYTES = 8 << 20
-"""Ranges of a larger part. It comes in the background, 8 ranges at a time."""
+"""Ranges of a part. Up to 8 of them come side by side."""
 
 MAX_PART_OF_DISK = 0.01
 """A part that takes more of the free space is not kept: columns are read when they are needed."""
@@ -80,9 +78,8 @@ def has_room(part: IndexPart) -> bool:
 
 def part_ranges(part: IndexPart) -> list[tuple[str, int, int]]:
     """Return the ranges in which a part is fetched."""
-    step = SMALL_RANGE_BYTES if part.num_bytes <= MAX_SMALL_BYTES else RANGE_BYTES
-    starts = range(0, part.num_bytes, step)
-    return [(part.name, start, min(start + step, part.num_bytes)) for start in starts]
+    starts = range(0, part.num_bytes, RANGE_BYTES)
+    return [(part.name, start, min(start + RANGE_BYTES, part.num_bytes)) for start in starts]
 
 
 def fetch_part(store: Store, part: IndexPart) -> bool:
