@@ -349,7 +349,7 @@ def test_a_loop_over_a_loader_that_was_closed_does_not_end_quietly(corpus):
 
 
 def test_what_standard_input_defines_is_refused_for_workers(corpus, monkeypatch):
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
     with pytest.raises(ConfigError, match="fork"):
         next(iter(mm.Loader(make_pipeline(corpus), num_workers=1)))
 
