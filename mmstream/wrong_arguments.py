@@ -53,7 +53,8 @@ def refuse_bools(**numbers: object) -> None:
     """Refuse True and False where numbers are expected. Everything else is left to other checks.
 
     Args:
-        numbers: Values by the names of their settings. Lists and tuples are looked through.
+        numbers: Values by the names of their settings. Lists and tuples are looked through, two
+            levels deep.
 
     Raises:
         ConfigError: A value is a bool, or holds one; the message names it.
@@ -69,7 +70,7 @@ def refuse_bools(**numbers: object) -> None:
             raise ConfigError(f"{name}={value!r}: give a number, not True or False")
 
 
-def _has_bool(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_has_bool, value))
+def _has_bool(value: object, num_levels: int = 2) -> bool:
+    if isinstance(value, tuple | list):  # a state of strangers may nest thousands of lists
+        return num_levels > 0 and any(_has_bool(item, num_levels - 1) for item in value)
     return isinstance(value, bool | np.bool_)
