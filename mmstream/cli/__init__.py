@@ -1,7 +1,8 @@
 """The command line. Each command parses its options, calls the library, and prints a summary.
 
     shared.py    what all commands share: help, exit codes, messages
-    data.py      convert, index, verify
+    convert.py   convert
+    data.py      index, verify
     info.py      info
     show.py      show
     training.py  train, demo
@@ -22,7 +23,7 @@ from typing import NoReturn
 
 import click
 
-from mmstream.cli import data, info, replay, show, training
+from mmstream.cli import convert, data, info, replay, show, training
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
 
@@ -31,7 +32,7 @@ __all__ = ["cli", "main"]
 
 @click.group(
     commands=[
-        data.convert,
+        convert.convert,
         data.index,
         info.info,
         show.show,

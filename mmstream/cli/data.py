@@ -1,9 +1,8 @@
-"""``mmstream convert | index | verify``: they write and check shards, without torch."""
+"""``mmstream index | verify``: they index and check shards, without torch."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections import Counter
 from functools import partial
@@ -12,113 +11,15 @@ from typing import Any
 import click
 
 from mmstream.cli.shared import (
-    AT_LEAST_0,
     AT_LEAST_1,
     PROBLEM,
     allow_foreign_urls,
     command,
     say,
-    usage,
 )
 from mmstream.errors import escaped
 
-__all__ = ["convert", "index", "verify"]
-
-_MAX_REJECT_FRACTION = 0.1
-"""From more rejected rows on, the exit code of a conversion is 1."""
-
-
-@command(
-    "mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8",
-    format="--format",
-    splits="--split",
-)
-@click.argument("rows")
-@click.argument("dest")
-@click.option(
-    "--media-root",
-    metavar="FOLDER",
-    help="Local folder that media paths in ROWS are relative to.  [default: the folder of ROWS]",
-)
-@click.option(
-    "--samples-per-shard",
-    type=AT_LEAST_1,
-    default=5000,
-    show_default=True,
-    help="Rows per shard; a shard is one tar.",
-)
-@click.option(
-    "--num-workers",
-    type=AT_LEAST_0,
-    default=os.cpu_count() or 1,
-    show_default="cores",
-    help="Worker processes. The output is the same for any number.",
-)
-@click.option(
-    "--format",
-    "row_format",
-    metavar="NAME",
-    help="Format of all rows: captions, llava, messages, qwen-vl, instruction or text.  "
-    "[default: each row is recognised by its keys]",
-)
-@click.option(
-    "--captions",
-    type=click.Choice(["all", "each"]),
-    default="all",
-    show_default=True,
-    help="One sample with all captions of a row, or one sample for each caption.",
-)
-@click.option(
-    "--shuffle-seed",
-    type=int,
-    help="Shuffle the rows with this seed first. Useful when they are sorted by class.",
-)
-@click.option(
-    "--split",
-    "split",
-    metavar="NAME=FRACTION,...",
-    help="Write one dataset per split at DEST/NAME, for example train=0.98,val=0.02.",
-)
-@click.option(
-    "--overwrite", is_flag=True, help="Replace another conversion at DEST, or an unfinished one."
-)
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Also read the shards that an earlier run wrote, and write damaged ones again.",
-)
-def convert(
-    rows: str, dest: str, row_format: str | None, split: str | None, **options: Any
-) -> None:
-    """Convert ROWS (JSONL, gzipped JSONL, a JSON array) and their media to tar shards at DEST.
-
-    To continue an interrupted conversion, or to mend missing shards of a finished one, run the same
-    command again. Rows that cannot be used are listed in DEST/rejects.jsonl. The exit code is 1 if
-    they are more than a tenth of all rows.
-    """
-    from mmstream.converting.convert import convert as run
-
-    splits = _splits(split) if split else None
-    report = run(rows, dest, format=row_format, splits=splits, **options)
-    summary = (
-        f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
-        f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"
-    )
-    if report.was_finished and report.num_repaired:
-        say(f"{summary}, converted before; {report.num_repaired:,} damaged shards written again")
-    elif report.was_finished:
-        say(f"{summary}, all converted before; to convert again, use --overwrite")
-    else:
-        say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
-    for folder in [f"{dest}/{name}" for name in report.splits] or [dest]:
-        _show_rejects(folder)
-    if report.num_rejects > _MAX_REJECT_FRACTION * report.num_rows:
-        say(
-            f"{report.num_rejects:,} of {_rows(report.num_rows)} were rejected, more than a tenth; "
-            f"the dataset at {dest} is complete and holds the others",
-            err=True,
-        )
-        sys.exit(PROBLEM)
+__all__ = ["index", "verify"]
 
 
 @command("mmstream index s3://bucket/tars --output indexes/")
@@ -284,39 +185,6 @@ _CHECKSUMS = {
     None: "no checksums: bytes that changed but still decode are not noticed; "
     "run `mmstream index --checksums`",
 }
-
-
-def _splits(text: str) -> dict[str, float]:
-    splits: dict[str, float] = {}
-    for split in text.split(","):
-        name, equals, fraction = split.partition("=")
-        with usage(f"--split {text!r}: write NAME=FRACTION,NAME=FRACTION"):
-            if not equals or not name or name in splits:
-                raise ValueError(split)
-            splits[name.strip()] = float(fraction)
-    return splits
-
-
-def _show_rejects(folder: str, max_groups: int = 20) -> None:
-    """Print where a conversion lists its rejects, and their reasons with one example each."""
-    from mmstream.converting.rejects import REJECTS_NAME, group_rejects
-    from mmstream.storage import open_store
-
-    groups = group_rejects(open_store(folder))
-    if not groups:
-        return
-    say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The reasons, with one example each:")
-    for group in groups[:max_groups]:
-        row, reason = group.example.row, escaped(group.example.reason)
-        say(f"  {_rows(group.num_rows)}: row {row}: {reason}")
-    others = groups[max_groups:]
-    if others:
-        num_rows = sum(group.num_rows for group in others)
-        say(f"  {_rows(num_rows)}: {len(others):,} other reasons")
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row{'s' * (count != 1)}"
 
 
 class _DecodeCheck:

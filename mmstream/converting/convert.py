@@ -31,10 +31,12 @@ from mmstream.converting.destination import (
     inspect,
     require_foreign,
 )
-from mmstream.converting.plan import Options, plan_of, select, shard_name
-from mmstream.converting.pool import run_jobs
+from mmstream.converting.engines.processes import run_jobs
+from mmstream.converting.options import Options
+from mmstream.converting.plan import plan_of, select, shard_name
 from mmstream.converting.rejects import REJECTS_NAME, first_rejects
-from mmstream.converting.rows import RowFile, open_rows
+from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.dataset.checksums import object_sha256
 from mmstream.dataset.index_writer import write_part
@@ -174,15 +176,15 @@ def convert(
         raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
     command = _command(rows, dest, media_root, options)
     reports: dict[str | None, ConvertReport] = {}
-    with open_rows(rows) as row_file, ExitStack() as locks:
+    with open_rows(rows) as source, ExitStack() as locks:
         outputs = [
             _locked(output, locks, root, overwrite, check)
-            for output in _outputs(store, rows, row_file, options, root, overwrite, locks)
+            for output in _outputs(store, rows, source, options, root, overwrite, locks)
         ]
         for output in outputs:
             if output.lock is not None:
                 begin(output.store, output.state, output.plan, root, command)
-        shard_reports = _write_shards(outputs, row_file, options, root, num_workers, progress)
+        shard_reports = _write_shards(outputs, source, options, root, num_workers, progress)
         _require_samples(outputs, shard_reports, root)
         for output in outputs:
             if output.lock is not None:
@@ -247,7 +249,7 @@ def _local_path(path: str) -> str:
 def _outputs(
     store: Store,
     rows_url: str,
-    row_file: RowFile,
+    source: RowSource,
     options: Options,
     root: str | None,
     overwrite: bool,
@@ -259,7 +261,7 @@ def _outputs(
     is dead, the lock is removed at the end.
     """
     outputs: list[_Output] = []
-    for split, rows in select(row_file, options).items():
+    for split, rows in select(source, options).items():
         split_store = store if split is None else open_store(join_url(store.url, split))
         folder = split_store.local_path("")
         if folder is not None and Path(folder).is_file():
@@ -268,7 +270,7 @@ def _outputs(
         lock = None
         if split_store.exists(LOCK_NAME):
             lock = locks.enter_context(write_lock(split_store, "convert"))
-        plan = plan_of(row_file, options, split, len(rows))
+        plan = plan_of(source, options, split, len(rows))
         state = inspect(split_store, plan, root, overwrite)
         outputs.append(_Output(split, split_store, rows, plan, state, lock))
     return outputs
@@ -330,7 +332,7 @@ def _mend_index(output: _Output) -> None:
 
 def _write_shards(
     outputs: list[_Output],
-    row_file: RowFile,
+    source: RowSource,
     options: Options,
     root: str | None,
     num_workers: int,
@@ -339,7 +341,7 @@ def _write_shards(
     """Write all shards. Return the reports of each split, in the order of its shards."""
     split_of_url = {output.store.url: output.split for output in outputs}
     reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
-    jobs = (job for output in outputs for job in _jobs(output, row_file, options, root))
+    jobs = (job for output in outputs for job in _jobs(output, source, options, root))
     num_rows = sum(
         len(output.rows)
         if output.state != "finished"
@@ -384,7 +386,7 @@ def _shard_order(report: ShardReport) -> tuple[int, str]:
 
 
 def _jobs(
-    output: _Output, row_file: RowFile, options: Options, root: str | None
+    output: _Output, source: RowSource, options: Options, root: str | None
 ) -> Iterator[ShardJob]:
     if output.lock is None:
         return
@@ -395,8 +397,7 @@ def _jobs(
             yield ShardJob(
                 output.store,
                 name,
-                row_file.select(output.rows[start : start + num_rows]),
-                row_file.name,
+                source.select(output.rows[start : start + num_rows]),
                 root,
                 options.format,
                 options.captions,

@@ -7,15 +7,15 @@ Each row format is turned into a `Draft`. The steps after it are the same for al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from mmstream.errors import MMStreamError
 
-__all__ = ["KINDS", "Draft", "Kind", "MediaRef", "RowError", "samples_of"]
+__all__ = ["KINDS", "Draft", "Kind", "Media", "MediaRef", "RowError", "samples_of"]
 
 Kind: TypeAlias = Literal["image", "video", "audio"]
 
@@ -26,11 +26,27 @@ class RowError(MMStreamError):
     """One row cannot become a sample. ``rejects.jsonl`` gives the message as the reason."""
 
 
-class MediaRef(NamedTuple):
-    """A media file, by the path that the row gives."""
+@dataclass(frozen=True, slots=True)
+class MediaRef:
+    """A media file, by the path or the bytes that the row gives."""
 
     kind: Kind
     path: str
+    """Path or URL. With `data`, only a name for messages and ``media_paths``."""
+    data: bytes | None = None
+    """The bytes themselves, where the row holds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A media file that was read."""
+
+    extension: str
+    """By its content, without a dot: ``jpg``."""
+    data: bytes
+    """What the tar will hold."""
+    facts: Mapping[str, int | float | str] = field(default_factory=dict)
+    """What is known about it without decoding it again, such as ``width`` and ``duration_s``."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,7 @@ class Draft:
 
 
 def samples_of(
-    key: str, draft: Draft, media: list[tuple[str, bytes]], each: bool
+    key: str, draft: Draft, media: Sequence[Media], each: bool
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield (key, {field: bytes}) of every sample of one row.
 
@@ -57,13 +73,15 @@ def samples_of(
     Args:
         key: Key of the row. With `each`, the samples have the keys ``KEY-0``, ``KEY-1``, ...
         draft: The row.
-        media: (extension, bytes) of every file in `draft.media`.
+        media: Every file of `draft.media`, in order.
         each: One sample per caption, instead of one sample with all captions.
     """
     captioned = "captions" in draft.content
     single = captioned and len(media) == 1
-    names = [ext if single else f"{i}.{ext}" for i, (ext, _) in enumerate(media)]
-    fields = {name: data for name, (_, data) in zip(names, media, strict=True)}
+    names = [
+        medium.extension if single else f"{i}.{medium.extension}" for i, medium in enumerate(media)
+    ]
+    fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
     content = _with_fields(draft.content, names)
     if not (each and captioned):
         text = {"txt": draft.texts[0].encode()} if draft.texts else {}

@@ -73,13 +73,12 @@ class ShardRejects:
     Args:
         store: The destination.
         shard: Name of the shard.
-        rows_name: Name of the file of rows.
     """
 
-    def __init__(self, store: Store, shard: str, rows_name: str) -> None:
+    def __init__(self, store: Store, shard: str) -> None:
         self.num_rejects = 0
         self.num_bytes = 0
-        self._store, self._shard, self._rows_name = store, shard, rows_name
+        self._store, self._shard = store, shard
         self._stack = ExitStack()
         self._file: BinaryIO | None = None
 
@@ -94,11 +93,11 @@ class ShardRejects:
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
 
-    def add(self, row: int, reason: str) -> None:
-        """Write one reject."""
+    def add(self, file: str, row: int, reason: str) -> None:
+        """Write one reject: the name of its file, its number there from 1, and why."""
         if self._file is None:
             self._file = self._stack.enter_context(self._store.create(rejects_name(self._shard)))
-        line = msgspec.json.encode(Reject(self._rows_name, row, reason)) + b"\n"
+        line = msgspec.json.encode(Reject(file, row, reason)) + b"\n"
         self._file.write(line)
         self.num_rejects += 1
         self.num_bytes += len(line)

@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import msgspec
 
-from mmstream.converting.draft import RowError, samples_of
-from mmstream.converting.formats import draft_of
-from mmstream.converting.media import load_media
+from mmstream.converting.draft import Draft, RowError, samples_of
+from mmstream.converting.formats.formats import draft_of
+from mmstream.converting.media.load import load_rows
 from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name
-from mmstream.converting.rows import MAX_ROW_BYTES, RowRange, read_rows
+from mmstream.converting.rows.source import Row, RowRange
 from mmstream.dataset.checksums import (
     checksums_name,
     checksums_size,
@@ -34,7 +34,6 @@ from mmstream.dataset.checksums import (
 )
 from mmstream.dataset.index import decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
-from mmstream.decoding.fields import is_too_deep
 from mmstream.errors import MMStreamError, ShardError, StorageError
 from mmstream.storage import Store
 from mmstream.storage.side_by_side import map_requests
@@ -81,8 +80,6 @@ class ShardJob:
     store: Store
     name: str
     rows: RowRange
-    rows_name: str
-    """Name of the file of rows, for the rejects."""
     media_root: str | None
     format: str | None
     captions: str
@@ -111,7 +108,7 @@ def write_shard(job: ShardJob) -> ShardReport:
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
-    with ShardRejects(job.store, job.name, job.rows_name) as rejects:
+    with ShardRejects(job.store, job.name) as rejects:
         samples = _samples(job, rejects)
         first = next(samples, None)
         if first is not None:
@@ -245,36 +242,26 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
 
 def _samples(job: ShardJob, rejects: ShardRejects) -> Samples:
     """Yield (key, fields) of every sample. Add the rows that cannot be used to `rejects`."""
-    each = job.captions == "each"
-    for number, line in read_rows(job.rows):
-        try:
-            draft = draft_of(_parse(line), job.format)
-            media = load_media(draft.media, job.media_root)
-            samples = list(samples_of(f"{number:0{KEY_DIGITS}d}", draft, media, each))
-        except RowError as error:
-            rejects.add(number, str(error))
+    for row, draft, media in load_rows(_drafts(job), job.media_root):
+        if isinstance(draft, RowError):
+            rejects.add(row.file, row.number, str(draft))
         else:
-            yield from samples
+            key = f"{row.index + 1:0{KEY_DIGITS}d}"
+            yield from samples_of(key, draft, media, job.captions == "each")
 
 
-def _parse(line: bytes | None) -> Any:
-    """Return the JSON value of a line."""
-    if line is None:
-        raise RowError(f"a line of more than {MAX_ROW_BYTES} bytes")
-    if not line:
-        raise RowError("empty row")
-    try:
-        value = msgspec.json.decode(line)
-    except UnicodeDecodeError as error:
-        position = max(0, line.find(error.object)) + error.start
-        raise RowError(f"not UTF-8: {error.reason} (byte {position})") from None
-    except msgspec.MsgspecError as error:
-        raise RowError(f"not JSON: {error}") from None
-    except RecursionError:
-        raise RowError("not JSON: nested too deeply") from None
-    if is_too_deep(line, value):
-        raise RowError("not JSON: nested too deeply")
-    return value
+def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
+    """Yield each row of a shard with its draft, or with the reason why it has none."""
+    for row in job.rows.read():
+        if isinstance(row.value, RowError):
+            yield row, row.value
+            continue
+        try:
+            draft = draft_of(row.value, job.format)
+        except RowError as error:
+            yield row, error
+        else:
+            yield row, draft
 
 
 class _HashedFile:

@@ -15,7 +15,7 @@ import pytest
 from mmstream.cli import cli, main
 from mmstream.cli import info as module
 from mmstream.cli.shared import in_options
-from mmstream.converting.formats import FORMATS
+from mmstream.converting.formats.formats import FORMATS
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.train import TrainConfig

@@ -7,10 +7,10 @@ import json
 import msgspec
 import pytest
 
-from mmstream.converting.draft import MediaRef, RowError, samples_of
-from mmstream.converting.formats import FORMATS, draft_of, recognise
+from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
+from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
 
-JPG = ("jpg", b"\xff\xd8\xff")
+JPG = Media("jpg", b"\xff\xd8\xff")
 
 
 def text(value):
@@ -63,12 +63,12 @@ def test_captions_each_makes_one_sample_of_each():
     assert list(samples) == ["000000009-0", "000000009-1"]
     assert samples["000000009-1"]["txt"] == b"two"
     assert json.loads(samples["000000009-1"]["json"])["captions"] == ["two"]
-    assert samples["000000009-0"]["jpg"] == samples["000000009-1"]["jpg"] == JPG[1]
+    assert samples["000000009-0"]["jpg"] == samples["000000009-1"]["jpg"] == JPG.data
 
 
 def test_several_images_of_a_caption_are_numbered():
     draft = draft_of({"images": ["a.jpg", "b.png"], "text": "two"})
-    [(_, fields)] = samples_of("k", draft, [JPG, ("png", b"p")], each=False)
+    [(_, fields)] = samples_of("k", draft, [JPG, Media("png", b"p")], each=False)
     assert list(fields) == ["0.jpg", "1.png", "txt", "json"]
 
 
@@ -230,7 +230,9 @@ def test_instruction_rows_join_their_question_and_unroll_their_history():
 
 def test_the_fields_of_media_parts_are_named_by_what_the_files_are():
     row = {"input": "<img>a.jpg</img><img>b.jpg</img>?", "output": "x"}
-    [(_, fields)] = samples_of("k", draft_of(row), [("png", b"p"), ("webp", b"w")], each=True)
+    [(_, fields)] = samples_of(
+        "k", draft_of(row), [Media("png", b"p"), Media("webp", b"w")], each=True
+    )
     content = json.loads(fields["json"])["messages"][0]["content"]
     assert [part.get("field") for part in content] == ["0.png", "1.webp", None]
     assert list(fields) == ["0.png", "1.webp", "json"]

@@ -10,9 +10,9 @@ import tempfile
 import pytest
 from PIL import Image
 
-from mmstream.converting import media
 from mmstream.converting.draft import MediaRef, RowError
-from mmstream.converting.media import load_media, sniff
+from mmstream.converting.media import files as media
+from mmstream.converting.media.files import read_media, sniff
 from mmstream.errors import StorageError
 
 
@@ -23,7 +23,8 @@ def encoded(format):
 
 
 def load(root, path, kind="image"):
-    return load_media([MediaRef(kind, path)], os.path.realpath(root))[0]
+    [medium] = read_media([MediaRef(kind, path)], os.path.realpath(root))
+    return medium.extension, medium.data
 
 
 @pytest.mark.parametrize(
@@ -127,9 +128,9 @@ def test_media_of_one_row_have_a_limit_together(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(data)
     refs = [MediaRef("image", "a.png")] * 3
     monkeypatch.setattr(media, "MAX_ROW_BYTES", 3 * len(data))
-    assert len(load_media(refs, os.path.realpath(tmp_path))) == 3
+    assert len(read_media(refs, os.path.realpath(tmp_path))) == 3
     with pytest.raises(RowError, match="over the limit"):
-        load_media([*refs, refs[0]], os.path.realpath(tmp_path))
+        read_media([*refs, refs[0]], os.path.realpath(tmp_path))
 
 
 @pytest.mark.parametrize(

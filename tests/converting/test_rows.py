@@ -15,8 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from mmstream.converting import rows as rows_module
-from mmstream.converting import shard
+from mmstream.converting.rows import lines as rows_module
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
@@ -31,8 +30,7 @@ def corpus(tmp_path):
 
 
 def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path, monkeypatch):
-    for module in (rows_module, shard):
-        monkeypatch.setattr(module, "MAX_ROW_BYTES", 5000)
+    monkeypatch.setattr(rows_module, "MAX_ROW_BYTES", 5000)
     (tmp_path / "a.jpg").write_bytes(jpeg(1))
     (tmp_path / "page.jpg").write_bytes(b"<html>404</html>")
     (tmp_path / "really.jpg").write_bytes(b"\x89PNG\r\n\x1a\n rest")

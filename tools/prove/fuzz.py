@@ -31,9 +31,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 import mmstream as mm
-from mmstream.converting.draft import samples_of
-from mmstream.converting.formats import draft_of
-from mmstream.converting.shard import _parse as parse_row
+from mmstream.converting.draft import Media, RowError, samples_of
+from mmstream.converting.formats.formats import draft_of
+from mmstream.converting.rows.lines import parse_row
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
 from mmstream.dataset.checksums import decode_checksums, encode_checksums, sample_checksum
 from mmstream.dataset.index import build_index, decode_index, index_name
@@ -233,8 +233,11 @@ def _parse_tar(data: bytes) -> None:
 
 
 def _parse_row(line: bytes) -> None:
-    draft = draft_of(parse_row(line))
-    media = [("jpg", b"")] * len(draft.media)
+    value = parse_row(line)
+    if isinstance(value, RowError):
+        raise value
+    draft = draft_of(value)
+    media = [Media("jpg", b"")] * len(draft.media)
     list(samples_of("000000001", draft, media, each=False))
 
 

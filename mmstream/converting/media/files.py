@@ -1,6 +1,6 @@
-"""Step 3 of a conversion: the bytes of a row's media files, and their real type.
+"""Media files on local disk: their bytes, and their real type.
 
-    rows -> formats -> MEDIA -> shard
+    load -> FILES
 
 The type is recognised by the first bytes, not by the file's name. A PNG named ``a.jpg`` is accepted
 and stored as ``png``. An HTML page named ``a.jpg`` is rejected. Bytes are never re-encoded.
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from mmstream.converting.draft import Kind, MediaRef, RowError
+from mmstream.converting.draft import Kind, Media, MediaRef, RowError
 from mmstream.errors import StorageError, escaped
 from mmstream.storage import NotAFileError, open_file
 
-__all__ = ["MediaType", "load_media", "sniff"]
+__all__ = ["MediaType", "read_media", "sniff"]
 
 MAX_ROW_BYTES = 1 << 30
 """Limit on the media of one row. A sample is held in memory whole, when written and when read."""
@@ -39,8 +39,8 @@ class MediaType(NamedTuple):
     extension: str
 
 
-def load_media(refs: Sequence[MediaRef], root: str | None) -> list[tuple[str, bytes]]:
-    """Return (extension, bytes) of every media file, in the order of `refs`.
+def read_media(refs: Sequence[MediaRef], root: str | None) -> list[Media]:
+    """Return every media file, in the order of `refs`.
 
     Args:
         refs: Their paths are relative to `root`, absolute and inside it, or ``file://`` URLs.
@@ -52,14 +52,14 @@ def load_media(refs: Sequence[MediaRef], root: str | None) -> list[tuple[str, by
             is one of the kernel's, such as those in ``/proc``.
         StorageError: The disk failed. That is not the row's fault, so the conversion stops.
     """
-    media: list[tuple[str, bytes]] = []
+    media: list[Media] = []
     bytes_left = MAX_ROW_BYTES
     for ref in refs:
         if root is None:
             raise RowError(f"{_short(ref.path)}: no media root; remote rows need one to be named")
         data = _read(ref.path, root, bytes_left)
         bytes_left -= len(data)
-        media.append((_extension(ref, data), data))
+        media.append(Media(_extension(ref, data), data))
     return media
 
 

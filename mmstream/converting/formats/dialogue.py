@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mmstream.converting.draft import KINDS, Draft, Kind, MediaRef, RowError
-from mmstream.converting.fields import content_of, expect, media_of
+from mmstream.converting.formats.fields import content_of, expect, media_of
 
 __all__ = ["parse_dialogue"]
 

@@ -1,6 +1,6 @@
-"""Step 1 of a conversion: a file of rows -> the byte range of each row.
+"""Rows in lines: JSONL, gzipped JSONL, a JSON array -> the byte range of each row.
 
-    ROWS -> formats -> media -> shard
+    a file of rows -> LINES (a `RowSource`) -> plan -> formats
 
 A file of rows may be JSONL, gzipped JSONL, or a JSON array, local or behind a URL. Anything but
 plain local JSONL is copied once to a temporary folder as plain JSONL. The folder (``TMPDIR``) needs
@@ -24,16 +24,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
+from mmstream.converting.draft import RowError
+from mmstream.converting.rows.source import Row
 from mmstream.dataset.picture_hint import picture_hint
+from mmstream.decoding.fields import is_too_deep
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import NotAFileError, is_remote, open_file, open_store, split_url
 from mmstream.types import IntArray
 
-__all__ = ["MAX_ROW_BYTES", "RowFile", "RowRange", "open_rows", "read_rows"]
+__all__ = ["MAX_ROW_BYTES", "LineRange", "LineSource", "open_lines", "parse_row"]
 
 MAX_ROW_BYTES = 64 << 20
 """A longer line is rejected. No real row is as long, but a file without line ends is."""
@@ -49,10 +54,12 @@ _BLOCK = 4 << 20
 
 
 @dataclass(frozen=True)
-class RowRange:
-    """The rows of one shard: what a process needs to read them."""
+class LineRange:
+    """The rows of one shard, by their bytes in a plain JSONL file: a `RowRange`."""
 
     path: str
+    file: str
+    """Name of the caller's file, for the rejects."""
     stamp: tuple[int, int]
     """Size and mtime of the file when it was scanned. If they change, reading stops."""
     numbers: IntArray
@@ -65,10 +72,19 @@ class RowRange:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def read(self) -> Iterator[Row]:
+        """Yield the rows in order. A line that cannot be parsed has a `RowError` as its value.
+
+        Raises:
+            MMStreamError: The file changed since it was scanned.
+        """
+        for number, line in _read_lines(self):
+            yield Row(number - 1, self.file, number, parse_row(line))
+
 
 @dataclass(frozen=True)
-class RowFile:
-    """A scanned file of rows."""
+class LineSource:
+    """A scanned file of rows: a `RowSource`."""
 
     path: str
     """A plain local JSONL file: the caller's own, or a temporary copy."""
@@ -87,19 +103,60 @@ class RowFile:
         """Number of rows. A line end at the end of the file does not start another row."""
         return len(self.offsets) - 1
 
-    def select(self, rows: IntArray | range) -> RowRange:
+    def select(self, rows: IntArray | range) -> LineRange:
         """Return rows by their numbers from 0, in the given order."""
         index = np.asarray(rows)
         starts, stops = np.array(self.offsets[index]), np.array(self.offsets[index + 1])
-        return RowRange(self.path, self.stamp, index + 1, starts, stops)
+        return LineRange(self.path, self.name, self.stamp, index + 1, starts, stops)
+
+    def id_hashes(self) -> npt.NDArray[np.uint64]:
+        """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of every row's identity."""
+        hashes = np.empty(self.num_rows, dtype="<u8")
+        for start in range(0, self.num_rows, 4096):
+            numbers = range(start, min(self.num_rows, start + 4096))
+            for number, (_, line) in zip(numbers, _read_lines(self.select(numbers)), strict=True):
+                digest = hashlib.sha256(_identity(line or b"")).digest()
+                hashes[number] = int.from_bytes(digest[:8], "little")
+        return hashes
 
 
-def read_rows(rows: RowRange) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (row number from 1, line without its end). A line over the limit is None.
+class _Ids(msgspec.Struct):
+    id: Any = None
+    image_id: Any = None
 
-    Raises:
-        MMStreamError: The file changed since it was scanned.
-    """
+
+def _identity(line: bytes) -> bytes:
+    """Return what decides the split of a row: its id (5 and "5" are the same), else its content."""
+    try:
+        ids = msgspec.json.decode(line, type=_Ids)
+        row_id = ids.id if ids.id is not None else ids.image_id
+        if row_id is None:
+            return msgspec.json.format(line, indent=-1)  # without the white space of a JSON array
+        return row_id.encode() if isinstance(row_id, str) else msgspec.json.encode(row_id)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return line  # it will be rejected, in the split that its bytes hash into
+
+
+def parse_row(line: bytes | None) -> Any:
+    """Return the JSON value of a line, or a `RowError` that says why there is none."""
+    if line is None:
+        return RowError(f"a line of more than {MAX_ROW_BYTES} bytes")
+    if not line:
+        return RowError("empty row")
+    try:
+        value = msgspec.json.decode(line)
+    except UnicodeDecodeError as error:
+        position = max(0, line.find(error.object)) + error.start
+        return RowError(f"not UTF-8: {error.reason} (byte {position})")
+    except msgspec.MsgspecError as error:
+        return RowError(f"not JSON: {error}")
+    except RecursionError:
+        return RowError("not JSON: nested too deeply")
+    return RowError("not JSON: nested too deeply") if is_too_deep(line, value) else value
+
+
+def _read_lines(rows: LineRange) -> Iterator[tuple[int, bytes | None]]:
+    """Yield (row number from 1, line without its end). A line over the limit is None."""
     if _stamp(Path(rows.path)) != rows.stamp:
         raise MMStreamError(
             f"{rows.path}: changed during the conversion; convert again with overwrite=True"
@@ -113,7 +170,7 @@ def read_rows(rows: RowRange) -> Iterator[tuple[int, bytes | None]]:
             yield number, file.read(stop - start).strip()
 
 
-def _bounds(rows: RowRange) -> Iterator[tuple[int, int, int]]:
+def _bounds(rows: LineRange) -> Iterator[tuple[int, int, int]]:
     """Yield (number, start, stop) of each row. Python's own numbers exist for a few at a time."""
     for i in range(0, len(rows), 4096):
         columns = (column[i : i + 4096] for column in (rows.numbers, rows.starts, rows.stops))
@@ -121,7 +178,7 @@ def _bounds(rows: RowRange) -> Iterator[tuple[int, int, int]]:
 
 
 @contextmanager
-def open_rows(rows: str) -> Iterator[RowFile]:
+def open_lines(rows: str) -> Iterator[LineSource]:
     """Scan a file of rows. Its temporary copy, if one is needed, is removed after the block.
 
     A file that starts with ``[`` is read as a JSON array if it parses as one. The whole file is
@@ -149,7 +206,7 @@ def open_rows(rows: str) -> Iterator[RowFile]:
         offsets, sha256 = _scan(path, Path(folder, "offsets"))
         if len(offsets) < 2:
             raise ConfigError(f"{rows}: holds no rows; write one JSON object per line")
-        yield RowFile(str(path.absolute()), name, sha256, stamp, offsets)
+        yield LineSource(str(path.absolute()), name, sha256, stamp, offsets)
 
 
 def _require_file(path: Path, rows: str) -> None:

@@ -18,9 +18,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mmstream.converting.dialogue import parse_dialogue
 from mmstream.converting.draft import Draft, RowError
-from mmstream.converting.fields import content_of, expect, media_of, texts_of
+from mmstream.converting.formats.dialogue import parse_dialogue
+from mmstream.converting.formats.fields import content_of, expect, media_of, texts_of
 
 __all__ = ["FORMATS", "draft_of"]
 

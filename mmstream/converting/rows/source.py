@@ -1,0 +1,79 @@
+"""What every source of rows gives: its number of rows, and the rows of a shard.
+
+    a file, a table, a set of shards, an iterable -> ROW SOURCE -> plan -> row ranges -> formats
+
+A `RowSource` is opened once, in the main process. Each job of a shard gets a `RowRange`, which can
+be pickled and read in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.types import IntArray
+
+__all__ = ["Row", "RowRange", "RowSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as its source gives it."""
+
+    index: int
+    """0-based number of the row over all files of the source. It decides the sample's key."""
+    file: str
+    """Name of its file, for the rejects."""
+    number: int
+    """Number in its file, from 1: the line that an editor shows, or the item of an array."""
+    value: Any
+    """The parsed row, or a `RowError` that says why it cannot be parsed."""
+
+
+class RowRange(Protocol):
+    """The rows of one shard. It can be pickled."""
+
+    def __len__(self) -> int: ...
+
+    def read(self) -> Iterator[Row]:
+        """Yield the rows in order. One of them is in memory at a time.
+
+        Raises:
+            MMStreamError: The source changed since it was opened.
+        """
+        ...
+
+
+class RowSource(Protocol):
+    """All rows of a conversion."""
+
+    @property
+    def name(self) -> str:
+        """What the caller named: a file's base name, such as ``rows.jsonl``."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the content of all rows. It goes into the plan."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, those that will be rejected included."""
+        ...
+
+    def select(self, rows: IntArray | range) -> RowRange:
+        """Return rows by their 0-based indexes, in the given order."""
+        ...
+
+    def id_hashes(self) -> npt.NDArray[np.uint64]:
+        """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of every row's identity.
+
+        A row's identity is its ``id``, else its ``image_id`` (5 and "5" are the same), else its
+        content. It decides the split of the row.
+        """
+        ...
