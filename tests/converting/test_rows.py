@@ -223,9 +223,9 @@ def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     for block in (1, 7, 16, 1000):
         monkeypatch.setattr(rows_module, "_BLOCK", block)
-        with rows_module.open_rows(str(tmp_path / "rows.jsonl")) as row_file:
+        with rows_module.open_lines(str(tmp_path / "rows.jsonl")) as row_file:
             all_rows = row_file.select(np.arange(row_file.num_rows))
-            assert [line for _, line in rows_module.read_rows(all_rows)] == lines
+            assert [row.value for row in all_rows.read()] == [json.loads(line) for line in lines]
 
 
 @pytest.fixture
@@ -269,12 +269,12 @@ def test_rows_that_cannot_be_read_at_all_are_a_clear_error(tmp_path):
 def test_rows_that_change_during_the_conversion_stop_it_and_the_message_says_how_to_go_on(
     corpus, tmp_path
 ):
-    with rows_module.open_rows(str(corpus)) as row_file:
+    with rows_module.open_lines(str(corpus)) as row_file:
         all_rows = row_file.select(np.arange(row_file.num_rows))
         with corpus.open("a") as file:
             file.write('{"text": "one more"}\n')
         with pytest.raises(MMStreamError, match=r"changed during .* overwrite=True") as caught:
-            next(rows_module.read_rows(all_rows))
+            next(all_rows.read())
     assert not isinstance(caught.value, ConfigError)  # shards may lie at the destination by now
 
 

@@ -97,4 +97,5 @@ def test_an_attack_that_is_held_off_is_no_failure(
 def test_an_attack_that_succeeds_is_a_failure(
     run: Callable[[Path], None], refusal: str | None, failure: str
 ) -> None:
-    assert failure in run_attack(Attack("x", run, refusal), max_seconds=5).failure
+    max_seconds = 5 if run is waits else 60  # a busy machine makes the others slow too
+    assert failure in run_attack(Attack("x", run, refusal), max_seconds=max_seconds).failure
