@@ -4,6 +4,7 @@
     options.py      the options that change the output
     rows/           1. whatever holds the rows -> a source of rows
     plan.py         2. which rows go into which shard
+    outputs.py         the datasets to write: what they hold already, their locks, their jobs
     formats/        3. one row -> a `Draft`, the same shape for every format
     draft.py           the `Draft`, and the samples that it gives
     media/          4. the bytes of the row's media

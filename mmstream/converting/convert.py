@@ -14,39 +14,30 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from mmstream.converting.destination import (
-    State,
     begin,
     finish,
     give_up,
-    inspect,
-    require_foreign,
 )
 from mmstream.converting.engines.processes import run_jobs
 from mmstream.converting.options import Options
-from mmstream.converting.plan import plan_of, select, shard_name
+from mmstream.converting.outputs import Output, jobs_of, locked, mend_index, plan_outputs
 from mmstream.converting.rejects import REJECTS_NAME, first_rejects
 from mmstream.converting.rows.open import open_rows
 from mmstream.converting.rows.source import RowSource
-from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
-from mmstream.dataset.checksums import object_sha256
-from mmstream.dataset.index_writer import write_part
-from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
+from mmstream.converting.shard import ShardReport
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.decoding.fields import undecoded_media
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.storage import Store, is_remote, join_url, open_store
+from mmstream.storage import is_remote, open_store
 from mmstream.storage.urls import require_no_secret
-from mmstream.storage.write_lock import LOCK_NAME, WriteLock, write_lock
-from mmstream.types import IntArray
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["ConvertReport", "convert"]
@@ -178,8 +169,8 @@ def convert(
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows) as source, ExitStack() as locks:
         outputs = [
-            _locked(output, locks, root, overwrite, check)
-            for output in _outputs(store, rows, source, options, root, overwrite, locks)
+            locked(output, locks, root, overwrite, check)
+            for output in plan_outputs(store, rows, source, options, root, overwrite, locks)
         ]
         for output in outputs:
             if output.lock is not None:
@@ -190,7 +181,7 @@ def convert(
             if output.lock is not None:
                 output.lock.require()
                 if output.state == "finished":
-                    _mend_index(output)
+                    mend_index(output)
                 else:
                     finish(output.store, output.plan, shard_reports[output.split])
             seconds = time.monotonic() - started
@@ -207,26 +198,6 @@ def convert(
         report.mb_per_s,
     )
     return report
-
-
-class _Output(NamedTuple):
-    """One dataset that a conversion writes: all rows, or one split."""
-
-    split: str | None
-    store: Store
-    rows: IntArray | range
-    """0-based row numbers, in the order of the shards."""
-    plan: dict[str, Any]
-    state: State
-    lock: WriteLock | None = None
-    """None: nothing needs to be written."""
-    check: bool = False
-    expected: Mapping[str, ShardInfo] = MappingProxyType({})
-    """Shards of a finished dataset that are looked at or written again."""
-    has_checksums: bool = True
-    """False: a finished dataset of 0.1, without checksums of samples."""
-    lost_parts: tuple[IndexPart, ...] = ()
-    """Parts of a finished dataset's index that are missing or damaged."""
 
 
 def _media_folder(rows: str, media_root: str | None) -> str | None:
@@ -246,92 +217,8 @@ def _local_path(path: str) -> str:
     return path.removeprefix("file://")
 
 
-def _outputs(
-    store: Store,
-    rows_url: str,
-    source: RowSource,
-    options: Options,
-    root: str | None,
-    overwrite: bool,
-    locks: ExitStack,
-) -> list[_Output]:
-    """Plan every dataset and check its destination. Writes nothing.
-
-    A destination that has a lock is locked: if its holder lives, that is the error to report. If it
-    is dead, the lock is removed at the end.
-    """
-    outputs: list[_Output] = []
-    for split, rows in select(source, options).items():
-        split_store = store if split is None else open_store(join_url(store.url, split))
-        folder = split_store.local_path("")
-        if folder is not None and Path(folder).is_file():
-            raise ConfigError(f"{split_store.url}: is a file, not a folder; name another folder")
-        require_foreign(rows_url, split_store)
-        lock = None
-        if split_store.exists(LOCK_NAME):
-            lock = locks.enter_context(write_lock(split_store, "convert"))
-        plan = plan_of(source, options, split, len(rows))
-        state = inspect(split_store, plan, root, overwrite)
-        outputs.append(_Output(split, split_store, rows, plan, state, lock))
-    return outputs
-
-
-def _locked(
-    output: _Output, locks: ExitStack, root: str | None, overwrite: bool, check: bool
-) -> _Output:
-    """Return an output with the lock on its destination, if something may be written there."""
-    output = _with_damage(output._replace(check=check))
-    is_whole = output.state == "finished" and not (output.expected or output.lost_parts)
-    if output.lock is None and not is_whole:
-        lock = locks.enter_context(write_lock(output.store, "convert"))
-        # Another convert may have come and gone since the first look.
-        state = inspect(output.store, output.plan, root, overwrite)
-        output = _with_damage(output._replace(lock=lock, state=state))
-    return output
-
-
-def _with_damage(output: _Output) -> _Output:
-    """Return a finished output with its damaged shards, or with all shards if it is checked.
-
-    One list of the files tells which are missing, or have another size than in the manifest.
-    """
-    if output.state != "finished":
-        return output._replace(expected={}, lost_parts=())
-    manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
-    has_checksums = manifest.checksums is not None
-    files = output.store.list()
-    sizes = {name: file.size for name, file in files.items()}
-    expected = {
-        shard.name: shard
-        for shard in manifest.shards
-        if output.check or not shard_sizes(shard, has_checksums).items() <= sizes.items()
-    }
-    lost_parts = tuple(
-        part
-        for part in manifest.index_parts
-        if sizes.get(part.name) != part.num_bytes
-        or (output.check and object_sha256(output.store, part.name, part.num_bytes) != part.sha256)
-    )
-    return output._replace(expected=expected, has_checksums=has_checksums, lost_parts=lost_parts)
-
-
-def _mend_index(output: _Output) -> None:
-    """Write lost parts of a finished dataset's index again, from the files beside its tars."""
-    store = output.store
-    manifest = Manifest.from_bytes(store.read(MANIFEST_NAME)) if output.lost_parts else None
-    for part in output.lost_parts:
-        assert manifest is not None
-        written = write_part(store, manifest, part.first_shard, part.last_shard)
-        if written != part:
-            raise MMStreamError(
-                f"{store.url_of(part.name)}: is damaged, and the .idx and .crc32c files beside the "
-                "tars give another one; run `mmstream convert --check`, then `mmstream index`"
-            )
-        logger.warning("%s: was missing or damaged; written again", store.url_of(part.name))
-
-
 def _write_shards(
-    outputs: list[_Output],
+    outputs: list[Output],
     source: RowSource,
     options: Options,
     root: str | None,
@@ -341,7 +228,7 @@ def _write_shards(
     """Write all shards. Return the reports of each split, in the order of its shards."""
     split_of_url = {output.store.url: output.split for output in outputs}
     reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
-    jobs = (job for output in outputs for job in _jobs(output, source, options, root))
+    jobs = (job for output in outputs for job in jobs_of(output, source, options, root))
     num_rows = sum(
         len(output.rows)
         if output.state != "finished"
@@ -359,7 +246,7 @@ def _write_shards(
 
 
 def _require_samples(
-    outputs: list[_Output], reports: dict[str | None, list[ShardReport]], root: str | None
+    outputs: list[Output], reports: dict[str | None, list[ShardReport]], root: str | None
 ) -> None:
     """Refuse to finish datasets that would all be empty. Their rejects stay."""
     has_samples = any(report.num_samples for shards in reports.values() for report in shards)
@@ -385,30 +272,7 @@ def _shard_order(report: ShardReport) -> tuple[int, str]:
     return len(report.name), report.name  # from shard-1000000.tar on, names are longer
 
 
-def _jobs(
-    output: _Output, source: RowSource, options: Options, root: str | None
-) -> Iterator[ShardJob]:
-    if output.lock is None:
-        return
-    num_rows = options.samples_per_shard
-    for index, start in enumerate(range(0, len(output.rows), num_rows)):
-        name = shard_name(index)
-        if output.state != "finished" or name in output.expected:
-            yield ShardJob(
-                output.store,
-                name,
-                source.select(output.rows[start : start + num_rows]),
-                root,
-                options.format,
-                options.captions,
-                output.lock,
-                output.check,
-                output.expected.get(name),
-                output.has_checksums,
-            )
-
-
-def _report(output: _Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
+def _report(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     return ConvertReport(
         num_rows=len(output.rows),
@@ -423,7 +287,7 @@ def _report(output: _Output, shards: list[ShardReport], seconds: float) -> Conve
     )
 
 
-def _warn_of_media(outputs: list[_Output]) -> None:
+def _warn_of_media(outputs: list[Output]) -> None:
     """Say once that videos and audios are stored only: in training their texts are bad samples."""
     counts: Counter[str] = Counter()
     for output in outputs:
