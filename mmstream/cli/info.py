@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, allow_foreign_urls, command, say
+from mmstream.cli.shared import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    allow_foreign_urls,
+    command,
+    open_tokenizer,
+    say,
+)
 from mmstream.decoding.fields import undecoded_media
 from mmstream.errors import SampleError, escaped
 
@@ -107,7 +114,6 @@ def _show_statistics(
     as_json: bool,
 ) -> None:
     """Measure some samples. Print a table and bars, and write a page if one is wanted."""
-    from mmstream.cli.show import open_tokenizer
     from mmstream.dataset.statistics import statistics
     from mmstream.decoding.text.decoder import TextDecoder
     from mmstream.display import Shown

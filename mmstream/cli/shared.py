@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from mmstream.errors import MMStreamError, escaped
+from mmstream.errors import ConfigError, MMStreamError, escaped
 
 __all__ = [
     "AT_LEAST_0",
@@ -26,6 +26,7 @@ __all__ = [
     "allow_foreign_urls",
     "command",
     "in_options",
+    "open_tokenizer",
     "say",
     "usage",
 ]
@@ -120,6 +121,18 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
 
         message = re.sub(pattern, with_option, message)
     return message
+
+
+def open_tokenizer(folder: str) -> Any:
+    """Return the tokenizer of a folder, with a chat template where there is one."""
+    from mmstream.train import tokenizer
+
+    if folder == "bytes":
+        return tokenizer.byte_tokenizer(chat=True)
+    try:
+        return tokenizer.open_tokenizer(folder, chat=True)
+    except ConfigError:
+        return tokenizer.open_tokenizer(folder)
 
 
 @contextmanager

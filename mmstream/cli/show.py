@@ -21,12 +21,13 @@ from mmstream.cli.shared import (
     PROBLEM,
     allow_foreign_urls,
     command,
+    open_tokenizer,
     say,
 )
-from mmstream.errors import ConfigError, SampleError, ShardError, escaped, where
+from mmstream.errors import SampleError, ShardError, escaped, where
 from mmstream.types import SampleRef
 
-__all__ = ["open_tokenizer", "show"]
+__all__ = ["show"]
 
 NUM_SAMPLES = 12
 """Samples that are shown where nothing is chosen."""
@@ -60,7 +61,7 @@ class _Choice(NamedTuple):
     help="The samples of a quarantine file, with their reasons.",
 )
 @click.option("--step", type=AT_LEAST_0, help="The planned samples of a step.")
-@click.option("--epoch", type=AT_LEAST_0, default=0, show_default=True, help="With --step.")
+@click.option("--epoch", type=AT_LEAST_0, help="With --step.  [default: 0]")
 @click.option("--rank", type=AT_LEAST_0, help="With --step: only the rows of this rank.")
 @click.option("--world-size", type=AT_LEAST_1, help="With --rank: number of data-parallel ranks.")
 @click.option(
@@ -162,9 +163,9 @@ def _check_selection(selection: dict[str, Any]) -> None:
     if (selection["rank"] is None) != (selection["world_size"] is None):
         raise click.UsageError("--rank and --world-size: use both or neither")
     is_plan = selection["step"] is not None
-    settings = [selection[name] for name in ("rank", "global_batch_size", "state")]
+    settings = [selection[name] for name in ("epoch", "rank", "global_batch_size", "state")]
     if not is_plan and any(value is not None for value in settings):
-        raise click.UsageError("--rank, --global-batch-size and --state go with --step")
+        raise click.UsageError("--epoch, --rank, --global-batch-size and --state go with --step")
     if is_plan and (selection["global_batch_size"] is None) == (selection["state"] is None):
         raise click.UsageError("--step needs --global-batch-size or --state, and not both")
 
@@ -193,19 +194,17 @@ def _choose(data: Any, **selection: Any) -> tuple[str, Sequence[_Choice]]:
 
 def _refs_of_key(data: Any, key: str) -> list[SampleRef]:
     """Return the sample with a key: one, or of a mixture one from each source that has it."""
-    from mmstream.dataset.source import datasets_of
+    from mmstream.dataset.source import numbered_datasets
 
     refs = []
-    first_shard = 0
     errors = []
-    for dataset in datasets_of(data):
+    for first_shard, dataset in numbered_datasets(data):
         try:
             shard, index = dataset.ref_of_key(key)
         except KeyError as error:
             errors.append(error.args[0])
         else:
             refs.append((first_shard + shard, index))
-        first_shard += dataset.num_shards
     if not refs:
         say(f"error: {errors[0]}", err=True)
         sys.exit(PROBLEM)
@@ -213,14 +212,13 @@ def _refs_of_key(data: Any, key: str) -> list[SampleRef]:
 
 
 def _bad_choices(data: Any) -> tuple[str, list[_Choice]]:
-    from mmstream.dataset.source import datasets_of
+    from mmstream.dataset.source import numbered_datasets
 
-    choices = []
-    first_shard = 0
-    for dataset in datasets_of(data):
-        for shard, index in dataset.bad.tolist():
-            choices.append(_Choice((first_shard + shard, index), "on the bad list"))
-        first_shard += dataset.num_shards
+    choices = [
+        _Choice((first_shard + shard, index), "on the bad list")
+        for first_shard, dataset in numbered_datasets(data)
+        for shard, index in dataset.bad.tolist()
+    ]
     hint = "" if choices else "; `mmstream verify URL --decode --write-bad` makes the list"
     return f"{_count(len(choices))} on the bad list{hint}", choices
 
@@ -229,7 +227,7 @@ def _planned_choices(data: Any, **selection: Any) -> tuple[str, list[_Choice]]:
     """Return the rows of a step as planned, without padding."""
     from mmstream.world import World, rows_of_rank
 
-    epoch, step, rank = selection["epoch"], selection["step"], selection["rank"]
+    epoch, step, rank = selection["epoch"] or 0, selection["step"], selection["rank"]
     if selection["state"] is not None:
         from mmstream.state import order_of_state
         from mmstream.train.saved_state import read_state
@@ -256,18 +254,13 @@ def _planned_choices(data: Any, **selection: Any) -> tuple[str, list[_Choice]]:
 
 def _spread_choices(data: Any, count: int | None, seed: int) -> tuple[str, list[_Choice]]:
     """Return samples that are spread over all, in its order."""
-    from mmstream.dataset.source import datasets_of
+    from mmstream.dataset.source import refs_of
     from mmstream.display.spread import spread
 
-    no_shards = np.zeros(0, dtype=np.int64)
-    counts = np.concatenate([no_shards, *(dataset.counts for dataset in datasets_of(data))])
-    ends = np.cumsum(counts)
     positions = np.array(
         spread(len(data), count or NUM_SAMPLES, seed if count else None), dtype=np.int64
     )
-    shards = np.searchsorted(ends, positions, side="right")
-    indexes = positions - (ends - counts)[shards]
-    refs = zip(shards.tolist(), indexes.tolist(), strict=True)
+    refs = refs_of(data, positions)
     how = f"random, seed {seed}" if count else "spread over all"
     return f"{_count(len(positions))} of {len(data):,}, {how}", [_Choice(ref) for ref in refs]
 
@@ -282,18 +275,6 @@ def _reason(line: str) -> str:
         return str(json.loads(line)["reason"])
     except (ValueError, TypeError, KeyError):
         return line
-
-
-def open_tokenizer(folder: str) -> Any:
-    """Return the tokenizer of a folder, with a chat template where there is one."""
-    from mmstream.train import tokenizer
-
-    if folder == "bytes":
-        return tokenizer.byte_tokenizer(chat=True)
-    try:
-        return tokenizer.open_tokenizer(folder, chat=True)
-    except ConfigError:
-        return tokenizer.open_tokenizer(folder)
 
 
 def _decode_of(tokenizer: Any, max_length: int, image_size: int | None, bad: bool) -> Any:

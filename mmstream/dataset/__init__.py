@@ -5,6 +5,7 @@ picture_hint.py  a hint for those who name a folder of pictures
 dataset.py       length, indexes, random access to raw samples
 keys.py          samples by key
 addresses.py     samples by shard[index], as logs name them
+positions.py     a sample's position in its dataset <-> its shard and index
 manifest.py      mmstream.json: shards and counts
 index.py         NAME.tar.idx: where each sample starts
 index_part.py    mmstream.index.HEX: the same for many shards, named by its content

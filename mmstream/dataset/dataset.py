@@ -21,6 +21,7 @@ from mmstream.dataset.checksums import sample_checksum
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.keys import KeyTable, find_key
 from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.positions import refs_at
 from mmstream.dataset.shard_indexes import ShardIndex, ShardIndexes
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import (
@@ -148,8 +149,7 @@ class Dataset(Sequence[Sample]):
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
             raise IndexError(f"sample {item} of {len(self)}")
-        shard = int(np.searchsorted(self._ends, number, side="right"))
-        index = number - int(self._ends[shard] - self.counts[shard])
+        ((shard, index),) = refs_at(self._ends, np.array([number]))
         return SampleDict(self.read(shard, index))
 
     def find(self, text: str) -> Sample:

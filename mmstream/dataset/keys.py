@@ -17,6 +17,7 @@ import numpy as np
 
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.positions import refs_at
 from mmstream.errors import ShardError, escaped, where
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members, split_name
@@ -66,21 +67,16 @@ class KeyTable:
         num_samples = int(counts.sum())
         if num_samples >= MANY_SAMPLES:
             logger.warning("%s: reading one header of every sample for its key", dataset)
-        self._starts = np.cumsum(counts) - counts
+        self._ends = np.cumsum(counts)
         self._hashes = np.zeros(num_samples, dtype=np.int64)
         for start in range(0, num_samples, REFS_AT_ONCE):
             stop = min(start + REFS_AT_ONCE, num_samples)
-            keys = read_keys(dataset, self._refs(np.arange(start, stop)))
+            keys = read_keys(dataset, refs_at(self._ends, np.arange(start, stop)))
             self._hashes[start:stop] = [hash(key) for key in keys]
 
     def refs(self, key: str) -> list[SampleRef]:
         """Return all samples that have a key, and perhaps some that do not."""
-        return self._refs(np.flatnonzero(self._hashes == hash(key)))
-
-    def _refs(self, positions: IntArray) -> list[SampleRef]:
-        shards = np.searchsorted(self._starts, positions, side="right") - 1
-        indexes = positions - self._starts[shards]
-        return list(zip(shards.tolist(), indexes.tolist(), strict=True))
+        return refs_at(self._ends, np.flatnonzero(self._hashes == hash(key)))
 
 
 def find_key(dataset: KeySource, key: str, tables: list[KeyTable]) -> SampleRef:
@@ -153,8 +149,7 @@ def _search(dataset: KeySource, key: str) -> list[SampleRef]:
         share = min(1.0, max(0.0, (row[0] - low_row) / max(1, high_row - low_row)))
         middle = low + round(share * (high - low)) if guesses else (low + high) // 2
         guesses = not guesses
-        shard = int(np.searchsorted(ends, middle, side="right"))
-        ref = shard, middle - int(ends[shard] - dataset.counts[shard])
+        (ref,) = refs_at(ends, np.array([middle]))
         (probe,) = read_keys(dataset, [ref])
         if probe == key:
             return [ref]

@@ -6,16 +6,27 @@ the dataset that `locate` names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+
 from mmstream.dataset.dataset import Dataset, ShardLocation
+from mmstream.dataset.positions import refs_at
 from mmstream.display.sample_dict import SampleDict
 from mmstream.order import AnyOrder
-from mmstream.types import Sample, SampleRef
+from mmstream.types import IntArray, Sample, SampleRef
 
-__all__ = ["ShardRange", "ShardSource", "datasets_of", "read_ranges", "read_sample"]
+__all__ = [
+    "ShardRange",
+    "ShardSource",
+    "datasets_of",
+    "numbered_datasets",
+    "read_ranges",
+    "read_sample",
+    "refs_of",
+]
 
 ShardRange: TypeAlias = tuple[int, int, int]
 """(shard, start, stop): bytes [start, stop) of one shard."""
@@ -52,13 +63,23 @@ class ShardSource(Protocol):
 
 def datasets_of(source: ShardSource) -> list[Dataset]:
     """Return the datasets of a source, in the order of their shards."""
-    datasets: list[Dataset] = []
+    return [dataset for _, dataset in numbered_datasets(source)]
+
+
+def numbered_datasets(source: ShardSource) -> Iterator[tuple[int, Dataset]]:
+    """Yield (position of its first shard, dataset) for each dataset of a source, in order."""
     shard = 0
     while shard < source.num_shards:
         _, dataset, local_shard = source.locate(shard)
-        datasets.append(dataset)
+        yield shard, dataset
         shard += dataset.num_shards - local_shard
-    return datasets
+
+
+def refs_of(source: ShardSource, positions: IntArray) -> list[SampleRef]:
+    """Return (shard, index) of the samples at these positions of all samples, int64 [n]."""
+    no_shards = np.zeros(0, dtype=np.int64)
+    counts = [dataset.counts for dataset in datasets_of(source)]
+    return refs_at(np.cumsum(np.concatenate([no_shards, *counts])), positions)
 
 
 def read_sample(source: ShardSource, shard: int, index: int) -> Sample:

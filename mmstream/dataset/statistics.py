@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from mmstream.dataset.source import ShardSource, datasets_of, read_sample
+from mmstream.dataset.source import ShardSource, read_sample, refs_of
 from mmstream.decoding.fields import (
     AUDIO_EXTENSIONS,
     IMAGE_EXTENSIONS,
@@ -230,16 +230,10 @@ _ORDER = (
 
 def _addresses(dataset: ShardSource, num_samples: int, seed: int) -> list[_Address]:
     """Return the samples to read, in the order of the dataset."""
-    counts = np.array([0], dtype=np.int64)
-    for each in datasets_of(dataset):
-        counts = np.concatenate([counts, each.counts])
-    ends = np.cumsum(counts)
     positions = np.array(spread(len(dataset), num_samples, seed), dtype=np.int64)
-    shards = np.searchsorted(ends, positions, side="right") - 1
-    indexes = positions - ends[shards]
     return [
         _Address((shard, index), where(dataset.name_of(shard), index))
-        for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True)
+        for shard, index in refs_of(dataset, positions)
     ]
 
 
