@@ -20,6 +20,7 @@ _MAX_REJECT_FRACTION = 0.1
 @command(
     "mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8",
     format="--format",
+    columns="--map",
     splits="--split",
 )
 @click.argument("rows")
@@ -47,8 +48,16 @@ _MAX_REJECT_FRACTION = 0.1
     "--format",
     "row_format",
     metavar="NAME",
-    help="Format of all rows: captions, llava, messages, qwen-vl, instruction or text.  "
-    "[default: each row is recognised by its keys]",
+    help="Format of all rows, such as captions, llava, messages or vqa, or a function of yours as "
+    "module:function, from a row to a row of any format.  [default: each row is recognised by its "
+    "keys]",
+)
+@click.option(
+    "--map",
+    "columns",
+    metavar="NAME=COLUMN,...",
+    multiple=True,
+    help="Read COLUMN of the rows as NAME, such as image=photo,text=alt.",
 )
 @click.option(
     "--captions",
@@ -77,7 +86,12 @@ _MAX_REJECT_FRACTION = 0.1
     help="Also read the shards that an earlier run wrote, and write damaged ones again.",
 )
 def convert(
-    rows: str, dest: str, row_format: str | None, split: str | None, **options: Any
+    rows: str,
+    dest: str,
+    row_format: str | None,
+    columns: tuple[str, ...],
+    split: str | None,
+    **options: Any,
 ) -> None:
     """Convert ROWS (JSONL, gzipped JSONL, a JSON array) and their media to tar shards at DEST.
 
@@ -88,7 +102,7 @@ def convert(
     from mmstream.converting.convert import convert as run
 
     splits = _splits(split) if split else None
-    report = run(rows, dest, format=row_format, splits=splits, **options)
+    report = run(rows, dest, format=row_format, columns=_columns(columns), splits=splits, **options)
     summary = (
         f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
         f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"
@@ -108,6 +122,17 @@ def convert(
             err=True,
         )
         sys.exit(PROBLEM)
+
+
+def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for pair in (word for words in pairs for word in words.split(",")):
+        name, equals, column = pair.partition("=")
+        with usage(f"--map {pair!r}: write NAME=COLUMN, such as image=photo"):
+            if not equals or not name or not column or name in columns:
+                raise ValueError(pair)
+        columns[name] = column
+    return columns
 
 
 def _splits(text: str) -> dict[str, float]:

@@ -14,10 +14,11 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -27,6 +28,7 @@ from mmstream.converting.destination import (
     give_up,
 )
 from mmstream.converting.engines.processes import run_jobs
+from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.options import Options
 from mmstream.converting.outputs import Output, jobs_of, locked, mend_index, plan_outputs
 from mmstream.converting.rejects import REJECTS_NAME, first_rejects
@@ -86,6 +88,8 @@ def convert(
     samples_per_shard: int = 5000,
     num_workers: int = 1,
     format: str | None = None,
+    row: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
+    columns: Mapping[str, str] | None = None,
     captions: str = "all",
     shuffle_seed: int | None = None,
     splits: Mapping[str, float] | None = None,
@@ -114,8 +118,13 @@ def convert(
         samples_per_shard: Rows per shard. A shard with rejected rows has fewer samples; the next
             shard still starts at the same row.
         num_workers: Worker processes. With 0 or 1, this process does the work.
-        format: The format of all rows: "captions", "llava", "messages", "qwen-vl", "instruction"
-            or "text". Default: each row is recognised by its keys.
+        format: The format of all rows, such as "captions" or "llava": the page on formats of rows
+            lists them. Or a function as "module:function", which then is `row`. Default: each row
+            is recognised by its keys.
+        row: A function of yours from a row to a row of any known format. It returns None to leave a
+            row out. Workers import it by its name. What it raises makes the row a reject; a bug,
+            such as a NameError, stops the conversion.
+        columns: {name that the formats know: name in the rows}, such as ``{"image": "photo"}``.
         captions: "all": one sample with all captions of a row. "each": one sample per caption.
         shuffle_seed: Shuffle the rows with this seed before they are cut into shards. Useful when
             the rows are sorted, for example by class. Default: keep the order of the file.
@@ -150,7 +159,7 @@ def convert(
     started = time.monotonic()
     options = Options(
         samples_per_shard=samples_per_shard,
-        format=format,
+        format=RowFormat(format, tuple((columns or {}).items()), row),
         captions=captions,
         shuffle_seed=shuffle_seed,
         splits=None if splits is None else tuple(splits.items()),
@@ -162,6 +171,8 @@ def convert(
     refuse_bools(num_workers=num_workers)
     if num_workers < 0:
         raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
+    if num_workers > 1:
+        options.format.require_portable()
     store, root = open_store(dest), _media_folder(rows, media_root)
     if num_workers > 1 and store.url.startswith("memory://"):
         raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
@@ -318,7 +329,9 @@ def _command(rows: str, dest: str, media_root: str | None, options: Options) -> 
     words = ["mmstream", "convert", rows, dest]
     words += ["--media-root", media_root] if media_root is not None else []
     words += ["--samples-per-shard", str(options.samples_per_shard)]
-    words += ["--format", options.format] if options.format else []
+    words += ["--format", options.format.name] if options.format.name else []
+    for column in options.format.columns:
+        words += ["--map", "=".join(column)]
     words += ["--captions", options.captions] if options.captions != "all" else []
     words += (
         ["--shuffle-seed", str(options.shuffle_seed)] if options.shuffle_seed is not None else []

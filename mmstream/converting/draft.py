@@ -15,11 +15,14 @@ import msgspec
 
 from mmstream.errors import MMStreamError
 
-__all__ = ["KINDS", "Draft", "Kind", "Media", "MediaRef", "RowError", "samples_of"]
+__all__ = ["DIALOGUE_KEYS", "KINDS", "Draft", "Kind", "Media", "MediaRef", "RowError", "samples_of"]
 
 Kind: TypeAlias = Literal["image", "video", "audio"]
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
+
+DIALOGUE_KEYS = ("messages", "chosen", "rejected")
+"""The keys of `Draft.content` that hold messages with content parts."""
 
 
 class RowError(MMStreamError):
@@ -35,6 +38,11 @@ class MediaRef:
     """Path or URL. With `data`, only a name for messages and ``media_paths``."""
     data: bytes | None = None
     """The bytes themselves, where the row holds them."""
+    sha256: str | None = None
+    """Checksum of the file that the row expects, in lower-case hex. Other bytes are a reject."""
+    field: str | None = None
+    """Name of its member of the tar where the row gives one, such as ``left.png``: for re-sharding.
+    None: it is named by its number and type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,11 @@ class Draft:
     """Media files in order of appearance. A file that the row names twice is listed twice."""
     texts: tuple[str, ...] = ()
     """The captions, or the text of a text row. The first one becomes ``KEY.txt``."""
+    fields: Mapping[str, bytes] = field(default_factory=dict)
+    """Further members of the tar, byte for byte, such as ``cls``. With a ``json`` among them,
+    `content` is not written."""
+    unread: tuple[str, ...] = ()
+    """The row's keys that its format does not use. They are kept in `content`."""
 
 
 def samples_of(
@@ -66,9 +79,10 @@ def samples_of(
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield (key, {field: bytes}) of every sample of one row.
 
-    The fields come in the order media, ``txt``, ``json``. A captioned row with one media file
-    stores it as ``KEY.jpg``, as WebDataset's users expect. Otherwise media are numbered in order of
-    appearance: ``KEY.0.jpg``, ``KEY.1.png``.
+    The fields come in the order media, ``txt``, others, ``json``. A single media file without a
+    conversation is stored as ``KEY.jpg``, as WebDataset's users expect. Otherwise media are
+    numbered in order of appearance: ``KEY.0.jpg``, ``KEY.1.png``. Where the row says nothing but
+    its text or its media, there is no ``json``.
 
     Args:
         key: Key of the row. With `each`, the samples have the keys ``KEY-0``, ``KEY-1``, ...
@@ -76,34 +90,53 @@ def samples_of(
         media: Every file of `draft.media`, in order.
         each: One sample per caption, instead of one sample with all captions.
     """
-    captioned = "captions" in draft.content
-    single = captioned and len(media) == 1
-    names = [
-        medium.extension if single else f"{i}.{medium.extension}" for i, medium in enumerate(media)
-    ]
+    names = [_field_name(i, draft, medium) for i, medium in enumerate(media)]
     fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
     content = _with_fields(draft.content, names)
-    if not (each and captioned):
-        text = {"txt": draft.texts[0].encode()} if draft.texts else {}
-        yield key, {**fields, **text, "json": msgspec.json.encode(content)}
+    if not (each and "captions" in content):
+        if draft.texts and "txt" not in draft.fields:
+            fields["txt"] = draft.texts[0].encode()
+        fields.update(draft.fields)
+        if _says_more(content) and "json" not in fields:
+            fields["json"] = msgspec.json.encode(content)
+        yield key, fields
         return
     for i, caption in enumerate(draft.texts):
         encoded = msgspec.json.encode({**content, "captions": [caption]})
-        yield f"{key}-{i}", {**fields, "txt": caption.encode(), "json": encoded}
+        text = {"txt": caption.encode()}
+        yield f"{key}-{i}", {**fields, **text, **draft.fields, "json": encoded}
+
+
+def _field_name(index: int, draft: Draft, medium: Media) -> str:
+    """Return the name of a medium's member of the tar."""
+    ref = draft.media[index]
+    if ref.field is None:
+        is_single = len(draft.media) == 1 and not any(key in draft.content for key in DIALOGUE_KEYS)
+        return medium.extension if is_single else f"{index}.{medium.extension}"
+    if medium.data is ref.data:
+        return ref.field
+    stem, dot, _ = ref.field.rpartition(".")  # re-encoded: the name says the new type
+    return f"{stem}{dot}{medium.extension}"
+
+
+def _says_more(content: dict[str, Any]) -> bool:
+    """Tell whether a ``json`` would say anything that the other members do not."""
+    return any(
+        key != "media_paths" and (key != "id" or content[key] is not None) for key in content
+    )
 
 
 def _with_fields(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """Return the content with the names of fields in place of the indexes of media files."""
-    if "messages" not in content:
-        return content
-    messages = [
-        {
-            **message,
-            "content": [
-                {**part, "field": names[part["field"]]} if part["type"] in KINDS else part
-                for part in message["content"]
-            ],
-        }
-        for message in content["messages"]
+    return {
+        key: [_named_parts(message, names) for message in value] if key in DIALOGUE_KEYS else value
+        for key, value in content.items()
+    }
+
+
+def _named_parts(message: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    parts = [
+        {**part, "field": names[part["field"]]} if part["type"] in KINDS else part
+        for part in message["content"]
     ]
-    return {**content, "messages": messages}
+    return {**message, "content": parts}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mmstream.converting.formats.formats import FORMATS
+from mmstream.converting.formats.row_format import RowFormat
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
@@ -23,7 +23,7 @@ class Options:
     """The caller's options that change the output. Impossible ones raise ConfigError."""
 
     samples_per_shard: int
-    format: str | None
+    format: RowFormat
     captions: str
     shuffle_seed: int | None
     splits: tuple[tuple[str, float], ...] | None
@@ -32,8 +32,6 @@ class Options:
         refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
         if self.samples_per_shard < 1:
             raise ConfigError(f"samples_per_shard={self.samples_per_shard}: must be 1 or more")
-        if self.format is not None and self.format not in FORMATS:
-            raise ConfigError(f"format={self.format!r}: must be one of {', '.join(FORMATS)}")
         if self.captions not in ("all", "each"):
             raise ConfigError(f"captions={self.captions!r}: must be 'all' or 'each'")
         if self.splits is not None:

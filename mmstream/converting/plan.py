@@ -24,7 +24,7 @@ from mmstream.types import IntArray
 
 __all__ = ["plan_of", "select", "shard_name"]
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Saved in every plan. It must be raised when any byte of the output changes."""
 
 
@@ -39,7 +39,8 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         "rows_sha256": rows.sha256,
         "rows_total": rows.num_rows,
         "samples_per_shard": options.samples_per_shard,
-        "format": options.format,
+        "format": options.format.name,
+        **options.format.plan(),
         "captions": options.captions,
         "shuffle_seed": options.shuffle_seed,
         "splits": None if options.splits is None else [list(pair) for pair in options.splits],

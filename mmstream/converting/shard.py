@@ -21,7 +21,7 @@ from typing import BinaryIO, cast
 import msgspec
 
 from mmstream.converting.draft import Draft, RowError, samples_of
-from mmstream.converting.formats.formats import draft_of
+from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name
 from mmstream.converting.rows.source import Row, RowRange
@@ -81,7 +81,7 @@ class ShardJob:
     name: str
     rows: RowRange
     media_root: str | None
-    format: str | None
+    format: RowFormat
     captions: str
     lock: WriteLock
     """Held by the main process. Nothing is committed without it."""
@@ -257,7 +257,7 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
             yield row, row.value
             continue
         try:
-            draft = draft_of(row.value, job.format)
+            draft = job.format.draft(row.value)
         except RowError as error:
             yield row, error
         else:

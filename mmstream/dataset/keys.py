@@ -136,7 +136,7 @@ def _search(dataset: KeySource, key: str) -> list[SampleRef]:
         _NotAscendingError: Another tool wrote the tars, or the rows were shuffled.
     """
     source = dataset.manifest.source
-    if source.get("converter") != 1 or source.get("shuffle_seed") is not None:
+    if source.get("converter") not in (1, 2) or source.get("shuffle_seed") is not None:
         raise _NotAscendingError
     row = _row_of(key)
     if row is None:

@@ -49,7 +49,7 @@ def rows(tmp_path):
 # -- the surface, frozen ------------------------------------------------------------------------
 
 OPTIONS = {
-    "convert": "rows dest --media-root --samples-per-shard --num-workers --format --captions "
+    "convert": "rows dest --media-root --samples-per-shard --num-workers --format --map --captions "
     "--shuffle-seed --split --overwrite --check",
     "index": "url --output --repack --checksums --overwrite --num-threads",
     "info": "url --keys --json --stats --samples --seed --tokenizer --html --allow-foreign-urls",

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
+from mmstream.converting.draft import Draft, Media, MediaRef, RowError, samples_of
 from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
 
 JPG = Media("jpg", b"\xff\xd8\xff")
@@ -75,6 +75,27 @@ def test_several_images_of_a_caption_are_numbered():
 def test_a_text_row_has_its_text_in_txt_alone():
     [(_, fields)] = samples_of("k", draft_of({"text": " Zürich\n", "url": "u"}), [], each=True)
     assert fields == {"txt": " Zürich\n".encode(), "json": b'{"id":null,"url":"u"}'}
+
+
+def test_a_text_row_without_other_keys_is_its_text_alone():
+    [(_, fields)] = samples_of("k", draft_of({"text": "Zürich"}), [], each=False)
+    assert fields == {"txt": "Zürich".encode()}
+
+
+def test_keys_that_no_format_reads_are_kept_and_named():
+    draft = draft_of({"id": 1, "image": "a.jpg", "text": "t", "score": 5, "chosen": "x"})
+    assert draft.unread == ("score", "chosen")
+    assert (draft.content["score"], draft.content["row_chosen"]) == (5, "x")
+
+
+def test_a_reshared_medium_keeps_its_field_until_it_is_encoded_anew():
+    data = b"\x89PNG"
+    ref = MediaRef("image", "x/left.png", data, field="left.png")
+    draft = Draft({"id": None}, (ref,), fields={"json": b"{ }", "cls": b"3"})
+    [(_, fields)] = samples_of("k", draft, [Media("png", data)], each=False)
+    assert fields == {"left.png": data, "json": b"{ }", "cls": b"3"}
+    [(_, fields)] = samples_of("k", draft, [Media("jpg", b"j")], each=False)
+    assert list(fields) == ["left.jpg", "json", "cls"]
 
 
 def test_qwen_vl_with_one_picture_loses_its_label():
@@ -327,7 +348,7 @@ def test_no_value_of_any_key_raises_anything_but_a_row_error():
                         continue
                     media = [JPG] * len(draft.media)
                     for _, fields in samples_of("k", draft, media, each=False):
-                        msgspec.json.decode(fields["json"])
+                        msgspec.json.decode(fields.get("json", b"{}"))
                     good += 1
     assert good > 1000
     assert bad > 1000

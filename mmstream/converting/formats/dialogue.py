@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mmstream.converting.draft import KINDS, Draft, Kind, MediaRef, RowError
-from mmstream.converting.formats.fields import content_of, expect, media_of
+from mmstream.converting.formats.fields import expect, make_draft, media_of
 
 __all__ = ["parse_dialogue"]
 
@@ -94,7 +94,7 @@ def parse_dialogue(row: dict[str, Any], turns: list[Any], used: set[str]) -> Dra
             "no answer but the pair chosen and rejected, and no format trains on pairs; to train "
             "on the chosen answer, append it as the last turn"
         )
-    return Draft(content_of(row, {"messages": messages}, refs, used), tuple(refs))
+    return make_draft(row, {"messages": messages}, refs, used)
 
 
 def _message(turn: Any, name: str) -> dict[str, Any]:

@@ -6,12 +6,12 @@ key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from mmstream.converting.draft import KINDS, Kind, MediaRef, RowError
+from mmstream.converting.draft import DIALOGUE_KEYS, KINDS, Draft, Kind, MediaRef, RowError
 
-__all__ = ["content_of", "expect", "media_of", "row_id", "texts_of"]
+__all__ = ["expect", "make_draft", "media_of", "row_id", "short_path", "texts_of"]
 
 T = TypeVar("T")
 
@@ -21,10 +21,12 @@ MEDIA_KEYS: dict[Kind, tuple[str, ...]] = {
     "audio": ("audios", "audio", "audio_path"),
 }
 ID_KEYS = ("id", "image_id")
-CANONICAL_KEYS = ("id", "messages", "captions", "media_paths")
+CANONICAL_KEYS = ("id", *DIALOGUE_KEYS, "captions", "segments", "media_paths")
 """The keys of ``KEY.json`` with a fixed meaning. A row's own key of that name is renamed."""
 
 MAX_MEDIA = 1000
+MAX_PATH_CHARACTERS = 4096
+"""Longer paths are shortened in ``media_paths``."""
 
 _JSON_NAMES = {
     type(None): "null",
@@ -82,19 +84,44 @@ def row_id(row: dict[str, Any]) -> Any:
     return next((row[k] for k in ID_KEYS if row.get(k) is not None), None)
 
 
-def content_of(
-    row: dict[str, Any], main: dict[str, Any], refs: Sequence[MediaRef], used: set[str]
-) -> dict[str, Any]:
-    """Return what ``KEY.json`` will hold: id, `main`, media_paths, then the row's other keys.
+def make_draft(
+    row: dict[str, Any],
+    main: dict[str, Any],
+    refs: Sequence[MediaRef],
+    used: set[str],
+    *,
+    texts: tuple[str, ...] = (),
+    fields: Mapping[str, bytes] | None = None,
+) -> Draft:
+    """Return a draft. Its ``json`` holds id, `main`, media_paths, then the row's other keys.
 
     ``media_paths`` has the path of each media field as the row gives it, so that a sample can be
     traced to its files. A row's own key with a name in `CANONICAL_KEYS` is kept as ``row_KEY``.
+
+    Args:
+        row: The parsed row.
+        main: What the format made of it.
+        refs: Its media files.
+        used: The row's keys that the format has read. The others are kept, and are `Draft.unread`.
+        texts: See `Draft.texts`.
+        fields: See `Draft.fields`.
     """
     if len(refs) > MAX_MEDIA:
         raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")
-    paths = {"media_paths": [ref.path for ref in refs]} if refs else {}
+    paths = {"media_paths": [short_path(ref.path) for ref in refs]} if refs else {}
     content: dict[str, Any] = {"id": row_id(row), **main, **paths}
-    for key, value in row.items():
-        if key not in used and key != "id":
-            content[f"row_{key}" if key in CANONICAL_KEYS else key] = value
-    return content
+    others = {key: value for key, value in row.items() if key not in used and key != "id"}
+    for key, value in others.items():
+        content[f"row_{key}" if key in CANONICAL_KEYS else key] = value
+    return Draft(content, tuple(refs), texts, fields or {}, tuple(others))
+
+
+def short_path(path: str) -> str:
+    """Return a path as the ``json`` of a sample names it: never with the bytes of a file in it."""
+    if path.startswith("data:"):
+        head = path[:MAX_PATH_CHARACTERS].partition(",")[0]
+        return f"{head},({len(path)} characters)"
+    if len(path) <= MAX_PATH_CHARACTERS:
+        return path
+    half = MAX_PATH_CHARACTERS // 2
+    return f"{path[:half]}...{path[-half:]}"

@@ -20,7 +20,7 @@ from typing import Any
 
 from mmstream.converting.draft import Draft, RowError
 from mmstream.converting.formats.dialogue import parse_dialogue
-from mmstream.converting.formats.fields import content_of, expect, media_of, texts_of
+from mmstream.converting.formats.fields import expect, make_draft, media_of, texts_of
 
 __all__ = ["FORMATS", "draft_of"]
 
@@ -117,8 +117,7 @@ def captions(row: dict[str, Any]) -> Draft:
         raise RowError("no text: expected text, caption or captions")
     texts = texts_of(row[key], key)
     refs = tuple(ref for refs in media.values() for ref in refs)
-    content = content_of(row, {"captions": list(texts)}, refs, {*used, key})
-    return Draft(content, refs, texts)
+    return make_draft(row, {"captions": list(texts)}, refs, {*used, key}, texts=texts)
 
 
 def text(row: dict[str, Any]) -> Draft:
@@ -129,7 +128,7 @@ def text(row: dict[str, Any]) -> Draft:
     value = expect(row.get("text"), str, "text")
     if not value.strip():
         raise RowError("text is empty")
-    return Draft(content_of(row, {}, (), {"text"}), texts=(value,))
+    return make_draft(row, {}, (), {"text"}, texts=(value,))
 
 
 def instruction(row: dict[str, Any]) -> Draft:

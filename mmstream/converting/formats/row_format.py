@@ -1,0 +1,129 @@
+"""`RowFormat`: how the caller says that rows are to be understood. Part of step 2 of a conversion.
+
+    one row -> columns map -> the caller's function -> tags -> format -> `Draft`
+
+It is picklable, so that the workers of any engine understand rows alike.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmstream.converting.draft import Draft, RowError
+from mmstream.converting.formats.formats import FORMATS, draft_of
+from mmstream.converting.formats.function import function_name, load_function, source_sha256
+from mmstream.errors import BUGS, ConfigError, escaped
+
+__all__ = ["RowFormat"]
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How rows become drafts: the options `format`, `row` and `columns` of a conversion.
+
+    Attributes:
+        name: One of `FORMATS`, or a function of yours as ``module:function``. None: each row is
+            recognised by its keys.
+        columns: Pairs (name that the formats know, name in the rows), such as ("image", "photo").
+        function: From a row to a row of any known format, or to None to leave it out.
+
+    Raises:
+        ConfigError: An unknown format, a column twice, or a function that cannot be imported.
+    """
+
+    name: str | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    function: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and ":" in self.name:
+            if self.function is not None:
+                raise ConfigError(f"format={self.name!r} and row={self.function!r}: give one")
+            object.__setattr__(self, "function", load_function(self.name))
+        elif self.name is not None and self.name not in FORMATS:
+            raise ConfigError(
+                f"format={self.name!r}: must be one of {', '.join(FORMATS)}, or a function of "
+                "yours as module:function"
+            )
+        for i in (0, 1):
+            names = [column[i] for column in self.columns]
+            for name in names:
+                if not isinstance(name, str) or not name or names.count(name) > 1:
+                    raise ConfigError(f"columns: {name!r} is no name of a column, or twice there")
+
+    def draft(self, value: Any) -> Draft:
+        """Return the draft of one parsed row.
+
+        Raises:
+            RowError: The row cannot become a sample; the message says why.
+            NameError, ImportError, AttributeError, AssertionError, MemoryError: The caller's
+                function has a bug. It stops the conversion.
+        """
+        if isinstance(value, dict):
+            value = self._renamed(value)
+            if self.function is not None:
+                value = self._called(value)
+        known = self.name if self.name in FORMATS else None
+        return draft_of(value, known)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function that was named is imported by its name where this is unpickled.
+        function = None if self.name is not None and ":" in self.name else self.function
+        return type(self), (self.name, self.columns, function)
+
+    def require_portable(self) -> None:
+        """Raise ConfigError if other processes could not import the caller's function."""
+        if self.function is None:
+            return
+        try:
+            pickle.dumps(self)
+        except Exception as error:  # pickle raises many types
+            raise self._not_portable(str(error)) from None
+        main = sys.modules["__main__"]
+        if self.function.__module__ == "__main__" and getattr(main, "__file__", None) is None:
+            raise self._not_portable("it was written in a notebook or at a prompt")
+
+    def _not_portable(self, reason: str) -> ConfigError:
+        name = function_name(self.function) if self.function is not None else ""
+        return ConfigError(
+            f"row={name}: worker processes cannot import it ({reason}); define it in a module, "
+            "or use num_workers=1"
+        )
+
+    def plan(self) -> dict[str, Any]:
+        """Return what the bytes of the output depend on, as JSON. Without options it is empty."""
+        plan: dict[str, Any] = {}
+        if self.columns:
+            plan["columns"] = dict(sorted(self.columns))
+        if self.function is not None:
+            plan["row"] = function_name(self.function)
+            plan["row_sha256"] = source_sha256(self.function)
+        return plan
+
+    def _renamed(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row with the caller's columns under the names that the formats know."""
+        names = {theirs: ours for ours, theirs in self.columns if theirs in row}
+        if not names:
+            return row
+        hidden = {ours: f"row_{ours}" for ours in names.values() if ours in row}
+        return {(hidden | names).get(key, key): value for key, value in row.items()}
+
+    def _called(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return what the caller's function makes of a row."""
+        assert self.function is not None
+        name = function_name(self.function)
+        try:
+            value: Mapping[str, Any] | None = self.function(row)
+        except (RowError, *BUGS):
+            raise
+        except Exception as error:
+            raise RowError(f"{name}: {type(error).__name__}: {escaped(error)}") from error
+        if value is None:
+            raise RowError(f"{name}: left out")
+        if not isinstance(value, dict):
+            raise RowError(f"{name}: returned no dict but {type(value).__name__}")
+        return value
