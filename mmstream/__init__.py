@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
+    from mmstream.converting.media.download_options import DownloadOptions as DownloadOptions
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
     from mmstream.dataset.mixture_file import open_mixture as open_mixture
@@ -67,6 +68,7 @@ _NAMES_OF = {
     "batching.collate": ("collate",),
     "batching.split": ("split_rows",),
     "converting.convert": ("ConvertReport", "convert"),
+    "converting.media.download_options": ("DownloadOptions",),
     "dataset.dataset": ("Dataset",),
     "dataset.mixture": ("Mixture",),
     "dataset.mixture_file": ("open_mixture",),

@@ -1,0 +1,81 @@
+"""How media behind http(s) URLs are downloaded while rows are converted.
+
+They change how the work is done, not what is written, so the plan of a conversion leaves them out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mmstream.converting.media.addresses import host_rule
+from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["DownloadOptions"]
+
+
+@dataclass(frozen=True)
+class DownloadOptions:
+    """How to download media that rows name by ``http://`` and ``https://`` URLs.
+
+    The worker processes of a conversion share the connections.
+
+    Args:
+        num_connections: Downloads that run at the same time, over all worker processes of this
+            machine. Each worker has one at least.
+        num_connections_per_host: The same, to one host. A host that asks for patience (429, 503)
+            gets fewer for a while.
+        timeout_s: Seconds for one try. A try gets a further second for every 128 KiB that arrived,
+            so that a large file may take longer.
+        idle_timeout_s: Seconds without a byte, after which a try has failed.
+        num_tries: Tries of one URL. Only failures that may pass are tried again: time-outs, broken
+            connections, a DNS server that does not answer, and the statuses 408, 425, 429 and 5xx.
+        max_bytes: Longest medium in bytes, also after decompression.
+        max_redirects: Redirects that one download follows.
+        honor_robots: Refuse media whose server says ``noai``, ``noimageai``, ``noindex`` or
+            ``noimageindex`` in ``X-Robots-Tag``, or reserves its rights by ``TDM-Reservation: 1``.
+        allow_hosts: Hosts that may have private addresses and any port, as ``NAME`` or
+            ``NAME:PORT``. By default, addresses that are not public are refused.
+        max_unanswered: Stop with a StorageError after so many downloads in a row that no server
+            answered. 0: never stop.
+
+    Raises:
+        ConfigError: A value is impossible.
+
+    Examples:
+        >>> options = mm.DownloadOptions(num_tries=5, allow_hosts=("media.lan", "127.0.0.1:8080"))
+        >>> options.num_connections
+        64
+    """
+
+    num_connections: int = 64
+    num_connections_per_host: int = 16
+    timeout_s: float = 30.0
+    idle_timeout_s: float = 10.0
+    num_tries: int = 3
+    max_bytes: int = 128 << 20
+    max_redirects: int = 5
+    honor_robots: bool = True
+    allow_hosts: tuple[str, ...] = ()
+    max_unanswered: int = 100
+
+    def __post_init__(self) -> None:
+        numbers = {
+            "num_connections": (self.num_connections, 1),
+            "num_connections_per_host": (self.num_connections_per_host, 1),
+            "timeout_s": (self.timeout_s, 0.001),
+            "idle_timeout_s": (self.idle_timeout_s, 0.001),
+            "num_tries": (self.num_tries, 1),
+            "max_bytes": (self.max_bytes, 1),
+            "max_redirects": (self.max_redirects, 0),
+            "max_unanswered": (self.max_unanswered, 0),
+        }
+        refuse_bools(**{name: value for name, (value, _) in numbers.items()})
+        for name, (value, least) in numbers.items():
+            if not least <= value < math.inf:
+                raise ConfigError(f"{name}={value}: must be a finite number of at least {least}")
+        if isinstance(self.allow_hosts, str):
+            raise ConfigError(f"allow_hosts={self.allow_hosts!r}: give a tuple of names")
+        for host in self.allow_hosts:
+            host_rule(host)
