@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
     from mmstream.converting.media.download_options import DownloadOptions as DownloadOptions
+    from mmstream.converting.media.options import MediaOptions as MediaOptions
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
     from mmstream.dataset.mixture_file import open_mixture as open_mixture
@@ -69,6 +70,7 @@ _NAMES_OF = {
     "batching.split": ("split_rows",),
     "converting.convert": ("ConvertReport", "convert"),
     "converting.media.download_options": ("DownloadOptions",),
+    "converting.media.options": ("MediaOptions",),
     "dataset.dataset": ("Dataset",),
     "dataset.mixture": ("Mixture",),
     "dataset.mixture_file": ("open_mixture",),

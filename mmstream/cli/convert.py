@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -78,6 +79,63 @@ _MAX_REJECT_FRACTION = 0.1
     help="Write one dataset per split at DEST/NAME, for example train=0.98,val=0.02.",
 )
 @click.option(
+    "--allow-url",
+    "allow_urls",
+    multiple=True,
+    metavar="PREFIX",
+    help="Rows may name media under this URL prefix, such as s3://bucket/photos/. May be repeated.",
+)
+@click.option(
+    "--media-check",
+    "check_media",
+    type=click.Choice(["none", "header", "full"]),
+    default="header",
+    show_default=True,
+    help="Read the first bytes of media files, their headers, or decode them all once.",
+)
+@click.option(
+    "--max-image-side",
+    type=AT_LEAST_1,
+    metavar="PIXELS",
+    help="Make images smaller whose longer side is longer. Others stay byte for byte.",
+)
+@click.option(
+    "--image-quality",
+    type=click.IntRange(1, 100),
+    help="Quality of images that are encoded again as JPEG or WebP.  [default: 95]",
+)
+@click.option(
+    "--image-format",
+    type=click.Choice(["jpg", "png", "webp"]),
+    help="Store all images in this format.  [default: as they are]",
+)
+@click.option(
+    "--min-image-side",
+    type=AT_LEAST_1,
+    metavar="PIXELS",
+    help="Reject images whose shorter side is shorter.",
+)
+@click.option(
+    "--max-aspect",
+    type=click.FloatRange(min=1),
+    metavar="RATIO",
+    help="Reject images whose longer side is more than this many times the shorter one.",
+)
+@click.option(
+    "--min-duration",
+    "min_duration_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Reject shorter audio and video files.",
+)
+@click.option(
+    "--max-duration",
+    "max_duration_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Reject longer audio and video files.",
+)
+@click.option(
     "--overwrite", is_flag=True, help="Replace another conversion at DEST, or an unfinished one."
 )
 @click.option(
@@ -100,9 +158,22 @@ def convert(
     they are more than a tenth of all rows.
     """
     from mmstream.converting.convert import convert as run
+    from mmstream.converting.media.options import MediaOptions
 
     splits = _splits(split) if split else None
-    report = run(rows, dest, format=row_format, columns=_columns(columns), splits=splits, **options)
+    media = MediaOptions(
+        check=options.pop("check_media"),
+        **{field.name: options.pop(field.name) for field in fields(MediaOptions)[1:]},
+    )
+    report = run(
+        rows,
+        dest,
+        format=row_format,
+        columns=_columns(columns),
+        splits=splits,
+        media=media,
+        **options,
+    )
     summary = (
         f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
         f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"

@@ -14,7 +14,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -29,6 +29,8 @@ from mmstream.converting.destination import (
 )
 from mmstream.converting.engines.processes import run_jobs
 from mmstream.converting.formats.row_format import RowFormat
+from mmstream.converting.media.access import MediaAccess, require_prefixes
+from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
 from mmstream.converting.options import Options
 from mmstream.converting.outputs import Output, jobs_of, locked, mend_index, plan_outputs
 from mmstream.converting.rejects import REJECTS_NAME, first_rejects
@@ -93,6 +95,8 @@ def convert(
     captions: str = "all",
     shuffle_seed: int | None = None,
     splits: Mapping[str, float] | None = None,
+    media: MediaOptions | None = None,
+    allow_urls: Sequence[str] = (),
     overwrite: bool = False,
     check: bool = False,
     progress: bool = True,
@@ -131,6 +135,10 @@ def convert(
         splits: {name: fraction}, with fractions that sum to 1. Each split becomes a dataset of its
             own at ``DEST/NAME``. A hash of the row's id decides, so a row stays in its split when
             more rows are added later.
+        media: Checks of media files, and how images are made smaller or encoded again. Default:
+            `MediaOptions()`, which reads headers and changes nothing.
+        allow_urls: URL prefixes outside `media_root` that rows may name, such as
+            ``"s3://bucket/photos/"``. They are read with your credentials.
         overwrite: Replace another conversion, or an unfinished one, at `dest`.
         check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
             ones are written again.
@@ -163,6 +171,7 @@ def convert(
         captions=captions,
         shuffle_seed=shuffle_seed,
         splits=None if splits is None else tuple(splits.items()),
+        media=MediaOptions() if media is None else media,
     )
     rows, dest = os.fspath(rows), os.fspath(dest)
     media_root = None if media_root is None else os.fspath(media_root)
@@ -176,7 +185,8 @@ def convert(
     store, root = open_store(dest), _media_folder(rows, media_root)
     if num_workers > 1 and store.url.startswith("memory://"):
         raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
-    command = _command(rows, dest, media_root, options)
+    access = MediaAccess(root, require_prefixes(allow_urls))
+    command = _command(rows, dest, media_root, allow_urls, options)
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows) as source, ExitStack() as locks:
         outputs = [
@@ -186,7 +196,7 @@ def convert(
         for output in outputs:
             if output.lock is not None:
                 begin(output.store, output.state, output.plan, root, command)
-        shard_reports = _write_shards(outputs, source, options, root, num_workers, progress)
+        shard_reports = _write_shards(outputs, source, options, access, num_workers, progress)
         _require_samples(outputs, shard_reports, root)
         for output in outputs:
             if output.lock is not None:
@@ -232,14 +242,14 @@ def _write_shards(
     outputs: list[Output],
     source: RowSource,
     options: Options,
-    root: str | None,
+    access: MediaAccess,
     num_workers: int,
     progress: bool,
 ) -> dict[str | None, list[ShardReport]]:
     """Write all shards. Return the reports of each split, in the order of its shards."""
     split_of_url = {output.store.url: output.split for output in outputs}
     reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
-    jobs = (job for output in outputs for job in jobs_of(output, source, options, root))
+    jobs = (job for output in outputs for job in jobs_of(output, source, options, access))
     num_rows = sum(
         len(output.rows)
         if output.state != "finished"
@@ -324,10 +334,13 @@ def _total(reports: dict[str | None, ConvertReport], started: float) -> ConvertR
     )
 
 
-def _command(rows: str, dest: str, media_root: str | None, options: Options) -> str:
+def _command(
+    rows: str, dest: str, media_root: str | None, allow_urls: Sequence[str], options: Options
+) -> str:
     """Return the command line that continues this conversion. The marker holds it."""
     words = ["mmstream", "convert", rows, dest]
     words += ["--media-root", media_root] if media_root is not None else []
+    words += [word for prefix in allow_urls for word in ("--allow-url", prefix)]
     words += ["--samples-per-shard", str(options.samples_per_shard)]
     words += ["--format", options.format.name] if options.format.name else []
     for column in options.format.columns:
@@ -338,4 +351,6 @@ def _command(rows: str, dest: str, media_root: str | None, options: Options) -> 
     )
     if options.splits:
         words += ["--split", ",".join(f"{name}={fraction!r}" for name, fraction in options.splits)]
+    for name, value in options.media.plan().items():
+        words += [MEDIA_FLAGS[name], str(value)]
     return shlex.join(words)

@@ -9,9 +9,10 @@ of workers, is not among them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mmstream.converting.formats.row_format import RowFormat
+from mmstream.converting.media.options import MediaOptions
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
@@ -27,6 +28,7 @@ class Options:
     captions: str
     shuffle_seed: int | None
     splits: tuple[tuple[str, float], ...] | None
+    media: MediaOptions = field(default_factory=MediaOptions)
 
     def __post_init__(self) -> None:
         refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)

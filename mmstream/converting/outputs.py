@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mmstream.converting.destination import State, inspect, require_foreign
+from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.options import Options
 from mmstream.converting.plan import plan_of, select, shard_name
 from mmstream.converting.rows.source import RowSource
@@ -137,7 +138,7 @@ def mend_index(output: Output) -> None:
 
 
 def jobs_of(
-    output: Output, source: RowSource, options: Options, root: str | None
+    output: Output, source: RowSource, options: Options, access: MediaAccess
 ) -> Iterator[ShardJob]:
     """Yield the jobs of all shards that are to be written or looked at."""
     if output.lock is None:
@@ -150,9 +151,10 @@ def jobs_of(
                 output.store,
                 name,
                 source.select(output.rows[start : start + num_rows]),
-                root,
+                access,
                 options.format,
                 options.captions,
+                options.media,
                 output.lock,
                 output.check,
                 output.expected.get(name),

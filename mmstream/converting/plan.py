@@ -43,6 +43,7 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         **options.format.plan(),
         "captions": options.captions,
         "shuffle_seed": options.shuffle_seed,
+        "media": options.media.plan(),
         "splits": None if options.splits is None else [list(pair) for pair in options.splits],
         "split": split,
         "num_rows": num_rows,

@@ -22,7 +22,9 @@ import msgspec
 
 from mmstream.converting.draft import Draft, RowError, samples_of
 from mmstream.converting.formats.row_format import RowFormat
+from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
+from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name
 from mmstream.converting.rows.source import Row, RowRange
 from mmstream.dataset.checksums import (
@@ -80,9 +82,10 @@ class ShardJob:
     store: Store
     name: str
     rows: RowRange
-    media_root: str | None
+    access: MediaAccess
     format: RowFormat
     captions: str
+    media: MediaOptions
     lock: WriteLock
     """Held by the main process. Nothing is committed without it."""
     check: bool = False
@@ -242,7 +245,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
 
 def _samples(job: ShardJob, rejects: ShardRejects) -> Samples:
     """Yield (key, fields) of every sample. Add the rows that cannot be used to `rejects`."""
-    for row, draft, media in load_rows(_drafts(job), job.media_root):
+    for row, draft, media in load_rows(_drafts(job), job.access, job.media):
         if isinstance(draft, RowError):
             rejects.add(row.file, row.number, str(draft))
         else:

@@ -13,6 +13,7 @@ import pytest
 from crc32c import crc32c
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
+import mmstream as mm
 from mmstream.converting.rows import lines as rows_module
 from mmstream.dataset.checksums import decode_checksums
 from mmstream.dataset.index import decode_index
@@ -84,7 +85,8 @@ def test_the_bytes_of_a_shard_are_golden(tmp_path):
         {"input": "Picture 1:<img>a.jpg</img>\nwhat?", "output": "that"},
         {"text": "plain"},
     ]
-    run(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out")
+    unchecked = mm.MediaOptions(check="none")
+    run(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out", media=unchecked)
     data = (tmp_path / "out" / "shard-000000.tar").read_bytes()
     names = [m.name for m in iter_members(lambda a, b: data[a:b], len(data))]
     assert names == [

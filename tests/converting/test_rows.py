@@ -14,6 +14,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from mmstream.converting.rows import lines as rows_module
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
@@ -33,7 +34,7 @@ def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path
     monkeypatch.setattr(rows_module, "MAX_ROW_BYTES", 5000)
     (tmp_path / "a.jpg").write_bytes(jpeg(1))
     (tmp_path / "page.jpg").write_bytes(b"<html>404</html>")
-    (tmp_path / "really.jpg").write_bytes(b"\x89PNG\r\n\x1a\n rest")
+    Image.new("RGB", (8, 6)).save(tmp_path / "really.jpg", "PNG")
     lines = {
         b'{"image": "a.jpg", "text": "good", "id": 1}': None,
         b"": "empty row",
@@ -63,7 +64,7 @@ def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path
     dataset = open_dataset(tmp_path / "out")
     by_key = {dataset[i]["__key__"]: dataset[i] for i in range(len(dataset))}
     assert sorted(by_key) == ["000000001", "000000014", "000000015", "000000016"]
-    assert by_key["000000014"]["png"] == b"\x89PNG\r\n\x1a\n rest"
+    assert by_key["000000014"]["png"] == (tmp_path / "really.jpg").read_bytes()
     assert by_key["000000016"]["29.jpg"] == jpeg(1)
 
 

@@ -19,7 +19,7 @@ from mmstream.converting.draft import Kind, Media, MediaRef, RowError
 from mmstream.errors import StorageError, escaped
 from mmstream.storage import NotAFileError, open_file
 
-__all__ = ["MediaType", "read_media", "sniff"]
+__all__ = ["MediaType", "read_media", "short_name", "sniff"]
 
 MAX_ROW_BYTES = 1 << 30
 """Limit on the media of one row. A sample is held in memory whole, when written and when read."""
@@ -56,7 +56,9 @@ def read_media(refs: Sequence[MediaRef], root: str | None) -> list[Media]:
     bytes_left = MAX_ROW_BYTES
     for ref in refs:
         if root is None:
-            raise RowError(f"{_short(ref.path)}: no media root; remote rows need one to be named")
+            raise RowError(
+                f"{short_name(ref.path)}: no media root; remote rows need one to be named"
+            )
         data = _read(ref.path, root, bytes_left)
         bytes_left -= len(data)
         media.append(Media(_extension(ref, data), data))
@@ -117,13 +119,17 @@ def _extension(ref: MediaRef, data: bytes) -> str:
     media_type = sniff(data[:64])
     article = "a" if ref.kind == "video" else "an"
     if media_type is None:
-        raise RowError(f"{_short(ref.path)}: not {article} {ref.kind} (starts with {data[:12]!r})")
+        raise RowError(
+            f"{short_name(ref.path)}: not {article} {ref.kind} (starts with {data[:12]!r})"
+        )
     if media_type.kind != ref.kind:
-        raise RowError(f"{_short(ref.path)}: not {article} {ref.kind} but {media_type.extension}")
+        raise RowError(
+            f"{short_name(ref.path)}: not {article} {ref.kind} but {media_type.extension}"
+        )
     if media_type.extension in _NOT_DECODED:
         # No decoder reads it: the sample would silently have no image. A reject names it.
         raise RowError(
-            f"{_short(ref.path)}: {media_type.extension} is not supported; make it png or jpg"
+            f"{short_name(ref.path)}: {media_type.extension} is not supported; make it png or jpg"
         )
     return media_type.extension
 
@@ -134,25 +140,26 @@ def _read(path: str, root: str, limit: int) -> bytes:
         with os.fdopen(open_file(real), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if not size:  # the files of /proc have no size either, wherever it is mounted
-                raise RowError(f"{_short(path)}: empty file")
+                raise RowError(f"{short_name(path)}: empty file")
             if size > limit:
                 raise RowError(
-                    f"{_short(path)}: the row's media are over the limit of {MAX_ROW_BYTES} bytes"
+                    f"{short_name(path)}: the row's media are over the limit of "
+                    f"{MAX_ROW_BYTES} bytes"
                 )
             data = file.read(size + 1)
     except NotAFileError:
-        raise RowError(f"{_short(path)}: not a file") from None
+        raise RowError(f"{short_name(path)}: not a file") from None
     except PermissionError:
-        raise RowError(f"{_short(path)}: no permission to read it") from None
+        raise RowError(f"{short_name(path)}: no permission to read it") from None
     except OSError as error:
         if error.errno in _BAD_PATH:
-            raise RowError(f"{_short(path)}: no such file") from None
+            raise RowError(f"{short_name(path)}: no such file") from None
         raise StorageError(
             f"{escaped(real)}: {error.strerror}; this is no fault of a row, so the conversion "
             "stops. Mend the disk, then run the same command again"
         ) from error
     if len(data) != size:
-        raise RowError(f"{_short(path)}: changed its size while it was read")
+        raise RowError(f"{short_name(path)}: changed its size while it was read")
     return data
 
 
@@ -161,18 +168,21 @@ def _resolve(path: str, root: str) -> str:
     if path.startswith("file://"):
         local_path = unquote(path.removeprefix("file://").removeprefix("localhost"))
     elif scheme := _SCHEME.match(path):
-        raise RowError(f"{_short(path)}: {scheme[1]}: is not a local file; fetch the media first")
+        raise RowError(
+            f"{short_name(path)}: {scheme[1]}: is not a local file; fetch the media first"
+        )
     else:
         local_path = path
     if "\0" in local_path:
-        raise RowError(f"{_short(path)}: not a path")
+        raise RowError(f"{short_name(path)}: not a path")
     real = os.path.realpath(os.path.join(root, local_path))  # noqa: PTH118 - twice as fast as pathlib
     if not real.startswith(root.rstrip("/") + "/"):
-        raise RowError(f"{_short(path)}: lies outside the media root")
+        raise RowError(f"{short_name(path)}: lies outside the media root")
     if real.startswith(_KERNEL_FOLDERS) and not real.startswith("/dev/shm/"):
-        raise RowError(f"{_short(path)}: not a file")
+        raise RowError(f"{short_name(path)}: not a file")
     return real
 
 
-def _short(path: str) -> str:
+def short_name(path: str) -> str:
+    """Return a path or URL for a message, without the middle of a long one."""
     return path if len(path) <= 200 else f"{path[:80]}...{path[-80:]}"

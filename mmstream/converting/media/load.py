@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mmstream.converting.draft import Draft, Media, RowError
+from mmstream.converting.media.access import MediaAccess
+from mmstream.converting.media.check import checked
 from mmstream.converting.media.files import read_media
+from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rows.source import Row
 
 __all__ = ["load_rows"]
 
 
 def load_rows(
-    drafts: Iterable[tuple[Row, Draft | RowError]], root: str | None
+    drafts: Iterable[tuple[Row, Draft | RowError]], access: MediaAccess, options: MediaOptions
 ) -> Iterator[tuple[Row, Draft | RowError, list[Media]]]:
     """Yield each row with its draft and its media, in order.
 
@@ -23,7 +26,8 @@ def load_rows(
 
     Args:
         drafts: Rows, each with its draft, or with the error that it has already.
-        root: Real path of the folder that local paths are relative to. None: there is none.
+        access: What may be read for them.
+        options: What is asked of the files, and how images are changed.
 
     Raises:
         StorageError: The disk failed. That is not the row's fault, so the conversion stops.
@@ -33,7 +37,12 @@ def load_rows(
             yield row, draft, []
             continue
         try:
-            media = read_media(draft.media, root)
+            media = [
+                checked(medium, ref.path, options)
+                for medium, ref in zip(
+                    read_media(draft.media, access.root), draft.media, strict=True
+                )
+            ]
         except RowError as error:
             yield row, error, []
         else:

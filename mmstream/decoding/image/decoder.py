@@ -44,7 +44,7 @@ from mmstream.decoding.image.geometry import (
 from mmstream.decoding.image.gpu_eligible import plain_jpeg
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.jpeg import jpeg_shape
-from mmstream.decoding.image.limits import Limits
+from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
 from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.image.processors import settings_of
 from mmstream.decoding.image.resize import render, render_bytes
@@ -57,10 +57,7 @@ __all__ = ["Decoded", "ImageDecoder"]
 IGNORED_CLASS = 255
 """The class number around a mask that is smaller than its result."""
 
-MAX_PIXELS = 128 * 2**20
 MAX_BYTES = 256 * 2**20
-MAX_MEMORY = 640 * 2**20
-TIMEOUT_S = 30.0
 
 Resize = Literal["shortest", "exact", "letterbox", "max_pixels", "native"]
 

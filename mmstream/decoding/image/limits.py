@@ -20,7 +20,14 @@ from typing import NamedTuple
 
 from mmstream.errors import DecodeError, TimeoutError
 
-__all__ = ["MAX_SIDE", "Limits"]
+__all__ = ["MAX_MEMORY", "MAX_PIXELS", "MAX_SIDE", "TIMEOUT_S", "Limits"]
+
+MAX_PIXELS = 128 * 2**20
+"""Default of `Limits.max_pixels`."""
+MAX_MEMORY = 640 * 2**20
+"""Default of `Limits.max_memory`."""
+TIMEOUT_S = 30.0
+"""Default of `Limits.timeout_s`."""
 
 MAX_SIDE = 65_535
 """Largest height and width of a picture: the most that a JPEG can have, for all formats.

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import re
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 _TAG_ORIENTATION = 0x0112
 _TYPE_SHORT = 3
@@ -98,6 +101,8 @@ def upright_bytes(height: int, width: int, orientation: int | None) -> int:
 
 
 def _turned(image: NDArray[np.uint8], orientation: int | None) -> NDArray[np.uint8]:
+    import torch  # only where something is turned: conversions read headers without torch
+
     # torch mirrors a channels_last picture with SIMD, sixty times as fast as numpy.
     pixels = upright_tensor(torch.from_numpy(image)[None].permute(0, 3, 1, 2), orientation)
     turned: NDArray[np.uint8] = pixels[0].permute(1, 2, 0).numpy()
@@ -106,6 +111,8 @@ def _turned(image: NDArray[np.uint8], orientation: int | None) -> NDArray[np.uin
 
 def upright_tensor(pixels: torch.Tensor, orientation: int | None) -> torch.Tensor:
     """Turn pictures [B, 3, H, W] on any device upright. The result may share their memory."""
+    import torch
+
     rows = [2] if orientation in (3, 4, 6, 7) else []
     columns = [3] if orientation in (2, 3, 7, 8) else []
     if rows or columns:

@@ -17,7 +17,8 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.image import jpeg, limits, orientation, pillow
-from mmstream.decoding.image.decoder import MAX_MEMORY, ImageDecoder
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.limits import MAX_MEMORY
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, TimeoutError
 from tests.helpers.bad_corpus import make_pipeline

@@ -1,0 +1,133 @@
+"""`MediaOptions`: what a conversion asks of media files, and how it changes images.
+
+Place in the flow: a part of the conversion's `Options`, so the plan saves it. `check.py` applies
+the checks, `images.py` the changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias
+
+from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["CHECKS", "IMAGE_FORMATS", "MEDIA_FLAGS", "Check", "ImageFormat", "MediaOptions"]
+
+Check: TypeAlias = Literal["none", "header", "full"]
+ImageFormat: TypeAlias = Literal["jpg", "png", "webp"]
+
+CHECKS: tuple[Check, ...] = ("none", "header", "full")
+IMAGE_FORMATS: tuple[ImageFormat, ...] = ("jpg", "png", "webp")
+
+MEDIA_FLAGS = {
+    "check": "--media-check",
+    "max_image_side": "--max-image-side",
+    "image_quality": "--image-quality",
+    "image_format": "--image-format",
+    "min_image_side": "--min-image-side",
+    "max_aspect": "--max-aspect",
+    "min_duration_s": "--min-duration",
+    "max_duration_s": "--max-duration",
+}
+"""The flag of ``mmstream convert`` for each setting."""
+
+DEFAULT_QUALITY = 95
+"""Quality of images that are encoded again, where `image_quality` is not set."""
+
+
+@dataclass(frozen=True)
+class MediaOptions:
+    """What a conversion asks of media files, and how it changes images.
+
+    A row with a file that fails a check is rejected, with the reason. By default files are stored
+    byte for byte as they are. They are also stored so where a change is asked for and the file
+    needs none.
+
+    Raises:
+        ConfigError: A value is impossible, or two of them contradict each other.
+
+    Examples:
+        Images of at most 1024 pixels on their longer side, and none below 64 on the shorter one:
+
+        >>> media = mm.MediaOptions(max_image_side=1024, min_image_side=64)
+        >>> media.check
+        'header'
+    """
+
+    check: Check = "header"
+    """How much of a file is read. "none": its first bytes, for its type. "header": also its size,
+    duration and so on, without decoding it. "full": everything is decoded once, as strictly as in
+    training."""
+    max_image_side: int | None = None
+    """Images with a longer side than this are made smaller, to this side. None: as they are. Images
+    are never made larger."""
+    image_quality: int | None = None
+    """Quality of images that are encoded again as JPEG or WebP, 1 to 100. Default: 95."""
+    image_format: ImageFormat | None = None
+    """Store all images as "jpg", "png" or "webp". None: as they are."""
+    min_image_side: int | None = None
+    """Reject images with a shorter side than this, in pixels of the original."""
+    max_aspect: float | None = None
+    """Reject images whose longer side is more than this many times the shorter one."""
+    min_duration_s: float | None = None
+    """Reject audio and video files that are shorter, in seconds, or whose duration is unknown."""
+    max_duration_s: float | None = None
+    """Reject audio and video files that are longer, in seconds, or whose duration is unknown."""
+
+    def __post_init__(self) -> None:
+        refuse_bools(
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+        )
+        if self.check not in CHECKS:
+            raise ConfigError(f"check={self.check!r}: must be one of {', '.join(CHECKS)}")
+        if self.image_format is not None and self.image_format not in IMAGE_FORMATS:
+            raise ConfigError(
+                f"image_format={self.image_format!r}: must be one of {', '.join(IMAGE_FORMATS)}"
+            )
+        _require_at_least(1, max_image_side=self.max_image_side, min_image_side=self.min_image_side)
+        _require_at_least(1, image_quality=self.image_quality, max_aspect=self.max_aspect)
+        _require_at_least(0, min_duration_s=self.min_duration_s, max_duration_s=self.max_duration_s)
+        if self.image_quality is not None and self.image_quality > 100:
+            raise ConfigError(f"image_quality={self.image_quality}: must be 100 or less")
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        shortest, longest = self.min_duration_s, self.max_duration_s
+        if shortest is not None and longest is not None and shortest > longest:
+            raise ConfigError(
+                f"min_duration_s={shortest} is more than max_duration_s={longest}: no file fits"
+            )
+        limits = ("min_image_side", "max_aspect", "min_duration_s", "max_duration_s")
+        used = [name for name in limits if getattr(self, name) is not None]
+        if self.check == "none" and used:
+            raise ConfigError(f"{used[0]} needs the headers of files: set check to 'header'")
+        if self.image_quality is not None and not self.changes_images:
+            raise ConfigError(
+                f"image_quality={self.image_quality} changes nothing by itself: "
+                "set max_image_side or image_format, too"
+            )
+        if self.image_format == "png" and self.image_quality is not None:
+            raise ConfigError("image_quality: PNG has no quality; leave it out")
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether some images may be stored with other bytes than they have."""
+        return self.max_image_side is not None or self.image_format is not None
+
+    @property
+    def quality(self) -> int:
+        """The quality that counts: `image_quality`, or its default."""
+        return DEFAULT_QUALITY if self.image_quality is None else self.image_quality
+
+    def plan(self) -> dict[str, Any]:
+        """Return the settings that are not at their default, as the plan saves them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def _require_at_least(least: int, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value >= least:  # `not` also refuses NaN
+            raise ConfigError(f"{name}={value}: must be {least} or more")
