@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import fields
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, say, usage
 from mmstream.errors import escaped
 
-__all__ = ["convert"]
+if TYPE_CHECKING:
+    from mmstream.converting.convert import ConvertReport
 
-_MAX_REJECT_FRACTION = 0.1
-"""From more rejected rows on, the exit code of a conversion is 1."""
+__all__ = ["convert"]
 
 
 @command(
@@ -49,9 +50,9 @@ _MAX_REJECT_FRACTION = 0.1
     "--format",
     "row_format",
     metavar="NAME",
-    help="Format of all rows, such as captions, llava, messages or vqa, or a function of yours as "
-    "module:function, from a row to a row of any format.  [default: each row is recognised by its "
-    "keys]",
+    help="Format of all rows: captions, llava, messages, qwen-vl, instruction, text, or a function "
+    "of yours as module:function, from a row to a row of any format.  [default: each row is "
+    "recognised by its keys]",
 )
 @click.option(
     "--map",
@@ -143,24 +144,32 @@ _MAX_REJECT_FRACTION = 0.1
     is_flag=True,
     help="Also read the shards that an earlier run wrote, and write damaged ones again.",
 )
+@click.option(
+    "--max-rejects",
+    metavar="NUMBER",
+    default="1%",
+    show_default=True,
+    help="The exit code is 1 if more rows are rejected: a percentage (0.5%) or a number of rows.",
+)
 def convert(
     rows: str,
     dest: str,
     row_format: str | None,
     columns: tuple[str, ...],
     split: str | None,
+    max_rejects: str,
     **options: Any,
 ) -> None:
     """Convert ROWS (JSONL, gzipped JSONL, a JSON array) and their media to tar shards at DEST.
 
     To continue an interrupted conversion, or to mend missing shards of a finished one, run the same
-    command again. Rows that cannot be used are listed in DEST/rejects.jsonl. The exit code is 1 if
-    they are more than a tenth of all rows.
+    command again. Rows that cannot be used are listed in DEST/rejects.jsonl, and counted by their
+    reasons in DEST/report.json. The exit code is 1 if they are more than --max-rejects.
     """
     from mmstream.converting.convert import convert as run
     from mmstream.converting.media.options import MediaOptions
 
-    splits = _splits(split) if split else None
+    splits, limit = _splits(split) if split else None, _max_rejects(max_rejects)
     media = MediaOptions(
         check=options.pop("check_media"),
         **{field.name: options.pop(field.name) for field in fields(MediaOptions)[1:]},
@@ -172,6 +181,7 @@ def convert(
         columns=_columns(columns),
         splits=splits,
         media=media,
+        max_rejects=1.0,  # the limit is judged below, in the words of the command line
         **options,
     )
     summary = (
@@ -184,12 +194,13 @@ def convert(
         say(f"{summary}, all converted before; to convert again, use --overwrite")
     else:
         say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
-    for folder in [f"{dest}/{name}" for name in report.splits] or [dest]:
-        _show_rejects(folder)
-    if report.num_rejects > _MAX_REJECT_FRACTION * report.num_rows:
+    _show_unread(report)
+    _show_rejects(report, dest)
+    if report.has_more_rejects_than(limit):
         say(
-            f"{report.num_rejects:,} of {_rows(report.num_rows)} were rejected, more than a tenth; "
-            f"the dataset at {dest} is complete and holds the others",
+            f"the dataset at {dest} is complete; the exit code is {PROBLEM} because "
+            f"{report.num_rejects:,} of {_rows(report.num_rows)} were rejected, and --max-rejects "
+            f"{max_rejects} allows fewer",
             err=True,
         )
         sys.exit(PROBLEM)
@@ -206,6 +217,14 @@ def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
     return columns
 
 
+def _max_rejects(text: str) -> float:
+    """Return the fraction of ``1%``, or the number of ``50``."""
+    with usage(f"--max-rejects {text!r}: write a percentage such as 1%, or a number of rows"):
+        if text.endswith("%"):
+            return float(text.removesuffix("%")) / 100
+        return int(text)
+
+
 def _splits(text: str) -> dict[str, float]:
     splits: dict[str, float] = {}
     for split in text.split(","):
@@ -217,22 +236,32 @@ def _splits(text: str) -> dict[str, float]:
     return splits
 
 
-def _show_rejects(folder: str, max_groups: int = 20) -> None:
-    """Print where a conversion lists its rejects, and their reasons with one example each."""
-    from mmstream.converting.rejects import REJECTS_NAME, group_rejects
-    from mmstream.storage import open_store
+def _show_unread(report: ConvertReport) -> None:
+    """Print the keys that nothing read, if there are some."""
+    if not report.unread_keys:
+        return
+    keys = [f"{escaped(key)} ({_rows(n)})" for key, n in islice(report.unread_keys.items(), 12)]
+    if len(report.unread_keys) > len(keys):
+        keys.append(f"{len(report.unread_keys) - len(keys):,} others")
+    say(f"keys that nothing read (kept in json): {', '.join(keys)}")
 
-    groups = group_rejects(open_store(folder))
+
+def _show_rejects(report: ConvertReport, dest: str, max_groups: int = 20) -> None:
+    """Print where a conversion lists its rejects, and their reasons with one example each."""
+    from mmstream.converting.rejects import REJECTS_NAME
+    from mmstream.converting.report import REPORT_NAME
+
+    groups = report.reject_kinds
     if not groups:
         return
+    folder = f"{dest}/NAME" if report.splits else dest
     say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The reasons, with one example each:")
     for group in groups[:max_groups]:
         row, reason = group.example.row, escaped(group.example.reason)
         say(f"  {_rows(group.num_rows)}: row {row}: {reason}")
-    others = groups[max_groups:]
-    if others:
-        num_rows = sum(group.num_rows for group in others)
-        say(f"  {_rows(num_rows)}: {len(others):,} other reasons")
+    num_others = report.num_rejects - sum(group.num_rows for group in groups[:max_groups])
+    if num_others:
+        say(f"  {_rows(num_others)}: other reasons; see {folder}/{REPORT_NAME}")
 
 
 def _rows(count: int) -> str:

@@ -33,7 +33,8 @@ from mmstream.converting.media.access import MediaAccess, require_prefixes
 from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
 from mmstream.converting.options import Options
 from mmstream.converting.outputs import Output, jobs_of, locked, mend_index, plan_outputs
-from mmstream.converting.rejects import REJECTS_NAME, first_rejects
+from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
+from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
 from mmstream.converting.rows.open import open_rows
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardReport
@@ -73,6 +74,14 @@ class ConvertReport:
     was_finished: bool = False
     """True: the destination held this conversion already. Nothing was written, except for the
     shards of `num_repaired`."""
+    formats: dict[str, int] = field(default_factory=dict)
+    """{format: rows that were read as it}."""
+    unread_keys: dict[str, int] = field(default_factory=dict)
+    """{key that nothing read: rows that have it}. The ``json`` of a sample keeps these keys."""
+    media: dict[str, MediaCount] = field(default_factory=dict)
+    """{extension: media files of this type, and their bytes}."""
+    reject_kinds: tuple[RejectGroup, ...] = ()
+    """Rejected rows by their reason, the most frequent first, with an example each."""
     splits: dict[str, ConvertReport] = field(default_factory=dict)
     """The report of each split. Empty without splits."""
 
@@ -80,6 +89,14 @@ class ConvertReport:
     def mb_per_s(self) -> float:
         """Megabytes (10^6 bytes) of tars that this call wrote per second."""
         return self.num_new_bytes / 1e6 / self.seconds if self.seconds > 0 else 0.0
+
+    def has_more_rejects_than(self, limit: float) -> bool:
+        """Tell whether more rows were rejected than a limit allows.
+
+        Args:
+            limit: A fraction of all rows (a float from 0 to 1), or a number of rows (an int).
+        """
+        return self.num_rejects > (limit * self.num_rows if isinstance(limit, float) else limit)
 
 
 def convert(
@@ -99,6 +116,7 @@ def convert(
     allow_urls: Sequence[str] = (),
     overwrite: bool = False,
     check: bool = False,
+    max_rejects: float = 0.01,
     progress: bool = True,
 ) -> ConvertReport:
     """Convert a file of rows and its media files to tar shards.
@@ -142,6 +160,9 @@ def convert(
         overwrite: Replace another conversion, or an unfinished one, at `dest`.
         check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
             ones are written again.
+        max_rejects: Most rejected rows without a warning: a fraction of all rows (a float from 0
+            to 1), or a number of rows (an int). With more of them a warning is logged, and the
+            dataset is complete all the same. `ConvertReport.has_more_rejects_than` asks for it.
         progress: Show a progress bar (on a terminal only).
 
     Returns:
@@ -177,11 +198,12 @@ def convert(
     media_root = None if media_root is None else os.fspath(media_root)
     for url in (rows, dest, media_root or ""):
         require_no_secret(url)
-    refuse_bools(num_workers=num_workers)
+    refuse_bools(num_workers=num_workers, max_rejects=max_rejects)
     if num_workers < 0:
         raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     if num_workers > 1:
         options.format.require_portable()
+    _check_max_rejects(max_rejects)
     store, root = open_store(dest), _media_folder(rows, media_root)
     if num_workers > 1 and store.url.startswith("memory://"):
         raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
@@ -208,6 +230,7 @@ def convert(
             seconds = time.monotonic() - started
             reports[output.split] = _report(output, shard_reports[output.split], seconds)
     report = reports[None] if options.splits is None else _total(reports, started)
+    _warn_of_rejects(report, max_rejects, dest)
     _warn_of_media(outputs)
     logger.info(
         "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
@@ -295,6 +318,7 @@ def _shard_order(report: ShardReport) -> tuple[int, str]:
 
 def _report(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
+    corpus = read_report(output.store)
     return ConvertReport(
         num_rows=len(output.rows),
         num_samples=manifest.num_samples,
@@ -305,7 +329,30 @@ def _report(output: Output, shards: list[ShardReport], seconds: float) -> Conver
         seconds=seconds,
         num_repaired=sum(shard.repaired for shard in shards),
         was_finished=output.state == "finished",
+        **_facts(corpus),
     )
+
+
+def _facts(corpus: CorpusReport | None) -> dict[str, Any]:
+    """Return what ``report.json`` says besides the counts, by the names of `ConvertReport`."""
+    names = ("formats", "unread_keys", "media", "reject_kinds")
+    return {} if corpus is None else {name: getattr(corpus, name) for name in names}
+
+
+def _check_max_rejects(max_rejects: float) -> None:
+    if not 0 <= max_rejects <= (1 if isinstance(max_rejects, float) else max_rejects):
+        raise ConfigError(
+            f"max_rejects={max_rejects}: must be a fraction from 0.0 to 1.0, or a number of rows"
+        )
+
+
+def _warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> None:
+    if report.has_more_rejects_than(max_rejects):
+        logger.warning(
+            "%s: the dataset is complete, but %d of %d rows were rejected, more than "
+            "max_rejects=%s allows; see %s",
+            *(dest, report.num_rejects, report.num_rows, max_rejects, REJECTS_NAME),
+        )
 
 
 def _warn_of_media(outputs: list[Output]) -> None:
@@ -323,15 +370,22 @@ def _warn_of_media(outputs: list[Output]) -> None:
 
 def _total(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:
     """Return the sums over all splits."""
-    sums: Counter[str] = Counter()
-    for report in reports.values():
-        sums.update({f.name: getattr(report, f.name) for f in fields(report) if f.type == "int"})
+    sums: dict[str, Any] = {
+        f.name: sum(getattr(report, f.name) for report in reports.values())
+        for f in fields(ConvertReport)
+        if f.type == "int"
+    }
     return ConvertReport(
         **sums,
+        **_facts(total_report(map(_corpus_report, reports.values()))),
         seconds=time.monotonic() - started,
         was_finished=all(report.was_finished for report in reports.values()),
         splits={split: report for split, report in reports.items() if split is not None},
     )
+
+
+def _corpus_report(report: ConvertReport) -> CorpusReport:
+    return CorpusReport(**{f.name: getattr(report, f.name) for f in fields(CorpusReport)})
 
 
 def _command(

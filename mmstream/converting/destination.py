@@ -9,6 +9,7 @@ A conversion writes these, in this order:
                                reports/shard-000000.json commits each of them; the shard's
                                rejects lie beside the report (.rejects.jsonl)
     rejects.jsonl              one line per rejected row: file, row number from 1, reason
+    report.json                counts: rejects by kind, formats, keys that nothing read, media
     mmstream.index.HEX         the index of all shards, named by its content
     mmstream.json              the manifest; then the marker is removed
 
@@ -31,6 +32,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from mmstream.converting.rejects import REJECTS_NAME, REPORTS, write_rejects
+from mmstream.converting.report import REPORT_NAME, write_report
 from mmstream.converting.shard import ShardReport
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.files import require_files
@@ -59,7 +61,15 @@ State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 - "clear": something that the caller agreed to replace.
 """
 
-_SINGLE_FILES = (MANIFEST_NAME, MARKER_NAME, REJECTS_NAME, BAD_NAME, PREVIOUS_NAME, LOCK_NAME)
+_SINGLE_FILES = (
+    MANIFEST_NAME,
+    MARKER_NAME,
+    REJECTS_NAME,
+    REPORT_NAME,
+    BAD_NAME,
+    PREVIOUS_NAME,
+    LOCK_NAME,
+)
 _SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx|\.crc32c)?")
 _REPORT_FILE = r"shard-\d{6,}\.(json|rejects\.jsonl)"
 _OWNED_FILE = "|".join(
@@ -179,7 +189,7 @@ def begin(
 
 
 def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
-    """Write ``rejects.jsonl``, the index and the manifest, then remove the marker."""
+    """Write ``rejects.jsonl``, ``report.json``, the index, the manifest; remove the marker."""
     _write_rejects(store, reports)
     fields: Counter[str] = Counter()
     for report in reports:
@@ -189,8 +199,19 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
         for report in reports
         if report.num_samples
     )
-    source = {**plan, "num_rejects": sum(report.num_rejects for report in reports)}
-    manifest = Manifest(shards, dict(fields), source, checksums="written")
+    num_rejects = sum(report.num_rejects for report in reports)
+    manifest = Manifest(
+        shards, dict(fields), {**plan, "num_rejects": num_rejects}, checksums="written"
+    )
+    write_report(
+        store,
+        (report.counts for report in reports),
+        num_rows=sum(report.num_rows for report in reports),
+        num_samples=manifest.num_samples,
+        num_rejects=num_rejects,
+        num_shards=len(shards),
+        num_bytes=manifest.num_bytes,
+    )
     part = write_part(store, manifest, 0, len(shards) - 1)
     manifest = replace(manifest, index_parts=(part,) if part else ())
     store.write(MANIFEST_NAME, manifest.to_bytes())
@@ -235,6 +256,7 @@ def _clear(store: Store) -> None:
     """Remove what a conversion writes, and no other files."""
     store.remove(MANIFEST_NAME)
     store.remove(REJECTS_NAME)
+    store.remove(REPORT_NAME)
     _remove_reports(store)
     owned = [
         name
@@ -260,8 +282,15 @@ def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, A
     differing = [
         f"{key} was {saved.get(key)!r} and is now {plan[key]!r}"
         for key in plan
-        if saved.get(key) != plan[key]
+        if saved.get(key) != plan[key] and key != "converter"
     ]
+    if not differing and saved.get("converter") != plan["converter"]:
+        raise ConfigError(
+            f"{store.url}: holds {content} of another version of mmstream, which writes the same "
+            f"rows as other bytes (converter {saved.get('converter')!r}, this one is "
+            f"{plan['converter']!r}). A finished dataset is read as it is; to convert again, name "
+            "another destination, or replace it with overwrite=True"
+        )
     if differing:
         raise ConfigError(
             f"{store.url}: holds {content} with other settings: {'; '.join(differing)}. "

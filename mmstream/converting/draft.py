@@ -72,6 +72,8 @@ class Draft:
     `content` is not written."""
     unread: tuple[str, ...] = ()
     """The row's keys that its format does not use. They are kept in `content`."""
+    format: str = ""
+    """The format that the row was read as. The report of the conversion counts them."""
 
 
 def samples_of(

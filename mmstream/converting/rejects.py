@@ -60,6 +60,8 @@ class Reject(msgspec.Struct, frozen=True):
 class RejectGroup:
     """Rejected rows that have one reason, whatever names and numbers it quotes."""
 
+    kind: str
+    """The reason with ``*`` in place of names, quoted values and numbers."""
     num_rows: int
     example: Reject
     """The first of them."""
@@ -145,7 +147,7 @@ def group_rejects(store: Store) -> list[RejectGroup]:
             kind = next(reversed(counts))
         counts[kind] = counts.get(kind, 0) + 1
         examples.setdefault(kind, reject)
-    groups = [RejectGroup(num_rows, examples[kind]) for kind, num_rows in counts.items()]
+    groups = [RejectGroup(kind, num_rows, examples[kind]) for kind, num_rows in counts.items()]
     return sorted(groups, key=lambda group: -group.num_rows)
 
 

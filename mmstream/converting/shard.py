@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import BinaryIO, cast
@@ -26,6 +26,7 @@ from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name
+from mmstream.converting.report import RowCounter, RowCounts
 from mmstream.converting.rows.source import Row, RowRange
 from mmstream.dataset.checksums import (
     checksums_name,
@@ -69,6 +70,8 @@ class ShardReport:
     num_rejects: int
     rejects_bytes: int
     """Size of the file of the shard's rejects. 0: there is no such file."""
+    counts: RowCounts = field(default_factory=RowCounts)
+    """Formats, keys that nothing read, and media of the rows that became samples."""
     reused: bool = False
     """True: an earlier call wrote the shard. Not stored."""
     repaired: bool = False
@@ -111,12 +114,18 @@ def write_shard(job: ShardJob) -> ShardReport:
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
+    counter = RowCounter()
     with ShardRejects(job.store, job.name) as rejects:
-        samples = _samples(job, rejects)
+        samples = _samples(job, rejects, counter)
         first = next(samples, None)
         if first is not None:
             report = _write_tar(job, chain([first], samples), report)
-        report = replace(report, num_rejects=rejects.num_rejects, rejects_bytes=rejects.num_bytes)
+        report = replace(
+            report,
+            num_rejects=rejects.num_rejects,
+            rejects_bytes=rejects.num_bytes,
+            counts=counter.counts,
+        )
         _require_expected(job, report)
         job.lock.require()
     stored = msgspec.to_builtins(report)
@@ -243,12 +252,13 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
     return report
 
 
-def _samples(job: ShardJob, rejects: ShardRejects) -> Samples:
+def _samples(job: ShardJob, rejects: ShardRejects, counter: RowCounter) -> Samples:
     """Yield (key, fields) of every sample. Add the rows that cannot be used to `rejects`."""
     for row, draft, media in load_rows(_drafts(job), job.access, job.media):
         if isinstance(draft, RowError):
             rejects.add(row.file, row.number, str(draft))
         else:
+            counter.add(draft, media)
             key = f"{row.index + 1:0{KEY_DIGITS}d}"
             yield from samples_of(key, draft, media, job.captions == "each")
 

@@ -231,6 +231,8 @@ def test_convert_info_verify(mmstream, rows, tmp_path):
         1,
         "--media-root",
         tmp_path,
+        "--max-rejects",
+        "10%",
     )
     assert code == 0
     assert out.startswith("40 rows -> 38 samples in 5 shards, 2 rejected; ")
@@ -513,13 +515,17 @@ def test_rejects_are_grouped_by_reason_and_a_large_part_of_them_is_a_data_proble
         "  3 rows: row 8: no known format has the keys column0",
         "  2 rows: row 6: images/0.jpg: no such file",
     ]
-    assert err.splitlines()[-1].startswith("5 of 10 rows were rejected, more than a tenth; ")
+    assert err.endswith("5 of 10 rows were rejected, and --max-rejects 1% allows fewer\n")
     assert len(open_dataset(tmp_path / "out")) == 5
 
 
-def test_up_to_a_tenth_of_rejects_is_no_problem(mmstream, tmp_path):
+@pytest.mark.parametrize(
+    ("limit", "code"), [("1%", 1), ("10%", 0), ("9.9%", 1), ("1", 0), ("0", 1), ("one", 2)]
+)
+def test_more_rejects_than_the_limit_are_a_data_problem(mmstream, tmp_path, limit, code):
     rows = write_messy_rows(tmp_path, num_good=9, num_absent=1, num_bad=0)
-    assert mmstream("convert", rows, tmp_path / "out", "--num-workers", 1)[0] == 0
+    words = ["convert", rows, tmp_path / "out", "--num-workers", 1, "--max-rejects", limit]
+    assert mmstream(*words)[0] == code
 
 
 def test_a_run_with_nothing_left_to_do_says_what_to_raise(mmstream, tmp_path):

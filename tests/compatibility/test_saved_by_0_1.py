@@ -437,18 +437,17 @@ def test_the_rows_are_converted_to_the_same_bytes(saved, tmp_path):
     new, old = files_in(tmp_path / "new"), files_in(SAVED / "texts")
     manifests = [Manifest.from_bytes(files.pop(MANIFEST_NAME)) for files in (new, old)]
     (part,) = manifests[0].index_parts
-    assert new.keys() - old.keys() == {part.name}  # 0.1 wrote no index in parts
-    assert new == old | {part.name: new[part.name]}
+    assert new.keys() - old.keys() == {part.name, "report.json"}  # 0.1 wrote neither
+    assert new == old | {name: new[name] for name in (part.name, "report.json")}
     for shard in manifests[0].shards:
         assert (tmp_path / "new" / checksums_name(shard.name)).is_file()  # 0.1 wrote none
-    assert replace(manifests[0], checksums=None, index_parts=()) == manifests[1]
+    source = {**manifests[0].source, "converter": 1}  # its texts have ids, so they keep their json
+    assert replace(manifests[0], source=source, checksums=None, index_parts=()) == manifests[1]
 
 
-def test_a_finished_conversion_is_known_as_finished(saved):
-    report = mm.convert(
-        saved / "texts.jsonl", saved / "texts", samples_per_shard=20, shuffle_seed=7, num_workers=0
-    )
-    assert report.was_finished
+def test_a_finished_conversion_is_known_as_one_of_another_version(saved):
+    with pytest.raises(mm.ConfigError, match=r"another version of mmstream.*\(converter 1, "):
+        mm.convert(saved / "texts.jsonl", saved / "texts", samples_per_shard=20, shuffle_seed=7)
     with pytest.raises(mm.ConfigError, match="shuffle_seed was 7"):
         mm.convert(saved / "texts.jsonl", saved / "texts", samples_per_shard=20, shuffle_seed=8)
     assert files_in(saved / "texts") == files_in(SAVED / "texts")

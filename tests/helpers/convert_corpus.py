@@ -58,11 +58,11 @@ def interrupted(monkeypatch, corpus, dest, after, **options):
     """Convert until `after` shards are committed, then fail as Ctrl-C would."""
     real, calls = shard._samples, []
 
-    def samples(job, rejected):
+    def samples(job, *others):
         calls.append(job.name)
         if len(calls) > after:
             raise KeyboardInterrupt
-        return real(job, rejected)
+        return real(job, *others)
 
     with monkeypatch.context() as patch:
         patch.setattr(shard, "_samples", samples)

@@ -16,6 +16,7 @@ the sample.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from mmstream.converting.draft import Draft, RowError
@@ -50,10 +51,11 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     expect(row, dict, "row")
     if not row:
         raise RowError("empty row")
-    draft = _draft(row, format or recognise(row))
+    name = format or recognise(row)
+    draft = _draft(row, name)
     if not draft.media and format is None:
         _refuse_unread_media(row)
-    return draft
+    return replace(draft, format=name)
 
 
 def _draft(row: dict[str, Any], format: str) -> Draft:
