@@ -1,0 +1,342 @@
+"""The sidecar of a shard: a Parquet file with one row for each sample and for each reject.
+
+    rows -> formats -> media -> shard + SIDECAR
+
+``shard-000000.parquet`` lies beside ``shard-000000.tar``. It says what the shard holds without its
+bytes: where each sample came from, its sizes, and hashes of its media and text. DuckDB, pandas and
+polars open it. The columns that users of img2dataset know have the same names as there.
+
+`mmstream.converting.quality` finds duplicates by the hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mmstream.converting.draft import Media
+from mmstream.converting.quality.hashes import content_hash, text_of
+from mmstream.converting.rows.source import Row
+from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.storage import Store
+
+__all__ = ["SCHEMA", "SidecarWriter", "open_sidecar", "sidecar_name"]
+
+ROWS_PER_GROUP = 1000
+"""Most rows of a row group. The rows of one group are in memory while a shard is written."""
+
+MAX_GROUP_BYTES = 8 << 20
+"""A row group ends earlier where its strings are longer than this together."""
+
+MAX_BUFFERED_BYTES = 16 << 20
+"""A sidecar up to this size is read with one request."""
+
+FACTS = {
+    "width": pa.int32(),
+    "height": pa.int32(),
+    "original_width": pa.int32(),
+    "original_height": pa.int32(),
+    "rotation": pa.int32(),
+    "duration_s": pa.float64(),
+    "fps": pa.float64(),
+    "num_frames": pa.int64(),
+    "sample_rate": pa.int32(),
+    "num_channels": pa.int32(),
+    "codec": pa.string(),
+}
+"""What `Media.facts` may hold."""
+
+MEDIUM = pa.struct(
+    [
+        pa.field("field", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("num_bytes", pa.int64(), nullable=False),
+        pa.field("xxh3", pa.binary(16), nullable=False),
+        pa.field("perceptual_hash", pa.binary(32)),
+        *(pa.field(name, kind) for name, kind in FACTS.items()),
+    ]
+)
+
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("error_message", pa.string()),
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("index", pa.int32()),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("split", pa.string()),
+        pa.field("id", pa.string()),
+        pa.field("url", pa.string()),
+        pa.field("license", pa.string()),
+        pa.field("caption", pa.string()),
+        pa.field("width", pa.int32()),
+        pa.field("height", pa.int32()),
+        pa.field("original_width", pa.int32()),
+        pa.field("original_height", pa.int32()),
+        pa.field("sha256", pa.string()),
+        pa.field("num_bytes", pa.int64()),
+        pa.field("num_text_bytes", pa.int64()),
+        pa.field("text_xxh3", pa.binary(16)),
+        pa.field("media", pa.list_(pa.field("element", MEDIUM, nullable=False))),
+    ]
+)
+"""The columns. docs/conversion.md says what each of them means."""
+
+_FEW_VALUES = ["status", "error_message", "shard", "file", "split", "license"] + [
+    f"media.list.element.{name}" for name in ("field", "kind", "codec", "sample_rate")
+]
+"""Columns that are stored as a dictionary, because their values repeat."""
+
+_FIRST_MEDIUM = ("width", "height", "original_width", "original_height")
+
+_IDS = ("id", "uid", "image_id", "sample_id", "videoid", "video_id")
+_URLS = ("url", "image_url", "source_url", "contenturl", "raw_url", "coco_url", "source")
+_LICENSES = ("license", "licence", "license_name", "license_url")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+
+
+def sidecar_name(shard: str) -> str:
+    """Return the name of a shard's sidecar: ``shard-000000.tar`` -> ``shard-000000.parquet``."""
+    return f"{shard.removesuffix('.tar')}.parquet"
+
+
+class SidecarWriter:
+    """Writes the sidecar of one shard, row by row, while the shard is written.
+
+    A context manager: the file appears when the block ends without an error. The rows of one row
+    group are in memory. The same rows give the same bytes with the same versions of pyarrow (and of
+    Pillow, for perceptual hashes).
+
+    Args:
+        store: The destination.
+        shard: Name of the shard.
+        split: Name of the split that the shard belongs to.
+        perceptual_hash: Makes the perceptual hash of an image's bytes. Default: there is none.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        shard: str,
+        split: str | None = None,
+        perceptual_hash: Callable[[bytes], bytes | None] | None = None,
+    ) -> None:
+        self._store, self._shard, self._split = store, shard, split
+        self._perceptual_hash = perceptual_hash
+        self._rows: list[dict[str, Any]] = []
+        self._group_bytes = self._num_samples = 0
+        self._stack = ExitStack()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file so far."""
+        return self._output.num_bytes
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the file so far."""
+        return self._output.digest.hexdigest()
+
+    def __enter__(self) -> SidecarWriter:
+        file = self._stack.enter_context(self._store.create(sidecar_name(self._shard)))
+        self._output = _Output(file)
+        self._writer = pq.ParquetWriter(
+            self._output, SCHEMA, compression="zstd", use_dictionary=_FEW_VALUES, version="2.6"
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._stack:  # removes the file, if the block or one of these calls raises
+            if error is not None:
+                self._output.abandon()
+                self._writer.close()
+                raise error
+            self._flush()
+            self._writer.close()
+
+    def add_sample(
+        self, row: Row, key: str, fields: Mapping[str, bytes], media: Sequence[Media]
+    ) -> None:
+        """Add a sample.
+
+        Args:
+            row: It came from.
+            key: Of the sample.
+            fields: {field: bytes} of the sample, as the tar holds it.
+            media: Its media. Their bytes are among `fields`.
+        """
+        text = text_of(fields)
+        caption = fields.get("txt") if media else None
+        described = [self._described(medium, fields) for medium in media]
+        first = described[0] if described else {}
+        self._add(
+            {
+                **self._origin(row, key),
+                "status": "success",
+                "index": self._num_samples,
+                "caption": None if caption is None else caption.decode("utf-8", "replace"),
+                **{name: first.get(name) for name in _FIRST_MEDIUM},
+                "sha256": hashlib.sha256(media[0].data).hexdigest() if media else None,
+                "num_bytes": sum(map(len, fields.values())),
+                "num_text_bytes": None if text is None else len(text),
+                "text_xxh3": None if text is None else content_hash(text),
+                "media": described,
+            }
+        )
+        self._num_samples += 1
+
+    def add_reject(self, row: Row, key: str, reason: str) -> None:
+        """Add a row that became no sample.
+
+        Args:
+            row: The row.
+            key: The key that its sample would have.
+            reason: Why there is no sample.
+        """
+        self._add({**self._origin(row, key), "status": "rejected", "error_message": reason})
+
+    def _origin(self, row: Row, key: str) -> dict[str, Any]:
+        value = row.value if isinstance(row.value, dict) else {}
+        values = {str(name).lower(): item for name, item in value.items()}
+        return {
+            "key": key,
+            "shard": self._shard,
+            "file": row.file,
+            "row": row.number,
+            "split": self._split,
+            "id": _first_text(values, _IDS),
+            "url": _first_text(values, _URLS, _URL),
+            "license": _first_text(values, _LICENSES),
+        }
+
+    def _described(self, medium: Media, fields: Mapping[str, bytes]) -> dict[str, Any]:
+        field = next(name for name, data in fields.items() if data is medium.data)
+        kind = _kind_of(medium.extension)
+        perceptual_hash = None
+        if self._perceptual_hash is not None and kind == "image":
+            perceptual_hash = self._perceptual_hash(medium.data)
+        return {
+            "field": field,
+            "kind": kind,
+            "num_bytes": len(medium.data),
+            "xxh3": content_hash(medium.data),
+            "perceptual_hash": perceptual_hash,
+            **{name: medium.facts.get(name) for name in FACTS},
+        }
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        self._group_bytes += sum(len(value) for value in row.values() if isinstance(value, str))
+        if len(self._rows) >= ROWS_PER_GROUP or self._group_bytes >= MAX_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
+        self._rows, self._group_bytes = [], 0
+
+
+def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
+    """Open the sidecar of a shard, to read columns of it.
+
+    A large one is read in ranges, a small one whole.
+
+    Raises:
+        FileNotFoundError: There is none.
+        StorageError: The storage failed after retries.
+        pyarrow.ArrowInvalid: It is damaged.
+    """
+    name = sidecar_name(shard)
+    size = store.size(name)
+    if size <= MAX_BUFFERED_BYTES:
+        return pq.ParquetFile(pa.BufferReader(store.read(name)))
+    return pq.ParquetFile(pa.PythonFile(_Ranges(store, name, size), mode="r"))
+
+
+def _first_text(
+    values: Mapping[str, Any], names: Sequence[str], pattern: re.Pattern[str] | None = None
+) -> str | None:
+    """Return the first of these values that is a text or an integer, and matches."""
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            text = str(value)
+            if text and (pattern is None or pattern.match(text)):
+                return text.encode("utf-8", "replace").decode()
+    return None
+
+
+def _kind_of(extension: str) -> str:
+    if extension in VIDEO_EXTENSIONS:
+        return "video"
+    return "audio" if extension in AUDIO_EXTENSIONS else "image"
+
+
+class _Output(io.RawIOBase):
+    """Passes the bytes of a Parquet file on, and computes their checksum."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.num_bytes = 0
+        self.digest = hashlib.sha256()
+        self._file: BinaryIO | None = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        if self._file is not None:
+            self.digest.update(view)
+            self._file.write(view)
+            self.num_bytes += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.num_bytes
+
+    def abandon(self) -> None:
+        """Take what is written from now on for nothing: the file will be removed."""
+        self._file = None
+
+
+class _Ranges(io.RawIOBase):
+    """An object of a store, read by ranges."""
+
+    def __init__(self, store: Store, name: str, size: int) -> None:
+        self._store, self._name, self._size = store, name, size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        self._position = starts[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._size, self._position + size)
+        data = self._store.read_range(self._name, self._position, stop)
+        self._position = stop
+        return data
