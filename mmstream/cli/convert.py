@@ -137,6 +137,11 @@ __all__ = ["convert"]
     help="Reject longer audio and video files.",
 )
 @click.option(
+    "--sidecar/--no-sidecar",
+    default=True,
+    help="Write a Parquet file beside each shard that says what it holds.  [default: sidecar]",
+)
+@click.option(
     "--overwrite", is_flag=True, help="Replace another conversion at DEST, or an unfinished one."
 )
 @click.option(

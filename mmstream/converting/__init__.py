@@ -9,8 +9,10 @@
     draft.py           the `Draft`, and the samples that it gives
     media/          4. the bytes of the row's media
     shard.py        5. tar, index and report of one shard
+    sidecar.py      a Parquet file of what each shard holds
     rejects.py      the rows that became no sample, for each shard and for all
     engines/        several shards at a time
+    quality/        what a corpus holds twice
     destination.py  before the first shard and after the last: marker, rejects, manifest
     captions.py     rows of captions -> rows of conversations, to convert afterwards
 

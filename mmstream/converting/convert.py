@@ -114,6 +114,7 @@ def convert(
     splits: Mapping[str, float] | None = None,
     media: MediaOptions | None = None,
     allow_urls: Sequence[str] = (),
+    sidecar: bool = True,
     overwrite: bool = False,
     check: bool = False,
     max_rejects: float = 0.01,
@@ -157,6 +158,8 @@ def convert(
             `MediaOptions()`, which reads headers and changes nothing.
         allow_urls: URL prefixes outside `media_root` that rows may name, such as
             ``"s3://bucket/photos/"``. They are read with your credentials.
+        sidecar: Write a Parquet file beside each shard, ``shard-000000.parquet``, that says what
+            the shard holds: keys, rows, sizes, hashes, rejects.
         overwrite: Replace another conversion, or an unfinished one, at `dest`.
         check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
             ones are written again.
@@ -193,6 +196,7 @@ def convert(
         shuffle_seed=shuffle_seed,
         splits=None if splits is None else tuple(splits.items()),
         media=MediaOptions() if media is None else media,
+        sidecar=sidecar,
     )
     rows, dest = os.fspath(rows), os.fspath(dest)
     media_root = None if media_root is None else os.fspath(media_root)
@@ -403,6 +407,7 @@ def _command(
     words += (
         ["--shuffle-seed", str(options.shuffle_seed)] if options.shuffle_seed is not None else []
     )
+    words += ["--no-sidecar"] if not options.sidecar else []
     if options.splits:
         words += ["--split", ",".join(f"{name}={fraction!r}" for name, fraction in options.splits)]
     for name, value in options.media.plan().items():

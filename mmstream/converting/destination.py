@@ -8,6 +8,7 @@ A conversion writes these, in this order:
     shard-000000.tar           the shards, each with its index (.idx) and checksums (.crc32c);
                                reports/shard-000000.json commits each of them; the shard's
                                rejects lie beside the report (.rejects.jsonl)
+    shard-000000.parquet       the sidecar of each shard: its samples and its rejects
     rejects.jsonl              one line per rejected row: file, row number from 1, reason
     report.json                counts: rejects by kind, formats, keys that nothing read, media
     mmstream.index.HEX         the index of all shards, named by its content
@@ -34,6 +35,7 @@ import msgspec
 from mmstream.converting.rejects import REJECTS_NAME, REPORTS, write_rejects
 from mmstream.converting.report import REPORT_NAME, write_report
 from mmstream.converting.shard import ShardReport
+from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.files import require_files
 from mmstream.dataset.index_writer import write_part
@@ -70,7 +72,7 @@ _SINGLE_FILES = (
     PREVIOUS_NAME,
     LOCK_NAME,
 )
-_SHARD_FILE = re.compile(r"shard-\d{6,}\.tar(\.idx|\.crc32c)?")
+_SHARD_FILE = re.compile(r"shard-\d{6,}\.(tar(\.idx|\.crc32c)?|parquet)")
 _REPORT_FILE = r"shard-\d{6,}\.(json|rejects\.jsonl)"
 _OWNED_FILE = "|".join(
     [_SHARD_FILE.pattern, INDEX_PART_NAME.pattern, *map(re.escape, _SINGLE_FILES)]
@@ -222,6 +224,7 @@ def give_up(store: Store, reports: Sequence[ShardReport]) -> None:
     """Leave only ``rejects.jsonl``: without a sample there is no dataset."""
     _write_rejects(store, reports)
     _remove_reports(store)
+    map_requests(store, store.remove, [sidecar_name(report.name) for report in reports])
     store.remove(MARKER_NAME)
 
 

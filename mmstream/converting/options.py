@@ -29,6 +29,7 @@ class Options:
     shuffle_seed: int | None
     splits: tuple[tuple[str, float], ...] | None
     media: MediaOptions = field(default_factory=MediaOptions)
+    sidecar: bool = True
 
     def __post_init__(self) -> None:
         refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)

@@ -20,6 +20,7 @@ from mmstream.converting.options import Options
 from mmstream.converting.plan import plan_of, select, shard_name
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardJob, shard_sizes
+from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.checksums import object_sha256
 from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
@@ -113,6 +114,11 @@ def _with_damage(output: Output) -> Output:
         for shard in manifest.shards
         if output.check or not shard_sizes(shard, has_checksums).items() <= sizes.items()
     }
+    if output.plan["sidecar"]:
+        shards = {shard.name: shard for shard in manifest.shards}
+        for name in _shard_names(output):
+            if sidecar_name(name) not in sizes:
+                expected[name] = shards.get(name, ShardInfo(name, 0, 0))
     lost_parts = tuple(
         part
         for part in manifest.index_parts
@@ -120,6 +126,14 @@ def _with_damage(output: Output) -> Output:
         or (output.check and object_sha256(output.store, part.name, part.num_bytes) != part.sha256)
     )
     return output._replace(expected=expected, has_checksums=has_checksums, lost_parts=lost_parts)
+
+
+def _shard_names(output: Output) -> list[str]:
+    """Return the names of all shards, those without a sample included."""
+    return [
+        shard_name(index)
+        for index, _ in enumerate(range(0, len(output.rows), output.plan["samples_per_shard"]))
+    ]
 
 
 def mend_index(output: Output) -> None:
@@ -155,6 +169,8 @@ def jobs_of(
                 options.format,
                 options.captions,
                 options.media,
+                output.split,
+                options.sidecar,
                 output.lock,
                 output.check,
                 output.expected.get(name),

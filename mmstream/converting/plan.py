@@ -46,6 +46,7 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         "media": options.media.plan(),
         "splits": None if options.splits is None else [list(pair) for pair in options.splits],
         "split": split,
+        "sidecar": options.sidecar,
         "num_rows": num_rows,
     }
 

@@ -3,19 +3,21 @@
     rows -> formats -> media -> SHARD
 
 `write_shard` is the job of a worker process; it calls the steps before it, row by row. It writes
-the tar, its index, the checksums of its samples, its rejects and its report, in this order, each of
-them whole or not at all. The report commits the shard: with a report, and the others of the right
-size, the shard is finished.
+the tar, its index, the checksums of its samples, its sidecar, its rejects and its report, in this
+order, each of them whole or not at all. The report commits the shard: with a report, and the others
+of the right size, the shard is finished.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import BinaryIO, cast
 
 import msgspec
@@ -28,10 +30,12 @@ from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name
 from mmstream.converting.report import RowCounter, RowCounts
 from mmstream.converting.rows.source import Row, RowRange
+from mmstream.converting.sidecar import SidecarWriter, sidecar_name
 from mmstream.dataset.checksums import (
     checksums_name,
     checksums_size,
     encode_checksums,
+    object_sha256,
     read_samples,
     sample_checksum,
 )
@@ -72,6 +76,10 @@ class ShardReport:
     """Size of the file of the shard's rejects. 0: there is no such file."""
     counts: RowCounts = field(default_factory=RowCounts)
     """Formats, keys that nothing read, and media of the rows that became samples."""
+    sidecar_bytes: int = 0
+    """Size of the sidecar. 0: there is none, or its size is not known."""
+    sidecar_sha256: str | None = None
+    """Checksum of the sidecar."""
     reused: bool = False
     """True: an earlier call wrote the shard. Not stored."""
     repaired: bool = False
@@ -89,6 +97,9 @@ class ShardJob:
     format: RowFormat
     captions: str
     media: MediaOptions
+    split: str | None
+    """Name of the split, for the sidecar."""
+    sidecar: bool
     lock: WriteLock
     """Held by the main process. Nothing is committed without it."""
     check: bool = False
@@ -115,8 +126,8 @@ def write_shard(job: ShardJob) -> ShardReport:
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
     counter = RowCounter()
-    with ShardRejects(job.store, job.name) as rejects:
-        samples = _samples(job, rejects, counter)
+    with _sidecar(job) as sidecar, ShardRejects(job.store, job.name) as rejects:
+        samples = _samples(job, rejects, sidecar, counter)
         first = next(samples, None)
         if first is not None:
             report = _write_tar(job, chain([first], samples), report)
@@ -128,6 +139,8 @@ def write_shard(job: ShardJob) -> ShardReport:
         )
         _require_expected(job, report)
         job.lock.require()
+    if sidecar is not None:
+        report = replace(report, sidecar_bytes=sidecar.num_bytes, sidecar_sha256=sidecar.sha256)
     stored = msgspec.to_builtins(report)
     del stored["reused"], stored["repaired"]
     job.lock.require()
@@ -153,10 +166,23 @@ def report_name(shard: str) -> str:
 def _committed_report(job: ShardJob) -> ShardReport | None:
     """Return the report of a shard that an earlier call wrote, otherwise None."""
     if job.expected is not None:
-        shard = job.expected
+        shard, stored = job.expected, _stored_report(job)
         return ShardReport(
-            shard.name, len(job.rows), shard.num_samples, shard.num_bytes, shard.sha256, {}, 0, 0
+            shard.name,
+            len(job.rows),
+            shard.num_samples,
+            shard.num_bytes,
+            shard.sha256,
+            {},
+            0,
+            0,
+            sidecar_bytes=stored.sidecar_bytes if stored else 0,
+            sidecar_sha256=stored.sidecar_sha256 if stored else None,
         )
+    return _stored_report(job)
+
+
+def _stored_report(job: ShardJob) -> ShardReport | None:
     try:
         return msgspec.json.decode(job.store.read(report_name(job.name)), type=ShardReport)
     except FileNotFoundError:
@@ -171,9 +197,18 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
     Their lengths are compared, and with `ShardJob.check` their content.
     """
     shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    if _wrong_size(job, shard, report.rejects_bytes) is not None:
+    sizes = {rejects_name(job.name): report.rejects_bytes} if report.rejects_bytes else {}
+    if job.sidecar:
+        sizes[sidecar_name(job.name)] = report.sidecar_bytes
+    if _wrong_size(job, shard, sizes) is not None:
         return False
-    if not job.check or not shard.num_samples:
+    if not job.check:
+        return True
+    if job.sidecar and report.sidecar_sha256 != object_sha256(
+        job.store, sidecar_name(job.name), report.sidecar_bytes
+    ):
+        return False
+    if not shard.num_samples:
         return True
     index = job.store.read(index_name(job.name))
     try:
@@ -190,11 +225,17 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
     )
 
 
-def _wrong_size(job: ShardJob, shard: ShardInfo, rejects_bytes: int = 0) -> str | None:
-    """Return the first file of a shard that is missing or has another size, or None."""
-    sizes = shard_sizes(shard, job.has_checksums)
-    if rejects_bytes:
-        sizes[rejects_name(job.name)] = rejects_bytes
+def _wrong_size(
+    job: ShardJob, shard: ShardInfo, others: Mapping[str, int] = MappingProxyType({})
+) -> str | None:
+    """Return the first file of a shard that is missing or has another size, or None.
+
+    Args:
+        job: Of the shard.
+        shard: As it must be.
+        others: {name: bytes} of more files.
+    """
+    sizes = shard_sizes(shard, job.has_checksums) | dict(others)
     current = map_requests(job.store, partial(_size, job.store), sizes)
     wrong = [name for name, size in zip(sizes, current, strict=True) if size != sizes[name]]
     return wrong[0] if wrong else None
@@ -252,15 +293,29 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
     return report
 
 
-def _samples(job: ShardJob, rejects: ShardRejects, counter: RowCounter) -> Samples:
-    """Yield (key, fields) of every sample. Add the rows that cannot be used to `rejects`."""
+def _sidecar(job: ShardJob) -> AbstractContextManager[SidecarWriter | None]:
+    return SidecarWriter(job.store, job.name, job.split) if job.sidecar else nullcontext()
+
+
+def _samples(
+    job: ShardJob, rejects: ShardRejects, sidecar: SidecarWriter | None, counter: RowCounter
+) -> Samples:
+    """Yield (key, fields) of every sample. Add the rows that cannot be used to `rejects`.
+
+    The sidecar gets both.
+    """
     for row, draft, media in load_rows(_drafts(job), job.access, job.media):
+        key = f"{row.index + 1:0{KEY_DIGITS}d}"
         if isinstance(draft, RowError):
             rejects.add(row.file, row.number, str(draft))
-        else:
-            counter.add(draft, media)
-            key = f"{row.index + 1:0{KEY_DIGITS}d}"
-            yield from samples_of(key, draft, media, job.captions == "each")
+            if sidecar is not None:
+                sidecar.add_reject(row, key, str(draft))
+            continue
+        counter.add(draft, media)
+        for sample_key, fields in samples_of(key, draft, media, job.captions == "each"):
+            if sidecar is not None:
+                sidecar.add_sample(row, sample_key, fields, media)
+            yield sample_key, fields
 
 
 def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:

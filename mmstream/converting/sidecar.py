@@ -27,6 +27,7 @@ from mmstream.converting.quality.hashes import content_hash, text_of
 from mmstream.converting.rows.source import Row
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.storage import Store
+from mmstream.storage.plain_errors import without_secrets
 
 __all__ = ["SCHEMA", "SidecarWriter", "open_sidecar", "sidecar_name"]
 
@@ -101,6 +102,7 @@ _FIRST_MEDIUM = ("width", "height", "original_width", "original_height")
 
 _IDS = ("id", "uid", "image_id", "sample_id", "videoid", "video_id")
 _URLS = ("url", "image_url", "source_url", "contenturl", "raw_url", "coco_url", "source")
+_MEDIA = ("image", "video", "audio")  # a row may name its medium by URL
 _LICENSES = ("license", "licence", "license_name", "license_url")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
@@ -151,7 +153,12 @@ class SidecarWriter:
         file = self._stack.enter_context(self._store.create(sidecar_name(self._shard)))
         self._output = _Output(file)
         self._writer = pq.ParquetWriter(
-            self._output, SCHEMA, compression="zstd", use_dictionary=_FEW_VALUES, version="2.6"
+            self._output,
+            SCHEMA,
+            compression="zstd",
+            use_dictionary=_FEW_VALUES,
+            store_schema=False,
+            version="2.6",
         )
         return self
 
@@ -182,7 +189,8 @@ class SidecarWriter:
         """
         text = text_of(fields)
         caption = fields.get("txt") if media else None
-        described = [self._described(medium, fields) for medium in media]
+        names = dict(fields)  # of the media that are not described yet
+        described = [self._described(medium, names) for medium in media]
         first = described[0] if described else {}
         self._add(
             {
@@ -213,6 +221,7 @@ class SidecarWriter:
     def _origin(self, row: Row, key: str) -> dict[str, Any]:
         value = row.value if isinstance(row.value, dict) else {}
         values = {str(name).lower(): item for name, item in value.items()}
+        url = _first_text(values, _URLS + _MEDIA, _URL)
         return {
             "key": key,
             "shard": self._shard,
@@ -220,12 +229,13 @@ class SidecarWriter:
             "row": row.number,
             "split": self._split,
             "id": _first_text(values, _IDS),
-            "url": _first_text(values, _URLS, _URL),
+            "url": url and without_secrets(url),
             "license": _first_text(values, _LICENSES),
         }
 
-    def _described(self, medium: Media, fields: Mapping[str, bytes]) -> dict[str, Any]:
-        field = next(name for name, data in fields.items() if data is medium.data)
+    def _described(self, medium: Media, names: dict[str, bytes]) -> dict[str, Any]:
+        field = next(name for name, data in names.items() if data is medium.data)
+        del names[field]  # a medium that comes twice has two fields
         kind = _kind_of(medium.extension)
         perceptual_hash = None
         if self._perceptual_hash is not None and kind == "image":

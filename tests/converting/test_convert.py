@@ -72,7 +72,7 @@ def test_the_bytes_are_the_same_on_every_run_and_for_every_number_of_workers(cor
     for workers in (0, 1, 2, 3):
         run(corpus, tmp_path / f"out{workers}", num_workers=workers, shuffle_seed=4)
     first = tree(tmp_path / "out0")
-    assert len(first) == 5 * 4 + 4 + 2  # rejects of two shards too
+    assert len(first) == 5 * 5 + 4 + 2  # rejects of two shards too
     for workers in (1, 2, 3):
         assert tree(tmp_path / f"out{workers}") == first
 
