@@ -27,7 +27,6 @@ from mmstream.converting.quality.hashes import content_hash, text_of
 from mmstream.converting.rows.source import Row
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.storage import Store
-from mmstream.storage.plain_errors import without_secrets
 
 __all__ = ["SCHEMA", "SidecarWriter", "open_sidecar", "sidecar_name"]
 
@@ -105,6 +104,11 @@ _URLS = ("url", "image_url", "source_url", "contenturl", "raw_url", "coco_url", 
 _MEDIA = ("image", "video", "audio")  # a row may name its medium by URL
 _LICENSES = ("license", "licence", "license_name", "license_url")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_SECRET = re.compile(
+    r"(?i)(?<=://)[^/?#]*(?=@)|(?<=[?&])((?:x-(?:amz|goog)-(?:signature|credential|security-token)"
+    r"|(?:access_?)?token|sig|signature|api_?key|awsaccesskeyid)=)[^&#]*"
+)
+"""Passwords, tokens and signatures in a URL. Other parameters may be part of the address."""
 
 
 def sidecar_name(shard: str) -> str:
@@ -229,7 +233,7 @@ class SidecarWriter:
             "row": row.number,
             "split": self._split,
             "id": _first_text(values, _IDS),
-            "url": url and without_secrets(url),
+            "url": url and _SECRET.sub(r"\1***", url),
             "license": _first_text(values, _LICENSES),
         }
 

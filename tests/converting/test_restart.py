@@ -289,7 +289,7 @@ def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, m
         assert memory.cat_file(f"/bucket/out/{name}") == data
     report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)
     assert report.num_shards == 2
-    assert len(memory.find("/bucket/out")) == 2 * 5 + 4
+    assert len(memory.find("/bucket/out")) == 2 * 6 + 4
 
 
 def link(target, path):
