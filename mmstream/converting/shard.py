@@ -24,6 +24,7 @@ import msgspec
 
 from mmstream.converting.draft import Draft, RowError, samples_of
 from mmstream.converting.formats.row_format import RowFormat
+from mmstream.converting.hashed_file import HashedFile
 from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
@@ -261,18 +262,18 @@ def _require_expected(job: ShardJob, report: ShardReport) -> None:
 
 def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardReport:
     fields: Counter[str] = Counter()
-    with job.store.create(job.name) as file:
-        hashed = _HashedFile(file)
+    with job.store.create(job.name) as file, HashedFile(file) as hashed:
         writer = TarWriter(cast(BinaryIO, hashed))
         for key, sample in samples:
             writer.add(key, sample)
             fields.update(sample.keys())
         writer.close()
+        sha256 = hashed.close()
         report = replace(
             report,
             num_samples=len(writer.offsets) - 1,
             num_bytes=writer.num_bytes,
-            sha256=hashed.digest.hexdigest(),
+            sha256=sha256,
             fields=dict(sorted(fields.items())),
         )
         _require_expected(job, report)
@@ -330,15 +331,3 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
             yield row, error
         else:
             yield row, draft
-
-
-class _HashedFile:
-    """Passes bytes on to a file, and computes their checksum."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        return self._file.write(data)

@@ -50,25 +50,64 @@ class TarWriter:
             key: Must be new and have no dots. Neither is checked here.
             fields: Extension -> payload, in the order of the members.
         """
-        self.offsets.append(self._position)
-        self.checksums.append(0)
+        write, position, checksum = self._file.write, self._position, 0
+        self.offsets.append(position)
         for field, data in fields.items():
-            info = tarfile.TarInfo(f"{key}.{field}")
-            info.size, info.mode = len(data), 0o444
-            for content in (info.tobuf(tarfile.PAX_FORMAT), data, bytes(-len(data) % BLOCK)):
-                self._write(content)
-                self.checksums[-1] = crc32c(content, self.checksums[-1], 0)
+            size = len(data)
+            header, padding = _header(f"{key}.{field}", size), _PADDING[: -size % BLOCK]
+            # One checksum after the other: joined first, the payload would be copied once more.
+            checksum = crc32c(data, crc32c(header, checksum, 0), 0)
+            write(header)
+            write(data)
+            if padding:
+                checksum = crc32c(padding, checksum, 0)
+                write(padding)
+            position += len(header) + size + len(padding)
+        self._position = position
+        self.checksums.append(checksum)
 
     def close(self) -> None:
         """Write the two blocks of zeros that end a tar. The file stays open."""
         self.offsets.append(self._position)
-        self._write(bytes(2 * BLOCK))
+        self._file.write(bytes(2 * BLOCK))
+        self._position += 2 * BLOCK
 
     @property
     def num_bytes(self) -> int:
         """Bytes written so far."""
         return self._position
 
-    def _write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._position += len(data)
+
+def _info(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o444
+    return info
+
+
+_PADDING = bytes(BLOCK)
+_EMPTY = _info("", 0).tobuf(tarfile.PAX_FORMAT)
+"""The header of an empty file without a name. Others differ in name, size and checksum only."""
+_BETWEEN, _AFTER = _EMPTY[100:124], _EMPTY[155:]
+_EMPTY_SUM = int(_EMPTY[148:154], 8) - sum(_EMPTY[124:135])
+_MAX_NAME = 100
+_MAX_SIZE = 8**11 - 1
+
+
+def _header(name: str, size: int) -> bytes:
+    """Return the header of a member: of 512 bytes, or of more if its name is too long.
+
+    The checksum of a header is the sum of its bytes. So that of ``a.txt`` with 3 bytes is the sum
+    of the empty header, of the name, and of the digits ``00000000003``.
+    """
+    encoded, digits = name.encode("utf-8", "surrogateescape"), b"%011o" % size
+    if len(encoded) > _MAX_NAME or size > _MAX_SIZE or not name.isascii():
+        return _info(name, size).tobuf(tarfile.PAX_FORMAT)
+    checksum = _EMPTY_SUM + sum(encoded) + sum(digits)
+    return b"%b%b%b\0%b%06o\0%b" % (
+        encoded.ljust(_MAX_NAME, b"\0"),
+        _BETWEEN,
+        digits,
+        _EMPTY[136:148],
+        checksum,
+        _AFTER,
+    )

@@ -45,9 +45,9 @@ def convert_and_pause(corpus, dest, pipe, options):
     """Convert, and stand still in the middle of the third shard until told to go on."""
     samples, names = shard._samples, []
 
-    def pausing_samples(job, rejects):
+    def pausing_samples(job, *others):
         names.append(job.name)
-        for number, sample in enumerate(samples(job, rejects)):
+        for number, sample in enumerate(samples(job, *others)):
             yield sample
             if len(names) == 3 and number == 4:
                 pipe.send("in the middle")
@@ -116,10 +116,10 @@ def test_parts_of_uploads_that_a_killed_conversion_left_are_removed(
     dest = f"{s3}/{tmp_path.name}"
     samples = shard._samples
 
-    def stopping_samples(job, rejects):
+    def stopping_samples(job, *others):
         if job.name == "shard-000002.tar":
             raise KeyboardInterrupt
-        yield from samples(job, rejects)
+        yield from samples(job, *others)
 
     with monkeypatch.context() as patch:
         patch.setattr(shard, "_samples", stopping_samples)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
 from mmstream.errors import SampleError
+from mmstream.tar import writer
 from mmstream.tar.samples import iter_members, parse_sample, split_name
 from mmstream.tar.writer import TarWriter
 from tests.helpers.foreign_tars import field_list, read_by_mmstream, read_by_webdataset
@@ -46,6 +47,16 @@ samples = st.lists(
     max_size=5,
     unique_by=lambda sample: sample[0],
 )
+
+
+@pytest.mark.parametrize("size", [0, 1, 512, 10**6, 8**11 - 1, 8**11])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "", "d/" * 20 + "a.0.jpg", "x" * 100, "x" * 101, "\xe9.jpg", "\x7f.txt"]
+)
+def test_a_header_is_the_one_that_tarfile_writes(name, size):
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o444
+    assert writer._header(name, size) == info.tobuf(tarfile.PAX_FORMAT)
 
 
 def write(samples) -> tuple[bytes, list[int]]:

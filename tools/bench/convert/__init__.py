@@ -1,0 +1,1 @@
+"""Conversions measured beside others: ``python -m tools.bench.convert.speed``."""
