@@ -95,6 +95,11 @@ class WebAddress(NamedTuple):
         except ValueError:
             return None
 
+    @property
+    def origin(self) -> str:
+        """Host and port."""
+        return f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
         """Return the URL, in a form that every parser reads alike."""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -140,13 +145,15 @@ def parse_url(url: str, allowed: AllowedHosts, base: str | None = None) -> WebAd
     text = url.strip() if base is None else urljoin(base, url.strip())
     try:
         pieces = urlsplit(text)
+        scheme = pieces.scheme.lower()
+        if scheme and scheme not in _PORTS:
+            raise RowError(f"{escaped(scheme)}: is neither http nor https")
         port = pieces.port
         host = _host(pieces.hostname or "")
     except ValueError:
-        raise RowError("not a URL") from None
-    scheme = pieces.scheme.lower()
-    if scheme not in _PORTS:
-        raise RowError(f"{escaped(scheme)}: is neither http nor https")
+        scheme = ""
+    if not scheme:
+        raise RowError("not a URL")
     if "@" in pieces.netloc or "\\" in pieces.netloc:
         raise RowError("has a user or password in it; they are not sent")
     port = _PORTS[scheme] if port is None else port

@@ -1,0 +1,347 @@
+"""Downloads from a server on loopback that fails in every way: no lost row, no forged request."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from mmstream.converting.draft import RowError
+from mmstream.converting.media import web_client
+from mmstream.converting.media.addresses import AllowedHosts, WebAddress
+from mmstream.converting.media.dns import DnsCache
+from mmstream.converting.media.download import Downloader
+from mmstream.converting.media.download_options import DownloadOptions
+from mmstream.converting.media.web_client import CheckedResolver, Partial, WebClient
+from mmstream.errors import StorageError
+from tests.helpers.media_server import MediaServer
+
+PHOTO = random.Random(0).randbytes(3000)
+
+
+@pytest.fixture
+def server() -> Iterator[MediaServer]:
+    with MediaServer({"a.jpg": PHOTO}) as server:
+        yield server
+
+
+def options(server: MediaServer, **changes: object) -> DownloadOptions:
+    values = {
+        "allow_hosts": (server.host,),
+        "timeout_s": 2,
+        "idle_timeout_s": 0.5,
+        "max_bytes": 1 << 20,
+        **changes,
+    }
+    return DownloadOptions(**values)  # type: ignore[arg-type]
+
+
+def outcome(future: Future[bytes]) -> str:
+    """Return "ok", or why a download failed, without its URL."""
+    try:
+        return "ok" if future.result(60) == PHOTO else "other bytes"
+    except RowError as error:
+        return str(error).partition(": ")[2]
+
+
+def download(
+    server: MediaServer, *faults: str, times: int = 1 << 30, **changes: object
+) -> list[str]:
+    """Return what becomes of one download per fault; they run at the same time."""
+    with Downloader(options(server, **changes)) as downloader:
+        urls = [server.url("a.jpg", quote(fault, safe="~"), times) for fault in faults]
+        futures = [downloader.start(url) for url in urls]
+        return [outcome(future) for future in futures]
+
+
+PASSING = [
+    "status~429~1",
+    "status~503",
+    "status~500",
+    "silence",
+    "reset",
+    "close",
+    "cut",
+    'cut~"v1"',
+    "cut~W/%22v1%22",
+    "dribble",
+]
+
+
+def test_failures_that_pass_cost_no_row(server: MediaServer) -> None:
+    assert download(server, *PASSING, times=1) == ["ok"] * len(PASSING)
+
+
+def test_failures_that_stay_are_named(server: MediaServer) -> None:
+    reasons = {
+        "status~404": "http 404",
+        "status~410": "http 410",
+        "status~503": "http 503",
+        "status~302": "http 302",
+        "silence": "no byte for 0.5 s",
+        "dribble": "timed out after 2 s",
+        "reset": "cut off: 1,500 of 3,000 bytes",
+        "cut": "cut off: 1,500 of 3,000 bytes",
+        "close": "closed the connection without an answer",
+        "noise": "its answer is not HTTP",
+        "huge": "larger than 1,048,576 bytes",
+        "endless": "larger than 1,048,576 bytes",
+        "bomb": "larger than 1,048,576 bytes when decompressed",
+        "header~X-Robots-Tag: noai": "says noai; take it all the same with --ignore-robots",
+        "header~TDM-Reservation: 1": "says tdm-reservation; take it all the same with "
+        "--ignore-robots",
+        "header~Content-Encoding: br": "content-encoding 'br' is not supported",
+    }
+    assert download(server, *reasons, num_tries=2) == list(reasons.values())
+
+
+def test_a_body_longer_than_it_says_is_never_taken_whole(server: MediaServer) -> None:
+    [reason] = download(server, "short", num_tries=1)
+    assert reason in ("its answer is not HTTP", "other bytes")
+
+
+def test_an_empty_body_is_refused() -> None:
+    with MediaServer({"a.jpg": b""}) as server:
+        assert download(server, "") == ["has no content"]
+
+
+def test_compressed_media_are_unpacked(server: MediaServer) -> None:
+    assert download(server, "gzip") == ["ok"]
+
+
+def test_robots_directives_can_be_ignored(server: MediaServer) -> None:
+    assert download(server, "header~X-Robots-Tag: noai", honor_robots=False) == ["ok"]
+
+
+def test_a_truncated_download_is_resumed_by_its_etag(server: MediaServer) -> None:
+    assert download(server, 'cut~"v1"', times=1) == ["ok"]
+    assert "Range: bytes=1500-" in server.heads[1]
+    assert 'If-Range: "v1"' in server.heads[1]
+
+
+def test_a_medium_that_changed_meanwhile_is_taken_from_the_start(server: MediaServer) -> None:
+    assert download(server, 'cut~"v0"', times=1) == ["ok"]
+    assert 'If-Range: "v0"' in server.heads[1]
+
+
+def test_a_weak_etag_resumes_nothing(server: MediaServer) -> None:
+    assert download(server, 'cut~W/"v1"', times=1) == ["ok"]
+    assert not any(line.startswith("Range") for line in server.heads[1])
+
+
+def test_a_large_body_may_take_longer_than_the_timeout(
+    server: MediaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_client, "BYTES_PER_SECOND", 25)  # the dribble sends 50 a second
+    server.media["a.jpg"] = PHOTO[:75]
+    with Downloader(options(server, timeout_s=1, num_tries=1)) as downloader:
+        assert downloader.start(server.url("a.jpg", "dribble")).result(60) == PHOTO[:75]
+
+
+def test_redirects_are_followed_but_not_for_ever(server: MediaServer) -> None:
+    there = [f"redirect~{base}/a.jpg" for base in ("", f"http://{server.host}")]
+    gone = "redirect~/gone.jpg"
+    assert download(server, *there, gone, "loop", max_redirects=3) == [
+        "ok",
+        "ok",
+        f"redirects to http://{server.host}/gone.jpg: http 404",
+        "more than 3 redirects",
+    ]
+    assert sum("fault=loop" in lines[0] for lines in server.heads) == 4
+
+
+FORGED = [
+    "http://127.0.0.1:{secret}/",
+    "http://localhost:{secret}/",
+    "http://evil.example:{secret}/",
+    "http://[::1]:{secret}/",
+    "http://[::ffff:127.0.0.1]:{secret}/",
+    "http://2130706433:{secret}/",
+    "http://0x7f.1:{secret}/",
+    "http://127.1:{secret}/",
+    "http://0:{secret}/",
+    "http://me@127.0.0.1:{secret}/",
+    "//127.0.0.1:{secret}/",
+    "gopher://127.0.0.1:{secret}/_GET",
+    "file:///etc/passwd",
+]
+
+
+def test_no_url_and_no_redirect_reaches_a_private_server(server: MediaServer) -> None:
+    """The server of secrets counts connections; there must be none."""
+    with MediaServer({"": b"secret"}) as secret:
+        urls = [url.format(secret=secret.port) for url in FORGED]
+        with Downloader(options(server), look_up=lambda host: ["127.0.0.1"]) as downloader:
+            direct = [downloader.start(url) for url in urls]
+            redirected = [
+                downloader.start(server.url("a.jpg", quote(f"redirect~{url}", safe="~")))
+                for url in urls
+            ]
+            reasons = [outcome(future) for future in (*direct, *redirected)]
+        assert secret.num_connections == 0
+    for reason in reasons:
+        assert any(
+            words in reason
+            for words in ("private address", "not a URL", "is neither http", "has a user")
+        )
+
+
+def test_public_addresses_of_a_name_are_used_and_the_others_are_not() -> None:
+    async def resolve() -> list[str]:
+        cache = DnsCache(lambda host: ["10.0.0.1", "8.8.8.8", "::1"], lambda host: None)
+        resolver = CheckedResolver(cache, AllowedHosts.from_names(()))
+        assert not resolver.may_connect("10.0.0.1", 80)
+        return [result["host"] for result in await resolver.resolve("mixed.example", 80)]
+
+    assert asyncio.run(resolve()) == ["8.8.8.8"]
+
+
+def test_a_connection_is_refused_whatever_the_resolver_says(server: MediaServer) -> None:
+    class Lying(CheckedResolver):
+        async def addresses(self, host: str, port: int) -> list[str]:
+            return ["127.0.0.1"]
+
+    async def get() -> None:
+        cache = DnsCache(lambda host: [], lambda host: None)
+        client = WebClient(DownloadOptions(), Lying(cache, AllowedHosts.from_names(())))
+        try:
+            address = WebAddress("http", "evil.example", server.port, "/a.jpg")
+            await client.get(address, 10_000, Partial(), keep_connection=False)
+        finally:
+            await client.close()
+
+    with pytest.raises(RowError, match=r"private address 127\.0\.0\.1"):
+        asyncio.run(get())
+    assert server.num_connections == 0
+
+
+def test_an_allowed_name_may_have_a_private_address(server: MediaServer) -> None:
+    name = f"media.lan:{server.port}"
+    changed = options(server, allow_hosts=(name,))
+    with Downloader(changed, look_up=lambda host: ["127.0.0.1"]) as downloader:
+        assert outcome(downloader.start(f"http://{name}/a.jpg")) == "ok"
+
+
+def test_nothing_of_the_environment_is_sent(
+    server: MediaServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No proxy, no password of ~/.netrc, no cookie that an answer set."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    server.headers["Set-Cookie"] = "visitor=1"
+    assert download(server, "", times=1) == ["ok"]
+    assert download(server, "redirect~/a.jpg") == ["ok"]
+    names = {line.partition(":")[0] for lines in server.heads for line in lines[1:]}
+    assert names == {"Host", "User-Agent", "Accept", "Accept-Encoding"}
+    assert any("User-Agent: mmstream" in line for line in server.heads[0])
+
+
+def test_messages_have_no_secrets(server: MediaServer) -> None:
+    with Downloader(options(server)) as downloader:
+        futures = [
+            downloader.start(f"http://{server.host}/none?X-Amz-Signature=s3cret"),
+            downloader.start("http://me:s3cret@example.com/"),
+            downloader.start(
+                server.url("a.jpg", quote("redirect~http://10.0.0.1/?token=s3cret", safe="~"))
+            ),
+        ]
+        messages = [str(future.exception(60)) for future in futures]
+    assert messages[0] == f"http://{server.host}/none?***: http 404"
+    assert messages[1] == "http://example.com/: has a user or password in it; they are not sent"
+    assert messages[2].endswith(
+        "redirects to http://10.0.0.1/?***: private address 10.0.0.1; "
+        "allow it with --allow-host 10.0.0.1"
+    )
+
+
+def test_requests_are_bounded_over_all_hosts_and_for_each_one() -> None:
+    with MediaServer({"a.jpg": PHOTO}) as one, MediaServer({"a.jpg": PHOTO}) as two:
+        allowed = options(
+            one,
+            allow_hosts=(one.host, two.host),
+            num_connections=6,
+            num_connections_per_host=4,
+            idle_timeout_s=0.2,
+            num_tries=1,
+        )
+        with Downloader(allowed, num_processes=2) as downloader:  # a half of them each
+            futures = [
+                downloader.start(server.url("a.jpg", "silence", 1))
+                for server in (one, two)
+                for _ in range(8)
+            ]
+            for future in futures:
+                outcome(future)
+        assert one.max_open <= 2
+        assert two.max_open <= 2
+        assert one.max_open + two.max_open <= 4
+
+
+def test_connections_are_kept(server: MediaServer) -> None:
+    with Downloader(options(server, num_connections=2)) as downloader:
+        futures = [downloader.start(server.url("a.jpg")) for _ in range(100)]
+        assert {outcome(future) for future in futures} == {"ok"}
+    assert server.num_connections <= 4
+
+
+def test_one_in_five_answers_fails_and_no_row_is_lost(server: MediaServer) -> None:
+    rng = random.Random(0)
+    faults = [rng.choice(PASSING) if rng.random() < 0.2 else "" for _ in range(400)]
+    with Downloader(options(server, num_tries=5)) as downloader:
+        futures = [
+            downloader.start(f"{server.url('a.jpg', quote(fault, safe='~'), 1)}#{number}")
+            for number, fault in enumerate(faults)
+        ]
+        assert [outcome(future) for future in futures] == ["ok"] * len(faults)
+        assert downloader.counts["failed tries"] >= 1
+
+
+def test_a_dead_network_stops_the_conversion_and_rejects_nothing() -> None:
+    def no_dns(host: str) -> list[str]:
+        raise socket.gaierror(socket.EAI_AGAIN, "no")
+
+    with Downloader(DownloadOptions(num_tries=1, max_unanswered=20), look_up=no_dns) as downloader:
+        futures = [downloader.start(f"http://{n}.example/a.jpg") for n in range(30)]
+        errors = [future.exception(60) for future in futures]
+    assert sum(isinstance(error, StorageError) for error in errors) >= 11
+    assert "no DNS server answers" in str(errors[-1])
+
+
+def test_a_network_that_dies_in_mid_run_stops_the_conversion_at_once() -> None:
+    with MediaServer({"a.jpg": PHOTO}) as server:
+        port = server.port
+        downloader = Downloader(options(server, num_tries=1)).__enter__()
+        assert outcome(downloader.start(server.url("a.jpg"))) == "ok"
+    error = downloader.start(f"http://127.0.0.1:{port}/a.jpg?b").exception(60)
+    downloader.__exit__(None, None, None)
+    assert isinstance(error, StorageError)
+    assert "run the same command again" in str(error)
+
+
+def test_names_that_do_not_exist_are_rows_without_media(server: MediaServer) -> None:
+    def look_up(host: str) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    with Downloader(options(server, max_unanswered=5), look_up=look_up) as downloader:
+        futures = [downloader.start(f"http://{n}.example/") for n in range(50)]
+        assert {outcome(future) for future in futures} == {"not found in DNS"}
+
+
+def test_leaving_ends_all_downloads_and_the_thread(server: MediaServer) -> None:
+    started = time.monotonic()
+    with Downloader(options(server, idle_timeout_s=30, timeout_s=30)) as downloader:
+        future = downloader.start(server.url("a.jpg", "silence"))
+        while not server.num_open:
+            time.sleep(0.01)
+    assert future.cancelled()
+    assert time.monotonic() - started < 20
+    assert not any(thread.name == "mmstream-downloads" for thread in threading.enumerate())

@@ -1,0 +1,411 @@
+"""The rules of downloads, each on its own: robots, retries, DNS, hosts, outages, compression."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+import socket
+import zlib
+from datetime import UTC, datetime
+
+import pytest
+
+from mmstream.converting.draft import RowError
+from mmstream.converting.media.content_encoding import decompressed
+from mmstream.converting.media.dns import NEGATIVE_TTL_S, POSITIVE_TTL_S, DnsCache
+from mmstream.converting.media.download_options import DownloadOptions
+from mmstream.converting.media.hosts import DeadHostError, Host, Hosts
+from mmstream.converting.media.outage import Outage
+from mmstream.converting.media.retries import TryFailedError, backoff_s, may_pass, retry_after_s
+from mmstream.converting.media.robots import disallowed_by
+from mmstream.errors import ConfigError, StorageError
+from tests.helpers.virtual_time import in_virtual_time
+
+# -- robots ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tags", "directive"),
+    [
+        ([], None),
+        (["all"], None),
+        (["noarchive, nosnippet"], None),
+        (["noai"], "noai"),
+        (["NoAI, NoImageAI"], "noai"),
+        (["noarchive,noimageai"], "noimageai"),
+        (["noarchive", "noindex"], "noindex"),
+        (["noimageindex"], "noimageindex"),
+        (["mmstream: noai"], "noai"),
+        (["otherbot: noai"], None),
+        (["otherbot: noarchive, noai"], None),
+        (["otherbot: noarchive", "noai"], "noai"),
+        (["otherbot: noai, mmstream: noindex"], "noindex"),
+        (["unavailable_after: 25 Jun 2030 15:00:00 PST"], None),
+        (["unavailable_after: 25 Jun 2030 15:00:00 PST, noai"], "noai"),
+        (["noaim, no ai"], None),
+    ],
+)
+def test_robots_directives_are_read_as_img2dataset_reads_them(
+    tags: list[str], directive: str | None
+) -> None:
+    assert disallowed_by(tags) == directive
+
+
+def test_a_reservation_of_rights_forbids_the_use() -> None:
+    assert disallowed_by([], "1") == "tdm-reservation"
+    assert disallowed_by([], "0") is None
+
+
+# -- retries --------------------------------------------------------------------------------------
+
+
+def test_only_statuses_that_may_pass_are_tried_again() -> None:
+    again = [status for status in range(600) if may_pass(status)]
+    assert again[:3] == [408, 425, 429]
+    assert {500, 502, 503, 504, 522} < set(again)
+    assert not {501, 505, 404, 403, 410} & set(again)
+
+
+def test_waits_double_and_differ_between_downloads() -> None:
+    rng = random.Random(0)
+    waits = [[backoff_s(n, rng) for _ in range(50)] for n in (1, 2, 3, 500)]
+    for n, longest in enumerate((0.5, 1.0, 2.0, 60.0)):
+        assert longest / 2 <= min(waits[n]) < max(waits[n]) <= longest
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("-5", None),
+        ("0", 0),
+        ("7", 7),
+        ("9" * 5000, 60),
+        ("Sun, 22 Nov 2026 12:00:05 GMT", 5),
+        ("Sun, 22 Nov 2026 12:00:05", 5),
+        ("Sun, 22 Nov 2026 11:00:00 GMT", 0),
+        ("Sun, 22 Nov 2099 11:00:00 GMT", 60),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_a_date_and_capped(
+    header: str | None, seconds: float | None
+) -> None:
+    assert retry_after_s(header, datetime(2026, 11, 22, 12, tzinfo=UTC)) == seconds
+
+
+# -- DNS ------------------------------------------------------------------------------------------
+
+
+class FakeDns:
+    """Answers look-ups from a table, and counts them."""
+
+    def __init__(self, answers: dict[str, list[str] | int]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.answered: list[str] = []
+
+    def __call__(self, host: str) -> list[str]:
+        self.asked.append(host)
+        answer = self.answers[host]
+        if isinstance(answer, int):
+            raise socket.gaierror(answer, "no")
+        return answer
+
+    def cache(self) -> DnsCache:
+        return DnsCache(self, self.answered.append, asyncio.get_running_loop().time)
+
+
+@in_virtual_time
+async def test_a_name_is_looked_up_once_until_its_time_is_over() -> None:
+    dns = FakeDns({"a": ["1.1.1.1", "1.0.0.1"]})
+    cache = dns.cache()
+    for _ in range(3):
+        assert await cache.addresses("a") == ("1.1.1.1", "1.0.0.1")
+    assert dns.asked == ["a"]
+    dns.answers["a"] = ["8.8.8.8"]
+    await asyncio.sleep(POSITIVE_TTL_S + 1)
+    assert await cache.addresses("a") == ("8.8.8.8",)
+
+
+@in_virtual_time
+async def test_a_name_that_does_not_exist_is_remembered() -> None:
+    dns = FakeDns({"gone": socket.EAI_NONAME})
+    cache = dns.cache()
+    for _ in range(3):
+        with pytest.raises(RowError, match="not found in DNS"):
+            await cache.addresses("gone")
+    assert dns.asked == ["gone"]
+    assert dns.answered == ["gone"]
+    await asyncio.sleep(NEGATIVE_TTL_S + 1)
+    dns.answers["gone"] = ["8.8.8.8"]
+    assert await cache.addresses("gone") == ("8.8.8.8",)
+
+
+@in_virtual_time
+async def test_a_dns_server_that_does_not_answer_is_asked_again() -> None:
+    dns = FakeDns({"a": socket.EAI_AGAIN})
+    cache = dns.cache()
+    for _ in range(2):
+        with pytest.raises(TryFailedError) as failed:
+            await cache.addresses("a")
+        assert failed.value.is_dns
+    assert dns.answered == []
+    dns.answers["a"] = ["8.8.8.8"]
+    assert await cache.addresses("a") == ("8.8.8.8",)
+
+
+def test_downloads_share_a_lookup_that_runs() -> None:
+    dns = FakeDns({"a": ["8.8.8.8"]})
+
+    async def ask() -> None:
+        cache = dns.cache()
+        await asyncio.gather(*(cache.addresses("a") for _ in range(50)))
+        cache.close()
+
+    asyncio.run(ask())
+    assert dns.asked == ["a"]
+
+
+# -- hosts ----------------------------------------------------------------------------------------
+
+SILENT = TryFailedError("timed out")
+BUSY = TryFailedError("http 429", is_answered=True, asks_patience=True, wait_s=7.0)
+
+
+def new_host(max_requests: int = 4) -> Host:
+    return Host(max_requests, asyncio.get_running_loop().time)
+
+
+@in_virtual_time
+async def test_a_host_gets_so_many_requests_at_a_time_in_order() -> None:
+    host, running, most, order = new_host(3), 0, 0, []
+
+    async def request(number: int) -> None:
+        nonlocal running, most
+        async with host.slot():
+            running += 1
+            most = max(most, running)
+            order.append(number)
+            await asyncio.sleep(1)
+            running -= 1
+
+    await asyncio.gather(*(request(number) for number in range(10)))
+    assert most == 3
+    assert order == list(range(10))
+
+
+@in_virtual_time
+async def test_a_host_that_asks_for_patience_gets_it_and_fewer_requests() -> None:
+    host, clock = new_host(16), asyncio.get_running_loop().time
+    host.failed(BUSY)
+    host.failed(BUSY)  # of the same burst
+    assert host.limit == 8
+    started = clock()
+    async with host.slot():
+        assert clock() - started == pytest.approx(7)
+    for _ in range(200):
+        host.answered()
+    assert host.limit == 16
+
+
+@in_virtual_time
+async def test_a_host_is_dead_after_half_a_minute_of_silence() -> None:
+    host = new_host()
+    for _ in range(20):
+        host.failed(SILENT)
+    assert host.limit == 1
+    async with host.slot():  # a short break is no death
+        pass
+    await asyncio.sleep(31)
+    host.failed(SILENT)
+    with pytest.raises(DeadHostError):
+        async with host.slot():
+            pass
+    await asyncio.sleep(61)
+    async with host.slot():  # one request, to see
+        host.failed(SILENT)
+    await asyncio.sleep(61)
+    with pytest.raises(DeadHostError):
+        async with host.slot():
+            pass
+    await asyncio.sleep(61)
+    async with host.slot():
+        host.answered()
+    assert host.limit == 4
+
+
+@in_virtual_time
+async def test_downloads_that_wait_for_a_host_do_not_wait_for_a_dead_one() -> None:
+    host, ends = new_host(1), []
+
+    async def request() -> None:
+        try:
+            async with host.slot():
+                await asyncio.sleep(10)
+                host.failed(SILENT)
+            ends.append("asked")
+        except DeadHostError:
+            ends.append("left out")
+
+    await asyncio.gather(*(request() for _ in range(20)))
+    assert ends == ["asked"] * 8 + ["left out"] * 12
+
+
+@in_virtual_time
+async def test_a_download_that_is_given_up_leaves_its_slot() -> None:
+    host = new_host(1)
+
+    async def request() -> None:
+        async with host.slot():
+            await asyncio.sleep(10)
+
+    tasks = [asyncio.create_task(request()) for _ in range(5)]
+    await asyncio.sleep(1)
+    for task in tasks[:4]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with host.slot():
+        assert not tasks[4].cancelled()
+
+
+@in_virtual_time
+async def test_quiet_hosts_are_forgotten_and_bad_ones_are_not() -> None:
+    hosts = Hosts(4, asyncio.get_running_loop().time)
+    hosts.host("bad").failed(SILENT)
+    bad, quiet = hosts.host("bad"), hosts.host("quiet")
+    for number in range(10_000):
+        hosts.host(str(number))
+    assert hosts.host("bad") is bad
+    assert hosts.host("quiet") is not quiet
+
+
+# -- outages --------------------------------------------------------------------------------------
+
+
+class Network:
+    """Hosts that answer a probe."""
+
+    def __init__(self) -> None:
+        self.up = {"a:80", "b:80"}
+        self.probed: list[str] = []
+
+    async def probe(self, host: str) -> bool:
+        self.probed.append(host)
+        return host in self.up
+
+    def outage(self, max_unanswered: int = 10) -> Outage:
+        clock = asyncio.get_running_loop().time
+        return Outage("server", self.probe, max_unanswered, clock)
+
+
+@in_virtual_time
+async def test_a_dead_host_is_its_own_fault_while_others_answer() -> None:
+    network, clock = Network(), asyncio.get_running_loop().time
+    outage = network.outage()
+    outage.answered("a:80")
+    started = clock()
+    await asyncio.sleep(1)
+    outage.answered("a:80")
+    await outage.require_network("dead:80", "timed out", started)
+    assert network.probed == []
+    await asyncio.sleep(60)
+    await outage.require_network("dead:80", "timed out", clock())
+    assert network.probed == ["a:80"]
+
+
+@in_virtual_time
+async def test_the_conversion_stops_when_known_hosts_do_not_answer_either() -> None:
+    network, clock = Network(), asyncio.get_running_loop().time
+    outage = network.outage()
+    outage.answered("a:80")
+    outage.answered("b:80")
+    network.up.clear()
+    await asyncio.sleep(1)
+    with pytest.raises(StorageError, match="run the same command again"):
+        await outage.require_network("c:80", "timed out", clock())
+    assert network.probed == ["b:80", "a:80"]
+
+
+@in_virtual_time
+async def test_an_outage_at_the_start_shows_after_some_downloads() -> None:
+    outage = Network().outage(max_unanswered=10)
+    for _ in range(9):
+        await outage.require_network("a:80", "timed out")
+    with pytest.raises(StorageError, match="the last 10 downloads"):
+        await outage.require_network("a:80", "timed out")
+
+
+@in_virtual_time
+async def test_many_hosts_in_a_row_without_an_answer_are_an_outage() -> None:
+    outage = Network().outage(max_unanswered=10)
+    outage.answered("a:80")
+    for _ in range(100):
+        await outage.require_network("dead:80", "timed out")
+    for number in range(8):
+        await outage.require_network(f"{number}:80", "timed out")
+    with pytest.raises(StorageError, match="the last 10 hosts"):
+        await outage.require_network("another:80", "timed out")
+
+
+@in_virtual_time
+async def test_zero_never_stops() -> None:
+    outage = Network().outage(max_unanswered=0)
+    for number in range(1000):
+        await outage.require_network(f"{number}:80", "timed out")
+
+
+# -- compression ----------------------------------------------------------------------------------
+
+
+def test_compressed_bodies_are_unpacked() -> None:
+    data = b"medium" * 100
+    raw = zlib.compressobj(wbits=-15)
+    assert decompressed(data, None, 1000) == data
+    assert decompressed(data, "identity", 1000) == data
+    assert decompressed(gzip.compress(data), "GZIP", 1000) == data
+    assert decompressed(zlib.compress(data), "deflate", 1000) == data
+    assert decompressed(raw.compress(data) + raw.flush(), "deflate", 1000) == data
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "reason"),
+    [
+        (gzip.compress(bytes(1001)), "gzip", "larger than 1,000 bytes when decompressed"),
+        (gzip.compress(b"medium")[:-3], "gzip", "its gzip body is damaged"),
+        (b"medium", "gzip", "its gzip body is damaged"),
+        (b"medium", "br", "content-encoding 'br' is not supported"),
+        (b"medium", "gzip, gzip", "content-encoding 'gzip, gzip' is not supported"),
+    ],
+)
+def test_bodies_that_cannot_be_unpacked_are_refused(
+    body: bytes, encoding: str, reason: str
+) -> None:
+    with pytest.raises(RowError) as refused:
+        decompressed(body, encoding, 1000)
+    assert str(refused.value) == reason
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_connections": 0},
+        {"num_connections": True},
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"idle_timeout_s": float("inf")},
+        {"num_tries": 0},
+        {"max_bytes": 0},
+        {"max_redirects": -1},
+        {"allow_hosts": "media.lan"},
+        {"allow_hosts": ("http://media.lan/",)},
+    ],
+)
+def test_impossible_options_are_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        DownloadOptions(**arguments)  # type: ignore[arg-type]
