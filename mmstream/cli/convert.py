@@ -62,6 +62,12 @@ __all__ = ["convert"]
     help="Read COLUMN of the rows as NAME, such as image=photo,text=alt.",
 )
 @click.option(
+    "--dataset-info",
+    metavar="FILE",
+    help="LLaMA-Factory's dataset_info.json, with the columns and tags of the rows. The entry is "
+    "the one with the name of ROWS; FILE#NAME names another.",
+)
+@click.option(
     "--captions",
     type=click.Choice(["all", "each"]),
     default="all",

@@ -109,6 +109,7 @@ def convert(
     format: str | None = None,
     row: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
     columns: Mapping[str, str] | None = None,
+    dataset_info: str | os.PathLike[str] | None = None,
     captions: str = "all",
     shuffle_seed: int | None = None,
     splits: Mapping[str, float] | None = None,
@@ -148,6 +149,8 @@ def convert(
             row out. Workers import it by its name. What it raises makes the row a reject; a bug,
             such as a NameError, stops the conversion.
         columns: {name that the formats know: name in the rows}, such as ``{"image": "photo"}``.
+        dataset_info: LLaMA-Factory's ``dataset_info.json``, which says what columns and tags the
+            rows have. The entry is the one with their file name; ``FILE#NAME`` names another.
         captions: "all": one sample with all captions of a row. "each": one sample per caption.
         shuffle_seed: Shuffle the rows with this seed before they are cut into shards. Useful when
             the rows are sorted, for example by class. Default: keep the order of the file.
@@ -191,7 +194,12 @@ def convert(
     started = time.monotonic()
     options = Options(
         samples_per_shard=samples_per_shard,
-        format=RowFormat(format, tuple((columns or {}).items()), row),
+        format=RowFormat(
+            format,
+            tuple((columns or {}).items()),
+            row,
+            None if dataset_info is None else os.fspath(dataset_info),
+        ),
         captions=captions,
         shuffle_seed=shuffle_seed,
         splits=None if splits is None else tuple(splits.items()),
@@ -401,6 +409,8 @@ def _command(
     words += [word for prefix in allow_urls for word in ("--allow-url", prefix)]
     words += ["--samples-per-shard", str(options.samples_per_shard)]
     words += ["--format", options.format.name] if options.format.name else []
+    if options.format.dataset_info:
+        words += ["--dataset-info", options.format.dataset_info]
     for column in options.format.columns:
         words += ["--map", "=".join(column)]
     words += ["--captions", options.captions] if options.captions != "all" else []

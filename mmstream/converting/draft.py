@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["image", "video", "audio"]
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
-DIALOGUE_KEYS = ("messages", "chosen", "rejected")
+DIALOGUE_KEYS = ("messages", "chosen", "rejected", "completion")
 """The keys of `Draft.content` that hold messages with content parts."""
 
 
@@ -94,7 +94,7 @@ def samples_of(
     """
     names = [_field_name(i, draft, medium) for i, medium in enumerate(media)]
     fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
-    content = _with_fields(draft.content, names)
+    content = _with_fields(draft.content, names, media)
     if not (each and "captions" in content):
         if draft.texts and "txt" not in draft.fields:
             fields["txt"] = draft.texts[0].encode()
@@ -128,17 +128,37 @@ def _says_more(content: dict[str, Any]) -> bool:
     )
 
 
-def _with_fields(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
+def _with_fields(
+    content: dict[str, Any], names: list[str], media: Sequence[Media]
+) -> dict[str, Any]:
     """Return the content with the names of fields in place of the indexes of media files."""
     return {
-        key: [_named_parts(message, names) for message in value] if key in DIALOGUE_KEYS else value
+        key: [_named_parts(message, names, media) for message in value]
+        if key in DIALOGUE_KEYS
+        else value
         for key, value in content.items()
     }
 
 
-def _named_parts(message: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    parts = [
-        {**part, "field": names[part["field"]]} if part["type"] in KINDS else part
-        for part in message["content"]
-    ]
+def _named_parts(
+    message: dict[str, Any], names: list[str], media: Sequence[Media]
+) -> dict[str, Any]:
+    parts = []
+    for part in message["content"]:
+        if part["type"] in KINDS:
+            part = {**part, "field": names[part["field"]]}
+        elif part["type"] == "bbox":  # in pixels of the original image, so its size belongs to it
+            size = _original_size(media[part["field"]])
+            part = {**part, "field": names[part["field"]], **size}
+        parts.append(part)
     return {**message, "content": parts}
+
+
+def _original_size(medium: Media) -> dict[str, int | float | str]:
+    """Return the width and height of a picture before it was processed, where they are known."""
+    sides = {side: medium.facts.get(f"original_{side}") for side in ("width", "height")}
+    return {
+        side: value
+        for side, original in sides.items()
+        if (value := original or medium.facts.get(side)) is not None
+    }

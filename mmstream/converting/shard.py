@@ -326,7 +326,7 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
             yield row, row.value
             continue
         try:
-            draft = job.format.draft(row.value)
+            draft = job.format.draft(row.value, row.file)
         except RowError as error:
             yield row, error
         else:

@@ -297,7 +297,8 @@ def turn(content, role="user"):
         ({"a": 1, "b": 2}, "no known format has the keys a, b"),
         ({"text": ""}, "text is empty"),
         ({"text": 5}, "text: expected a string, found a number"),
-        ({"image": "a.jpg"}, "no text: expected text, caption or captions"),
+        ({"image": "a.jpg", "alt": "cat"}, "if alt is the text, say --map text=alt"),
+        ({"image": "a.jpg", "words": "a cat"}, "if words is the text, .*else --format labels"),
         ({"caption": "c"}, "no media: expected a path in image"),
         ({"image": 5, "text": "t"}, "image: expected a path or a list of paths, found a number"),
         ({"images": ["a", None], "text": "t"}, r"images\[1\]: expected a string, found null"),
@@ -329,7 +330,12 @@ def test_a_row_that_cannot_become_a_sample_says_why(row, reason):
 
 
 VALUES = [None, True, 5, 1.5, "", "x", "<image>", "<img>", [], [None], ["a"], [[]], {}, {"a": 1}]
-KEYS = ["messages", "conversations", "instruction", "output", "input", "history", "image", "text"]
+KEYS = [
+    *("messages", "conversations", "instruction", "output", "input", "history", "image", "text"),
+    *("texts", "images", "question", "answer", "choices", "chosen", "rejected", "prompt", "label"),
+    *("url", "text_list", "image_info", "recording", "supervisions", "segments", "timestamps"),
+    *("sentences", "offset", "duration", "path", "objects", "sha256", "videoID", "qa_pairs"),
+]
 
 
 def test_no_value_of_any_key_raises_anything_but_a_row_error():
@@ -358,7 +364,9 @@ def test_no_value_of_any_key_raises_anything_but_a_row_error():
     "row",
     [
         {"img": "0.jpg", "text": "x"},
-        {"audio_filepath": "a/b.WAV", "text": "x"},
+        {"sound": "a/b.WAV", "text": "x"},
+        {"photo": b"\xff\xd8", "text": "x"},
+        {"photo": "data:image/png;base64,AAAA", "text": "x"},
         {"imgs": ["0.png"], "messages": [{"role": "user", "content": "x"}]},
     ],
 )
@@ -370,14 +378,3 @@ def test_a_media_file_under_an_unknown_key_is_not_dropped_in_silence(row):
 def test_addresses_and_words_beside_a_text_are_no_media_files():
     row = {"text": "x", "url": "http://host/a.jpg", "note": "see a.jpg there", "n": 3}
     assert draft_of(row).texts == ("x",)
-
-
-@pytest.mark.parametrize("key", ["conversations", "messages"])
-def test_a_preference_pair_is_rejected_unless_its_conversation_has_an_answer(key: str) -> None:
-    question, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
-    pair = {"chosen": answer, "rejected": {"role": "assistant", "content": "go away"}}
-    with pytest.raises(RowError, match=r"pair chosen and rejected, .*append it as the last turn"):
-        draft_of({key: [question], **pair})
-    assert (
-        draft_of({key: [question, answer], **pair}).content["messages"][-1]["role"] == "assistant"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
@@ -57,3 +58,91 @@ def test_a_function_that_workers_cannot_import_is_refused():
     with pytest.raises(mm.ConfigError, match=r"cannot import it .* or use num_workers=1"):
         RowFormat(function=lambda row: row).require_portable()
     RowFormat(function=caption).require_portable()
+
+
+INFO = {
+    "alpaca_like": {
+        "file_name": "a.json",
+        "columns": {"prompt": "ask", "query": "more", "response": "say", "images": "pics"},
+    },
+    "chats": {
+        "file_name": "chats.jsonl",
+        "formatting": "sharegpt",
+        "columns": {"messages": "talk", "system": "rules"},
+        "tags": {"role_tag": "who", "content_tag": "said", "user_tag": "me", "assistant_tag": "it"},
+    },
+    "pairs": {
+        "file_name": "data/pairs.json",
+        "ranking": True,
+        "columns": {"prompt": "ask", "chosen": "good", "rejected": "bad"},
+    },
+    "verdicts": {
+        "file_name": "kto.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "conversations", "kto_tag": "ok"},
+    },
+    "on_the_hub": {"hf_hub_url": "who/what"},
+}
+
+
+@pytest.fixture
+def info(tmp_path):
+    path = tmp_path / "dataset_info.json"
+    path.write_text(json.dumps(INFO))
+    return str(path)
+
+
+def said(draft, key="messages"):
+    return [
+        (m["role"], [part.get("text", part["type"]) for part in m["content"]])
+        for m in draft.content[key]
+    ]
+
+
+def test_dataset_info_says_which_columns_and_tags_the_rows_of_a_file_have(info):
+    """LLaMA-Factory's data/README.md and its own parser"""
+    row_format = pickle.loads(pickle.dumps(RowFormat(dataset_info=info)))
+    row = {"ask": "Q", "more": "<image>", "say": "A", "pics": ["a.jpg"], "input": "mine"}
+    draft = row_format.draft(row, "a.json")
+    assert said(draft) == [("user", ["Q", "image"]), ("assistant", ["A"])]
+    assert draft.unread == ("row_input",)
+    talk = [{"who": "me", "said": "hi"}, {"who": "it", "said": "hello"}]
+    draft = row_format.draft({"talk": talk, "rules": "r"}, "somewhere/chats.jsonl")
+    assert said(draft) == [("system", ["r"]), ("user", ["hi"]), ("assistant", ["hello"])]
+    draft = row_format.draft({"ask": "Q", "good": "+", "bad": "-"}, "pairs.json")
+    assert (said(draft), said(draft, "rejected")) == ([("user", ["Q"])], [("assistant", ["-"])])
+    turns = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
+    draft = row_format.draft({"conversations": turns, "ok": False}, "kto.json")
+    assert (said(draft, "completion"), draft.content["label"]) == ([("assistant", ["A"])], False)
+
+
+def test_an_entry_of_dataset_info_can_be_named(info):
+    row_format = RowFormat(dataset_info=f"{info}#chats")
+    with pytest.raises(RowError, match="turn 1: who 'you' is none of the tags"):
+        row_format.draft({"talk": [{"who": "you", "said": "hi"}]}, "other.jsonl")
+    assert RowFormat(dataset_info=info).plan() != row_format.plan()
+    with pytest.raises(mm.ConfigError, match=r"no entry with the file_name other.jsonl; .*#NAME"):
+        RowFormat(dataset_info=info).draft({"text": "x"}, "other.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"file_name": "x", "formatting": "parquet"}, "formatting 'parquet' is not alpaca or"),
+        ({"file_name": "x", "columns": {"prmpt": "a"}}, "no column is called 'prmpt'"),
+        ({"file_name": "x", "tags": {"tag": "a"}}, "no tag is called 'tag'"),
+        ({"file_name": "x", "columns": 5}, "Expected `object \\| null`, got `int`"),
+    ],
+)
+def test_a_wrong_dataset_info_is_refused(tmp_path, entry, message):
+    path = tmp_path / "dataset_info.json"
+    path.write_text(json.dumps({"name": entry}))
+    with pytest.raises(mm.ConfigError, match=message):
+        RowFormat(dataset_info=str(path))
+    with pytest.raises(mm.ConfigError, match="has no entry 'nothing', but name"):
+        RowFormat(dataset_info=f"{path}#nothing")
+    path.write_text("[]")
+    with pytest.raises(mm.ConfigError, match=r"not LLaMA-Factory's dataset_info\.json"):
+        RowFormat(dataset_info=str(path))
+    with pytest.raises(FileNotFoundError, match=r"no such dataset_info\.json"):
+        RowFormat(dataset_info=str(tmp_path / "none.json"))

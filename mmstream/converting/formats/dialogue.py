@@ -15,13 +15,16 @@ White space around a token is dropped. Other text is kept exactly.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mmstream.converting.draft import KINDS, Draft, Kind, MediaRef, RowError
-from mmstream.converting.formats.fields import expect, make_draft, media_of
+from mmstream.converting.formats.drafts import make_draft
+from mmstream.converting.formats.fields import expect
+from mmstream.converting.formats.grounding import fill_boxes, is_grounding
+from mmstream.converting.formats.media_values import media_of, media_ref
 
-__all__ = ["parse_dialogue"]
+__all__ = ["pair_of", "parse_dialogue", "turns_of"]
 
 ROLES = {
     "user": "user",
@@ -41,11 +44,14 @@ ROLES = {
 PART_KINDS: dict[str, Kind] = {
     "image": "image",
     "image_url": "image",
+    "input_image": "image",
     "video": "video",
     "video_url": "video",
     "audio": "audio",
     "audio_url": "audio",
+    "input_audio": "audio",
 }
+TEXT_PARTS = ("text", "input_text", "output_text")
 KEPT_PARTS = ("reasoning", "tool_call")
 """Further types of parts. They name no media file, and are kept as they are."""
 
@@ -56,7 +62,14 @@ _MARK = re.compile(
 )
 
 
-def parse_dialogue(row: dict[str, Any], turns: list[Any], used: set[str]) -> Draft:
+def parse_dialogue(
+    row: dict[str, Any],
+    dialogue: dict[str, list[Any]],
+    used: set[str],
+    *,
+    main: dict[str, Any] | None = None,
+    kept: Sequence[str] = (),
+) -> Draft:
     """Return the draft of a conversation.
 
     Media without a token come at the start of the first user's turn. Qwen's label, as in
@@ -65,36 +78,68 @@ def parse_dialogue(row: dict[str, Any], turns: list[Any], used: set[str]) -> Dra
 
     Args:
         row: The parsed row.
-        turns: Its turns.
+        dialogue: The turns: those of ``messages``, and of ``chosen`` and ``rejected`` or
+            ``completion`` where the row is about preferences.
         used: The keys of the row that the turns came from.
+        main: Further canonical keys.
+        kept: See `make_draft`.
 
     Raises:
         RowError: A wrong type, an unknown role or part, or tokens that do not match the media.
     """
     media, media_keys = media_of(row)
     used = used | media_keys
-    messages = [_message(turn, f"turn {i + 1}") for i, turn in enumerate(turns)]
+    all_messages = {
+        key: [
+            _message(turn, f"turn {i + 1}" if key == "messages" else f"{key}, turn {i + 1}")
+            for i, turn in enumerate(turns)
+        ]
+        for key, turns in dialogue.items()
+    }
+    messages = all_messages["messages"]
     system = row.get("system")
-    if isinstance(system, str) and messages[0]["role"] != "system":
+    if isinstance(system, str) and (not messages or messages[0]["role"] != "system"):
         used.add("system")
         if system.strip():
             parts = [{"type": "text", "text": system}]
             messages.insert(0, {"role": "system", "content": parts})
-    _drop_single_label(messages)
-    _match_media(messages, media)
-    refs: list[MediaRef] = []
-    for part in _media_parts(messages):
-        path = part.pop("path")
-        refs.append(MediaRef(part["type"], path if path is not None else _next_path(media, part)))
-        part["field"] = len(refs) - 1
-    if not any(message["content"] for message in messages):
+    every = [message for turns in all_messages.values() for message in turns]
+    if not any(message["content"] for message in every):
         raise RowError("every turn is empty")
-    if messages[-1]["role"] != "assistant" and {"chosen", "rejected"} <= row.keys():
-        raise RowError(
-            "no answer but the pair chosen and rejected, and no format trains on pairs; to train "
-            "on the chosen answer, append it as the last turn"
-        )
-    return make_draft(row, {"messages": messages}, refs, used)
+    _drop_single_label(every)
+    _match_media(every, media)
+    refs: list[MediaRef] = []
+    for part in _media_parts(every):
+        ref = part.pop("ref")
+        refs.append(ref if ref is not None else media[part["type"]].pop(0))
+        part["field"] = len(refs) - 1
+    content: dict[str, Any] = {**all_messages, **(main or {})}
+    if is_grounding(row.get("objects")):
+        fill_boxes(every, row["objects"], refs)
+        kept = (*kept, "objects")
+    return make_draft(row, content, refs, used, kept=kept)
+
+
+def turns_of(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:
+    """Return the row's list of turns, and the key that holds it.
+
+    Pairs such as ``{"human": "question", "assistant": "answer"}`` become two turns.
+    """
+    key = next((k for k in keys if row.get(k) is not None), None)
+    if key is None:
+        raise RowError(f"no {keys[0]} in the row")
+    turns = expect(row[key], list, key)
+    if not turns:
+        raise RowError(f"{key} is empty")
+    if all(isinstance(turn, dict) and {"human", "assistant"} <= turn.keys() for turn in turns):
+        pairs = [(turn["human"], turn["assistant"]) for turn in turns]
+        turns = [turn for question, answer in pairs for turn in pair_of(question, answer)]
+    return turns, {key}
+
+
+def pair_of(question: Any, answer: Any) -> list[dict[str, Any]]:
+    """Return the turns of a question and its answer."""
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def _message(turn: Any, name: str) -> dict[str, Any]:
@@ -114,7 +159,8 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
         parts = []
     else:
         expect(content, str, f"{name}: {content_key}")
-    extra = {k: v for k, v in turn.items() if k not in ("role", "content", role_key, content_key)}
+    taken = ("role", "content", role_key, content_key)
+    extra = {k: v for k, v in turn.items() if k not in taken and v is not None}
     return {"role": ROLES[role], "content": parts, **extra}
 
 
@@ -126,9 +172,10 @@ def _split(text: str) -> Iterator[dict[str, Any]]:
             yield {"type": "text", "text": before}
         if mark["label"]:
             yield {"type": "label", "text": mark["label"].strip()}
-        kind = mark["token"] or ("image" if mark["image"] else "audio")
+        kind: Any = mark["token"] or ("image" if mark["image"] else "audio")
         path = mark["image"] or mark["audio"]
-        yield {"type": kind, "field": -1, "path": path.strip() if path else None}
+        ref = media_ref(path, kind, "path") if path else None
+        yield {"type": kind, "field": -1, "ref": ref}
         end = mark.end()
     rest = text[end:].strip() if end else text
     if rest:
@@ -140,23 +187,33 @@ def _part(part: Any, name: str) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     type_ = expect(expect(part, dict, name).get("type"), str, f"{name}: type")
-    if type_ == "text":
-        key = "text" if "text" in part else "value"
-        extra = {k: v for k, v in part.items() if k not in ("type", key)}
-        return {"type": "text", "text": expect(part.get(key), str, f"{name}: {key}"), **extra}
+    if type_ in TEXT_PARTS:
+        key = "text" if part.get("text") is not None else "value"
+        return {
+            "type": "text",
+            "text": expect(part.get(key), str, f"{name}: {key}"),
+            **_extra(part, key),
+        }
     if type_ in KEPT_PARTS:
         return dict(part)
     if type_ not in PART_KINDS:
         raise RowError(f"{name}: parts of type {type_[:40]!r} are not supported")
-    keys = (type_, PART_KINDS[type_], "value", "url", "path")
+    kind = PART_KINDS[type_]
+    keys = (type_, kind, f"{kind}_url", "value", "url", "path", "bytes", "data")
     path_key = next((k for k in keys if part.get(k) is not None), None)
-    path = part[path_key] if path_key else None
-    if isinstance(path, dict):
-        path = path.get("url", path.get("path"))
-    if path_key:
-        expect(path, str, f"{name}: {path_key}")
-    extra = {k: v for k, v in part.items() if k not in ("type", "field", path_key)}
-    return {"type": PART_KINDS[type_], "field": -1, **extra, "path": path}
+    ref = None
+    if path_key in ("bytes", "data"):
+        ref = media_ref(part, kind, name)
+        part = {k: v for k, v in part.items() if k not in ("bytes", "data", "path")}
+    elif path_key is not None:
+        ref = media_ref(part[path_key], kind, f"{name}: {path_key}")
+    return {"type": kind, "field": -1, **_extra(part, path_key), "ref": ref}
+
+
+def _extra(part: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """Return what a part says besides its type and its main key. Parquet fills up with nulls."""
+    taken = ("type", "field", "ref", key)
+    return {k: v for k, v in part.items() if k not in taken and v is not None}
 
 
 def _drop_single_label(messages: list[dict[str, Any]]) -> None:
@@ -175,14 +232,25 @@ def _match_media(messages: list[dict[str, Any]], media: dict[Kind, list[MediaRef
 
     Media of a kind without tokens are added at the start of the first user's turn.
     """
+    tokens = [
+        part
+        for part in _media_parts(messages)
+        if part["ref"] is None and part["type"] in ("image", "video")
+    ]
+    videos = media.get("video", [])
+    if videos and "image" not in media and len(tokens) == len(videos):
+        for part in tokens:  # LLaVA-Video writes <image> where the video is
+            part["type"] = "video"
     front: list[dict[str, Any]] = []
     for kind in KINDS:
-        num_tokens = sum(p["type"] == kind and p["path"] is None for p in _media_parts(messages))
+        num_tokens = sum(p["type"] == kind and p["ref"] is None for p in _media_parts(messages))
         num_media = len(media.get(kind, ()))
         if num_tokens == 0:
-            front += [{"type": kind, "field": -1, "path": None} for _ in range(num_media)]
+            front += [{"type": kind, "field": -1, "ref": None} for _ in range(num_media)]
         elif num_tokens != num_media:
             raise RowError(f"{num_tokens} <{kind}> tokens but {num_media} {kind} files")
+    if not front:
+        return
     users = [message for message in messages if message["role"] == "user"]
     first = users[0] if users else messages[0]
     first["content"] = front + first["content"]
@@ -190,7 +258,3 @@ def _match_media(messages: list[dict[str, Any]], media: dict[Kind, list[MediaRef
 
 def _media_parts(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (part for m in messages for part in m["content"] if part["type"] in KINDS)
-
-
-def _next_path(media: dict[Kind, list[MediaRef]], part: dict[str, Any]) -> str:
-    return media[part["type"]].pop(0).path

@@ -1,4 +1,4 @@
-"""What all row formats share: typed values, media keys, the id. Part of step 2 of a conversion.
+"""Typed values of a row. Part of step 2 of a conversion.
 
 Every mistake in a row is detected here or in the formats. It becomes a `RowError` that names the
 key.
@@ -6,27 +6,40 @@ key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from mmstream.converting.draft import DIALOGUE_KEYS, KINDS, Draft, Kind, MediaRef, RowError
+from mmstream.converting.draft import Kind, RowError
+from mmstream.errors import escaped
 
-__all__ = ["expect", "make_draft", "media_of", "row_id", "short_path", "texts_of"]
+__all__ = [
+    "MEDIA_KEYS",
+    "expect",
+    "first_key",
+    "is_set",
+    "items_of",
+    "json_name",
+    "number_of",
+    "seconds_of",
+    "text_of",
+    "texts_of",
+]
 
 T = TypeVar("T")
 
 MEDIA_KEYS: dict[Kind, tuple[str, ...]] = {
-    "image": ("images", "image", "image_path", "file_name"),
-    "video": ("videos", "video", "video_path"),
-    "audio": ("audios", "audio", "audio_path"),
+    "image": (
+        *("images", "image", "image_path", "image_paths", "file_name"),
+        *("image_url", "image_urls", "image_base64_str", "image_base64"),
+    ),
+    "video": ("videos", "video", "video_path", "video_url"),
+    "audio": ("audios", "audio", "audio_path", "audio_filepath", "audio_url"),
 }
-ID_KEYS = ("id", "image_id")
-CANONICAL_KEYS = ("id", *DIALOGUE_KEYS, "captions", "segments", "media_paths")
-"""The keys of ``KEY.json`` with a fixed meaning. A row's own key of that name is renamed."""
+"""The keys of a row that name its media files. The first one that is set counts."""
 
-MAX_MEDIA = 1000
-MAX_PATH_CHARACTERS = 4096
-"""Longer paths are shortened in ``media_paths``."""
+MAX_NUMBER_CHARACTERS = 40
 
 _JSON_NAMES = {
     type(None): "null",
@@ -37,91 +50,74 @@ _JSON_NAMES = {
     list: "a list",
     dict: "an object",
 }
+_TIME = re.compile(r"(?:(\d{1,4}):)?(\d{1,4}):(\d{1,4}(?:[.,]\d+)?)")
+
+
+def json_name(value: Any) -> str:
+    """Return the type of a value, in the words of JSON."""
+    return _JSON_NAMES.get(type(value)) or type(value).__name__
 
 
 def expect(value: Any, kind: type[T], name: str) -> T:
     """Return `value` if it has the type `kind`. Otherwise raise a RowError that says it in JSON."""
     if not isinstance(value, kind):
-        raise RowError(f"{name}: expected {_JSON_NAMES[kind]}, found {_JSON_NAMES[type(value)]}")
+        raise RowError(f"{name}: expected {_JSON_NAMES[kind]}, found {json_name(value)}")
     return value
+
+
+def is_set(value: Any) -> bool:
+    """Tell whether a key has a value. Null, an empty string and an empty list count as none."""
+    return value is not None and value != "" and value != []
+
+
+def first_key(row: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+    """Return the first of `keys` that a row has with a value, or None."""
+    return next((key for key in keys if is_set(row.get(key))), None)
+
+
+def items_of(value: Any) -> list[Any]:
+    """Return the items of a list; any other value is a list of itself."""
+    return value if isinstance(value, list) else [value]
+
+
+def text_of(value: Any, name: str) -> str:
+    """Return a text that is not blank."""
+    if not expect(value, str, name).strip():
+        raise RowError(f"{name} is empty")
+    return str(value)
 
 
 def texts_of(value: Any, name: str) -> tuple[str, ...]:
     """Return the texts of a string or a list of strings: at least one, and none of them blank."""
-    texts = value if isinstance(value, list) else [value]
-    if not texts:
+    if not isinstance(value, list):
+        return (text_of(value, name),)
+    if not value:
         raise RowError(f"{name} is empty")
-    for i, text in enumerate(texts):
-        text_name = f"{name}[{i}]" if isinstance(value, list) else name
-        if not expect(text, str, text_name).strip():
-            raise RowError(f"{text_name} is empty")
-    return tuple(texts)
+    return tuple(text_of(text, f"{name}[{i}]") for i, text in enumerate(value))
 
 
-def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]:
-    """Return {kind: media files} of a row, and the keys that name them.
-
-    If a row has several keys of a kind, the first one in `MEDIA_KEYS` counts. Null, an empty string
-    and an empty list count as no key.
-    """
-    media: dict[Kind, list[MediaRef]] = {}
-    used: set[str] = set()
-    for kind in KINDS:
-        key = next((k for k in MEDIA_KEYS[kind] if row.get(k) not in (None, "", [])), None)
-        if key is None:
-            continue
-        value = row[key]
-        if not isinstance(value, str | list):
-            value_type = _JSON_NAMES[type(value)]
-            raise RowError(f"{key}: expected a path or a list of paths, found {value_type}")
-        media[kind] = [MediaRef(kind, path) for path in texts_of(value, key)]
-        used.add(key)
-    return media, used
+def number_of(value: Any, name: str) -> float:
+    """Return a finite number. A table gives it as text."""
+    number = value
+    if isinstance(value, str) and len(value) <= MAX_NUMBER_CHARACTERS:
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not is_number or not abs(number) < 2**63 or not math.isfinite(number):
+        shown = repr(value)[:60] if isinstance(value, str | float) else json_name(value)
+        raise RowError(f"{name}: expected a number, found {escaped(shown)}")
+    return float(number)
 
 
-def row_id(row: dict[str, Any]) -> Any:
-    """Return the row's ``id``, else its ``image_id``, else None."""
-    return next((row[k] for k in ID_KEYS if row.get(k) is not None), None)
-
-
-def make_draft(
-    row: dict[str, Any],
-    main: dict[str, Any],
-    refs: Sequence[MediaRef],
-    used: set[str],
-    *,
-    texts: tuple[str, ...] = (),
-    fields: Mapping[str, bytes] | None = None,
-) -> Draft:
-    """Return a draft. Its ``json`` holds id, `main`, media_paths, then the row's other keys.
-
-    ``media_paths`` has the path of each media field as the row gives it, so that a sample can be
-    traced to its files. A row's own key with a name in `CANONICAL_KEYS` is kept as ``row_KEY``.
-
-    Args:
-        row: The parsed row.
-        main: What the format made of it.
-        refs: Its media files.
-        used: The row's keys that the format has read. The others are kept, and are `Draft.unread`.
-        texts: See `Draft.texts`.
-        fields: See `Draft.fields`.
-    """
-    if len(refs) > MAX_MEDIA:
-        raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")
-    paths = {"media_paths": [short_path(ref.path) for ref in refs]} if refs else {}
-    content: dict[str, Any] = {"id": row_id(row), **main, **paths}
-    others = {key: value for key, value in row.items() if key not in used and key != "id"}
-    for key, value in others.items():
-        content[f"row_{key}" if key in CANONICAL_KEYS else key] = value
-    return Draft(content, tuple(refs), texts, fields or {}, tuple(others))
-
-
-def short_path(path: str) -> str:
-    """Return a path as the ``json`` of a sample names it: never with the bytes of a file in it."""
-    if path.startswith("data:"):
-        head = path[:MAX_PATH_CHARACTERS].partition(",")[0]
-        return f"{head},({len(path)} characters)"
-    if len(path) <= MAX_PATH_CHARACTERS:
-        return path
-    half = MAX_PATH_CHARACTERS // 2
-    return f"{path[:half]}...{path[-half:]}"
+def seconds_of(value: Any, name: str) -> float:
+    """Return a time in seconds. It is a number, or ``HH:MM:SS.mmm``, or ``MM:SS``."""
+    time = _TIME.fullmatch(value.strip()) if isinstance(value, str) and len(value) < 40 else None
+    if time is not None:
+        hours, minutes, seconds = time.groups()
+        return int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))
+    number = number_of(value, name)
+    if number < 0:
+        raise RowError(f"{name}: {number:g} s is before the beginning")
+    return number

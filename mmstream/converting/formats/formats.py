@@ -2,34 +2,56 @@
 
     rows -> FORMATS -> media -> shard
 
-    captions     {"image": "a.jpg", "text": "..."}; other keys: see `captions`
-    llava        {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>..."}]}
-    messages     {"images": ["a.jpg"], "messages": [{"role": "user", "content": "<image>..."}]}
-    qwen-vl      {"input": "Picture 1:<img>a.jpg</img>question", "output": "answer"}
-    instruction  {"image": "a.jpg", "instruction": "question", "input": "", "output": "answer"}
-    text         {"text": "..."}
-
 A row's format is recognised by its keys. Keys that the format does not use are kept in the json of
-the sample.
+the sample, and the draft names them. The modules show rows of each format:
+
+    dialogue.py     llava, messages
+    instruction.py  qwen-vl, instruction
+    vqa.py          vqa
+    texts.py        texts
+    preference.py   preference
+    captions.py     captions, laion, labels, text
+    interleaved.py  obelics, mmc4
+    speech.py       speech, lhotse
+    spans.py        spans
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from mmstream.converting.draft import Draft, RowError
-from mmstream.converting.formats.dialogue import parse_dialogue
-from mmstream.converting.formats.fields import expect, make_draft, media_of, texts_of
+from mmstream.converting.draft import Draft, MediaRef, RowError
+from mmstream.converting.formats.captions import (
+    ALT_KEYS,
+    CAPTION_KEYS,
+    LABEL_KEYS,
+    MEDIA_FACTS,
+    captions,
+    is_laion,
+    labels,
+    laion,
+    text,
+)
+from mmstream.converting.formats.dialogue import parse_dialogue, turns_of
+from mmstream.converting.formats.drafts import make_draft
+from mmstream.converting.formats.fields import expect, first_key, is_set, texts_of
+from mmstream.converting.formats.instruction import ANSWER_KEYS, QUESTION_KEYS, instruction
+from mmstream.converting.formats.interleaved import is_obelics, mmc4, obelics
+from mmstream.converting.formats.media_values import is_base64_media, media_of
+from mmstream.converting.formats.preference import is_preference, preference
+from mmstream.converting.formats.spans import has_spans, medium_by_id, spans
+from mmstream.converting.formats.speech import is_speech, lhotse, speech
+from mmstream.converting.formats.texts import is_texts, texts
+from mmstream.converting.formats.vqa import VQA_ANSWER_KEYS, VQA_LIST_KEYS, vqa
+from mmstream.errors import escaped
 
-__all__ = ["FORMATS", "draft_of"]
+__all__ = ["FORMATS", "draft_of", "recognise"]
 
-FORMATS = ("captions", "llava", "messages", "qwen-vl", "instruction", "text")
-
-CAPTION_KEYS = ("captions", "caption", "text")
-QUESTION_KEYS = ("instruction", "input", "query", "prompt")
-ANSWER_KEYS = ("output", "response")
 _MEDIA_PATH = re.compile(
     r"(?!\w+://)\S+\.(jpe?g|png|webp|gif|bmp|wav|flac|mp3|ogg|m4a|mp4|mov|avi|mkv|webm)",
     re.IGNORECASE,
@@ -37,12 +59,68 @@ _MEDIA_PATH = re.compile(
 MAX_NAMED_KEYS = 8
 """Keys of an unknown row that its reason for rejection names."""
 
+OPTIONS = "name the columns with --map, such as --map text=KEY, or the format with --format"
+
+
+def _llava(row: dict[str, Any]) -> Draft:
+    turns, used = turns_of(row, "conversations", "conversation")
+    return parse_dialogue(row, {"messages": turns}, used)
+
+
+def _messages(row: dict[str, Any]) -> Draft:
+    turns, used = turns_of(row, "messages")
+    return parse_dialogue(row, {"messages": turns}, used)
+
+
+def _video_caption(row: dict[str, Any]) -> Draft:
+    """Return the draft of a video by its id or address, with its caption: WebVid."""
+    key = first_key(row, ("name", *CAPTION_KEYS))
+    url = row.get("contentUrl")
+    by_id = medium_by_id(row)
+    if key is None or (by_id is None and not isinstance(url, str)):
+        raise RowError("expected a video in contentUrl or videoid, and a caption in name")
+    if isinstance(url, str) and url:
+        ref, used = MediaRef("video", url), {"contentUrl", key}
+    else:
+        assert by_id is not None
+        ref, used = by_id[0], {by_id[1], key}
+    caption_texts = texts_of(row[key], key)
+    facts = (*MEDIA_FACTS, "videoid", "page_dir", "contentUrl")
+    content = {"captions": list(caption_texts)}
+    return make_draft(row, content, [ref], used, kept=facts, texts=caption_texts)
+
+
+_PARSERS: MappingProxyType[str, Callable[[dict[str, Any]], Draft]] = MappingProxyType(
+    {
+        "captions": captions,
+        "llava": _llava,
+        "messages": _messages,
+        "qwen-vl": instruction,
+        "instruction": instruction,
+        "text": text,
+        "vqa": vqa,
+        "texts": texts,
+        "preference": preference,
+        "laion": laion,
+        "labels": labels,
+        "obelics": obelics,
+        "mmc4": mmc4,
+        "mmc4-files": partial(mmc4, from_files=True),
+        "speech": speech,
+        "lhotse": lhotse,
+        "spans": spans,
+        "webvid": _video_caption,
+    }
+)
+
+FORMATS = tuple(_PARSERS)
+
 
 def draft_of(row: Any, format: str | None = None) -> Draft:
     """Return the draft of one parsed row.
 
     Args:
-        row: Any JSON value.
+        row: Any JSON value. Bytes may stand where media are.
         format: One of `FORMATS`. None: the row is recognised by its keys.
 
     Raises:
@@ -52,117 +130,121 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     if not row:
         raise RowError("empty row")
     name = format or recognise(row)
-    draft = _draft(row, name)
-    if not draft.media and format is None:
-        _refuse_unread_media(row)
+    draft = _PARSERS[name](row)
+    if format is None:
+        _refuse_unread_media(row, draft)
     return replace(draft, format=name)
 
 
-def _draft(row: dict[str, Any], format: str) -> Draft:
-    match format:
-        case "captions":
-            return captions(row)
-        case "llava":
-            return parse_dialogue(row, *_turns(row, "conversations", "conversation"))
-        case "messages":
-            return parse_dialogue(row, *_turns(row, "messages"))
-        case "qwen-vl" | "instruction":
-            return instruction(row)
-        case _:
-            return text(row)
-
-
-def _refuse_unread_media(row: dict[str, Any]) -> None:
-    """Refuse a row that names a media file under a key that no format reads.
+def _refuse_unread_media(row: dict[str, Any], draft: Draft) -> None:
+    """Refuse a row without media whose media lie under a key that no format reads.
 
     It would silently become a sample with its text only.
     """
-    for key, value in row.items():
+    if draft.media:
+        return
+    for key in draft.unread:
+        value = row[key]
         for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, str) and _MEDIA_PATH.fullmatch(item):
+            if isinstance(item, bytes) or (
+                isinstance(item, str)
+                and (_MEDIA_PATH.fullmatch(item) or is_base64_media(item) or _is_data_url(item))
+            ):
+                shown = repr(item[:200]) if isinstance(item, str) else f"{len(item)} bytes"
                 raise RowError(
-                    f"{key}: {item[:200]!r} looks like a media file, but no format reads this key; "
-                    "rename it to image, video or audio"
+                    f"{key}: {shown} looks like a media file, but no format reads this key; "
+                    f"rename it to image, video or audio, such as with --map image={key}"
                 )
+
+
+def _is_data_url(text: str) -> bool:
+    return text.startswith(("data:image/", "data:audio/", "data:video/"))
 
 
 def recognise(row: dict[str, Any]) -> str:
     """Return the name of a row's format, judged by its keys.
 
     Raises:
-        RowError: No format has these keys.
+        RowError: No format has these keys, or two formats have.
     """
-    if "messages" in row:
-        return "messages"
-    if "conversations" in row or "conversation" in row:
-        return "llava"
+    dialogue = [key for key in ("messages", "conversations", "conversation") if _has(row, key)]
+    if len(dialogue) > 1:
+        raise RowError(
+            f"both {dialogue[0]} and {dialogue[1]} hold turns; say which with --format messages "
+            "or --format llava"
+        )
+    if is_preference(row):
+        return "preference"
+    if dialogue:
+        return "messages" if dialogue[0] == "messages" else "llava"
+    return _by_lists(row) or _by_texts(row) or _by_media(row)
+
+
+def _has(row: dict[str, Any], key: str) -> bool:
+    """Tell whether a row has turns under a key. An empty list counts if nothing else is there."""
+    others = ("messages", "conversations", "conversation")
+    return key in row and (is_set(row[key]) or not any(is_set(row.get(k)) for k in others))
+
+
+def _by_lists(row: dict[str, Any]) -> str | None:
+    """Recognise formats whose rows hold several texts."""
+    if is_texts(row):
+        return "texts"
+    if is_obelics(row):
+        return "obelics"
+    if "text_list" in row and "image_info" in row:
+        return "mmc4"
+    if "recording" in row and "supervisions" in row:
+        return "lhotse"
+    return None
+
+
+def _by_texts(row: dict[str, Any]) -> str | None:
+    """Recognise questions with answers."""
     if any(k in row for k in ANSWER_KEYS) and any(k in row for k in QUESTION_KEYS):
         return "instruction" if "instruction" in row else "qwen-vl"
-    if media_of(row)[0] or "captions" in row or "caption" in row:
+    has_answer = first_key(row, VQA_ANSWER_KEYS) is not None
+    if (row.get("question") is not None and has_answer) or first_key(row, VQA_LIST_KEYS):
+        return "vqa"
+    return None
+
+
+def _by_media(row: dict[str, Any]) -> str:
+    """Recognise media with texts, labels or nothing; and text alone."""
+    has_medium = bool(media_of(row)[0])
+    if has_spans(row) and (has_medium or "path" in row or medium_by_id(row) is not None):
+        return "spans"
+    if is_speech(row):
+        return "speech"
+    if has_medium:
+        return "captions" if any(key in row for key in CAPTION_KEYS) else _labels_or_refuse(row)
+    if is_laion(row):
+        return "laion"
+    named = first_key(row, ("contentUrl",)) is not None or medium_by_id(row) is not None
+    if named and first_key(row, ("name", *CAPTION_KEYS)) is not None:
+        return "webvid"
+    if "captions" in row or "caption" in row:
         return "captions"
     if "text" in row:
         return "text"
-    names = ", ".join(list(row)[:MAX_NAMED_KEYS])
-    raise RowError(f"no known format has the keys {names[:200]}")
+    raise RowError(f"no known format has the keys {_keys(row)}; {OPTIONS}")
 
 
-def captions(row: dict[str, Any]) -> Draft:
-    """Return the draft of one or more media files with captions: ``{"image", "text"}``.
-
-    The captions are the first key of `CAPTION_KEYS` that the row has: a string or a list.
-    """
-    media, used = media_of(row)
-    if not media:
-        raise RowError("no media: expected a path in image, image_path, file_name or images")
-    key = next((k for k in CAPTION_KEYS if row.get(k) is not None), None)
-    if key is None:
-        raise RowError("no text: expected text, caption or captions")
-    texts = texts_of(row[key], key)
-    refs = tuple(ref for refs in media.values() for ref in refs)
-    return make_draft(row, {"captions": list(texts)}, refs, {*used, key}, texts=texts)
-
-
-def text(row: dict[str, Any]) -> Draft:
-    """Return the draft of plain text: ``{"text": "..."}``.
-
-    The text goes to ``KEY.txt`` only, the other keys to ``KEY.json``.
-    """
-    value = expect(row.get("text"), str, "text")
-    if not value.strip():
-        raise RowError("text is empty")
-    return make_draft(row, {}, (), {"text"}, texts=(value,))
+def _labels_or_refuse(row: dict[str, Any]) -> str:
+    """Return "labels", unless the row has a text under a name that no format knows."""
+    if first_key(row, LABEL_KEYS) is not None:
+        return "labels"
+    known = {*MEDIA_FACTS, "id", "image_id"}
+    for key in labels(row).unread:
+        value = row[key]
+        is_text = isinstance(value, str) and (" " in value.strip() or key in ALT_KEYS)
+        if key not in known and is_text and "://" not in value:
+            raise RowError(
+                f"no text: expected text, caption or captions; if {escaped(key, 40)} is the text, "
+                f"say --map text={escaped(key, 40)}, else --format labels"
+            )
+    return "labels"
 
 
-def instruction(row: dict[str, Any]) -> Draft:
-    """Return the draft of one question and its answer.
-
-    These are Qwen-VL's input and output, Alpaca's instruction, or query and response. All keys of
-    `QUESTION_KEYS` that the row has make the question, one line each. ``history`` holds earlier
-    pairs of question and answer.
-    """
-    question_keys = [k for k in QUESTION_KEYS if row.get(k) is not None]
-    answer_key = next((k for k in ANSWER_KEYS if row.get(k) is not None), None)
-    if not question_keys or answer_key is None:
-        raise RowError("expected a question in instruction or input, and an answer in output")
-    question = "\n".join(filter(None, (expect(row[k], str, k) for k in question_keys)))
-    answer = expect(row[answer_key], str, answer_key)
-    if not answer.strip():
-        raise RowError(f"{answer_key} is empty")
-    turns: list[dict[str, Any]] = []
-    for i, pair in enumerate(expect(row.get("history") or [], list, "history")):
-        if len(expect(pair, list, f"history[{i}]")) != 2:
-            raise RowError(f"history[{i}]: expected [question, answer], found {len(pair)} items")
-        turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return parse_dialogue(row, turns, {*question_keys, answer_key, "history"})
-
-
-def _turns(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:
-    """Return the row's list of turns and the key that holds it."""
-    key = next((k for k in keys if k in row), None)
-    if key is None:
-        raise RowError(f"no {keys[0]} in the row")
-    turns = expect(row[key], list, key)
-    if not turns:
-        raise RowError(f"{key} is empty")
-    return turns, {key}
+def _keys(row: dict[str, Any]) -> str:
+    return escaped(", ".join(map(str, list(row)[:MAX_NAMED_KEYS])), 200)

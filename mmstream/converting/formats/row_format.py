@@ -7,15 +7,20 @@ It is picklable, so that the workers of any engine understand rows alike.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from mmstream.converting.draft import Draft, RowError
 from mmstream.converting.formats.formats import FORMATS, draft_of
 from mmstream.converting.formats.function import function_name, load_function, source_sha256
+from mmstream.converting.formats.tags import Tags, read_tags, retagged
 from mmstream.errors import BUGS, ConfigError, escaped
 
 __all__ = ["RowFormat"]
@@ -30,6 +35,8 @@ class RowFormat:
             recognised by its keys.
         columns: Pairs (name that the formats know, name in the rows), such as ("image", "photo").
         function: From a row to a row of any known format, or to None to leave it out.
+        dataset_info: LLaMA-Factory's file, as ``FILE`` or ``FILE#NAME``; see `tags`. It is read
+            once, when this is made.
 
     Raises:
         ConfigError: An unknown format, a column twice, or a function that cannot be imported.
@@ -38,8 +45,16 @@ class RowFormat:
     name: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
     function: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
+    dataset_info: str | None = None
+    tags: Mapping[str, Tags] | None = None
 
     def __post_init__(self) -> None:
+        if self.dataset_info is not None and self.tags is None:
+            if self.name in FORMATS:
+                raise ConfigError(
+                    f"format={self.name!r} and dataset_info: the file says the format"
+                )
+            object.__setattr__(self, "tags", read_tags(self.dataset_info))
         if self.name is not None and ":" in self.name:
             if self.function is not None:
                 raise ConfigError(f"format={self.name!r} and row={self.function!r}: give one")
@@ -55,8 +70,12 @@ class RowFormat:
                 if not isinstance(name, str) or not name or names.count(name) > 1:
                     raise ConfigError(f"columns: {name!r} is no name of a column, or twice there")
 
-    def draft(self, value: Any) -> Draft:
+    def draft(self, value: Any, file: str = "") -> Draft:
         """Return the draft of one parsed row.
+
+        Args:
+            value: The row.
+            file: Name of its file, which selects the entry of `dataset_info`.
 
         Raises:
             RowError: The row cannot become a sample; the message says why.
@@ -67,13 +86,26 @@ class RowFormat:
             value = self._renamed(value)
             if self.function is not None:
                 value = self._called(value)
-        known = self.name if self.name in FORMATS else None
-        return draft_of(value, known)
+        format = self.name if self.name in FORMATS else None
+        if self.tags is not None and isinstance(value, dict):
+            value, format = retagged(value, self._tags_of(file))
+        return draft_of(value, format)
+
+    def _tags_of(self, file: str) -> Tags:
+        """Return the entry of `dataset_info` for a file of rows."""
+        assert self.tags is not None
+        tags = self.tags.get("") or self.tags.get(Path(file).name)
+        if tags is None:
+            raise ConfigError(
+                f"{self.dataset_info}: has no entry with the file_name {Path(file).name}; name one "
+                f"as {self.dataset_info}#NAME"
+            )
+        return tags
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A function that was named is imported by its name where this is unpickled.
         function = None if self.name is not None and ":" in self.name else self.function
-        return type(self), (self.name, self.columns, function)
+        return type(self), (self.name, self.columns, function, self.dataset_info, self.tags)
 
     def require_portable(self) -> None:
         """Raise ConfigError if other processes could not import the caller's function."""
@@ -102,6 +134,9 @@ class RowFormat:
         if self.function is not None:
             plan["row"] = function_name(self.function)
             plan["row_sha256"] = source_sha256(self.function)
+        if self.tags is not None:
+            entries = msgspec.json.encode(msgspec.to_builtins(self.tags), order="sorted")
+            plan["dataset_info_sha256"] = hashlib.sha256(entries).hexdigest()
         return plan
 
     def _renamed(self, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""Media files with captions, labels or nothing; text alone. Part of step 2 of a conversion.
+
+captions  {"image": "a.jpg", "text": "..."}
+laion     {"URL": "https://host/a.jpg", "TEXT": "...", "WIDTH": 640, "sha256": "..."}
+labels    {"image": "a.jpg", "label": 3, "label_name": "cat"}, {"image": "a.jpg"}
+text      {"text": "..."}
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mmstream.converting.draft import Draft, MediaRef, RowError
+from mmstream.converting.formats.drafts import make_draft
+from mmstream.converting.formats.fields import expect, first_key, is_set, text_of, texts_of
+from mmstream.converting.formats.media_values import kind_by_name, media_of
+from mmstream.errors import escaped
+
+__all__ = [
+    "CAPTION_KEYS",
+    "LABEL_KEYS",
+    "all_refs",
+    "captions",
+    "is_laion",
+    "labels",
+    "laion",
+    "text",
+]
+
+CAPTION_KEYS = ("captions", "caption", "text", "sentence", "transcript", "transcription", "enCap")
+URL_KEYS = ("URL", "url")
+ALT_KEYS = ("TEXT", "caption", "captions", "text", "alt", "top_caption")
+LABEL_KEYS = ("label", "labels", "class_id", "cls")
+LABEL_NAME_KEYS = ("label_name", "class_name", "class", "category")
+
+LAION_FACTS = (
+    *("WIDTH", "HEIGHT", "width", "height", "original_width", "original_height", "LICENSE"),
+    *("similarity", "SIMILARITY", "punsafe", "pwatermark", "NSFW", "AESTHETIC_SCORE", "aesthetic"),
+    *("hash", "key", "uid", "SAMPLE_ID", "sha256", "face_bboxes", "LANGUAGE", "prob"),
+    *("clip_b32_similarity_score", "clip_l14_similarity_score", "exif", "status", "error_message"),
+)
+"""What LAION, Re-LAION, DataComp and cc2dataset say of a picture."""
+
+MEDIA_FACTS = (
+    *("width", "height", "duration", "duration_s", "sample_rate", "sampling_rate", "lang"),
+    *(
+        "license",
+        "license_id",
+        "license_name",
+        "license_url",
+        "flickr_url",
+        "coco_url",
+        "date_captured",
+        "url",
+        "source",
+        "dataset",
+        "split",
+    ),
+    *("language", "speaker", "speaker_id", "client_id", "gender", "age", "objects"),
+)
+_SHA256 = re.compile("[0-9a-fA-F]{64}")
+
+
+def captions(row: dict[str, Any], kept: tuple[str, ...] = MEDIA_FACTS) -> Draft:
+    """Return the draft of one or more media files with captions: ``{"image", "text"}``.
+
+    The captions are the first key of `CAPTION_KEYS` that the row has: a string or a list.
+    """
+    media, used = media_of(row)
+    if not media:
+        raise RowError("no media: expected a path in image, image_path, file_name or images")
+    key = next((k for k in CAPTION_KEYS if row.get(k) is not None), None)
+    if key is None:
+        raise RowError("no text: expected text, caption or captions")
+    texts = texts_of(row[key], key)
+    content = {"captions": list(texts)}
+    return make_draft(row, content, all_refs(media), {*used, key}, kept=kept, texts=texts)
+
+
+def is_laion(row: dict[str, Any]) -> bool:
+    """Tell whether the ``url`` of a row is that of a picture, with its text beside it.
+
+    Rows of web text have ``url`` and ``text`` too. A picture's URL has capital letters as its key,
+    or a caption beside it, or facts about the picture, or the extension of one.
+    """
+    key = first_key(row, URL_KEYS)
+    if key is None or not isinstance(row[key], str) or first_key(row, ALT_KEYS) is None:
+        return False
+    has_facts = any(fact in row for fact in LAION_FACTS)
+    has_caption = any(alt in row for alt in ALT_KEYS if alt != "text")
+    return key == "URL" or has_caption or has_facts or kind_by_name(row[key]) == "image"
+
+
+def laion(row: dict[str, Any]) -> Draft:
+    """Return the draft of a picture by its URL: ``{"URL", "TEXT"}``.
+
+    The picture must have the ``sha256`` of the row, where there is one.
+    """
+    key, text_key = first_key(row, URL_KEYS), first_key(row, ALT_KEYS)
+    if key is None or text_key is None:
+        raise RowError("expected a URL in url or URL, and a text in text, TEXT or caption")
+    texts = texts_of(row[text_key], text_key)
+    sha256 = row["sha256"] if is_set(row.get("sha256")) else None
+    if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+        raise RowError(f"sha256: {escaped(repr(sha256), 80)} is not 64 hexadecimal digits")
+    ref = MediaRef("image", text_of(row[key], key), sha256=sha256 and sha256.lower())
+    content = {"captions": list(texts)}
+    return make_draft(row, content, [ref], {key, text_key}, kept=LAION_FACTS, texts=texts)
+
+
+def labels(row: dict[str, Any]) -> Draft:
+    """Return the draft of media files with the number of a class, or with nothing.
+
+    The number becomes ``KEY.cls``. Names of classes stay in the ``json``.
+    """
+    media, used = media_of(row)
+    if not media:
+        raise RowError("no media: expected a path in image, image_path, file_name or images")
+    key = first_key(row, LABEL_KEYS)
+    value = row[key] if key is not None else None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        value = int(value)  # from a table
+    fields = {}
+    kept = [*MEDIA_FACTS, *LABEL_NAME_KEYS]
+    if key is not None and isinstance(value, int) and not isinstance(value, bool):
+        fields["cls"] = str(value).encode()
+        used.add(key)
+    elif key is not None:
+        kept.append(key)
+    return make_draft(row, {}, all_refs(media), used, kept=kept, fields=fields)
+
+
+def text(row: dict[str, Any]) -> Draft:
+    """Return the draft of plain text: ``{"text": "..."}``.
+
+    The text goes to ``KEY.txt`` only, the other keys to ``KEY.json``.
+    """
+    value = text_of(expect(row.get("text"), str, "text"), "text")
+    return make_draft(row, {}, (), {"text"}, kept=("url", "timestamp", "meta"), texts=(value,))
+
+
+def all_refs(media: dict[Any, list[MediaRef]]) -> list[MediaRef]:
+    """Return the media of all kinds in one list."""
+    return [ref for refs in media.values() for ref in refs]

@@ -1,0 +1,176 @@
+"""Texts about spans of a video or an audio file. Part of step 2 of a conversion.
+
+    {"video": "a.mp4", "timestamps": [[0, 4.5], [4, 9]], "sentences": ["...", "..."]}  ActivityNet
+    {"video": "a.mp4", "segments": [{"start": 0, "end": 4.5, "caption": "..."}]}
+    {"YoutubeID": "x1", "Start_timestamp": "00:00:10.000", "End_timestamp": "00:00:14.000",
+     "Caption": "..."}                                                                 InternVid
+    {"videoID": "x1", "timestamp": [["0:00:11.3", "0:00:16.8"]], "caption": ["..."]}   Panda-70M
+    {"audio_filepath": "a.wav", "offset": 12.5, "duration": 3, "text": "..."}          NeMo
+    {"path": "a.opus", "segments": [{"begin_time": 0, "end_time": 2, "text_tn": "..."}]}  GigaSpeech
+
+The medium is stored once, whole. The spans are ``segments`` in the ``json``:
+
+    {"start_s": 0.0, "end_s": 4.5, "text": "..."}
+
+A row with one span also has its text as caption. A video that is named by its id alone is the file
+``ID.mp4`` in the media root.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmstream.converting.draft import Draft, Kind, MediaRef, RowError
+from mmstream.converting.formats.drafts import make_draft
+from mmstream.converting.formats.fields import (
+    MEDIA_KEYS,
+    expect,
+    first_key,
+    is_set,
+    seconds_of,
+    text_of,
+)
+from mmstream.converting.formats.media_values import kind_by_name, media_of, media_ref
+
+__all__ = ["has_spans", "medium_by_id", "spans", "spans_draft"]
+
+VIDEO_ID_KEYS = ("YoutubeID", "videoID", "videoid", "video_id", "vid")
+START_KEYS = ("start_s", "start", "begin_time", "start_time", "Start_timestamp", "offset")
+END_KEYS = ("end_s", "end", "end_time", "stop", "End_timestamp")
+TEXT_KEYS = ("text", "caption", "Caption", "sentence", "text_tn", "label", "transcript")
+LIST_KEYS = (("timestamps", "sentences"), ("timestamp", "caption"), ("timestamps", "captions"))
+FACTS = (
+    *("duration", "url", "fps", "num_frames", "title", "channel", "format", "aid", "md5", "source"),
+    *("subsets", "speaker", "category", "UMT_Score", "Aesthetic_Score", "matching_score"),
+    *("desirable_filtering", "shot_boundary_detection", "lang", "language", "sample_rate"),
+)
+
+
+def has_spans(row: dict[str, Any]) -> bool:
+    """Tell whether a row has texts about spans of one medium."""
+    if isinstance(row.get("segments"), list) or _list_keys(row) is not None:
+        return True
+    has_times = first_key(row, START_KEYS) is not None
+    return has_times and (first_key(row, END_KEYS) is not None or is_set(row.get("duration")))
+
+
+def spans(row: dict[str, Any]) -> Draft:
+    """Return the draft of one medium with the texts of its spans."""
+    ref, used = _medium(row)
+    keys = _list_keys(row)
+    kept = FACTS
+    if isinstance(row.get("segments"), list):
+        used.add("segments")
+        segments = [
+            _segment(expect(item, dict, f"segments[{i}]"), f"segments[{i}]: ")
+            for i, item in enumerate(row["segments"])
+        ]
+    elif keys is not None:
+        used |= set(keys)
+        segments = _parallel(row, *keys)
+    else:
+        segment = _segment({k: v for k, v in row.items() if k in _SPAN_KEYS}, "")
+        used |= _taken(row)
+        segments = [segment]
+    return spans_draft(row, ref, segments, used, kept)
+
+
+def spans_draft(
+    row: dict[str, Any],
+    ref: MediaRef,
+    segments: list[dict[str, Any]],
+    used: set[str],
+    kept: tuple[str, ...] = FACTS,
+) -> Draft:
+    """Return the draft of a medium with its ``segments``."""
+    if not segments:
+        raise RowError("segments is empty")
+    texts = (segments[0]["text"],) if len(segments) == 1 else ()
+    main = {"captions": list(texts)} if texts else {}
+    main["segments"] = segments
+    return make_draft(row, main, [ref], used, kept=kept, texts=texts)
+
+
+def medium_by_id(row: dict[str, Any]) -> tuple[MediaRef, str] | None:
+    """Return the video that a row names by its id, and the key of the id."""
+    key = first_key(row, VIDEO_ID_KEYS)
+    if key is None:
+        return None
+    name = row[key] if isinstance(row[key], str) else str(row[key])
+    path = text_of(name, key) if kind_by_name(name) else f"{text_of(name, key)}.mp4"
+    return MediaRef("video", path), key
+
+
+def _medium(row: dict[str, Any]) -> tuple[MediaRef, set[str]]:
+    media, used = media_of(row)
+    refs = [ref for kind in media for ref in media[kind]]
+    if len(refs) > 1:
+        raise RowError(f"{len(refs)} media files; spans need one")
+    if refs:
+        return refs[0], used
+    if isinstance(row.get("path"), str):
+        kind: Kind = kind_by_name(row["path"]) or "audio"
+        return media_ref(row["path"], kind, "path"), {"path"}
+    by_id = medium_by_id(row)
+    if by_id is None:
+        names = ", ".join(MEDIA_KEYS["video"][:2] + MEDIA_KEYS["audio"][:2])
+        raise RowError(f"no medium that the spans are of: expected one of {names}")
+    return by_id[0], {by_id[1]}
+
+
+def _list_keys(row: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the keys of two parallel lists, of times and of texts."""
+    for times, texts in LIST_KEYS:
+        if isinstance(row.get(times), list) and isinstance(row.get(texts), list):
+            return times, texts
+    return None
+
+
+def _parallel(row: dict[str, Any], times_key: str, texts_key: str) -> list[dict[str, Any]]:
+    times, texts = row[times_key], row[texts_key]
+    if len(times) != len(texts):
+        raise RowError(f"{len(times)} {times_key} but {len(texts)} {texts_key}")
+    segments = []
+    for i, (span, text) in enumerate(zip(times, texts, strict=True)):
+        name = f"{times_key}[{i}]"
+        if len(expect(span, list, name)) != 2:
+            raise RowError(f"{name}: expected [start, end], found {len(span)} items")
+        segments.append(_span(span[0], span[1], text_of(text, f"{texts_key}[{i}]"), name))
+    return segments
+
+
+_SPAN_KEYS = {*START_KEYS, *END_KEYS, *TEXT_KEYS, "duration"}
+
+
+def _taken(row: dict[str, Any]) -> set[str]:
+    """Return the keys of a row that its one span is made of."""
+    keys = (first_key(row, names) for names in (START_KEYS, END_KEYS, TEXT_KEYS))
+    return {key for key in keys if key is not None}
+
+
+def _segment(item: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return one span with its text. Its other keys are kept."""
+    text_key, start_key = first_key(item, TEXT_KEYS), first_key(item, START_KEYS)
+    if text_key is None or start_key is None:
+        wanted = "text" if text_key is None else "start"
+        raise RowError(f"{name}no {wanted} among the keys {', '.join(list(item)[:8])[:200]}")
+    start = seconds_of(item[start_key], f"{name}{start_key}")
+    end_key = first_key(item, END_KEYS)
+    if end_key is not None:
+        end = seconds_of(item[end_key], f"{name}{end_key}")
+    elif is_set(item.get("duration")):
+        end_key = "duration"
+        end = start + seconds_of(item["duration"], f"{name}duration")
+    else:
+        raise RowError(f"{name}no end and no duration")
+    segment = _span(start, end, text_of(item[text_key], f"{name}{text_key}"), name)
+    others = {k: v for k, v in item.items() if k not in (text_key, start_key, end_key)}
+    return {**segment, **({} if name == "" else others)}
+
+
+def _span(start: Any, end: Any, text: str, name: str) -> dict[str, Any]:
+    start_s, end_s = seconds_of(start, name), seconds_of(end, name)
+    if end_s <= start_s:
+        label = name.rstrip(": ") or "span"
+        raise RowError(f"{label}: ends at {end_s:g} s, not after its start at {start_s:g} s")
+    return {"start_s": round(start_s, 6), "end_s": round(end_s, 6), "text": text}

@@ -1,0 +1,571 @@
+"""A row of every published corpus format, written after its schema, and what becomes of it.
+
+Each case names its schema. `test_real_corpora` below reads rows as their authors wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
+from mmstream.converting.formats.formats import draft_of, recognise
+from tests.helpers.paths import ROOT
+
+JPG = b"\xff\xd8\xff"
+HASH = "ab" * 32
+
+
+def text(value):
+    return {"type": "text", "text": value}
+
+
+def image(index):
+    return {"type": "image", "field": index}
+
+
+def turns(content, key="messages"):
+    return [(m["role"], m["content"]) for m in content[key]]
+
+
+@pytest.mark.parametrize("row_format", [None, "llava"])
+def test_a_video_of_llava_video_may_stand_behind_its_image_token(row_format):
+    """https://huggingface.co/datasets/lmms-lab/LLaVA-Video-178K"""
+    row = {
+        "id": "v1",
+        "video": "a/b.mp4",
+        "data_source": "0_30_s_academic",
+        "conversations": [
+            {"from": "human", "value": "<image>\nWhat happens?"},
+            {"from": "gpt", "value": "Rain."},
+        ],
+    }
+    draft = draft_of(row, row_format)
+    assert draft.media == (MediaRef("video", "a/b.mp4"),)
+    assert turns(draft.content)[0] == (
+        "user",
+        [{"type": "video", "field": 0}, text("What happens?")],
+    )
+    assert draft.content["data_source"] == "0_30_s_academic"
+
+
+def test_pairs_of_human_and_assistant_are_turns():
+    """https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html"""
+    row = {"system": "s", "conversation": [{"human": "hi", "assistant": "hello"}]}
+    assert turns(draft_of(row).content) == [
+        ("system", [text("s")]),
+        ("user", [text("hi")]),
+        ("assistant", [text("hello")]),
+    ]
+
+
+def test_query_and_response_have_a_history():
+    """https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html"""
+    row = {"query": "<image>b?", "response": "b!", "history": [["a?", "a!"]], "images": ["x.jpg"]}
+    assert turns(draft_of(row).content) == [
+        ("user", [text("a?")]),
+        ("assistant", [text("a!")]),
+        ("user", [image(0), text("b?")]),
+        ("assistant", [text("b!")]),
+    ]
+
+
+GROUNDING = {
+    "messages": [
+        {"role": "user", "content": "<image>Find <ref-object>, please."},
+        {"role": "assistant", "content": "Here: <bbox> and <bbox>."},
+    ],
+    "images": ["x.jpg"],
+    "objects": {"ref": ["the sheep"], "bbox": [[30, 20, 10, 40.5], [5, 6]]},
+}
+
+
+def test_grounding_keeps_boxes_with_the_meaning_of_their_coordinates():
+    """https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html (grounding)"""
+    draft = draft_of(GROUNDING)
+    box = {"type": "bbox", "bbox": [10, 20, 30, 40.5], "unit": "pixels", "field": 0}
+    point = {"type": "bbox", "bbox": [5, 6], "unit": "pixels", "field": 0}
+    assert turns(draft.content) == [
+        ("user", [image(0), text("Find the sheep, please.")]),
+        ("assistant", [text("Here: "), box, text(" and "), point, text(".")]),
+    ]
+    medium = Media("png", b"p", {"width": 10, "original_width": 640, "original_height": 480})
+    [(_, fields)] = samples_of("k", draft, [medium], each=False)
+    answer = json.loads(fields["json"])["messages"][1]["content"]
+    assert answer[1] == {**box, "field": "0.png", "width": 640, "height": 480}
+    fractions = {**GROUNDING["objects"], "bbox": [[0.1, 0.2, 0.3, 1], [0, 1]], "bbox_type": "norm1"}
+    answer = turns(draft_of({**GROUNDING, "objects": fractions}).content)[1][1]
+    assert (answer[1]["unit"], answer[1]["bbox"]) == ("fraction", [0.1, 0.2, 0.3, 1])
+
+
+@pytest.mark.parametrize(
+    ("objects", "reason"),
+    [
+        ({"bbox": [[1, 2, 3, 4]]}, "2 <bbox> tokens but 1 of them"),
+        ({"bbox": [[1, 2, 3], [1, 2]]}, r"objects: bbox\[0\]: expected 2 or 4 numbers, found 3"),
+        ({"bbox": [[1, "x"], [1, 2]]}, r"bbox\[0\]: expected a number, found 'x'"),
+        ({"bbox": [[1, 2], [1, 2]], "bbox_type": "norm7"}, "bbox_type 'norm7' is neither"),
+        ({"bbox": [[1, 2], [1, 2]], "image_id": [0, 1]}, r"bbox\[1\]: of image 1, the row has 1"),
+        ({"bbox": [[1, 2], [1, 2]]}, "1 <ref-object> tokens but 0 of them"),
+    ],
+)
+def test_boxes_that_fit_no_token_or_image_are_rejected(objects, reason):
+    with pytest.raises(RowError, match=reason):
+        draft_of({**GROUNDING, "objects": {"ref": ["x"] * ("<ref" not in reason), **objects}})
+
+
+def test_parts_of_openai_hold_urls_data_urls_and_sound():
+    """https://platform.openai.com/docs/api-reference/chat/create"""
+    content = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": "https://host/a.jpg", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    ]
+    draft = draft_of({"messages": [{"role": "user", "content": content}]})
+    assert [(ref.kind, ref.path) for ref in draft.media] == [
+        ("image", "https://host/a.jpg"),
+        ("image", "data:image/png;base64,iVBORw0KGgo="),
+        ("audio", "data:;base64,UklGRg=="),
+    ]
+    assert draft.content["media_paths"][1:] == [
+        "data:image/png;base64,(34 characters)",
+        "data:;base64,(21 characters)",
+    ]
+
+
+def test_parts_of_trl_take_the_images_of_their_column():
+    """https://huggingface.co/docs/trl/dataset_formats (vision), as Parquet gives it back"""
+    parts = [{"type": "image", "text": None}, {"type": "text", "text": "What?"}]
+    row = {
+        "images": [{"bytes": JPG, "path": None}],
+        "messages": [
+            {"role": "user", "content": parts, "tool_calls": None},
+            {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]},
+        ],
+    }
+    draft = draft_of(row)
+    assert draft.media == (MediaRef("image", "images[0]", JPG),)
+    assert draft.content["messages"][0] == {"role": "user", "content": [image(0), text("What?")]}
+
+
+def test_a_prompt_and_its_completion_are_messages():
+    """https://huggingface.co/docs/trl/dataset_formats (prompt-completion)"""
+    row = {
+        "prompt": [{"role": "user", "content": "hi"}],
+        "completion": [{"role": "assistant", "content": "hello"}],
+    }
+    assert turns(draft_of(row).content) == [("user", [text("hi")]), ("assistant", [text("hello")])]
+
+
+def test_the_cauldron_and_finevision_have_texts_of_user_and_assistant():
+    """https://huggingface.co/datasets/HuggingFaceM4/FineVision"""
+    row = {
+        "images": [{"bytes": JPG, "path": "a.jpg"}, {"bytes": JPG, "path": None}],
+        "texts": [{"user": "What?", "assistant": "A."}, {"user": "Why?", "assistant": "B."}],
+        "source": "ai2d",
+        "relevance_ratings": [5, 4],
+        "relevance_min": 4,
+        "note": "n",
+    }
+    draft = draft_of(row)
+    assert recognise(row) == "texts"
+    assert turns(draft.content) == [
+        ("user", [image(0), image(1), text("What?")]),
+        ("assistant", [text("A.")]),
+        ("user", [text("Why?")]),
+        ("assistant", [text("B.")]),
+    ]
+    assert draft.content["media_paths"] == ["a.jpg", "images[1]"]
+    assert draft.unread == ("note",)
+    assert draft.content["relevance_ratings"] == [5, 4]
+
+
+VQA = {"image": "a.jpg", "question": "What?"}
+
+
+@pytest.mark.parametrize(
+    ("more", "question", "answer"),
+    [
+        ({"answer": "a cat"}, "What?", "a cat"),
+        ({"answer": 3}, "What?", "3"),
+        ({"answers": ["dog", "cat", "cat"]}, "What?", "cat"),
+        ({"answers": [{"answer": "dog"}, {"answer": "cat"}]}, "What?", "dog"),
+        ({"multiple_choice_answer": "cat", "answers": ["dog"]}, "What?", "cat"),
+        ({"choices": ["cat", "dog"], "answer": 1}, "What?\nA. cat\nB. dog", "B"),
+        ({"options": {"A": "cat", "B": "dog"}, "answer": "A"}, "What?\nA. cat\nB. dog", "A"),
+        ({"choices": ["cat", "dog"], "answer": "dog"}, "What?\nA. cat\nB. dog", "B"),
+    ],
+)
+def test_questions_about_pictures_have_one_answer(more, question, answer):
+    """https://huggingface.co/datasets/HuggingFaceM4/VQAv2 and derek-thomas/ScienceQA"""
+    draft = draft_of({**VQA, **more})
+    assert turns(draft.content) == [
+        ("user", [image(0), text(question)]),
+        ("assistant", [text(answer)]),
+    ]
+    assert draft.unread == ()
+    assert draft.content.get("answers") == more.get("answers")
+
+
+def test_several_questions_about_a_picture_are_turns():
+    row = {"image": "a.jpg", "qa_pairs": [{"question": q, "answer": q + "!"} for q in "ab"]}
+    assert [role for role, _ in turns(draft_of(row).content)] == ["user", "assistant"] * 2
+
+
+USER, GOOD, BAD = ({"role": r, "content": c} for r, c in zip("uaa", "?+-", strict=True))
+for turn, role in ((USER, "user"), (GOOD, "assistant"), (BAD, "assistant")):
+    turn["role"] = role
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "?", "chosen": "+", "rejected": "-"},
+        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": "?", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {
+            "chosen": "\n\nHuman: ?\n\nAssistant: +",
+            "rejected": "\n\nHuman: ?\n\nAssistant: -",
+        },
+        {
+            "conversations": [{"from": "human", "value": "?"}],
+            "chosen": {"from": "gpt", "value": "+"},
+            "rejected": {"from": "gpt", "value": "-"},
+        },
+        {"instruction": "?", "input": "", "chosen": "+", "rejected": "-"},
+        {"messages": [USER, GOOD], "rejected_response": "-"},
+        {"question": "?", "chosen": "+", "rejected": "-"},
+    ],
+)
+def test_pairs_of_every_dialect_become_one(row):
+    """TRL and ms-swift as above; https://github.com/hiyouga/LLaMA-Factory/tree/main/data;
+    https://huggingface.co/datasets/Anthropic/hh-rlhf; https://huggingface.co/datasets/openbmb/RLAIF-V-Dataset
+    """
+    draft = draft_of({**row, "images": ["a.jpg"]})
+    assert turns(draft.content) == [("user", [image(0), text("?")])]
+    assert turns(draft.content, "chosen") == [("assistant", [text("+")])]
+    assert turns(draft.content, "rejected") == [("assistant", [text("-")])]
+    assert draft.unread == ()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "?", "completion": "+", "label": True},
+        {"instruction": "?", "output": "+", "kto_tag": True},
+        {"messages": [USER, GOOD], "label": True},
+        {"messages": [USER, GOOD], "kto_tag": True},
+    ],
+)
+def test_an_answer_with_a_verdict_is_no_answer_to_imitate(row):
+    """KTO, as TRL, LLaMA-Factory and ms-swift write it"""
+    content = draft_of(row).content
+    assert turns(content) == [("user", [text("?")])]
+    assert turns(content, "completion") == [("assistant", [text("+")])]
+    assert content["label"] is True
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"chosen": "+", "rejected": "-"}, "no prompt: expected prompt, messages or question"),
+        ({"prompt": "?", "chosen": [], "rejected": "-"}, "chosen is empty"),
+        ({"prompt": "?", "chosen": 5, "rejected": "-"}, "chosen: expected a text or turns, found"),
+        ({"messages": [USER], "label": False}, "does not end with an answer"),
+        ({"messages": [USER], "conversations": [USER]}, "both messages and conversations hold"),
+    ],
+)
+def test_a_pair_without_prompt_or_answer_says_so(row, reason):
+    with pytest.raises(RowError, match=reason):
+        draft_of(row)
+
+
+def test_a_whole_conversation_beside_a_pair_is_trained_unless_the_format_is_named():
+    """https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized"""
+    row = {"messages": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [USER, BAD], "prompt": "?"}
+    assert draft_of(row).unread == ("chosen", "rejected", "prompt")
+    assert turns(draft_of(row, "preference").content, "rejected") == [("assistant", [text("-")])]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"URL": "https://h/a", "TEXT": "a cat", "WIDTH": 9, "HEIGHT": 9, "similarity": 0.3},
+        {"url": "https://h/a", "text": "a cat", "uid": "u", "sha256": HASH, "face_bboxes": []},
+        {"url": "https://h/a", "caption": "a cat"},
+        {"url": "https://h/a", "alt": "a cat", "uid": "u"},
+        {"url": "https://h/a.jpg", "text": "a cat"},
+    ],
+)
+def test_pictures_of_the_web_are_named_by_their_url(row):
+    """LAION-5B; DataComp (https://huggingface.co/datasets/mlfoundations/datacomp_1b); CC12M;
+    cc2dataset"""
+    draft = draft_of(row)
+    assert draft.media == (
+        MediaRef("image", row.get("URL") or row["url"], None, row.get("sha256")),
+    )
+    assert (draft.texts, draft.unread) == (("a cat",), ())
+
+
+def test_web_text_with_its_address_stays_text():
+    """https://huggingface.co/datasets/allenai/c4"""
+    row = {"text": "x", "timestamp": "2019", "url": "https://host/page"}
+    draft = draft_of(row)
+    assert (draft.media, draft.texts, draft.unread) == ((), ("x",), ())
+    with pytest.raises(RowError, match=r"sha256: 'zz' is not 64 hexadecimal digits"):
+        draft_of({"url": "https://h/a", "text": "t", "sha256": "zz"})
+
+
+def test_obelics_interleaves_texts_and_images_and_counts_those_that_are_null():
+    """https://huggingface.co/datasets/HuggingFaceM4/OBELICS"""
+    row = {
+        "images": ["https://h/a.jpg", None, None, "https://h/b.jpg"],
+        "texts": [None, "one", None, None],
+        "metadata": "[]",
+        "general_metadata": "{}",
+    }
+    draft = draft_of(row)
+    assert turns(draft.content) == [("assistant", [image(0), text("one"), image(1)])]
+    assert draft.content["num_missing_images"] == 1
+    assert draft.unread == ()
+    with pytest.raises(RowError, match=r"both images\[0\] and texts\[0\] are set"):
+        draft_of({"images": ["a", None], "texts": ["x", "y"]}, "obelics")
+
+
+def test_mmc4_puts_each_image_before_the_text_that_it_matches():
+    """https://github.com/allenai/mmc4"""
+    info = [
+        {"image_name": "b.jpg", "raw_url": "https://h/b", "matched_text_index": 1},
+        {"image_name": "a.jpg", "raw_url": "https://h/a", "matched_text_index": 0},
+    ]
+    row = {"text_list": ["one", "two"], "image_info": info, "similarity_matrix": [], "url": "u"}
+    draft = draft_of(row)
+    assert turns(draft.content) == [("assistant", [image(0), text("one"), image(1), text("two")])]
+    assert [ref.path for ref in draft.media] == ["https://h/a", "https://h/b"]
+    assert [ref.path for ref in draft_of(row, "mmc4-files").media] == ["a.jpg", "b.jpg"]
+    with pytest.raises(RowError, match="matched_text_index is not that of a text"):
+        draft_of({"text_list": [], "image_info": info})
+
+
+SEGMENT = {"start_s": 1.5, "end_s": 4.0, "text": "said"}
+
+
+@pytest.mark.parametrize(
+    ("row", "path", "segments"),
+    [
+        # https://docs.nvidia.com/nemo-framework/user-guide/latest/nemotoolkit/asr/datasets.html
+        ({"audio_filepath": "a.wav", "text": "said", "duration": 2.5}, "a.wav", None),
+        (
+            {"audio_filepath": "a.wav", "text": "said", "duration": 2.5, "offset": 1.5},
+            "a.wav",
+            [SEGMENT],
+        ),
+        # https://commonvoice.mozilla.org
+        ({"client_id": "c", "path": "a.mp3", "sentence": "said", "up_votes": "2"}, "a.mp3", None),
+        # https://lhotse.readthedocs.io/en/latest/cuts.html
+        (
+            {
+                "id": "c1",
+                "start": 1.0,
+                "duration": 5.0,
+                "channel": 0,
+                "type": "MonoCut",
+                "recording": {"sources": [{"type": "file", "channels": [0], "source": "a.flac"}]},
+                "supervisions": [{"start": 0.5, "duration": 2.5, "text": "said", "speaker": "s"}],
+            },
+            "a.flac",
+            [{**SEGMENT, "speaker": "s"}],
+        ),
+        # https://github.com/SpeechColab/GigaSpeech
+        (
+            {
+                "aid": "POD1",
+                "path": "a.opus",
+                "md5": "x",
+                "segments": [{"sid": "s", "begin_time": 1.5, "end_time": 4.0, "text_tn": "said"}],
+            },
+            "a.opus",
+            [{**SEGMENT, "sid": "s"}],
+        ),
+    ],
+)
+def test_manifests_of_speech_give_the_file_and_the_spans_in_it(row, path, segments):
+    draft = draft_of(row)
+    assert draft.media == (MediaRef("audio", path),)
+    assert draft.texts == ("said",)
+    assert draft.content.get("segments") == segments
+    assert draft.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ({"type": "command", "source": "rm -rf"}, "a source of type 'command' is not supported"),
+        ({"type": "file"}, "recording: source: expected a string, found null"),
+    ],
+)
+def test_a_recording_of_lhotse_is_one_file_and_never_a_command(source, reason):
+    with pytest.raises(RowError, match=reason):
+        draft_of({"recording": {"sources": [source]}, "supervisions": []})
+
+
+@pytest.mark.parametrize(
+    ("row", "path", "num_segments"),
+    [
+        # https://github.com/m-bain/webvid
+        ({"videoid": "1", "contentUrl": "https://h/1.mp4", "name": "said"}, "https://h/1.mp4", 0),
+        # https://huggingface.co/datasets/OpenGVLab/InternVid
+        (
+            {
+                "YoutubeID": "x1",
+                "Start_timestamp": "00:00:01.500",
+                "End_timestamp": "00:00:04.000",
+                "Caption": "said",
+            },
+            "x1.mp4",
+            1,
+        ),
+        # https://github.com/snap-research/Panda-70M
+        (
+            {
+                "videoID": "x1",
+                "url": "https://youtube/x1",
+                "timestamp": [["0:00:01.5", "0:00:04"], ["0:00:05", "0:00:06"]],
+                "caption": ["said", "more"],
+                "matching_score": [0.5, 0.4],
+            },
+            "x1.mp4",
+            2,
+        ),
+        # https://github.com/NJU-PCALab/OpenVid-1M
+        ({"video": "x1.mp4", "caption": "said", "fps": "30"}, "x1.mp4", 0),
+        # https://cs.stanford.edu/people/ranjaykrishna/densevid
+        (
+            {
+                "video": "x1.mp4",
+                "duration": 9.0,
+                "timestamps": [[1.5, 4.0], [4, 9]],
+                "sentences": ["said", "more"],
+            },
+            "x1.mp4",
+            2,
+        ),
+        # rows about one video, joined by --group-spans
+        (
+            {"video": "x1.mp4", "segments": [{"start": "1.5", "end": "4", "caption": "said"}]},
+            "x1.mp4",
+            1,
+        ),
+    ],
+)
+def test_a_video_is_stored_once_with_all_its_spans(row, path, num_segments):
+    draft = draft_of(row)
+    assert draft.media == (MediaRef("video", path),)
+    assert len(draft.content.get("segments", ())) == num_segments
+    assert draft.texts == (() if num_segments > 1 else ("said",))
+    if num_segments:
+        assert draft.content["segments"][0] == SEGMENT
+    media = [Media("mp4", b"v")]
+    [(_, fields)] = (
+        samples_of("k", draft, media, each=True)
+        if num_segments > 1
+        else [next(samples_of("k", draft, media, each=False))]
+    )
+    assert "mp4" in fields
+
+
+@pytest.mark.parametrize(
+    ("span", "reason"),
+    [
+        ([4, 1.5], r"timestamps\[0\]: ends at 1.5 s, not after its start at 4 s"),
+        ([-1, 2], r"timestamps\[0\]: -1 s is before the beginning"),
+        ([1, "nan"], "expected a number, found 'nan'"),
+        ([1], r"expected \[start, end\], found 1 items"),
+    ],
+)
+def test_a_span_that_is_none_is_rejected(span, reason):
+    with pytest.raises(RowError, match=reason):
+        draft_of({"video": "a.mp4", "timestamps": [span], "sentences": ["x"]})
+
+
+def test_base64_is_a_medium_and_never_text_of_the_json():
+    """https://huggingface.co/datasets/MMInstruction/M3IT"""
+    data = "/9j/" + "4AAQSkZJRgABAQAAAQABAAD" * 20
+    row = {
+        "instruction": "Describe.",
+        "inputs": "",
+        "image_base64_str": [data],
+        "outputs": "A cat.",
+    }
+    draft = draft_of(row)
+    assert [ref.path for ref in draft.media] == [f"data:;base64,{data}"]
+    assert turns(draft.content) == [
+        ("user", [image(0), text("Describe.")]),
+        ("assistant", [text("A cat.")]),
+    ]
+    llava = {"image": data, "conversations": [{"from": "human", "value": "<image>?"}]}
+    for content in (draft.content, draft_of(llava).content):
+        assert data[:64] not in json.dumps(content)
+
+
+def test_structs_of_hugging_face_give_bytes_or_paths():
+    """https://huggingface.co/docs/datasets/about_dataset_features"""
+    row = {"image": {"bytes": JPG, "path": "a.jpg"}, "text": "x", "thumb": {"bytes": JPG}}
+    draft = draft_of(row)
+    assert draft.media == (MediaRef("image", "a.jpg", JPG),)
+    assert draft.content["thumb"] == {"bytes": "(3 bytes)"}
+    assert draft_of({"audio": {"bytes": None, "path": "a.wav"}, "text": "x"}).media == (
+        MediaRef("audio", "a.wav"),
+    )
+    assert draft_of({"image": JPG, "text": "x"}).media == (MediaRef("image", "image", JPG),)
+    with pytest.raises(RowError, match=r"decoded audio; .*Audio\(decode=False\)"):
+        draft_of({"audio": {"array": [0.0], "sampling_rate": 8000}, "text": "x"})
+    with pytest.raises(RowError, match="image: no bytes"):
+        draft_of({"image": {"bytes": b""}, "text": "x"})
+
+
+@pytest.mark.parametrize("value", [3, "3"])
+def test_a_label_becomes_cls(value):
+    draft = draft_of({"image": "a.jpg", "label": value, "label_name": "cat"})
+    [(_, fields)] = samples_of("k", draft, [Media("jpg", JPG)], each=False)
+    content = {"id": None, "media_paths": ["a.jpg"], "label_name": "cat"}
+    assert json.loads(fields.pop("json")) == content
+    assert fields == {"jpg": JPG, "cls": b"3"}
+
+
+def test_a_picture_alone_is_its_bytes_alone():
+    draft = draft_of({"image": "a.jpg"})
+    [(_, fields)] = samples_of("k", draft, [Media("jpg", JPG)], each=False)
+    assert fields == {"jpg": JPG}
+    assert draft_of({"image": "a.jpg", "label": "cat"}).content["label"] == "cat"
+
+
+DATA = ROOT.parent / "shared" / "data"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="real corpora lie beside the checkout")
+@pytest.mark.parametrize(
+    ("name", "num_rows", "num_media"),
+    [
+        ("llamafactory_mllm_demo/data/mllm_demo.json", 6, 8),
+        ("llamafactory_mllm_demo/data/mllm_audio_demo.json", 3, 3),
+        ("llamafactory_mllm_demo/data/mllm_video_demo.json", 3, 3),
+        ("qwen3vl_demo/qwen-vl-finetune/demo/single_images.json", 3, 3),
+        ("llamafactory_mllm_demo/data/v1_multimodal_demo.jsonl", 24, 32),
+        ("qwen3vl_demo/qwen-vl-finetune/demo/video.json", 3, 3),
+        ("llava_text/caps_boxes_coco2014_val_80.jsonl", 80, 80),
+        ("llava_text/coco2014_val_gpt4_qa_30x3.jsonl", 90, 90),
+        ("llamafactory_mllm_demo/data/c4_demo.jsonl", 300, 0),
+        ("coco/captions_val2017.jsonl", 5000, 5000),
+    ],
+)
+def test_real_corpora_are_read_as_their_authors_wrote_them(name, num_rows, num_media):
+    content = (DATA / name).read_text()
+    rows = (
+        json.loads(content) if name.endswith(".json") else map(json.loads, content.split("\n")[:-1])
+    )
+    drafts = [draft_of(row) for row in rows]
+    assert (len(drafts), sum(len(draft.media) for draft in drafts)) == (num_rows, num_media)
