@@ -40,15 +40,9 @@ def needs_reader_process(source: ShardSource) -> bool:
     )
 
 
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Lets glibc use the memory of runs again, instead of new pages from the system for each run: 0.51
-CPU s/GB in place of 0.74 (medians of 3 and 4 runs on a shared machine), at the same peak. And lets
-it ask for huge pages, where the system gives them on request: while windows fill, the process takes
-0.71 s/GB in place of 1.10 (medians of 2)."""
+CPU s/GB in place of 0.74 (medians of 3 and 4 runs on a shared machine), at the same peak."""
 
 
 class ReaderProcess:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 from contextlib import closing
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,27 +154,3 @@ def test_an_answer_that_comes_late_is_no_log_record(
         reader.pass_on_log()
         monkeypatch.setattr(process, "ANSWER_S", 60)
         assert "it has not begun" in reader.describe()
-
-
-FILL = """
-from pathlib import Path
-ranges = [bytes(4 << 20) for _ in range(16)]
-maps = Path("/proc/self/smaps_rollup").read_text()
-print(next(line for line in maps.splitlines() if line.startswith("AnonHugePages")))
-"""
-
-
-def test_the_ranges_of_a_reader_process_lie_in_huge_pages() -> None:
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not setting.exists() or "[never]" in setting.read_text():
-        pytest.skip("this system gives no huge pages")
-    if platform.libc_ver()[0] != "glibc" or _numbers(platform.libc_ver()[1]) < (2, 35):
-        pytest.skip("this C library does not ask for them")
-    filled = subprocess.run(
-        [sys.executable, "-c", FILL], env=process.MALLOC, capture_output=True, check=True, text=True
-    )
-    assert int(filled.stdout.split()[1]) >= 32 << 10  # kB
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
