@@ -29,7 +29,7 @@ from mmstream.converting.destination import (
 )
 from mmstream.converting.engines.processes import run_jobs
 from mmstream.converting.formats.row_format import RowFormat
-from mmstream.converting.media.access import MediaAccess, require_prefixes
+from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
 from mmstream.converting.options import Options
 from mmstream.converting.outputs import Output, jobs_of, locked, mend_index, plan_outputs
@@ -137,8 +137,9 @@ def convert(
     Args:
         rows: JSONL, gzipped JSONL, or a JSON array; a local path or a URL.
         dest: A local folder, or a URL prefix such as ``s3://bucket/corpus``.
-        media_root: Local folder that the rows' media paths are relative to. Paths that lead out of
-            it are rejected. Default: the folder of `rows`.
+        media_root: Folder that the rows' media paths are relative to, or a URL prefix such as
+            ``s3://bucket/media``. Paths that lead out of it are rejected. Default: the folder of
+            `rows`.
         samples_per_shard: Rows per shard. A shard with rejected rows has fewer samples; the next
             shard still starts at the same row.
         num_workers: Worker processes. With 0 or 1, this process does the work.
@@ -219,7 +220,12 @@ def convert(
     store, root = open_store(dest), _media_folder(rows, media_root)
     if num_workers > 1 and store.url.startswith("memory://"):
         raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
-    access = MediaAccess(root, require_prefixes(allow_urls))
+    access = MediaAccess(
+        root,
+        require_prefixes(allow_urls),
+        num_processes=max(1, num_workers),
+        root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
+    )
     command = _command(rows, dest, media_root, allow_urls, options)
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows) as source, ExitStack() as locks:
@@ -257,13 +263,16 @@ def convert(
 
 
 def _media_folder(rows: str, media_root: str | None) -> str | None:
-    """Return the real path of the media's folder; None for remote rows without a `media_root`."""
+    """Return the real path of the media's folder, or its URL prefix.
+
+    None: the rows are remote, and no `media_root` is named.
+    """
     if media_root is None:
         return None if is_remote(rows) else os.path.realpath(Path(_local_path(rows)).parent)
     if is_remote(media_root):
-        raise ConfigError(
-            f"media_root={media_root}: must be a local folder; download the media first"
-        )
+        if "::" in media_root or not media_root.partition("://")[2].strip("/"):
+            raise ConfigError(f"media_root={media_root}: not the URL of a bucket or a folder in it")
+        return media_root.rstrip("/")
     if not Path(_local_path(media_root)).is_dir():
         raise ConfigError(f"media_root={media_root}: no such folder")
     return os.path.realpath(_local_path(media_root))

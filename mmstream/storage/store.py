@@ -17,6 +17,7 @@ __all__ = [
     "ReplacedError",
     "RequestError",
     "Store",
+    "TooLargeError",
     "require_known",
     "require_size",
 ]
@@ -59,6 +60,10 @@ class Access:
 
 class NotAFileError(StorageError):
     """A folder, a FIFO, a socket or a device has the name of an object."""
+
+
+class TooLargeError(StorageError):
+    """An object is larger than its reader takes."""
 
 
 class ReplacedError(StorageError):
@@ -124,9 +129,9 @@ def require_known(
 
 
 def require_size(url: str, size: int, max_bytes: int | None) -> None:
-    """Raise a StorageError where an object is larger than its reader takes."""
+    """Raise a TooLargeError where an object is larger than its reader takes."""
     if max_bytes is not None and size > max_bytes:
-        raise StorageError(f"{url}: {size} bytes, {max_bytes} are the most that it can have")
+        raise TooLargeError(f"{url}: {size} bytes, {max_bytes} are the most that it can have")
 
 
 class Store(Protocol):

@@ -203,7 +203,6 @@ def test_captions_each_counts_samples_apart_from_rows(corpus, tmp_path):
         ({"splits": {"../a": 1.0}}, "cannot name a folder"),
         ({"splits": {"a": 1.5, "b": -0.5}}, "not a fraction"),
         ({"media_root": "/nowhere"}, "no such folder"),
-        ({"media_root": "s3://bucket/media"}, "must be a local folder"),
     ],
 )
 def test_a_callers_mistake_is_a_config_error_before_the_destination_exists(

@@ -1,5 +1,17 @@
 """Step 3 of a conversion: the bytes of a row's media, and what they really are.
 
-load.py    rows with drafts -> rows with media
-files.py   media files on local disk, and their type by their first bytes
+load.py          rows with drafts -> rows with media, in order
+options.py       `MediaOptions`: what is asked of files, and how images are changed
+access.py        `MediaAccess`: what may be read for rows
+references.py    what a path or URL means
+files.py         files under a local media root
+objects.py       objects in S3 and other stores
+data_urls.py     ``data:`` URLs and base64
+tar_members.py   members of tars
+look_ahead.py    bytes that arrive before their row's turn
+download.py      http(s)
+types.py         the type of a file, by its first bytes
+check.py         checks and facts
+probe.py         facts about audio and video
+images.py        images made smaller, or encoded in another format
 """

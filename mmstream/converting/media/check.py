@@ -1,65 +1,131 @@
-"""What a media file really is: its checks and its facts.
+"""What a media file really is: its type, the checks that are asked of it, and its facts.
 
-    load -> CHECK -> images
-
-The type is recognised by the first bytes, not by the file's name (`types.py`). The rest is read
-from the header of the file, or all of it is decoded once, as `MediaOptions.check` says.
+load -> CHECK -> the shard
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TypeAlias
-
-from mmstream.converting.draft import Media, RowError
-from mmstream.converting.media.files import short_name
+from mmstream.converting.draft import Kind, Media, RowError
 from mmstream.converting.media.options import MediaOptions
-from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
+from mmstream.converting.media.probe import Facts, probe
+from mmstream.converting.media.types import sniff
+from mmstream.decoding.image.geometry import Shape
+from mmstream.decoding.image.limits import Limits
 from mmstream.errors import DecodeError
 
-__all__ = ["Facts", "checked", "image_facts"]
+__all__ = ["checked"]
 
-Facts: TypeAlias = dict[str, int | float | str]
-"""What is known about a file, by the names of `Media.facts`."""
-
-_IMAGES = ("jpg", "png", "webp", "gif", "bmp", "avif")
+_NOT_IN_TRAINING = ("tiff", "heic")
+"""Images that no decoder of a training run reads. A sample would silently have no image."""
 
 
-def checked(medium: Media, name: str, options: MediaOptions) -> Media:
-    """Return a medium with its facts, after all checks that `options` asks for.
+def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
+    """Return a medium as it is stored, with its facts, after all checks.
 
     Args:
-        medium: Its bytes, and its type by the first of them.
-        name: Its path or URL, for messages.
-        options: What is asked of it.
+        kind: What the row says that it is.
+        data: The file.
+        options: What is asked of it, and how images are changed.
 
     Raises:
-        RowError: It fails a check.
+        RowError: It is something else, or fails a check. The message does not name the file.
     """
-    if options.check == "none" or medium.extension not in _IMAGES:
-        return medium
+    extension = _extension(kind, data)
+    if kind == "image":
+        return _image(data, extension, options)
+    if options.check == "none":
+        return Media(extension, data)
+    facts = probe(data, kind, extension, options.check == "full")
+    _check_duration(facts, options)
+    return Media(extension, data, facts)
+
+
+def _extension(kind: Kind, data: bytes) -> str:
+    """Return the type by the first bytes."""
+    media_type = sniff(data[:64])
+    article = "a" if kind == "video" else "an"
+    if media_type is None:
+        raise RowError(f"not {article} {kind} (starts with {data[:12]!r})")
+    if media_type.kind != kind:
+        raise RowError(f"not {article} {kind} but {media_type.extension}")
+    return media_type.extension
+
+
+def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
+    if extension in _NOT_IN_TRAINING and options.image_format is None:
+        raise RowError(
+            f"{extension} is not supported; make it png or jpg, for example with --image-format jpg"
+        )
+    if options.check == "none" and not options.changes_images:
+        return Media(extension, data)
+    from mmstream.converting.media.images import encode, target_of  # loads Pillow
+
+    shape = _shape(data, extension)
+    if shape is not None:
+        _check_size(shape, options)
+    target = target_of(extension, shape, options)
+    if target is not None:
+        encoded = encode(data, extension, shape, target, options)
+        _check_size(encoded.original, options)
+        return Media(encoded.extension, encoded.data, _size_facts(encoded.shape, encoded.original))
+    if options.check == "full" or (shape is None and options.check == "header"):
+        shape = _decoded_shape(data)
+        _check_size(shape, options)
+    return Media(extension, data, _size_facts(shape, shape) if shape is not None else {})
+
+
+def _shape(data: bytes, extension: str) -> Shape | None:
+    """Return (height, width) as the header says them. None: only decoding tells."""
+    from mmstream.converting.media.images import foreign_shape
+    from mmstream.decoding.image.formats import header_shape
+
     try:
-        return replace(medium, facts=image_facts(medium, options))
-    except RowError as error:
-        raise RowError(f"{short_name(name)}: {error}") from None
-
-
-def image_facts(medium: Media, options: MediaOptions) -> Facts:
-    """Return what the header of an image says: ``width`` and ``height``, upright.
-
-    Raises:
-        RowError: The image fails a check of `options`. The message does not name the file.
-    """
-    # Not at the top: it loads Pillow, which planning a conversion does not need.
-    from mmstream.decoding.image.formats import decode_bytes, header_shape
-
-    try:
-        limits = Limits.start(MAX_PIXELS, MAX_MEMORY, TIMEOUT_S)
-        shape = header_shape(medium.data, limits)
-        if options.check == "full" or shape is None:  # None: only decoding tells
-            pixels, _ = decode_bytes(medium.data, limits)
-            shape = (pixels.shape[0], pixels.shape[1])
+        if extension in _NOT_IN_TRAINING:
+            return foreign_shape(data, extension, Limits.start())
+        shape = header_shape(data, Limits.start())
+        if shape is not None:
+            Limits.start().check_picture(*shape)
     except DecodeError as error:
         raise RowError(str(error)) from None
-    height, width = shape
-    return {"width": width, "height": height, "original_width": width, "original_height": height}
+    return shape
+
+
+def _decoded_shape(data: bytes) -> Shape:
+    """Decode an image as strictly as in training. Return its (height, width)."""
+    from mmstream.decoding.image.formats import decode_bytes
+
+    try:
+        pixels, _ = decode_bytes(data, Limits.start())
+    except DecodeError as error:
+        raise RowError(str(error)) from None
+    return pixels.shape[0], pixels.shape[1]
+
+
+def _size_facts(shape: Shape, original: Shape) -> Facts:
+    return {
+        "width": shape[1],
+        "height": shape[0],
+        "original_width": original[1],
+        "original_height": original[0],
+    }
+
+
+def _check_size(shape: Shape, options: MediaOptions) -> None:
+    shorter, longer = sorted(shape)
+    if options.min_image_side is not None and shorter < options.min_image_side:
+        raise RowError(f"{shape[1]}x{shape[0]} pixels; min_image_side is {options.min_image_side}")
+    if options.max_aspect is not None and longer > options.max_aspect * shorter:
+        raise RowError(f"{shape[1]}x{shape[0]} pixels; max_aspect is {options.max_aspect:g}")
+
+
+def _check_duration(facts: Facts, options: MediaOptions) -> None:
+    shortest, longest = options.min_duration_s, options.max_duration_s
+    if shortest is None and longest is None:
+        return
+    duration = facts.get("duration_s")
+    if not isinstance(duration, int | float):
+        raise RowError("its duration is not known, and min_duration_s or max_duration_s is set")
+    if shortest is not None and duration < shortest:
+        raise RowError(f"{duration:g} s; min_duration_s is {shortest:g}")
+    if longest is not None and duration > longest:
+        raise RowError(f"{duration:g} s; max_duration_s is {longest:g}")

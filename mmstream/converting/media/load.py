@@ -1,28 +1,68 @@
 """Step 3 of a conversion: rows with drafts -> rows with the bytes of their media.
 
 rows -> formats -> LOAD -> shard
+
+references   what a path or URL means
+look_ahead   downloads and objects arrive before their row's turn
+types        what the bytes really are
+check        what is asked of them; their facts
+images       what is stored instead, where images are made smaller
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
-from mmstream.converting.draft import Draft, Media, RowError
+from mmstream.converting.draft import Draft, Media, MediaRef, RowError
 from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.check import checked
-from mmstream.converting.media.files import read_media
+from mmstream.converting.media.data_urls import (
+    decode_base64,
+    decode_data_url,
+    is_base64,
+    is_data_url,
+)
+from mmstream.converting.media.download import Downloader
+from mmstream.converting.media.files import LocalFolder
+from mmstream.converting.media.look_ahead import ArrivedBytes, Ticket
+from mmstream.converting.media.objects import object_size, read_object, read_object_range
 from mmstream.converting.media.options import MediaOptions
+from mmstream.converting.media.references import Reference, parse_reference, short_name
+from mmstream.converting.media.tar_members import TarMembers
 from mmstream.converting.rows.source import Row
 
 __all__ = ["load_rows"]
 
+MAX_ROW_BYTES = 1 << 30
+"""Limit on the media of one row. A sample is held in memory whole, when written and when read."""
+
+MAX_ROWS_AHEAD = 8192
+"""Most rows whose media are on their way. Rows of files on local disk are not read ahead."""
+MAX_BYTES_AHEAD = 128 << 20
+"""Bytes that may wait in memory for the rows before them. More of them wait on disk."""
+MAX_MEDIA_AHEAD = 2 * MAX_ROWS_AHEAD
+"""Most media that are on their way."""
+MAX_INLINE_BYTES_AHEAD = 64 << 20
+"""Bytes that waiting rows may hold in themselves."""
+NUM_OBJECT_THREADS = 16
+"""Objects that a process reads at the same time."""
+
+LoadedRow = tuple[Row, Draft | RowError, list[Media]]
+
 
 def load_rows(
     drafts: Iterable[tuple[Row, Draft | RowError]], access: MediaAccess, options: MediaOptions
-) -> Iterator[tuple[Row, Draft | RowError, list[Media]]]:
+) -> Iterator[LoadedRow]:
     """Yield each row with its draft and its media, in order.
 
     Nothing is lost: a row that cannot be used is yielded with its `RowError` and without media.
+    Downloads and objects of later rows are under way meanwhile.
 
     Args:
         drafts: Rows, each with its draft, or with the error that it has already.
@@ -30,20 +70,184 @@ def load_rows(
         options: What is asked of the files, and how images are changed.
 
     Raises:
-        StorageError: The disk failed. That is not the row's fault, so the conversion stops.
+        StorageError: Storage or the network failed. That is not a row's fault, so the conversion
+            stops.
     """
-    for row, draft in drafts:
+    with _Loader(access, options) as loader:
+        waiting: deque[_WaitingRow] = deque()
+        for row, draft in drafts:
+            waiting.append(loader.start(row, draft))
+            while waiting and (waiting[0].is_ready or loader.is_full(waiting)):
+                yield loader.finish(waiting.popleft())
+        while waiting:
+            yield loader.finish(waiting.popleft())
+
+
+@dataclass(slots=True)
+class _WaitingRow:
+    row: Row
+    draft: Draft | RowError
+    tickets: dict[int, Ticket]
+    """Of the media that must arrive, by their number in the row."""
+    inline_bytes: int
+
+    @property
+    def is_ready(self) -> bool:
+        return all(ticket.done.is_set() for ticket in self.tickets.values())
+
+
+class _Loader:
+    """Reads media for the rows of a shard. A context manager.
+
+    The downloader and the threads start when a row first needs them.
+    """
+
+    def __init__(self, access: MediaAccess, options: MediaOptions) -> None:
+        self._access, self._options = access, options
+        self._folder = LocalFolder(access.root or "", access.root_stamp)
+        self._tars = TarMembers()
+        self._arrived = ArrivedBytes(MAX_BYTES_AHEAD)
+        self._inline_bytes = self._num_tickets = 0
+        self._resources = ExitStack()
+        self._downloader: Downloader | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> _Loader:
+        self._resources.enter_context(self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    def start(self, row: Row, draft: Draft | RowError) -> _WaitingRow:
+        """Start to fetch what a row needs from elsewhere. A row that fails has its error."""
         if isinstance(draft, RowError):
-            yield row, draft, []
-            continue
+            return _WaitingRow(row, draft, {}, 0)
+        inline_bytes = sum(len(ref.data or "") + len(ref.path) for ref in draft.media)
+        self._inline_bytes += inline_bytes
+        tickets: dict[int, Ticket] = {}
+        for i, ref in enumerate(draft.media):
+            future = self._fetch(ref)
+            if future is not None:
+                tickets[i] = self._arrived.wait_for(future)
+        self._num_tickets += len(tickets)
+        return _WaitingRow(row, draft, tickets, inline_bytes)
+
+    def is_full(self, waiting: deque[_WaitingRow]) -> bool:
+        """Tell whether no further row should start before the first one is done."""
+        return (
+            len(waiting) >= MAX_ROWS_AHEAD
+            or self._num_tickets >= MAX_MEDIA_AHEAD
+            or self._inline_bytes > MAX_INLINE_BYTES_AHEAD
+        )
+
+    def finish(self, waiting: _WaitingRow) -> LoadedRow:
+        """Wait for a row's media, read those at hand, and check all of them."""
+        self._inline_bytes -= waiting.inline_bytes
+        self._num_tickets -= len(waiting.tickets)
+        if isinstance(waiting.draft, RowError):
+            return waiting.row, waiting.draft, []
         try:
-            media = [
-                checked(medium, ref.path, options)
-                for medium, ref in zip(
-                    read_media(draft.media, access.root), draft.media, strict=True
-                )
-            ]
+            return waiting.row, waiting.draft, self._media(waiting.draft.media, waiting.tickets)
         except RowError as error:
-            yield row, error, []
-        else:
-            yield row, draft, media
+            for ticket in waiting.tickets.values():
+                self._arrived.drop(ticket)
+            return waiting.row, error, []
+
+    def _media(self, refs: tuple[MediaRef, ...], tickets: dict[int, Ticket]) -> list[Media]:
+        media: list[Media] = []
+        bytes_left = MAX_ROW_BYTES
+        for i, ref in enumerate(refs):
+            if i in tickets:
+                data = self._arrived.take(tickets[i])
+            else:
+                with _named(ref):
+                    data = self._read(ref, bytes_left)
+            with _named(ref):
+                bytes_left -= len(data)
+                if bytes_left < 0:
+                    raise RowError(f"the row's media are over the limit of {MAX_ROW_BYTES} bytes")
+                _require_sha256(ref, data)
+                media.append(checked(ref.kind, data, self._options))
+        return media
+
+    def _fetch(self, ref: MediaRef) -> Future[bytes] | None:
+        """Start to fetch a medium that lies elsewhere. None: it is at hand, or it is refused."""
+        if ref.data is not None or is_data_url(ref.path) or is_base64(ref.path):
+            return None
+        try:
+            reference = parse_reference(ref.path, self._access)
+        except RowError:
+            return None  # `finish` says it
+        if reference.source == "web":
+            return self._download(reference.location)
+        if reference.source == "object":
+            return self._thread_pool().submit(self._read_object, ref, reference)
+        return None
+
+    def _read(self, ref: MediaRef, max_bytes: int) -> bytes:
+        """Return the bytes of a medium that is at hand."""
+        if ref.data is not None:
+            return ref.data
+        if is_data_url(ref.path):
+            return decode_data_url(ref.path)
+        if is_base64(ref.path):
+            return decode_base64(ref.path)
+        reference = parse_reference(ref.path, self._access)
+        path, span = reference.location, reference.span
+        if reference.member is not None:
+            tar = self._folder.stamp(path)
+            read = partial(self._folder.read_range, path)
+            span = self._tars.span(tar, reference.member, read, tar[1])
+        if span is None:
+            return self._folder.read(path, max_bytes)
+        _require_fitting(span, max_bytes)
+        return self._folder.read_range(path, *span)
+
+    def _read_object(self, ref: MediaRef, reference: Reference) -> bytes:
+        """Return the bytes of an object, a span or a member of it. Runs in a thread."""
+        url, span = reference.location, reference.span
+        with _named(ref):
+            if reference.member is not None:
+                read = partial(read_object_range, url, self._access)
+                num_bytes = object_size(url, self._access)
+                span = self._tars.span((url, num_bytes), reference.member, read, num_bytes)
+            if span is None:
+                return read_object(url, self._access, MAX_ROW_BYTES)
+            _require_fitting(span, MAX_ROW_BYTES)
+            return read_object_range(url, self._access, *span)
+
+    def _download(self, url: str) -> Future[bytes]:
+        if self._downloader is None:
+            self._downloader = self._resources.enter_context(
+                Downloader(self._access.downloads, self._access.num_processes)
+            )
+        return self._downloader.start(url, MAX_ROW_BYTES)
+
+    def _thread_pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(NUM_OBJECT_THREADS)
+            self._resources.callback(self._threads.shutdown, cancel_futures=True)
+        return self._threads
+
+
+@contextmanager
+def _named(ref: MediaRef) -> Iterator[None]:
+    """Put the name of a medium before the reason why it cannot be used."""
+    try:
+        yield
+    except RowError as error:
+        raise RowError(f"{short_name(ref.path)}: {error}") from None
+
+
+def _require_fitting(span: tuple[int, int], max_bytes: int) -> None:
+    if span[1] - span[0] > max_bytes:
+        raise RowError(f"the row's media are over the limit of {MAX_ROW_BYTES} bytes")
+
+
+def _require_sha256(ref: MediaRef, data: bytes) -> None:
+    if ref.sha256 is None:
+        return
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != ref.sha256.strip().lower():
+        raise RowError(f"another file than the row says: its sha256 is {sha256}")

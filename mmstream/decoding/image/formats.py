@@ -63,7 +63,7 @@ def decode_bytes(
     """
     if data.startswith(JPEG_START):
         return decode_jpeg(data, limits, factor)
-    plugin = _plugin(data)
+    plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile:
         check_png(data)
     picture = decode_with_pillow(plugin, data, limits, check_shape)
@@ -90,7 +90,7 @@ def decode_mask(
     """
     if data.startswith(JPEG_START):
         raise DecodeError("a JPEG does not keep class numbers exactly: masks are PNG files")
-    plugin = _plugin(data)
+    plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile:
         check_png(data)
     picture = decode_with_pillow(plugin, data, limits, check_shape, convert=to_numbers)
@@ -111,13 +111,13 @@ def header_shape(data: bytes, limits: Limits) -> Shape | None:
     """
     if data.startswith(JPEG_START):
         return jpeg_shape(data)
-    plugin = _plugin(data)
+    plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile and has_late_metadata(data):
         return None
     return pillow_shape(plugin, data, limits)
 
 
-def _plugin(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
+def plugin_of(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
     """Return the class of the Pillow plugin that the first bytes ask for."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return PngImagePlugin.PngImageFile

@@ -52,7 +52,12 @@ class Limits(NamedTuple):
     """Memory that the results of the sample's earlier images take."""
 
     @classmethod
-    def start(cls, max_pixels: int, max_memory: int, timeout_s: float | None) -> Limits:
+    def start(
+        cls,
+        max_pixels: int = MAX_PIXELS,
+        max_memory: int = MAX_MEMORY,
+        timeout_s: float | None = TIMEOUT_S,
+    ) -> Limits:
         """Return limits whose time starts now."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         return cls(max_pixels, max_memory, timeout_s, deadline)
