@@ -25,6 +25,7 @@ def main() -> None:
     systems: dict[str, Callable[[Path, Path, Path, int], None]] = {
         "cp -r": copy,
         "mmstream": with_mmstream,
+        "mmstream, no sidecar": partial(with_mmstream, sidecar=False),
         "wds.ShardWriter": partial(by_processes, shard_writer),
         "MDSWriter": partial(by_processes, mds_writer),
         "litdata optimize": litdata_optimize,
@@ -38,11 +39,12 @@ def copy(rows: Path, media: Path, out: Path, workers: int) -> None:  # noqa: ARG
     subprocess.run(["cp", "-r", str(media), str(rows), str(out)], check=True)
 
 
-def with_mmstream(rows: Path, media: Path, out: Path, workers: int) -> None:
-    """`mm.convert` with its defaults."""
+def with_mmstream(rows: Path, media: Path, out: Path, workers: int, sidecar: bool = True) -> None:
+    """`mm.convert` with its defaults, or without the sidecar."""
     import mmstream as mm
 
-    mm.convert(rows, out, media_root=media, num_workers=workers, progress=False)
+    options: dict[str, Any] = {"num_workers": workers, "progress": False, "sidecar": sidecar}
+    mm.convert(rows, out, media_root=media, **options)
 
 
 def by_processes(writer: Any, rows: Path, media: Path, out: Path, workers: int) -> None:
