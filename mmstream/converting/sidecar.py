@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -35,6 +37,12 @@ ROWS_PER_GROUP = 1000
 
 MAX_GROUP_BYTES = 8 << 20
 """A row group ends earlier where its strings are longer than this together."""
+
+MIN_THREAD_BYTES = 32 << 10
+"""The SHA-256 of a larger medium is computed by a thread while the next media are read."""
+
+MAX_HASHES = 8
+"""Media that wait for their hash at most. They are in memory."""
 
 MAX_BUFFERED_BYTES = 16 << 20
 """A sidecar up to this size is read with one request."""
@@ -142,6 +150,8 @@ class SidecarWriter:
         self._rows: list[dict[str, Any]] = []
         self._group_bytes = self._num_samples = 0
         self._stack = ExitStack()
+        self._thread = self._stack.enter_context(ThreadPoolExecutor(1, "mmstream-sha256"))
+        self._hashes: deque[Future[str]] = deque()
 
     @property
     def num_bytes(self) -> int:
@@ -203,7 +213,7 @@ class SidecarWriter:
                 "index": self._num_samples,
                 "caption": None if caption is None else caption.decode("utf-8", "replace"),
                 **{name: first.get(name) for name in _FIRST_MEDIUM},
-                "sha256": hashlib.sha256(media[0].data).hexdigest() if media else None,
+                "sha256": self._sha256(media[0].data) if media else None,
                 "num_bytes": sum(map(len, fields.values())),
                 "num_text_bytes": None if text is None else len(text),
                 "text_xxh3": None if text is None else content_hash(text),
@@ -259,7 +269,19 @@ class SidecarWriter:
         if len(self._rows) >= ROWS_PER_GROUP or self._group_bytes >= MAX_GROUP_BYTES:
             self._flush()
 
+    def _sha256(self, data: bytes) -> str | Future[str]:
+        """Return the SHA-256 of a medium. For a large one it is known when the group is written."""
+        if len(data) < MIN_THREAD_BYTES:
+            return _sha256_of(data)
+        while len(self._hashes) >= MAX_HASHES:
+            self._hashes.popleft().result()
+        self._hashes.append(self._thread.submit(_sha256_of, data))
+        return self._hashes[-1]
+
     def _flush(self) -> None:
+        for row in self._rows:
+            if isinstance(row.get("sha256"), Future):
+                row["sha256"] = row["sha256"].result()
         if self._rows:
             self._writer.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
         self._rows, self._group_bytes = [], 0
@@ -280,6 +302,10 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
     if size <= MAX_BUFFERED_BYTES:
         return pq.ParquetFile(pa.BufferReader(store.read(name)))
     return pq.ParquetFile(pa.PythonFile(_Ranges(store, name, size), mode="r"))
+
+
+def _sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _first_text(

@@ -26,6 +26,7 @@ _KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
 """Their files are no data. Some of them fail when they are read, or never end."""
 
 _BAD_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
+_MAX_FOLDERS = 1000
 _DRIVE = re.compile(r"/?[A-Za-z]:[/\\]+")
 
 
@@ -39,6 +40,7 @@ class LocalFolder:
 
     def __init__(self, root: str, stamp: tuple[int, int] | None = None) -> None:
         self._root, self._stamp = root, stamp
+        self._real_folders: dict[str, str] = {}
 
     def read(self, path: str, max_bytes: int) -> bytes:
         r"""Return a whole file.
@@ -112,11 +114,23 @@ class LocalFolder:
         if "\0" in path:
             raise RowError("not a path")
         # os.path is twice as fast as pathlib.
-        real = os.path.realpath(os.path.join(self._root, path))  # noqa: PTH118
+        folder, name = os.path.split(os.path.join(self._root, path))  # noqa: PTH118
+        real = os.path.join(self._real_folder(folder), name)  # noqa: PTH118
+        if name in ("", ".", "..") or os.path.islink(real):  # noqa: PTH114
+            real = os.path.realpath(real)
         if not real.startswith(self._root.rstrip("/") + "/"):
             raise RowError("lies outside the media root")
         if real.startswith(_KERNEL_FOLDERS) and not real.startswith("/dev/shm/"):
             raise RowError("not a file")
+        return real
+
+    def _real_folder(self, folder: str) -> str:
+        """Return the real path of a folder. Each level costs a system call, so it is kept."""
+        real = self._real_folders.get(folder)
+        if real is None:
+            if len(self._real_folders) >= _MAX_FOLDERS:
+                self._real_folders.clear()
+            real = self._real_folders[folder] = os.path.realpath(folder)
         return real
 
     def _require_root(self) -> None:

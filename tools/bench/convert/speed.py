@@ -4,8 +4,8 @@
 
 Every system converts the same rows on the same disk, in interleaved rounds; the table has medians.
 Each measurement is a new process, and its start and imports count. Two times are taken: until the
-process ends, and until all of its files are on the disk (fsync). mmstream has them there when it
-ends; the others leave that to the kernel.
+process ends, and until the file system has all of its files on the disk (`sync --file-system`).
+mmstream has them there when it ends; the others leave that to the kernel.
 
 Peers run with a Python of their own that has webdataset, litdata and mosaicml-streaming. None of
 them writes what mmstream writes beside its tars: checksums, an index, a sidecar.
@@ -38,7 +38,7 @@ class Times(NamedTuple):
 
     wall_s: float
     durable_s: float
-    """With the fsync of all files."""
+    """With `sync --file-system`."""
     cpu_s: float
 
 
@@ -82,11 +82,7 @@ def timed(python: str, system: str, corpus: Corpus, out: Path, workers: int) -> 
     before, started = os.times(), time.perf_counter()
     subprocess.run(list(map(str, words)), check=True, capture_output=True)
     wall_s = time.perf_counter() - started
-    for path in out.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
+    subprocess.run(["sync", "--file-system", str(out)], check=True)
     durable_s, after = time.perf_counter() - started, os.times()
     cpu_s = after.children_user + after.children_system
     return Times(wall_s, durable_s, cpu_s - before.children_user - before.children_system)
@@ -104,7 +100,7 @@ def drop_cache(corpus: Corpus) -> None:
 
 def report(corpus: Corpus, times: dict[str, list[Times]]) -> None:
     """Print the medians."""
-    print("| system | s | s with fsync | CPU s | MB/s | MB/s with fsync | of cp | of cp, fsync |")
+    print("| system | s | s with sync | CPU s | MB/s | MB/s with sync | of cp | of cp, sync |")
     print("|---|---|---|---|---|---|---|---|")
     copy = median(times["cp -r"])
     for system, runs in times.items():
