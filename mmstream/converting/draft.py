@@ -29,8 +29,7 @@ class RowError(MMStreamError):
     """One row cannot become a sample. ``rejects.jsonl`` gives the message as the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class MediaRef:
+class MediaRef(msgspec.Struct, frozen=True):
     """A media file, by the path or the bytes that the row gives."""
 
     kind: Kind
@@ -57,8 +56,7 @@ class Media:
     """What is known about it without decoding it again, such as ``width`` and ``duration_s``."""
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """One row in the canonical shape. Its media files are not read yet."""
 
     content: dict[str, Any]
@@ -67,7 +65,7 @@ class Draft:
     """Media files in order of appearance. A file that the row names twice is listed twice."""
     texts: tuple[str, ...] = ()
     """The captions, or the text of a text row. The first one becomes ``KEY.txt``."""
-    fields: Mapping[str, bytes] = field(default_factory=dict)
+    fields: Mapping[str, bytes] = msgspec.field(default_factory=dict)
     """Further members of the tar, byte for byte, such as ``cls``. With a ``json`` among them,
     `content` is not written."""
     unread: tuple[str, ...] = ()

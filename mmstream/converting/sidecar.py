@@ -109,7 +109,7 @@ _FIRST_MEDIUM = ("width", "height", "original_width", "original_height")
 
 _IDS = ("id", "uid", "image_id", "sample_id", "videoid", "video_id")
 _URLS = ("url", "image_url", "source_url", "contenturl", "raw_url", "coco_url", "source")
-_MEDIA = ("image", "video", "audio")  # a row may name its medium by URL
+_URLS_AND_MEDIA = (*_URLS, "image", "video", "audio")  # a row may name its medium by URL
 _LICENSES = ("license", "licence", "license_name", "license_url")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _SECRET = re.compile(
@@ -235,7 +235,7 @@ class SidecarWriter:
     def _origin(self, row: Row, key: str) -> dict[str, Any]:
         value = row.value if isinstance(row.value, dict) else {}
         values = {str(name).lower(): item for name, item in value.items()}
-        url = _first_text(values, _URLS + _MEDIA, _URL)
+        url = _first_text(values, _URLS_AND_MEDIA, _URL)
         return {
             "key": key,
             "shard": self._shard,
@@ -312,6 +312,8 @@ def _first_text(
     values: Mapping[str, Any], names: Sequence[str], pattern: re.Pattern[str] | None = None
 ) -> str | None:
     """Return the first of these values that is a text or an integer, and matches."""
+    if values.keys().isdisjoint(names):
+        return None
     for name in names:
         value = values.get(name)
         if isinstance(value, str | int) and not isinstance(value, bool):

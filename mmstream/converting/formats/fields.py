@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from mmstream.converting.draft import Kind, RowError
@@ -70,9 +70,14 @@ def is_set(value: Any) -> bool:
     return value is not None and value != "" and value != []
 
 
-def first_key(row: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+def first_key(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     """Return the first of `keys` that a row has with a value, or None."""
-    return next((key for key in keys if is_set(row.get(key))), None)
+    if row.keys().isdisjoint(keys):  # most formats are ruled out here, many times for each row
+        return None
+    for key in keys:
+        if is_set(row.get(key)):
+            return key
+    return None
 
 
 def items_of(value: Any) -> list[Any]:

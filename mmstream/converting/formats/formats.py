@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.formats.captions import (
@@ -133,7 +134,7 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     draft = _PARSERS[name](row)
     if format is None:
         _refuse_unread_media(row, draft)
-    return replace(draft, format=name)
+    return msgspec.structs.replace(draft, format=name)
 
 
 def _refuse_unread_media(row: dict[str, Any], draft: Draft) -> None:
