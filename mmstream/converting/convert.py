@@ -429,6 +429,6 @@ def _command(
     words += ["--no-sidecar"] if not options.sidecar else []
     if options.splits:
         words += ["--split", ",".join(f"{name}={fraction!r}" for name, fraction in options.splits)]
-    for name, value in options.media.plan().items():
+    for name, value in options.media.settings().items():
         words += [MEDIA_FLAGS[name], str(value)]
     return shlex.join(words)

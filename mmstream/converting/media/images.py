@@ -15,7 +15,9 @@ after its orientation was applied.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -127,7 +129,8 @@ def encode(
 
 def foreign_shape(data: bytes, extension: str, limits: Limits) -> Shape | None:
     """Return (height, width) of a TIFF or HEIC from its header. None: only decoding tells."""
-    return pillow_shape(_plugin(data, extension), data, limits)
+    with _unwarned():
+        return pillow_shape(_plugin(data, extension), data, limits)
 
 
 def _fitting(shape: Shape, side: int | None) -> Shape:
@@ -184,9 +187,18 @@ def _decode_others(data: bytes, extension: str, limits: Limits) -> _Decoded:
 
     if extension == "png":
         decode_bytes(data, limits)  # its checksums
-    picture = decode_with_pillow(_plugin(data, extension), data, limits, convert=convert)
+    with _unwarned():
+        picture = decode_with_pillow(_plugin(data, extension), data, limits, convert=convert)
     pixels = np.ascontiguousarray(upright(picture.pixels, picture.orientation))
     return _Decoded(pixels, profiles[0], extension == "webp" and data[12:16] == b"VP8L")
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Keep Pillow's warnings of odd metadata off the screen: a TIFF may cause one a tag."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _plugin(data: bytes, extension: str) -> Callable[[io.BytesIO], ImageFile.ImageFile]:

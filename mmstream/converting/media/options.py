@@ -7,6 +7,7 @@ the checks, `images.py` the changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError
@@ -31,6 +32,9 @@ MEDIA_FLAGS = {
     "max_duration_s": "--max-duration",
 }
 """The flag of ``mmstream convert`` for each setting."""
+
+_LIBRARIES = ("pillow", "simplejpeg", "torch")
+"""What decodes, resizes and encodes images."""
 
 DEFAULT_QUALITY = 95
 """Quality of images that are encoded again, where `image_quality` is not set."""
@@ -120,11 +124,20 @@ class MediaOptions:
         """The quality that counts: `image_quality`, or its default."""
         return DEFAULT_QUALITY if self.image_quality is None else self.image_quality
 
-    def plan(self) -> dict[str, Any]:
-        """Return the settings that are not at their default, as the plan saves them."""
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that are not at their default."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         defaults = {field.name: field.default for field in fields(self)}
         return {name: value for name, value in values.items() if value != defaults[name]}
+
+    def plan(self) -> dict[str, Any]:
+        """Return what the plan saves: `settings`, and the libraries that encode images anew.
+
+        Other versions of them may give other bytes. So a conversion goes on with the same ones.
+        """
+        if not self.changes_images:
+            return self.settings()
+        return {**self.settings(), "libraries": {name: version(name) for name in _LIBRARIES}}
 
 
 def _require_at_least(least: int, **values: float | None) -> None:

@@ -1,0 +1,224 @@
+"""Facts about audio and video, and files of strangers that must do no more than be rejected."""
+
+from __future__ import annotations
+
+import functools
+import io
+import random
+import struct
+import wave
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmstream as mm
+from mmstream.converting.draft import MediaRef, RowError
+from tests.helpers.media import load_media
+
+
+def store(kind, data, **options):
+    [medium] = load_media([MediaRef(kind, "a.bin", data)], None, mm.MediaOptions(**options))
+    return medium
+
+
+def wav(seconds=0.5, rate=8000, channels=1):
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(channels)
+        out.setsampwidth(2)
+        out.setframerate(rate)
+        out.writeframes(bytes(round(seconds * rate) * 2 * channels))
+    return file.getvalue()
+
+
+@functools.cache
+def audio(format, codec, rate=16000, seconds=1.0):
+    file = io.BytesIO()
+    with av.open(file, "w", format=format) as out:
+        stream = out.add_stream(codec, rate=rate, layout="mono")
+        samples = np.zeros((1, round(rate * seconds)), np.int16)
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(stream.format, "mono", rate, stream.frame_size or None)
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            out.mux(stream.encode(piece))
+        out.mux(stream.encode())
+    return file.getvalue()
+
+
+@functools.cache
+def video(format, codec="mpeg4", frames=10, rotation=0):
+    file = io.BytesIO()
+    with av.open(file, "w", format=format) as out:
+        stream = out.add_stream(codec, rate=Fraction(10))
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for i in range(frames):
+            pixels = np.full((48, 64, 3), i * 20, np.uint8)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        out.mux(stream.encode())
+    data = bytearray(file.getvalue())
+    if rotation:
+        matrix = data.index(b"tkhd") + 4 + 40
+        cosine, sine = {90: (0, 1), 180: (-1, 0), 270: (0, -1)}[rotation]
+        struct.pack_into(
+            ">9i",
+            data,
+            matrix,
+            *(v << 16 for v in (cosine, sine, 0, -sine, cosine, 0, 0, 0)),
+            1 << 30,
+        )
+    return bytes(data)
+
+
+def test_a_wav_states_its_duration_and_rate():
+    medium = store("audio", wav(0.5, 8000, 2))
+    assert medium.facts == {
+        "duration_s": 0.5,
+        "sample_rate": 8000,
+        "num_channels": 2,
+        "codec": "pcm",
+    }
+    assert store("audio", wav(), check="none").facts == {}
+    decoded = store("audio", wav(0.5), check="full").facts
+    assert (decoded["duration_s"], decoded["codec"]) == (0.5, "pcm_s16le")
+
+
+def test_a_wav_that_was_streamed_counts_what_is_there():
+    data = wav(0.5)
+    sizeless = data[:40] + b"\xff\xff\xff\xff" + data[44:]
+    assert store("audio", sizeless).facts["duration_s"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("format", "codec", "extension", "name"),
+    [
+        ("flac", "flac", "flac", "flac"),
+        ("mp3", "libmp3lame", "mp3", "mp3"),
+        ("ogg", "libopus", "ogg", "opus"),
+        ("ipod", "aac", "m4a", "aac"),
+    ],
+)
+def test_audio_of_any_format_has_facts(format, codec, extension, name):
+    rate = 48000 if codec == "libopus" else 16000
+    data = audio(format, codec, rate)
+    for check in ("header", "full"):
+        medium = store("audio", data, check=check)
+        assert (medium.extension, medium.data) == (extension, data)
+        assert medium.facts["codec"] == name
+        assert medium.facts["duration_s"] == pytest.approx(1, abs=0.15)
+        assert medium.facts["num_channels"] == 1
+        assert medium.facts["sample_rate"] == rate
+
+
+@pytest.mark.parametrize(
+    ("format", "extension"),
+    [("mp4", "mp4"), ("mov", "mov"), ("matroska", "mkv"), ("avi", "avi")],
+)
+def test_video_of_any_format_has_facts(format, extension):
+    data = video(format)
+    for check in ("header", "full"):
+        medium = store("video", data, check=check)
+        assert (medium.extension, medium.data) == (extension, data)
+        facts = {"width": 64, "height": 48, "fps": 10.0, "duration_s": 1.0, "codec": "mpeg4"}
+        assert facts.items() <= medium.facts.items()
+        if format in ("mp4", "mov"):
+            assert medium.facts["num_frames"] == 10
+
+
+@pytest.mark.parametrize("rotation", [90, 180, 270])
+def test_a_rotated_video_has_the_size_that_is_shown(rotation):
+    facts = store("video", video("mp4", rotation=rotation)).facts
+    assert facts["rotation"] == rotation
+    assert (facts["width"], facts["height"]) == ((64, 48) if rotation == 180 else (48, 64))
+
+
+def test_short_and_long_files_are_rejects():
+    for kind, data in (("audio", wav(0.5)), ("video", video("mp4", frames=5))):
+        for options, reason in (
+            ({"min_duration_s": 0.6}, "0.5 s; min_duration_s is 0.6"),
+            ({"max_duration_s": 0.4}, "0.5 s; max_duration_s is 0.4"),
+        ):
+            with pytest.raises(RowError, match=reason):
+                store(kind, data, **options)
+        assert store(kind, data, min_duration_s=0.5, max_duration_s=0.5).data == data
+
+
+def test_truncated_and_wrong_files_are_rejects():
+    whole = video("mp4")
+    for kind, data, reason in (
+        ("video", whole[: len(whole) // 2], "truncated"),
+        ("video", b"\0\0\0\x18ftypisom\0\0\2\0isommp42" + bytes(100), "damaged mp4"),
+        ("video", audio("ipod", "aac").replace(b"ftypM4A ", b"ftypisom"), "has no video in it"),
+        ("audio", b"ID3\x04\0\0\0\0\0\0#EXTM3U\nfile:///etc/passwd\n", "damaged mp3"),
+        ("audio", b"OggS\0\2" + bytes(200), "damaged ogg"),
+        ("video", b"\x1aE\xdf\xa3\x9fB\x86\x81\x01B\x82\x84webm" + bytes(50), "damaged webm"),
+    ):
+        with pytest.raises(RowError, match=rf"^a\.bin: {reason}"):
+            store(kind, data)
+
+
+def test_a_playlist_cannot_open_other_files(tmp_path):
+    secret = tmp_path / "secret.mp4"
+    secret.write_bytes(video("mp4"))
+    for start in (b"ID3\x04\0\0\0\0\0\0", b"OggS", b"RIFF\0\0\0\0AVI ", b"\x1aE\xdf\xa3", b"fLaC"):
+        for text in (
+            f"ffconcat version 1.0\nfile {secret}\n",
+            f"#EXTM3U\n#EXTINF:1,\nfile://{secret}\n",
+        ):
+            for kind in ("audio", "video"):
+                with pytest.raises(RowError):
+                    store(kind, start + b"\n" + text.encode())
+
+
+def test_a_header_that_claims_a_giant_picture_takes_no_memory():
+    data = bytearray(video("avi", "rawvideo"))
+    start = data.index(b"vids") - 4
+    header = data.index(b"strf", start) + 8
+    struct.pack_into("<ii", data, header + 4, 1 << 20, 1 << 20)
+    for check in ("header", "full"):
+        with pytest.raises(RowError):
+            store("video", bytes(data), check=check)
+
+
+def image(format):
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
+    Image.fromarray(noise).save(file, format)
+    return file.getvalue()
+
+
+NUM_MUTATIONS = 150
+
+
+def samples():
+    yield from (("image", name, image(name)) for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP"))
+    yield from (("image", name, image(name)) for name in ("AVIF", "TIFF"))
+    yield "audio", "wav", wav(0.01)
+    yield "audio", "flac", audio("flac", "flac", seconds=0.1)
+    yield "audio", "mp3", audio("mp3", "libmp3lame", seconds=0.1)
+    yield "audio", "ogg", audio("ogg", "libopus", 48000, seconds=0.1)
+    yield from (("video", name, video(name, frames=2)) for name in ("mp4", "matroska", "avi"))
+
+
+@pytest.mark.parametrize(("kind", "name", "data"), samples(), ids=lambda value: str(value)[:9])
+def test_mutated_headers_give_a_medium_or_a_reject(kind, name, data):
+    """Nothing else is raised, nothing hangs, and the same bytes give the same answer."""
+    rng = random.Random(name)
+    for _ in range(NUM_MUTATIONS):
+        mutated = bytearray(data)
+        for _ in range(rng.choice((1, 2, 8))):
+            mutated[rng.randrange(4, min(len(data), 400))] = rng.randrange(256)
+        if rng.random() < 0.3:
+            del mutated[rng.randrange(5, len(mutated)) :]
+        options = rng.choice(({}, {"check": "full"}, {"max_image_side": 9, "image_format": "webp"}))
+        answers = []
+        for _ in range(2):
+            try:
+                medium = store(kind, bytes(mutated), **options)
+                answers.append((medium.extension, medium.data, medium.facts))
+            except RowError as error:
+                answers.append(str(error))
+        assert answers[0] == answers[1]
