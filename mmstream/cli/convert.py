@@ -50,9 +50,10 @@ __all__ = ["convert"]
     "--format",
     "row_format",
     metavar="NAME",
-    help="Format of all rows: captions, llava, messages, qwen-vl, instruction, text, or a function "
-    "of yours as module:function, from a row to a row of any format.  [default: each row is "
-    "recognised by its keys]",
+    help="Format of all rows: captions, laion, speech, webvid, labels, text, llava, messages, "
+    "instruction, qwen-vl, texts, vqa, preference, obelics, mmc4, mmc4-files, spans or lhotse. Or "
+    "a function of yours as module:function, from a row to a row of any of them.  [default: each "
+    "row is recognised by its keys]",
 )
 @click.option(
     "--map",

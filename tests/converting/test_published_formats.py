@@ -10,8 +10,9 @@ import json
 import pytest
 
 from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
-from mmstream.converting.formats.formats import draft_of, recognise
+from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
 from tests.helpers.paths import ROOT
+from tests.helpers.rows import rows_by_format
 
 JPG = b"\xff\xd8\xff"
 HASH = "ab" * 32
@@ -569,3 +570,11 @@ def test_real_corpora_are_read_as_their_authors_wrote_them(name, num_rows, num_m
     )
     drafts = [draft_of(row) for row in rows]
     assert (len(drafts), sum(len(draft.media) for draft in drafts)) == (num_rows, num_media)
+
+
+def test_the_rows_of_the_documentation_are_recognised_and_read_whole():
+    examples = list(rows_by_format())
+    for name, row in examples:
+        assert recognise(row) == name
+        assert draft_of(row).unread == ()
+    assert {name for name, _ in examples} == {*FORMATS} - {"mmc4-files"}

@@ -55,6 +55,7 @@ from mmstream.tar.samples import parse_sample
 from mmstream.tar.scan import blocks_of, scan_samples
 from tests.helpers import chats
 from tests.helpers.corpora import write_corpus
+from tests.helpers.rows import example_rows
 from tools.prove.attacks.attack import NOT_PRINTABLE
 
 __all__ = ["Parser", "Report", "accepts", "fuzz", "mutate", "parsers"]
@@ -298,12 +299,6 @@ def _parsers(folder: Path) -> dict[str, Parser]:
             assert np.array_equal(columns.bounds(np.arange(len(offsets) - 1)).stop, offsets[1:])
             assert offsets[-1] <= row["num_bytes"]
 
-    rows = [
-        {"image": "a.jpg", "caption": "a cat"},
-        {"messages": chat, "images": ["a.jpg"]},
-        {"conversations": [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "!"}]},
-        {"instruction": "say", "input": "a", "output": "b"},
-    ]
     return {
         "tar": Parser(_parse_tar, [(folder / shard).read_bytes()]),
         "index": Parser(lambda data: decode_index(data, "x.tar.idx"), [index]),
@@ -318,7 +313,7 @@ def _parsers(folder: Path) -> dict[str, Parser]:
         ),
         "mixture": Parser(parse_mixture, [json.dumps(mixture).encode()], True),
         "state": Parser(parse_state, [state], True),
-        "row": Parser(_parse_row, [json.dumps(row).encode() for row in rows], True),
+        "row": Parser(_parse_row, [json.dumps(row).encode() for row in example_rows()], True),
         "chat": Parser(parse_chat, [json.dumps({"messages": chat}).encode()], True),
     }
 

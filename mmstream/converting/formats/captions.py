@@ -43,7 +43,17 @@ LAION_FACTS = (
 """What LAION, Re-LAION, DataComp and cc2dataset say of a picture."""
 
 MEDIA_FACTS = (
-    *("width", "height", "duration", "duration_s", "sample_rate", "sampling_rate", "lang"),
+    *(
+        "width",
+        "height",
+        "duration",
+        "duration_s",
+        "fps",
+        "num_frames",
+        "sample_rate",
+        "sampling_rate",
+        "lang",
+    ),
     *(
         "license",
         "license_id",

@@ -55,6 +55,12 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 KEPT_PARTS = ("reasoning", "tool_call")
 """Further types of parts. They name no media file, and are kept as they are."""
 
+FACTS = (
+    *("tools", "source", "data_source", "dataset", "category", "type", "task", "width", "height"),
+    *("license", "url", "objects", "split", "lang", "language", "chat_template_kwargs"),
+)
+"""Keys of a row that templates or people read, and that are kept."""
+
 _MARK = re.compile(
     r"(?P<label>(?:Picture|Audio) ?\d+: ?)?"
     r"(?:<img>(?P<image>[^<>\n]+)</img>|<audio>(?P<audio>[^<>\n]+)</audio>)"
@@ -116,8 +122,7 @@ def parse_dialogue(
     content: dict[str, Any] = {**all_messages, **(main or {})}
     if is_grounding(row.get("objects")):
         fill_boxes(every, row["objects"], refs)
-        kept = (*kept, "objects")
-    return make_draft(row, content, refs, used, kept=kept)
+    return make_draft(row, content, refs, used, kept=(*FACTS, *kept))
 
 
 def turns_of(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:

@@ -40,11 +40,11 @@ from mmstream.converting.formats.captions import (
 )
 from mmstream.converting.formats.dialogue import parse_dialogue, turns_of
 from mmstream.converting.formats.drafts import make_draft
-from mmstream.converting.formats.fields import expect, first_key, is_set, texts_of
+from mmstream.converting.formats.fields import MEDIA_KEYS, expect, first_key, is_set, texts_of
 from mmstream.converting.formats.instruction import ANSWER_KEYS, QUESTION_KEYS, instruction
 from mmstream.converting.formats.interleaved import is_obelics, mmc4, obelics
-from mmstream.converting.formats.media_values import is_base64_media, media_of
-from mmstream.converting.formats.preference import is_preference, preference
+from mmstream.converting.formats.media_values import is_base64_media
+from mmstream.converting.formats.preference import TURN_KEYS, is_preference, preference
 from mmstream.converting.formats.spans import has_spans, medium_by_id, spans
 from mmstream.converting.formats.speech import is_speech, lhotse, speech
 from mmstream.converting.formats.texts import is_texts, texts
@@ -168,7 +168,7 @@ def recognise(row: dict[str, Any]) -> str:
     Raises:
         RowError: No format has these keys, or two formats have.
     """
-    dialogue = [key for key in ("messages", "conversations", "conversation") if _has(row, key)]
+    dialogue = [key for key in TURN_KEYS if key in row and _has(row, key)]
     if len(dialogue) > 1:
         raise RowError(
             f"both {dialogue[0]} and {dialogue[1]} hold turns; say which with --format messages "
@@ -183,8 +183,7 @@ def recognise(row: dict[str, Any]) -> str:
 
 def _has(row: dict[str, Any], key: str) -> bool:
     """Tell whether a row has turns under a key. An empty list counts if nothing else is there."""
-    others = ("messages", "conversations", "conversation")
-    return key in row and (is_set(row[key]) or not any(is_set(row.get(k)) for k in others))
+    return is_set(row[key]) or not any(is_set(row.get(other)) for other in TURN_KEYS)
 
 
 def _by_lists(row: dict[str, Any]) -> str | None:
@@ -212,7 +211,7 @@ def _by_texts(row: dict[str, Any]) -> str | None:
 
 def _by_media(row: dict[str, Any]) -> str:
     """Recognise media with texts, labels or nothing; and text alone."""
-    has_medium = bool(media_of(row)[0])
+    has_medium = any(first_key(row, keys) is not None for keys in MEDIA_KEYS.values())
     if has_spans(row) and (has_medium or "path" in row or medium_by_id(row) is not None):
         return "spans"
     if is_speech(row):

@@ -398,6 +398,7 @@ class TextDecoder:
             row = sample.get("json")
             if self._chat is None or not isinstance(row, dict):
                 raise DecodeError("no messages: not a JSON object")
+            _refuse_preference(row)
             value = row.get("messages")
             return value if isinstance(value, list) else check_messages(value)
         elif source in sample or self.field is None:
@@ -453,6 +454,20 @@ class TextDecoder:
         if self.undecoded_parts == "keep":
             num_dropped += self._chat.num_unwritten(text, messages, tools)
         return _Prompt(check_text(text, self.max_bytes), spans, num_dropped)
+
+
+def _refuse_preference(row: dict[str, Any]) -> None:
+    """Raise DecodeError for a preference, whose ``messages`` end before the answer."""
+    messages = row.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, dict) and last.get("role") == "assistant":
+        return
+    for key in ("chosen", "completion"):
+        if isinstance(row.get(key), list) and row[key]:
+            raise DecodeError(
+                f"a preference: its answer is in json.{key}; to train on it, join both in "
+                f'field=function: sample["json"]["messages"] + sample["json"]["{key}"]'
+            )
 
 
 def _check_use(decoder: TextDecoder) -> None:
