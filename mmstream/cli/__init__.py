@@ -1,6 +1,7 @@
 """The command line. Each command parses its options, calls the library, and prints a summary.
 
     shared.py    what all commands share: help, exit codes, messages
+    option_groups.py  help with headings, for commands with many options
     convert.py   convert
     data.py      index, verify
     info.py      info

@@ -19,8 +19,50 @@ if TYPE_CHECKING:
 __all__ = ["convert"]
 
 
+GROUPS = {
+    "Most conversions need no others": (
+        "--media-root",
+        "--num-workers",
+        "--format",
+        "--dry-run",
+        "--max-rejects",
+    ),
+    "Rows": (
+        "--limit",
+        "--map",
+        "--dataset-info",
+        "--captions",
+        "--group-spans",
+        "--html",
+    ),
+    "Shards": (
+        "--samples-per-shard",
+        "--shuffle-seed",
+        "--split",
+        "--split-by",
+        "--sidecar",
+    ),
+    "Run it again": ("--overwrite", "--check", "--retry-rejects"),
+    "Many machines": ("--engine", "--shard-range"),
+    "Duplicates": ("--duplicates", "--near-duplicates"),
+    "Media: check and change": (
+        "--media-check",
+        "--max-image-side",
+        "--image-quality",
+        "--image-format",
+        "--min-image-side",
+        "--max-aspect",
+        "--min-duration",
+        "--max-duration",
+    ),
+    "Media elsewhere": ("--allow-url", "--allow-host"),
+}
+"""Headings of the help, and the options below them. Other options come last."""
+
+
 @command(
     "mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8",
+    groups=GROUPS,
     format="--format",
     columns="--map",
     splits="--split",

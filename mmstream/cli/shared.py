@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import click
 
+from mmstream.cli.option_groups import GroupedCommand
 from mmstream.errors import ConfigError, MMStreamError, escaped
 
 __all__ = [
@@ -56,13 +57,16 @@ def say(text: object, *, err: bool = False, nl: bool = True) -> None:
     click.echo(escaped(text, limit=None), err=err, nl=nl)
 
 
-def command(example: str, **names: str) -> Callable[[Callable[..., None]], click.Command]:
+def command(
+    example: str, groups: Mapping[str, Sequence[str]] | None = None, **names: str
+) -> Callable[[Callable[..., None]], click.Command]:
     """Decorate a function to be a command.
 
     Its help is the example, then the docstring.
 
     Args:
         example: A command line to copy.
+        groups: {heading of the help: options}. Default: one list of options.
         names: Argument of the library -> option, where the two have different names.
     """
 
@@ -83,7 +87,13 @@ def command(example: str, **names: str) -> Callable[[Callable[..., None]], click
 
         text = inspect.getdoc(function) or ""
         help_text = f"\b\n{example}\n\n{text}"  # \b: click must not wrap the example
-        return click.command(help=help_text, short_help=text.partition("\n")[0])(call)
+        decorate = click.command(
+            cls=GroupedCommand,
+            groups=groups,
+            help=help_text,
+            short_help=text.partition("\n")[0],
+        )
+        return decorate(call)
 
     return wrap
 

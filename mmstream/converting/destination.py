@@ -78,6 +78,10 @@ _OWNED_FILE = "|".join(
     [_SHARD_FILE.pattern, INDEX_PART_NAME.pattern, *map(re.escape, _SINGLE_FILES)]
 )
 """The names of all files that a conversion writes into a dataset's folder, or removes there."""
+_MAY_LIE_HERE = re.compile(
+    rf"{_OWNED_FILE}|(README|LICENSE|LICENCE|NOTICE|CITATION|CHANGELOG)(\.\w+)?", re.IGNORECASE
+)
+"""Files that a new dataset's folder may hold: those of a conversion, and those about a dataset."""
 
 
 def require_foreign(rows: str, store: Store) -> None:
@@ -127,7 +131,7 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
     """Return the state of a destination for this plan. Writes nothing.
 
     Raises:
-        ConfigError: It holds another conversion, or tars that no conversion wrote.
+        ConfigError: It holds another conversion, or files that no conversion wrote.
         ManifestError: Its manifest or marker is damaged, or is no file.
     """
     require_files(store)
@@ -162,10 +166,12 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
             f"{store.url}: holds shards of a conversion, but its {MANIFEST_NAME} is gone: bring it "
             "back, make a new one with `mmstream index`, or convert again with overwrite=True"
         )
-    if tars and not overwrite:
+    foreign = tars or [name for name in names if not _MAY_LIE_HERE.fullmatch(name)]
+    if foreign and not overwrite:
+        others = f" and {len(foreign) - 1:,} more" if len(foreign) > 1 else ""
         raise ConfigError(
-            f"{store.url}: holds {tars[0]}, which no conversion wrote; "
-            "name another destination, or pass overwrite=True (it replaces shard-*.tar and keeps "
+            f"{store.url}: holds {escaped(foreign[0])}{others}, which no conversion wrote; "
+            "name an empty destination, or pass overwrite=True (it replaces shard-*.tar and keeps "
             "other files)"
         )
     return "clear" if tars else "fresh"

@@ -167,7 +167,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ("convert {rows} {tmp}/out --format json", "usage: --format json: must be one of captions"),
         (
             "convert {rows} {tmp}/tars",
-            "name another destination, or pass --overwrite (it replaces sha",
+            "name an empty destination, or pass --overwrite (it replaces sha",
         ),
         (
             "train {tmp}/tars --out {tmp}/run --epochs 0",

@@ -329,8 +329,8 @@ def test_rows_that_the_conversion_would_replace_are_refused_before_anything_is_r
 def test_rows_in_the_destination_under_another_name_are_left_alone(corpus, tmp_path):
     rows = corpus.rename(corpus.with_name("shards.jsonl"))
     content = rows.read_bytes()
-    for options in ({}, {"samples_per_shard": 5, "overwrite": True}):
-        run(rows, tmp_path, **options)
+    for options in ({}, {"samples_per_shard": 5}):
+        run(rows, tmp_path, overwrite=True, **options)
     assert rows.read_bytes() == content
 
 
@@ -362,3 +362,21 @@ def test_another_conversion_in_the_same_place_leaves_no_part_of_the_old_index(co
     run(corpus, tmp_path / "out", samples_per_shard=20, overwrite=True)
     (new,) = (tmp_path / "out").glob("mmstream.index.*")
     assert new != old
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "rows.csv", "shard-000000.zip", "data.parquet"])
+def test_a_destination_that_holds_files_of_others_is_refused_by_name(corpus, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_bytes(b"precious")
+    with pytest.raises(ConfigError, match=f"holds {name}, which no conversion wrote; name an emp"):
+        run(corpus, tmp_path / "out")
+    assert tree(tmp_path / "out") == {name: b"precious"}
+    run(corpus, tmp_path / "out", overwrite=True)
+    assert tree(tmp_path / "out")[name] == b"precious"
+
+
+def test_a_destination_may_hold_files_about_the_dataset(corpus, tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("README.md", "LICENSE", "citation.cff", ".gitattributes"):
+        (tmp_path / "out" / name).write_bytes(b"about")
+    assert run(corpus, tmp_path / "out").num_samples == 38

@@ -1,0 +1,44 @@
+"""The help of a command with many options: a heading for each group of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+__all__ = ["GroupedCommand"]
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options in groups.
+
+    Args:
+        groups: {heading: options}, such as ``{"Media": ["--media-root"]}``. An option that no group
+            names comes last.
+    """
+
+    def __init__(
+        self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None, **attributes: Any
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self.groups: Mapping[str, Sequence[str]] = groups or {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, a section for each group."""
+        if not self.groups:
+            super().format_options(ctx, formatter)
+            return
+        records = {
+            name: record
+            for param in self.get_params(ctx)
+            if (record := param.get_help_record(ctx)) is not None
+            for name in param.opts[:1]
+        }
+        grouped = {name for names in self.groups.values() for name in names}
+        others = [name for name in records if name not in grouped]
+        for heading, names in [*self.groups.items(), ("Other options", others)]:
+            shown = [records[name] for name in names if name in records]
+            if shown:
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
