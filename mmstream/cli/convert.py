@@ -67,8 +67,14 @@ GROUPS = {
     columns="--map",
     splits="--split",
 )
-@click.argument("rows")
+@click.argument("rows", nargs=-1, required=True)
 @click.argument("dest")
+@click.option(
+    "--rows-as",
+    metavar="KIND",
+    help="What ROWS lie in: jsonl, json, csv, tsv, coco, parquet, tars or media.  "
+    "[default: their content says it]",
+)
 @click.option(
     "--media-root",
     metavar="FOLDER",
@@ -191,6 +197,17 @@ GROUPS = {
     help="Write a Parquet file beside each shard that says what it holds.  [default: sidecar]",
 )
 @click.option(
+    "--split-by",
+    metavar="KEY",
+    help="Rows with the same value of KEY, such as speaker, go to one split.",
+)
+@click.option("--limit", type=AT_LEAST_1, help="Convert the first so many rows only.")
+@click.option(
+    "--group-spans",
+    is_flag=True,
+    help="Consecutive rows about the same medium become one sample with segments.",
+)
+@click.option(
     "--overwrite", is_flag=True, help="Replace another conversion at DEST, or an unfinished one."
 )
 @click.option(
@@ -206,7 +223,7 @@ GROUPS = {
     help="The exit code is 1 if more rows are rejected: a percentage (0.5%) or a number of rows.",
 )
 def convert(
-    rows: str,
+    rows: tuple[str, ...],
     dest: str,
     row_format: str | None,
     columns: tuple[str, ...],
@@ -214,7 +231,11 @@ def convert(
     max_rejects: str,
     **options: Any,
 ) -> None:
-    """Convert ROWS (JSONL, gzipped JSONL, a JSON array) and their media to tar shards at DEST.
+    """Convert ROWS and their media to tar shards at DEST.
+
+    ROWS may be JSONL, JSON, csv, tsv, Parquet (each also as .gz, .zst, .bz2), COCO's annotations,
+    tars of samples, or a folder of pictures: one or several files, patterns, folders, URLs, or -
+    for standard input. The content decides, not the name.
 
     To continue an interrupted conversion, or to mend missing shards of a finished one, run the same
     command again. Rows that cannot be used are listed in DEST/rejects.jsonl, and counted by their
@@ -229,7 +250,7 @@ def convert(
         **{field.name: options.pop(field.name) for field in fields(MediaOptions)[1:]},
     )
     report = run(
-        rows,
+        rows[0] if len(rows) == 1 else list(rows),
         dest,
         format=row_format,
         columns=_columns(columns),

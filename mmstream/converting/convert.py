@@ -35,7 +35,15 @@ from mmstream.converting.options import Options
 from mmstream.converting.outputs import Output, jobs_of, locked, mend_index, plan_outputs
 from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
 from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
-from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.open import (
+    RowKind,
+    RowOptions,
+    Rows,
+    file_names,
+    input_urls,
+    media_folder,
+    open_rows,
+)
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardReport
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
@@ -100,9 +108,10 @@ class ConvertReport:
 
 
 def convert(
-    rows: str | os.PathLike[str],
+    rows: Rows,
     dest: str | os.PathLike[str],
     *,
+    rows_as: RowKind | None = None,
     media_root: str | os.PathLike[str] | None = None,
     samples_per_shard: int = 5000,
     num_workers: int = 1,
@@ -116,6 +125,9 @@ def convert(
     media: MediaOptions | None = None,
     allow_urls: Sequence[str] = (),
     sidecar: bool = True,
+    split_by: str | None = None,
+    limit: int | None = None,
+    group_spans: bool = False,
     overwrite: bool = False,
     check: bool = False,
     max_rejects: float = 0.01,
@@ -135,11 +147,14 @@ def convert(
     otherwise its memory does not depend on the number of rows or rejects.
 
     Args:
-        rows: JSONL, gzipped JSONL, or a JSON array; a local path or a URL.
+        rows: Where the rows are: a path, URL or pattern, a list of them, or ``-`` for standard
+            input. Or the rows themselves: any iterable of dicts. The page on conversion lists what
+            they may lie in.
         dest: A local folder, or a URL prefix such as ``s3://bucket/corpus``.
+        rows_as: What the rows lie in, such as "csv". Default: their content says it.
         media_root: Folder that the rows' media paths are relative to, or a URL prefix such as
             ``s3://bucket/media``. Paths that lead out of it are rejected. Default: the folder of
-            `rows`.
+            `rows`; the current one for rows from Python.
         samples_per_shard: Rows per shard. A shard with rejected rows has fewer samples; the next
             shard still starts at the same row.
         num_workers: Worker processes. With 0 or 1, this process does the work.
@@ -164,6 +179,10 @@ def convert(
             ``"s3://bucket/photos/"``. They are read with your credentials.
         sidecar: Write a Parquet file beside each shard, ``shard-000000.parquet``, that says what
             the shard holds: keys, rows, sizes, hashes, rejects.
+        split_by: Key of a group, such as "speaker". All rows of a group go to one split.
+        limit: Convert the first so many rows only.
+        group_spans: Consecutive rows about the same medium become one sample with ``segments``, so
+            that the medium is stored once.
         overwrite: Replace another conversion, or an unfinished one, at `dest`.
         check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
             ones are written again.
@@ -206,10 +225,19 @@ def convert(
         splits=None if splits is None else tuple(splits.items()),
         media=MediaOptions() if media is None else media,
         sidecar=sidecar,
+        split_by=split_by,
+        group_spans=group_spans,
     )
-    rows, dest = os.fspath(rows), os.fspath(dest)
+    row_options = RowOptions(
+        rows_as=rows_as,
+        limit=limit,
+        group_spans=group_spans,
+        run_length=samples_per_shard if shuffle_seed is None else 1,
+        media_keys=tuple((columns or {}).values()),
+    )
+    dest = os.fspath(dest)
     media_root = None if media_root is None else os.fspath(media_root)
-    for url in (rows, dest, media_root or ""):
+    for url in (*(file_names(rows) or []), dest, media_root or ""):
         require_no_secret(url)
     refuse_bools(num_workers=num_workers, max_rejects=max_rejects)
     if num_workers < 0:
@@ -226,12 +254,14 @@ def convert(
         num_processes=max(1, num_workers),
         root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
     )
-    command = _command(rows, dest, media_root, allow_urls, options)
+    command = _command(rows, dest, media_root, allow_urls, options, row_options)
     reports: dict[str | None, ConvertReport] = {}
-    with open_rows(rows) as source, ExitStack() as locks:
+    with open_rows(rows, row_options) as source, ExitStack() as locks:
         outputs = [
             locked(output, locks, root, overwrite, check)
-            for output in plan_outputs(store, rows, source, options, root, overwrite, locks)
+            for output in plan_outputs(
+                store, input_urls(rows), source, options, root, overwrite, locks
+            )
         ]
         for output in outputs:
             if output.lock is not None:
@@ -247,7 +277,7 @@ def convert(
                     finish(output.store, output.plan, shard_reports[output.split])
             seconds = time.monotonic() - started
             reports[output.split] = _report(output, shard_reports[output.split], seconds)
-    report = reports[None] if options.splits is None else _total(reports, started)
+    report = reports[None] if None in reports else _total(reports, started)
     _warn_of_rejects(report, max_rejects, dest)
     _warn_of_media(outputs)
     logger.info(
@@ -262,13 +292,13 @@ def convert(
     return report
 
 
-def _media_folder(rows: str, media_root: str | None) -> str | None:
+def _media_folder(rows: Rows, media_root: str | None) -> str | None:
     """Return the real path of the media's folder, or its URL prefix.
 
     None: the rows are remote, and no `media_root` is named.
     """
     if media_root is None:
-        return None if is_remote(rows) else os.path.realpath(Path(_local_path(rows)).parent)
+        return media_folder(rows)
     if is_remote(media_root):
         if "::" in media_root or not media_root.partition("://")[2].strip("/"):
             raise ConfigError(f"media_root={media_root}: not the URL of a bucket or a folder in it")
@@ -410,10 +440,21 @@ def _corpus_report(report: ConvertReport) -> CorpusReport:
 
 
 def _command(
-    rows: str, dest: str, media_root: str | None, allow_urls: Sequence[str], options: Options
+    rows: Rows,
+    dest: str,
+    media_root: str | None,
+    allow_urls: Sequence[str],
+    options: Options,
+    row_options: RowOptions,
 ) -> str:
     """Return the command line that continues this conversion. The marker holds it."""
-    words = ["mmstream", "convert", rows, dest]
+    names = file_names(rows)
+    if names is None:
+        return f"mm.convert(rows, {dest!r}, ...) with the same rows and options"
+    words = ["mmstream", "convert", *names, dest]
+    words += ["--rows-as", row_options.rows_as] if row_options.rows_as else []
+    words += ["--limit", str(row_options.limit)] if row_options.limit is not None else []
+    words += ["--group-spans"] if options.group_spans else []
     words += ["--media-root", media_root] if media_root is not None else []
     words += [word for prefix in allow_urls for word in ("--allow-url", prefix)]
     words += ["--samples-per-shard", str(options.samples_per_shard)]
@@ -431,4 +472,5 @@ def _command(
         words += ["--split", ",".join(f"{name}={fraction!r}" for name, fraction in options.splits)]
     for name, value in options.media.settings().items():
         words += [MEDIA_FLAGS[name], str(value)]
+    words += ["--split-by", options.split_by] if options.split_by is not None else []
     return shlex.join(words)

@@ -84,47 +84,62 @@ _MAY_LIE_HERE = re.compile(
 """Files that a new dataset's folder may hold: those of a conversion, and those about a dataset."""
 
 
-def require_foreign(rows: str, store: Store) -> None:
-    """Raise a ConfigError if the file of rows is one that the conversion would replace or remove.
+def require_foreign(rows: Sequence[str], store: Store) -> None:
+    """Raise a ConfigError if the conversion would replace or remove a file of rows.
 
     Links count as the file that they lead to.
 
     Args:
-        rows: Path or URL of the file of rows.
+        rows: Paths and URLs of the files of rows, or of folders of them.
         store: The destination.
     """
-    name = None
+    remote = [name for name in rows if is_remote(name)]
+    local = [name for name in rows if not is_remote(name)]
     folders = {store: _OWNED_FILE, open_store(store.url_of(REPORTS)): _REPORT_FILE}
     for folder, owned in folders.items():
         path = folder.local_path("")
-        if is_remote(rows):
-            if folder.url == rows.rpartition("/")[0].rstrip("/"):
-                name = re.fullmatch(owned, rows.rpartition("/")[2])
-        elif path is not None:
-            name = _same_file(rows.removeprefix("file://"), path, owned)
-        if name is not None:
+        if path is None:
+            doubled = next((name for name in remote if _is_owned(name, folder, owned)), None)
+        else:
+            doubled = _same_file(local, path, owned)
+        if doubled is not None:
             raise ConfigError(
-                f"{escaped(rows)}: is {escaped(folder.url_of(name[0]))}, which convert would "
-                "replace or remove; move the rows, or name another destination"
+                f"{escaped(doubled)}: lies in {escaped(folder.url)} under a name that convert "
+                "would replace or remove; move the rows, or name another destination"
             )
 
 
-def _same_file(path: str, folder: str, owned: str) -> re.Match[str] | None:
-    """Return the owned name in a folder that leads to a file, if there is one."""
-    status = Path(path).stat()
+def _is_owned(url: str, folder: Store, owned: str) -> bool:
+    parent, _, name = url.rstrip("/").rpartition("/")
+    is_folder = url.rstrip("/") == folder.url
+    return is_folder or (parent == folder.url and re.fullmatch(owned, name) is not None)
+
+
+def _same_file(paths: Sequence[str], folder: str, owned: str) -> str | None:
+    """Return the path that an owned name in a folder leads to, or that is the folder itself."""
+    by_inode = {status.st_ino: (path, status) for path in paths for status in [_status(path)]}
     try:
         entries = os.scandir(folder)
+        at_folder = by_inode.get(os.stat(folder).st_ino)  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
         return None
     with entries:
+        if at_folder is not None and os.path.samestat(at_folder[1], os.stat(folder)):  # noqa: PTH116
+            return at_folder[0]
         for entry in entries:
-            name = re.fullmatch(owned, entry.name)
             # Most files are told apart without a look at them: a folder may hold a million.
-            if name and (entry.is_symlink() or entry.inode() == status.st_ino):
+            is_like = entry.is_symlink() or entry.inode() in by_inode
+            if is_like and re.fullmatch(owned, entry.name):
                 with suppress(OSError):  # a link that leads nowhere
-                    if os.path.samestat(entry.stat(), status):
-                        return name
+                    status = entry.stat()
+                    path, known = by_inode.get(status.st_ino, ("", None))
+                    if known is not None and os.path.samestat(known, status):
+                        return path
     return None
+
+
+def _status(path: str) -> os.stat_result:
+    return Path(path.removeprefix("file://")).expanduser().stat()
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:

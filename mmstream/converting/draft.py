@@ -15,7 +15,17 @@ import msgspec
 
 from mmstream.errors import MMStreamError
 
-__all__ = ["DIALOGUE_KEYS", "KINDS", "Draft", "Kind", "Media", "MediaRef", "RowError", "samples_of"]
+__all__ = [
+    "DIALOGUE_KEYS",
+    "KINDS",
+    "Draft",
+    "Kind",
+    "Media",
+    "MediaRef",
+    "RowError",
+    "StoredSample",
+    "samples_of",
+]
 
 Kind: TypeAlias = Literal["image", "video", "audio"]
 
@@ -56,6 +66,14 @@ class Media:
     """What is known about it without decoding it again, such as ``width`` and ``duration_s``."""
 
 
+class StoredSample(msgspec.Struct, frozen=True):
+    """A sample of another dataset. It is written again as it is."""
+
+    key: str
+    fields: Mapping[str, bytes]
+    """In the order of its tar."""
+
+
 class Draft(msgspec.Struct, frozen=True):
     """One row in the canonical shape. Its media files are not read yet."""
 
@@ -72,6 +90,8 @@ class Draft(msgspec.Struct, frozen=True):
     """The row's keys that its format does not use. They are kept in `content`."""
     format: str = ""
     """The format that the row was read as. The report of the conversion counts them."""
+    key: str | None = None
+    """Key of the sample, where the row is a sample already. Its members are `fields`."""
 
 
 def samples_of(
@@ -90,6 +110,7 @@ def samples_of(
         media: Every file of `draft.media`, in order.
         each: One sample per caption, instead of one sample with all captions.
     """
+    key = draft.key or key
     names = [_field_name(i, draft, medium) for i, medium in enumerate(media)]
     fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
     content = _with_fields(draft.content, names, media)

@@ -30,6 +30,8 @@ class Options:
     splits: tuple[tuple[str, float], ...] | None
     media: MediaOptions = field(default_factory=MediaOptions)
     sidecar: bool = True
+    split_by: str | None = None
+    group_spans: bool = False
 
     def __post_init__(self) -> None:
         refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
@@ -39,6 +41,8 @@ class Options:
             raise ConfigError(f"captions={self.captions!r}: must be 'all' or 'each'")
         if self.splits is not None:
             _check_splits(self.splits)
+        elif self.split_by is not None:
+            raise ConfigError(f"split_by={self.split_by!r}: needs splits=, such as train=0.98")
 
 
 def _check_splits(splits: tuple[tuple[str, float], ...]) -> None:

@@ -8,7 +8,7 @@ All of them are checked before anything is written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
@@ -56,7 +56,7 @@ class Output(NamedTuple):
 
 def plan_outputs(
     store: Store,
-    rows_url: str,
+    rows_urls: Sequence[str],
     source: RowSource,
     options: Options,
     root: str | None,
@@ -74,7 +74,7 @@ def plan_outputs(
         folder = split_store.local_path("")
         if folder is not None and Path(folder).is_file():
             raise ConfigError(f"{split_store.url}: is a file, not a folder; name another folder")
-        require_foreign(rows_url, split_store)
+        require_foreign(rows_urls, split_store)
         lock = None
         if split_store.exists(LOCK_NAME):
             lock = locks.enter_context(write_lock(split_store, "convert"))

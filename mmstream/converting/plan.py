@@ -19,6 +19,7 @@ import numpy as np
 
 from mmstream.converting.options import Options
 from mmstream.converting.rows.source import RowSource
+from mmstream.errors import ConfigError
 from mmstream.order.permute import permutation
 from mmstream.types import IntArray
 
@@ -45,6 +46,8 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         "shuffle_seed": options.shuffle_seed,
         "media": options.media.plan(),
         "splits": None if options.splits is None else [list(pair) for pair in options.splits],
+        **({"split_by": options.split_by} if options.split_by is not None else {}),
+        **({"group_spans": True} if options.group_spans else {}),
         "split": split,
         "sidecar": options.sidecar,
         "num_rows": num_rows,
@@ -58,7 +61,8 @@ def select(rows: RowSource, options: Options) -> dict[str | None, IntArray | ran
 
     Without splits, the only key is None. With splits, every row is in exactly one of them. A hash
     of its id decides, or of its content if it has no id. So a row stays in its split when other
-    rows are added.
+    rows are added. With `split_by`, a hash of this field decides. Rows that come in splits already,
+    such as the folders train and val, stay in these.
 
     With {"train": 0.75, "val": 0.25} there is one bound, 0.75 * 2^64. A row goes to "train" if its
     hash is below the bound, otherwise to "val".
@@ -66,14 +70,34 @@ def select(rows: RowSource, options: Options) -> dict[str | None, IntArray | ran
     order: IntArray | range = range(rows.num_rows)
     if options.shuffle_seed is not None:
         order = permutation(rows.num_rows, "convert", options.shuffle_seed)
+    if rows.splits:
+        return _own_splits(rows, options, order)
     if options.splits is None:
         return {None: order}
     order = np.asarray(order)
-    hashes = rows.id_hashes()[order]
+    hashes = rows.id_hashes(options.split_by)[order]
     ends = np.cumsum([fraction for _, fraction in options.splits])[:-1]
     bounds = np.array([round(float(end) * 2**64) for end in ends], dtype=np.uint64)
     split_of_row = np.searchsorted(bounds, hashes, side="right")
     return {name: order[split_of_row == i] for i, (name, _) in enumerate(options.splits)}
+
+
+def _own_splits(
+    rows: RowSource, options: Options, order: IntArray | range
+) -> dict[str | None, IntArray | range]:
+    """Return the rows of each split that the source has."""
+    if options.splits is not None:
+        raise ConfigError(
+            f"{rows.name}: has the splits {', '.join(rows.splits)} already; convert them as they "
+            "are, or name the files of one of them"
+        )
+    selected: dict[str | None, IntArray | range] = {}
+    for split, own in rows.splits.items():
+        if isinstance(order, range):
+            selected[split] = own
+        else:
+            selected[split] = order[(order >= own.start) & (order < own.stop)]
+    return selected
 
 
 def shard_name(index: int) -> str:

@@ -22,7 +22,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from mmstream.converting.draft import Draft, RowError, samples_of
+from mmstream.converting.draft import Draft, RowError, StoredSample, samples_of
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.hashed_file import HashedFile
 from mmstream.converting.media.access import MediaAccess
@@ -324,6 +324,9 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
     for row in job.rows.read():
         if isinstance(row.value, RowError):
             yield row, row.value
+            continue
+        if isinstance(row.value, StoredSample):
+            yield row, Draft({}, fields=row.value.fields, key=row.value.key)
             continue
         try:
             draft = job.format.draft(row.value, row.file)

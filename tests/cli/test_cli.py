@@ -49,10 +49,10 @@ def rows(tmp_path):
 # -- the surface, frozen ------------------------------------------------------------------------
 
 OPTIONS = {
-    "convert": "rows dest --media-root --samples-per-shard --num-workers --format --map "
+    "convert": "rows dest --rows-as --media-root --samples-per-shard --num-workers --format --map "
     "--dataset-info --captions --shuffle-seed --split --allow-url --media-check --max-image-side "
     "--image-quality --image-format --min-image-side --max-aspect --min-duration --max-duration "
-    "--sidecar --overwrite --check --max-rejects",
+    "--sidecar --split-by --limit --group-spans --overwrite --check --max-rejects",
     "index": "url --output --repack --checksums --overwrite --num-threads",
     "info": "url --keys --json --stats --samples --seed --tokenizer --html --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",

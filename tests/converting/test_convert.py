@@ -14,7 +14,7 @@ from crc32c import crc32c
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import mmstream as mm
-from mmstream.converting.rows import lines as rows_module
+from mmstream.converting.rows import records as rows_module
 from mmstream.dataset.checksums import decode_checksums
 from mmstream.dataset.index import decode_index
 from mmstream.dataset.manifest import MARKER_NAME

@@ -33,7 +33,7 @@ import numpy as np
 import mmstream as mm
 from mmstream.converting.draft import Media, RowError, samples_of
 from mmstream.converting.formats.formats import draft_of
-from mmstream.converting.rows.lines import parse_row
+from mmstream.converting.rows.records import parse_row
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
 from mmstream.dataset.checksums import decode_checksums, encode_checksums, sample_checksum
 from mmstream.dataset.index import build_index, decode_index, index_name

@@ -1,6 +1,15 @@
 """Step 1 of a conversion: rows, whatever holds them.
 
-open.py     what the caller named -> a `RowSource`
-source.py   what every source gives: `RowSource`, `RowRange`, `Row`
-lines.py    JSONL, gzipped JSONL, a JSON array
+open.py         what the caller named -> a `RowSource`
+source.py       what every source gives: `RowSource`, `RowRange`, `Row`
+fetch.py        patterns, URLs, standard input -> files
+detect.py       what a file is, by its content
+compressed.py   gzip, zstd, bzip2, xz
+json_values.py  a JSON array, or a stream of objects -> lines
+tables.py       csv and tsv
+coco.py         COCO's annotation files
+groups.py       consecutive rows about one medium -> one row
+spool.py        rows without lines of their own -> one temporary file
+records.py      rows by their byte ranges: lines of JSON, records of a spool
+identity.py     what decides the split of a row
 """

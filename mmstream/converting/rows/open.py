@@ -5,23 +5,291 @@ ROWS -> plan -> formats -> media -> shard
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
 
-from mmstream.converting.rows.lines import open_lines
+import numpy as np
+
+from mmstream.converting.rows.coco import iter_coco, parse_coco
+from mmstream.converting.rows.compressed import compression_of, decompress
+from mmstream.converting.rows.detect import (
+    HEAD_BYTES,
+    ROW_KINDS,
+    RowKind,
+    is_tar,
+    refuse_wrong_kind,
+    text_kind,
+)
+from mmstream.converting.rows.fetch import (
+    STDIN,
+    InputFile,
+    download,
+    expand,
+    local_path,
+    read_head,
+    short_names,
+)
+from mmstream.converting.rows.groups import group_rows
+from mmstream.converting.rows.json_values import NotJSONError, write_lines
+from mmstream.converting.rows.records import (
+    RecordFile,
+    RecordSource,
+    RowFile,
+    iter_lines,
+    ranges_of_splits,
+    require_rows,
+    scan_lines,
+    stamp_of,
+)
 from mmstream.converting.rows.source import RowSource
+from mmstream.converting.rows.spool import NumberedRow, write_spool
+from mmstream.converting.rows.tables import iter_table
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import is_remote, split_url
+from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["open_rows"]
+__all__ = ["RowKind", "RowOptions", "Rows", "file_names", "input_urls", "media_folder", "open_rows"]
+
+Rows: TypeAlias = str | os.PathLike[str] | Iterable[Any]
+"""What `mm.convert` takes: a path or URL, several of them, or the rows themselves."""
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """How rows are read. Impossible options raise ConfigError."""
+
+    rows_as: RowKind | None = None
+    """What the rows lie in. None: their content says it."""
+    limit: int | None = None
+    """Only the first so many rows."""
+    group_spans: bool = False
+    """Consecutive rows about the same medium are one row, with the key "segments"."""
+    run_length: int = 5000
+    """Rows that are read together: those of a shard, or 1 where they are shuffled."""
+    media_keys: tuple[str, ...] = field(default=(), compare=False)
+    """Keys that name the medium of a row, for `group_spans`, before the usual ones."""
+
+    def __post_init__(self) -> None:
+        refuse_bools(limit=self.limit)
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit={self.limit}: must be 1 or more")
+        if self.rows_as is not None and self.rows_as not in ROW_KINDS:
+            raise ConfigError(f"rows_as={self.rows_as!r}: must be one of {', '.join(ROW_KINDS)}")
 
 
 @contextmanager
-def open_rows(rows: str) -> Iterator[RowSource]:
+def open_rows(rows: Rows, options: RowOptions | None = None) -> Iterator[RowSource]:
     """Open the rows. Temporary copies, if some are needed, are removed after the block.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ConfigError: It has no rows, or its content is damaged or of an unknown kind.
-        StorageError: A remote file could not be read, or it is a folder, a FIFO or a device.
+        FileNotFoundError: There is no such file, or no file fits a pattern.
+        ConfigError: There are no rows, or their content is damaged, of an unknown kind, or of
+            several.
+        StorageError: A remote file could not be read, it is a FIFO or a device, or the temporary
+            folder is full.
     """
-    with open_lines(rows) as source:
+    with tempfile.TemporaryDirectory(prefix="mmstream-rows-") as folder:
+        try:
+            source = _open(rows, Path(folder), options or RowOptions())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise StorageError(
+                f"{folder}: no space left for the copy of the rows; set TMPDIR to a folder with "
+                "more space"
+            ) from None
+        require_rows(source.name, source.num_rows)
         yield source
+
+
+def _name_of(rows: Rows) -> str:
+    """Return how messages and the plan name the rows: the base name of a file, for example."""
+    if isinstance(rows, str | os.PathLike):
+        name = os.fspath(rows)
+        return "stdin" if name == STDIN else split_url(name.rstrip("/"))[1]
+    return "rows"
+
+
+def media_folder(rows: Rows) -> str | None:
+    """Return the local folder that media paths are relative to, unless the caller names one.
+
+    It is the folder of a file of rows, or the folder that was named. Of several files it is the
+    innermost folder that holds all of them. For rows from Python and standard input it is the
+    current folder. Remote rows have none.
+    """
+    names = file_names(rows)
+    if names is None:
+        return str(Path.cwd())
+    if any(is_remote(name) for name in names):
+        return None
+    folders = []
+    for name in names:
+        path = Path(local_path(name))
+        is_folder = name == STDIN or path.is_dir()
+        folder = Path("." if name == STDIN else path if is_folder else path.parent)
+        while set("*?[{") & set(str(folder)) and not folder.exists():
+            folder = folder.parent
+        folders.append(os.path.realpath(folder))
+    return os.path.commonpath(folders)
+
+
+def file_names(rows: Rows) -> list[str] | None:
+    """Return the names of files that the caller gave. None: the rows themselves were given."""
+    if isinstance(rows, str | os.PathLike):
+        return [os.fspath(rows)]
+    if not isinstance(rows, list | tuple) or not rows:
+        return None
+    is_named = all(isinstance(item, str | os.PathLike) for item in rows)
+    return [os.fspath(item) for item in rows] if is_named else None
+
+
+def input_urls(rows: Rows) -> list[str]:
+    """Return the files and folders that the rows are read from. Rows from Python have none.
+
+    Raises:
+        FileNotFoundError: A pattern fits no file.
+    """
+    return [url for url in expand(file_names(rows) or []) if url != STDIN]
+
+
+def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
+    names = file_names(rows)
+    if names is None:
+        raise ConfigError("rows: pass a path or a URL")
+    urls = expand(names)
+    short = short_names(urls)
+    files = [InputFile(url, name) for url, name in zip(urls, short, strict=True)]
+    name = _name_of(rows) if isinstance(rows, str | os.PathLike) else _name_of(names[0])
+    return _Opener(folder, name, options).open(files)
+
+
+class _Opener:
+    """Turns files of rows into plain local files, one after the other."""
+
+    def __init__(self, folder: Path, name: str, options: RowOptions) -> None:
+        self._folder, self._name, self._options = folder, name, options
+        self._offsets_path = folder / "offsets"
+        self._files: list[RowFile] = []
+        self._splits: list[tuple[str | None, int]] = []
+        self._num_rows = self._num_paths = 0
+
+    def open(self, files: Sequence[InputFile]) -> RowSource:
+        with self._offsets_path.open("wb") as offsets:
+            for file in files:
+                if self._rows_left != 0:
+                    self._add_file(file, offsets)
+        return self._source()
+
+    def _source(self) -> RecordSource:
+        size = self._offsets_path.stat().st_size
+        offsets = np.memmap(self._offsets_path, np.int64, "r") if size else np.zeros(0, np.int64)
+        splits = ranges_of_splits(self._splits)
+        return RecordSource(self._name, tuple(self._files), offsets, splits)
+
+    @property
+    def _rows_left(self) -> int | None:
+        limit = self._options.limit
+        return None if limit is None else limit - self._num_rows
+
+    def _new_path(self) -> Path:
+        self._num_paths += 1
+        return self._folder / f"rows-{self._num_paths}"
+
+    def _add_file(self, file: InputFile, offsets: BinaryIO) -> None:
+        path = self._plain(file)
+        kind, delimiter = self._kind(path, file)
+        if kind == "json":
+            path, kind = self._unrolled(path, file.url)
+        if kind == "jsonl" and not self._options.group_spans:
+            num_rows, sha256 = scan_lines(path, offsets, self._rows_left)
+            self._add(path, file, num_rows, sha256, is_spool=False)
+            return
+        self._add_spool(self._parsed(path, kind, delimiter, file), file, offsets)
+        if self._is_temporary(path):
+            path.unlink()
+
+    def _add_spool(self, rows: Iterable[NumberedRow], file: InputFile, offsets: BinaryIO) -> None:
+        path = self._new_path()
+        if self._options.group_spans:
+            rows = group_rows(rows, self._options.media_keys)
+        num_rows, sha256 = write_spool(rows, path, offsets, self._rows_left)
+        self._add(path, file, num_rows, sha256, is_spool=True)
+
+    def _add(
+        self, path: Path, file: InputFile, num_rows: int, sha256: str, *, is_spool: bool
+    ) -> None:
+        record_file = RecordFile(
+            str(path.absolute()),
+            "stdin" if file.url == STDIN else file.name,
+            stamp_of(path),
+            self._num_rows,
+            is_spool,
+            self._is_temporary(path),
+        )
+        self._files.append(RowFile(record_file, num_rows, sha256))
+        self._splits.append((file.split, num_rows))
+        self._num_rows += num_rows
+
+    def _is_temporary(self, path: Path) -> bool:
+        return path.parent == self._folder
+
+    def _plain(self, file: InputFile) -> Path:
+        """Return a local, plain file with the content of a file of rows."""
+        path = Path(local_path(file.url))
+        if file.url == STDIN or is_remote(file.url):
+            path = download(file.url, self._new_path())
+            head = read_head(str(path), HEAD_BYTES)
+        else:
+            head = read_head(file.url, HEAD_BYTES)
+        compression = compression_of(head)
+        if compression is None:
+            return path
+        plain = decompress(path, self._new_path(), compression, file.url)
+        if self._is_temporary(path):
+            path.unlink()
+        return plain
+
+    def _kind(self, path: Path, file: InputFile) -> tuple[RowKind, str]:
+        match self._options.rows_as:
+            case "csv":
+                return "csv", ","
+            case "tsv":
+                return "tsv", "\t"
+            case "jsonl" | "json" | "coco" as kind:
+                refuse_wrong_kind(read_head(str(path), HEAD_BYTES), file.url)
+                return kind, ""
+        head = read_head(str(path), HEAD_BYTES)
+        if is_tar(head):
+            raise ConfigError(f"{file.url}: this is a tar; name it alone, or unpack it")
+        return text_kind(path, file.url)
+
+    def _unrolled(self, path: Path, url: str) -> tuple[Path, RowKind]:
+        target = self._new_path()
+        try:
+            write_lines(path, target, self._rows_left)
+        except NotJSONError as error:
+            raise ConfigError(f"{url}: not a JSON array of rows: {error}") from None
+        if self._is_temporary(path):
+            path.unlink()
+        return target, "jsonl"
+
+    def _parsed(
+        self, path: Path, kind: RowKind, delimiter: str, file: InputFile
+    ) -> Iterator[NumberedRow]:
+        if kind in ("csv", "tsv"):
+            return iter_table(path, delimiter, file.url)
+        if kind == "coco":
+            coco = parse_coco(path)
+            if coco is None:
+                raise ConfigError(
+                    f"{file.url}: no annotation file of COCO: it needs the lists images, each "
+                    "with an id, and annotations, each with an image_id"
+                )
+            return iter_coco(coco, file.url)
+        return iter_lines(path)

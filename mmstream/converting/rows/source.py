@@ -8,7 +8,7 @@ be pickled and read in another process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,7 +31,8 @@ class Row:
     number: int
     """Number in its file, from 1: the line that an editor shows, or the item of an array."""
     value: Any
-    """The parsed row, or a `RowError` that says why it cannot be parsed."""
+    """The parsed row, a `StoredSample` of another dataset, or a `RowError` that says why it cannot
+    be read."""
 
 
 class RowRange(Protocol):
@@ -44,6 +45,13 @@ class RowRange(Protocol):
 
         Raises:
             MMStreamError: The source changed since it was opened.
+        """
+        ...
+
+    def detached(self) -> RowRange:
+        """Return the same rows without temporary files of this machine.
+
+        Rows of a temporary copy are read into memory. Files that the caller named are not.
         """
         ...
 
@@ -66,14 +74,28 @@ class RowSource(Protocol):
         """Number of rows, those that will be rejected included."""
         ...
 
+    @property
+    def splits(self) -> Mapping[str, range]:
+        """{split: its rows} where the source has splits, such as the folders train and val.
+
+        They cover all rows. Empty: it has none.
+        """
+        ...
+
     def select(self, rows: IntArray | range) -> RowRange:
         """Return rows by their 0-based indexes, in the given order."""
         ...
 
-    def id_hashes(self) -> npt.NDArray[np.uint64]:
+    def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
         """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of every row's identity.
 
-        A row's identity is its ``id``, else its ``image_id`` (5 and "5" are the same), else its
-        content. It decides the split of the row.
+        A row's identity decides its split. It is the value of `field`, where the row has it; else
+        its ``id``, else its ``image_id``, else its content. 5 and "5" are the same.
+
+        Args:
+            field: Key of a group, such as ``speaker``. None: every row is on its own.
+
+        Raises:
+            ConfigError: No row has the field.
         """
         ...

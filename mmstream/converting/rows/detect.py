@@ -1,0 +1,184 @@
+"""What a file of rows is, by its content. Its name does not count.
+
+    a file -> DETECT -> the module that reads its kind
+
+Where the content says that the file is no rows at all, the error names what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from mmstream.converting.media.types import sniff
+from mmstream.converting.rows.json_values import NotJSONError, iter_values
+from mmstream.converting.rows.records import BOM, MAX_ROW_BYTES
+from mmstream.converting.rows.tables import DELIMITERS, delimiters_of
+from mmstream.errors import ConfigError
+from mmstream.tar.header import BLOCK
+
+__all__ = ["HEAD_BYTES", "ROW_KINDS", "RowKind", "is_tar", "refuse_wrong_kind", "text_kind"]
+
+RowKind: TypeAlias = Literal["jsonl", "json", "csv", "tsv", "coco", "parquet", "tars", "media"]
+"""What rows may lie in; the values of ``rows_as``."""
+
+ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
+
+HEAD_BYTES = 64 << 10
+"""Bytes at the beginning of a file that are looked at."""
+
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_COCO = re.compile(rb'\s*\{\s*"(info|licenses|images|annotations|categories|type)"\s*:')
+_WRONG_MAGIC = (
+    (b"%PDF", "a PDF"),
+    (b"\xd0\xcf\x11\xe0", "an old Excel or Word file; save it as csv"),
+    (b"ARROW1", "an Arrow file; save it as Parquet, or pass its table from Python"),
+    (b"\x89HDF", "HDF5"),
+    (b"SQLite format 3", "a SQLite database"),
+    (b"\x93NUMPY", "a NumPy array"),
+    (b"7z\xbc\xaf", "a 7z archive; unpack it"),
+    (b"Rar!", "a RAR archive; unpack it"),
+    (b"ORC", "ORC; save it as Parquet"),
+    (b"Obj\x01", "Avro; save it as Parquet"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
+    (b"\x80\x04", "a pickle; save its rows as JSONL"),
+    (b"\x80\x05", "a pickle; save its rows as JSONL"),
+    (b"OBJ\x01", "Avro; save it as Parquet"),
+)
+
+
+def is_tar(head: bytes) -> bool:
+    """Tell whether a file is a tar, by its first header."""
+    return head[257:262] == b"ustar" or (
+        len(head) >= BLOCK and bytes(512) != head[:512] and _is_old_tar(head)
+    )
+
+
+def _is_old_tar(head: bytes) -> bool:
+    digits = head[148:156].rstrip(b"\0 ").strip()
+    if not digits or digits.strip(b"01234567"):
+        return False
+    return int(digits, 8) == sum(head[:148]) + 8 * ord(" ") + sum(head[156:512])
+
+
+def refuse_wrong_kind(head: bytes, rows: str) -> None:
+    """Raise a ConfigError that names the kind of a file that holds no rows.
+
+    Raises:
+        ConfigError: A picture, a web page, an archive, a database, or text that is no UTF-8.
+    """
+    kind = next((name for magic, name in _WRONG_MAGIC if head.startswith(magic)), None)
+    text = head[:1024].removeprefix(BOM).lstrip().lower()
+    if head.startswith(b"PK\x03\x04"):
+        is_excel = b"xl/" in head or b"[Content_Types]" in head
+        kind = "Excel; save it as csv" if is_excel else "a zip archive; unpack it"
+    elif text.startswith((b"<!doctype html", b"<html")):
+        kind = "an HTML page, not a file of rows; the address may need a login or another path"
+    elif text.startswith((b"<?xml", b"<")) and not text.startswith(b"<image"):
+        kind = "XML"
+    elif head.startswith(_UTF16):
+        raise ConfigError(f"{rows}: is UTF-16; save it as UTF-8")
+    elif kind is None and (media_type := sniff(head[:64])) is not None:
+        article = "a" if media_type.kind == "video" else "an"
+        kind = f"{article} {media_type.kind} ({media_type.extension}), not rows; name its folder"
+    if kind is not None:
+        raise ConfigError(f"{rows}: this is {kind}")
+    if b"\0" in head:
+        raise ConfigError(
+            f"{rows}: a binary file of an unknown kind; rows are JSONL, JSON, csv, tsv, Parquet, "
+            "or tars of samples"
+        )
+
+
+def text_kind(path: Path, rows: str) -> tuple[RowKind, str]:
+    """Return the kind of a plain text file, and the delimiter of a table.
+
+    Raises:
+        ConfigError: Its text is of no kind, or of several.
+    """
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    refuse_wrong_kind(head, rows)
+    text = head.removeprefix(BOM).lstrip()
+    if text.startswith(b"["):
+        return ("jsonl" if _is_jsonl_of_lists(path) else "json"), ""
+    if text.startswith(b"{"):
+        return _object_kind(path, head), ""
+    if not text or _has_json_line(text):
+        return "jsonl", ""
+    return _table_kind(head, rows)
+
+
+def _first_line(path: Path) -> tuple[bytes, bool]:
+    """Return the first line that is not blank, and whether others follow it."""
+    with path.open("rb") as file:
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
+        line = b""
+        while not line.strip():
+            line = file.readline(MAX_ROW_BYTES)
+            if not line:
+                return b"", False
+        return line.strip(), any(rest.strip() for rest in iter(lambda: file.readline(1 << 20), b""))
+
+
+def _parses(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    except RecursionError:
+        pass
+    return True
+
+
+def _is_jsonl_of_lists(path: Path) -> bool:
+    """Tell whether each line is a list of its own. A dense array has one line."""
+    line, has_more = _first_line(path)
+    return has_more and _parses(line)
+
+
+def _object_kind(path: Path, head: bytes) -> RowKind:
+    """Return the kind of a file that begins with an object."""
+    line, has_more = _first_line(path)
+    is_whole = _parses(line)
+    if _COCO.match(head.removeprefix(BOM)) and not (is_whole and has_more):
+        from mmstream.converting.rows.coco import parse_coco
+
+        if parse_coco(path) is not None:
+            return "coco"
+    if is_whole or not has_more:
+        return "jsonl"
+    try:
+        first = next(iter_values(path), b"")
+    except NotJSONError:
+        return "jsonl"
+    return "json" if b"\n" in first else "jsonl"
+
+
+def _has_json_line(text: bytes) -> bool:
+    """Tell whether one of the first lines is an object, a list or a text of JSON."""
+    lines = [line.strip() for line in text.splitlines()[:100]]
+    return any(line[:1] in (b"{", b"[", b'"') and _parses(line) for line in lines if line)
+
+
+def _table_kind(head: bytes, rows: str) -> tuple[RowKind, str]:
+    text = head.removeprefix(BOM).decode(errors="replace")
+    delimiters = delimiters_of(text)
+    if "\t" in delimiters and "," not in delimiters:
+        delimiters = ["\t"]
+    if len(delimiters) == 1:
+        return ("tsv" if delimiters[0] == "\t" else "csv"), delimiters[0]
+    if not delimiters:
+        raise ConfigError(
+            f"{rows}: plain text, not JSON, and no table. Rows are JSON objects, one per line, or "
+            "a table whose first line names its columns. If it is one, say so with rows_as='csv' "
+            "or 'tsv' (--rows-as)"
+        )
+    names = " and ".join(DELIMITERS[delimiter] for delimiter in delimiters)
+    raise ConfigError(
+        f"{rows}: may be {names}; choose one with rows_as='csv' or rows_as='tsv' (--rows-as)"
+    )

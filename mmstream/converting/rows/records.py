@@ -1,0 +1,359 @@
+"""Rows by their byte ranges in plain local files: lines of JSON, or records of a spool.
+
+    one or several files of rows -> plain local files -> RECORDS (a `RowSource`) -> plan
+
+A plain local JSONL file is read where it lies. Everything else that holds text, such as a gzipped
+file, a JSON array or a csv, is copied once to a temporary folder (``TMPDIR``). All processes then
+read these files by the offsets of their rows. The offsets lie in the temporary folder too, 8 bytes
+per row, and are mapped: their number is a stranger's choice, since a kilobyte of gzip may be a
+million empty rows.
+
+Rows are numbered through over all files. With files of 2 and 3 rows, rows 2 to 4 are those of the
+second file. Its rejects name their numbers 1 to 3 there. A file of n rows has n + 1 offsets, so
+row r of file f has the offsets r + f and r + f + 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.converting.draft import RowError
+from mmstream.converting.rows.identity import ID_KEYS, hash_ids, identity_of
+from mmstream.converting.rows.source import Row
+from mmstream.converting.rows.spool import read_spooled
+from mmstream.decoding.fields import is_too_deep
+from mmstream.errors import ConfigError, MMStreamError
+from mmstream.types import IntArray
+
+__all__ = [
+    "BOM",
+    "MAX_ROW_BYTES",
+    "RecordFile",
+    "RecordRange",
+    "RecordSource",
+    "RowFile",
+    "iter_lines",
+    "joint_sha256",
+    "parse_row",
+    "ranges_of_splits",
+    "require_rows",
+    "scan_lines",
+    "stamp_of",
+]
+
+MAX_ROW_BYTES = 64 << 20
+"""A longer line is rejected. No real row is as long, but a file without line ends is."""
+
+MAX_OPEN_FILES = 32
+"""Files of rows that a process keeps open."""
+
+BOM = b"\xef\xbb\xbf"
+_BLOCK = 4 << 20
+_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A plain local file, as a process reads it."""
+
+    path: str
+    name: str
+    """Name of the caller's file, for the rejects."""
+    stamp: tuple[int, int]
+    """Size and mtime of the file when it was scanned. If they change, reading stops."""
+    first_row: int
+    """Index of its first row over all files."""
+    is_spool: bool
+    """True: its records were written by `mmstream.converting.rows.spool`. False: lines of JSON."""
+    is_temporary: bool
+    """True: the file goes when the conversion ends."""
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A scanned file of rows, as the source lists it."""
+
+    record_file: RecordFile
+    num_rows: int
+    sha256: str
+    """Checksum of the bytes of its rows."""
+
+
+@dataclass(frozen=True)
+class RecordRange:
+    """The rows of one shard, by their bytes in plain files: a `RowRange`."""
+
+    files: tuple[RecordFile, ...]
+    """The files that hold rows of the shard."""
+    file_of_row: npt.NDArray[np.int32]
+    """int32 [n] position in `files`."""
+    indexes: IntArray
+    """int64 [n] 0-based numbers of the rows over all files."""
+    starts: IntArray
+    """int64 [n] byte offsets of the rows."""
+    stops: IntArray
+    """int64 [n] byte offsets behind the rows."""
+
+    def __len__(self) -> int:
+        return len(self.indexes)
+
+    def read(self) -> Iterator[Row]:
+        """Yield the rows in order. A line that cannot be parsed has a `RowError` as its value.
+
+        Raises:
+            MMStreamError: A file changed since it was scanned.
+        """
+        for file, index, record in self.records():
+            yield row_of(file, index, record)
+
+    def detached(self) -> RecordRange | LooseRange:
+        """Return the same rows without temporary files of this machine."""
+        if not any(file.is_temporary for file in self.files):
+            return self
+        return LooseRange(tuple(self.records()))
+
+    def records(self) -> Iterator[tuple[RecordFile, int, bytes | None]]:
+        """Yield (file, index, bytes of the row). A row over the limit is None."""
+        with ExitStack() as opened:
+            handles: dict[int, BinaryIO] = {}
+            for number, index, start, stop in self._bounds():
+                file = self.files[number]
+                if number not in handles:
+                    if len(handles) >= MAX_OPEN_FILES:
+                        opened.close()
+                        handles.clear()
+                    _require_unchanged(file)
+                    handles[number] = opened.enter_context(Path(file.path).open("rb"))
+                if stop - start > MAX_ROW_BYTES and not file.is_spool:
+                    yield file, index, None
+                    continue
+                handles[number].seek(start)
+                yield file, index, handles[number].read(stop - start)
+
+    def _bounds(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (file, index, start, stop). Python's own numbers exist for a few at a time."""
+        columns = (self.file_of_row, self.indexes, self.starts, self.stops)
+        for i in range(0, len(self), _BATCH):
+            yield from zip(*(column[i : i + _BATCH].tolist() for column in columns), strict=True)
+
+
+@dataclass(frozen=True)
+class LooseRange:
+    """The rows of one shard with their bytes: a `RowRange` without any file."""
+
+    rows: tuple[tuple[RecordFile, int, bytes | None], ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self) -> Iterator[Row]:
+        """Yield the rows in order."""
+        for file, index, record in self.rows:
+            yield row_of(file, index, record)
+
+    def detached(self) -> LooseRange:
+        """Return the rows themselves."""
+        return self
+
+
+def row_of(file: RecordFile, index: int, record: bytes | None) -> Row:
+    """Return a row by its bytes. None: it is over the limit."""
+    if file.is_spool and record is not None:
+        number, value = read_spooled(record)
+        return Row(index, file.name, number, value)
+    line = None if record is None else record.strip()
+    return Row(index, file.name, index - file.first_row + 1, parse_row(line))
+
+
+@dataclass(frozen=True)
+class RecordSource:
+    """Scanned files of rows: a `RowSource`."""
+
+    name: str
+    files: tuple[RowFile, ...]
+    offsets: IntArray
+    """int64 [num_rows + number of files] byte offsets of the rows in their files, each file's with
+    the end of its last row: a map of a temporary file."""
+    splits: Mapping[str, range] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows. A line end at the end of a file does not start another row."""
+        return len(self.offsets) - len(self.files)
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the rows: of the plain file, or of the list of all files with theirs."""
+        return joint_sha256(
+            (file.record_file.name, file.num_rows, file.sha256) for file in self.files
+        )
+
+    def select(self, rows: IntArray | range) -> RecordRange:
+        """Return rows by their numbers from 0, in the given order."""
+        index = np.asarray(rows, dtype=np.int64)
+        first_rows = np.array([file.record_file.first_row for file in self.files])
+        file_of_row = np.searchsorted(first_rows, index, side="right") - 1
+        starts = np.array(self.offsets[index + file_of_row])
+        stops = np.array(self.offsets[index + file_of_row + 1])
+        used, position = np.unique(file_of_row, return_inverse=True)
+        files = tuple(self.files[number].record_file for number in used.tolist())
+        return RecordRange(files, position.astype(np.int32), index, starts, stops)
+
+    def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
+        """Return uint64 [num_rows]: the hash of every row's identity (see `RowSource`)."""
+        identities = (
+            _identity(file, index, record, field)
+            for start in range(0, self.num_rows, _BATCH)
+            for file, index, record in self.select(
+                range(start, min(self.num_rows, start + _BATCH))
+            ).records()
+        )
+        return hash_ids(identities, self.num_rows, field)
+
+
+def joint_sha256(files: Iterator[tuple[str, int, str]]) -> str:
+    """Return one checksum of (name, number of rows, checksum) of several files.
+
+    Where one file ends and the next begins is part of it. That of a single file is its own.
+    """
+    listed = list(files)
+    if len(listed) == 1:
+        return listed[0][2]
+    return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
+
+
+class _Ids(msgspec.Struct):
+    id: Any = None
+    image_id: Any = None
+
+
+def _identity(
+    file: RecordFile, index: int, record: bytes | None, field: str | None
+) -> tuple[bytes, bool]:
+    if file.is_spool or field is not None:
+        value = row_of(file, index, record).value
+        if not isinstance(value, RowError) and (field is None or _has_id(value, field)):
+            return identity_of(value, field)
+        if file.is_spool:
+            return record or b"", False
+    line = (record or b"").strip()
+    try:
+        ids = msgspec.json.decode(line, type=_Ids)
+        row_id = ids.id if ids.id is not None else ids.image_id
+        if row_id is None:
+            return msgspec.json.format(line, indent=-1), False  # without white space
+        return row_id.encode() if isinstance(row_id, str) else msgspec.json.encode(row_id), False
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return line, False  # it will be rejected, in the split that its bytes hash into
+
+
+def _has_id(value: Any, field: str) -> bool:
+    """Tell whether a row is known by a key, and not by its bytes."""
+    return isinstance(value, dict) and any(value.get(k) is not None for k in (field, *ID_KEYS))
+
+
+def parse_row(line: bytes | None) -> Any:
+    """Return the JSON value of a line, or a `RowError` that says why there is none."""
+    if line is None:
+        return RowError(f"a line of more than {MAX_ROW_BYTES} bytes")
+    if not line:
+        return RowError("empty row")
+    try:
+        value = msgspec.json.decode(line)
+    except UnicodeDecodeError as error:
+        position = max(0, line.find(error.object)) + error.start
+        return RowError(f"not UTF-8: {error.reason} (byte {position})")
+    except msgspec.MsgspecError as error:
+        return RowError(f"not JSON: {error}")
+    except RecursionError:
+        return RowError("not JSON: nested too deeply")
+    return RowError("not JSON: nested too deeply") if is_too_deep(line, value) else value
+
+
+def scan_lines(path: Path, offsets: BinaryIO, limit: int | None = None) -> tuple[int, str]:
+    """Write the offsets of all lines of a file. Return their number and the file's checksum.
+
+    A file with the lines ``{}`` and ``[1]`` has 3 + 4 bytes. Its offsets are 0, 3, 7.
+
+    Args:
+        path: The file of rows.
+        offsets: Where int64 [num_rows + 1] byte offsets are written.
+        limit: Most lines. What follows them is not read, and is not part of the checksum.
+    """
+    digest = hashlib.sha256()
+    num_rows = size = 0
+    with path.open("rb") as file:
+        first = last = len(BOM) if file.read(len(BOM)) == BOM else 0
+        file.seek(0)
+        np.array([first], np.int64).tofile(offsets)
+        while (limit is None or num_rows < limit) and (block := file.read(_BLOCK)):
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (size + 1)
+            if limit is not None and num_rows + len(ends) >= limit:
+                ends = ends[: limit - num_rows]
+                block = block[: int(ends[-1]) - size]
+            digest.update(block)
+            ends.astype(np.int64, copy=False).tofile(offsets)
+            num_rows += len(ends)
+            last = int(ends[-1]) if len(ends) else last
+            size += len(block)
+        if last < size:
+            np.array([size], np.int64).tofile(offsets)
+            num_rows += 1
+    return num_rows, digest.hexdigest()
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Return what changes when a file does: its size, and its time of change in nanoseconds."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _require_unchanged(file: RecordFile) -> None:
+    if stamp_of(Path(file.path)) != file.stamp:
+        raise MMStreamError(
+            f"{file.path}: changed during the conversion; convert again with overwrite=True"
+        )
+
+
+def require_rows(name: str, num_rows: int) -> None:
+    """Raise a ConfigError where there are no rows at all."""
+    if not num_rows:
+        raise ConfigError(f"{name}: holds no rows; write one JSON object per line")
+
+
+def ranges_of_splits(splits: Sequence[tuple[str | None, int]]) -> dict[str, range]:
+    """Return {split: its rows} from (split, number of rows) of files in order.
+
+    Files of one split follow each other. Without splits, the result is empty.
+    """
+    ranges: dict[str, range] = {}
+    start = 0
+    for split, num_rows in splits:
+        if split is not None:
+            first = ranges[split].start if split in ranges else start
+            ranges[split] = range(first, start + num_rows)
+        start += num_rows
+    return ranges
+
+
+def iter_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file of JSON."""
+    with path.open("rb") as file:
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
+        number = 0
+        while line := file.readline(MAX_ROW_BYTES + 1):
+            number += 1
+            is_long = len(line) > MAX_ROW_BYTES
+            yield number, parse_row(None if is_long else line.strip())
+            while is_long and not line.endswith(b"\n") and line:
+                line = file.readline(MAX_ROW_BYTES)
