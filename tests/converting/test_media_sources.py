@@ -76,7 +76,19 @@ def test_a_data_url_may_be_percent_encoded():
 def test_a_damaged_data_url_is_a_reject_without_its_data(url, reason):
     with pytest.raises(RowError, match=reason) as caught:
         load(url)
-    assert len(str(caught.value)) < 400
+    assert len(str(caught.value)) < 200
+
+
+def test_reasons_hold_no_signature_of_a_url(monkeypatch):
+    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+    url = "https://host/a.png?X-Amz-Signature=1f2e3d"
+
+    def rows():
+        yield Row(0, "f", 1, {}), Draft({}, (MediaRef("image", url),))
+        SlowDownloader.last.futures[url].set_result(b"<html>")
+
+    [(_, error, _)] = load_rows(rows(), MediaAccess(None), MediaOptions())
+    assert str(error).startswith("https://host/a.png?***: not an image")
 
 
 def test_bytes_of_the_row_need_no_root_and_are_compared_with_their_checksum():

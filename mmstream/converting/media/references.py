@@ -23,6 +23,8 @@ from urllib.parse import unquote
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.access import MediaAccess
+from mmstream.converting.media.addresses import shown_url
+from mmstream.converting.media.data_urls import is_base64, is_data_url
 from mmstream.storage import is_remote
 
 __all__ = ["Reference", "object_prefix", "parse_reference", "short_name"]
@@ -82,7 +84,11 @@ def object_prefix(url: str, access: MediaAccess) -> str | None:
 
 
 def short_name(path: str) -> str:
-    """Return a path or URL for a message: without the middle of a long one, and without data."""
+    """Return a path or URL for a message: without data and signatures, and not too long."""
+    if is_data_url(path) or is_base64(path):
+        return f"{path[:40]}... ({len(path):,} characters)"
+    if path.startswith(("http://", "https://")):
+        path = shown_url(path)
     if len(path) <= _MAX_NAME_CHARS:
         return path
     return f"{path[:80]}...{path[-80:]}"
