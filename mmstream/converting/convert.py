@@ -16,11 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from mmstream.converting.destination import (
     begin,
@@ -33,6 +31,7 @@ from mmstream.converting.media.access import MediaAccess, folder_stamp, require_
 from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
 from mmstream.converting.options import Options
 from mmstream.converting.outputs import Output, jobs_of, locked, mend_index, plan_outputs
+from mmstream.converting.progress import Progress
 from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
 from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
 from mmstream.converting.rows.open import (
@@ -330,13 +329,13 @@ def _write_shards(
         else min(len(output.rows), len(output.expected) * options.samples_per_shard)
         for output in outputs
     )
-    hidden = None if progress else True
-    with tqdm(total=num_rows, unit="row", desc="convert", disable=hidden) as bar:
+    with Progress(num_rows, progress) as bar:
+        jobs = (replace(job, progress_folder=bar.folder) for job in jobs)
         for url, report in run_jobs(jobs, num_workers):
             reports[split_of_url[url]].append(report)
             if report.repaired:
                 logger.warning("%s/%s: was missing or damaged; written again", url, report.name)
-            bar.update(report.num_rows)
+            bar.finish_shard(report)
     return {split: sorted(shards, key=_shard_order) for split, shards in reports.items()}
 
 

@@ -8,7 +8,7 @@ The content depends only on the rows, the media and the options, as the shards d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -81,15 +81,21 @@ class CorpusReport:
 
 
 class RowCounter:
-    """Counts the rows of one shard while they are written."""
+    """Counts the rows of one shard while they are written.
 
-    def __init__(self) -> None:
+    Args:
+        live: Also counted here: rows, rejects, bytes of samples.
+    """
+
+    def __init__(self, live: MutableSequence[int] | None = None) -> None:
+        self._live: MutableSequence[int] = [0, 0, 0] if live is None else live
         self._formats: Counter[str] = Counter()
         self._unread_keys: Counter[str] = Counter()
         self._media: dict[str, tuple[int, int]] = {}
 
     def add(self, draft: Draft, media: Iterable[Media]) -> None:
         """Count one row that became a sample."""
+        self._live[0] += 1
         self._formats[draft.format] += 1
         for key in draft.unread:
             name = key[:MAX_KEY_CHARACTERS]
@@ -98,6 +104,15 @@ class RowCounter:
         for medium in media:
             num_files, num_bytes = self._media.get(medium.extension, (0, 0))
             self._media[medium.extension] = num_files + 1, num_bytes + len(medium.data)
+
+    def add_reject(self) -> None:
+        """Count one row that became no sample."""
+        self._live[0] += 1
+        self._live[1] += 1
+
+    def add_sample(self, fields: Mapping[str, bytes]) -> None:
+        """Count the bytes of one sample."""
+        self._live[2] += sum(map(len, fields.values()))
 
     @property
     def counts(self) -> RowCounts:

@@ -25,6 +25,7 @@ import msgspec
 from mmstream.converting.draft import Draft, RowError, StoredSample, samples_of
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.hashed_file import HashedFile
+from mmstream.converting.live_counts import live_counts
 from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
@@ -109,6 +110,8 @@ class ShardJob:
     """The shard as the manifest of a finished dataset has it."""
     has_checksums: bool = True
     """Whether the finished dataset has checksums of samples. Those of 0.1 have none."""
+    progress_folder: str | None = None
+    """Where the process counts its rows for `Progress`."""
 
 
 def write_shard(job: ShardJob) -> ShardReport:
@@ -126,8 +129,12 @@ def write_shard(job: ShardJob) -> ShardReport:
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
-    counter = RowCounter()
-    with _sidecar(job) as sidecar, ShardRejects(job.store, job.name) as rejects:
+    with (
+        live_counts(job.progress_folder) as live,
+        _sidecar(job) as sidecar,
+        ShardRejects(job.store, job.name) as rejects,
+    ):
+        counter = RowCounter(live)
         samples = _samples(job, rejects, sidecar, counter)
         first = next(samples, None)
         if first is not None:
@@ -308,6 +315,7 @@ def _samples(
     for row, draft, media in load_rows(_drafts(job), job.access, job.media):
         key = f"{row.index + 1:0{KEY_DIGITS}d}"
         if isinstance(draft, RowError):
+            counter.add_reject()
             rejects.add(row.file, row.number, str(draft))
             if sidecar is not None:
                 sidecar.add_reject(row, key, str(draft))
@@ -316,6 +324,7 @@ def _samples(
         for sample_key, fields in samples_of(key, draft, media, job.captions == "each"):
             if sidecar is not None:
                 sidecar.add_sample(row, sample_key, fields, media)
+            counter.add_sample(fields)
             yield sample_key, fields
 
 
