@@ -78,7 +78,8 @@ GROUPS = {
 @click.option(
     "--media-root",
     metavar="FOLDER",
-    help="Local folder that media paths in ROWS are relative to.  [default: the folder of ROWS]",
+    help="Folder that media paths in ROWS are relative to, or a URL prefix such as s3://bucket/media.  "
+    "[default: the folder of ROWS]",
 )
 @click.option(
     "--samples-per-shard",

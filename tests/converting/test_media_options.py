@@ -57,7 +57,7 @@ def test_default_options_copy_media_and_name_no_libraries(corpus, tmp_path):
 def test_the_flags_are_the_options(corpus, tmp_path):
     flags = "--max-image-side 16 --image-quality 80 --image-format webp --min-image-side 2"
     flags += " --max-aspect 9 --min-duration 0 --max-duration 5 --media-check full --num-workers 0"
-    words = ["convert", str(corpus), str(tmp_path / "out"), *flags.split(), "--max-rejects", "0.5"]
+    words = ["convert", str(corpus), str(tmp_path / "out"), *flags.split(), "--max-rejects", "50%"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, result.output
     plan = json.loads((tmp_path / "out" / MANIFEST_NAME).read_bytes())["source"]
