@@ -78,7 +78,7 @@ GROUPS = {
 @click.option(
     "--media-root",
     metavar="FOLDER",
-    help="Folder that media paths in ROWS are relative to, or a URL prefix such as s3://bucket/media.  "
+    help="Folder that media paths in ROWS are relative to, or a URL such as s3://bucket/media.  "
     "[default: the folder of ROWS]",
 )
 @click.option(
