@@ -9,6 +9,7 @@
     draft.py           the `Draft`, and the samples that it gives
     media/          4. the bytes of the row's media
     shard.py        5. tar, index and report of one shard
+    url_secrets.py     what of a URL is not published
     sidecar.py      a Parquet file of what each shard holds
     rejects.py      the rows that became no sample, for each shard and for all
     engines/        several shards at a time

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from mmstream.converting.draft import Media
 from mmstream.converting.quality.hashes import content_hash, text_of
 from mmstream.converting.rows.source import Row
+from mmstream.converting.url_secrets import without_secrets
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.storage import Store
 
@@ -112,11 +113,6 @@ _URLS = ("url", "image_url", "source_url", "contenturl", "raw_url", "coco_url", 
 _URLS_AND_MEDIA = (*_URLS, "image", "video", "audio")  # a row may name its medium by URL
 _LICENSES = ("license", "licence", "license_name", "license_url")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
-_SECRET = re.compile(
-    r"(?i)(?<=://)[^/?#]*(?=@)|(?<=[?&])((?:x-(?:amz|goog)-(?:signature|credential|security-token)"
-    r"|(?:access_?)?token|sig|signature|api_?key|awsaccesskeyid)=)[^&#]*"
-)
-"""Passwords, tokens and signatures in a URL. Other parameters may be part of the address."""
 
 
 def sidecar_name(shard: str) -> str:
@@ -243,7 +239,7 @@ class SidecarWriter:
             "row": row.number,
             "split": self._split,
             "id": _first_text(values, _IDS),
-            "url": url and _SECRET.sub(r"\1***", url),
+            "url": url and without_secrets(url),
             "license": _first_text(values, _LICENSES),
         }
 

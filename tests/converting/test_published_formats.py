@@ -512,6 +512,13 @@ def test_base64_is_a_medium_and_never_text_of_the_json():
         assert data[:64] not in json.dumps(content)
 
 
+def test_signatures_and_passwords_of_urls_are_not_published():
+    signed = "https://me:word@host/a.jpg?w=1&X-Amz-Signature=1f2e"
+    draft = draft_of({"URL": signed, "TEXT": "x"})
+    assert draft.media[0].path == signed
+    assert draft.content["media_paths"] == ["https://***@host/a.jpg?w=1&X-Amz-Signature=***"]
+
+
 def test_structs_of_hugging_face_give_bytes_or_paths():
     """https://huggingface.co/docs/datasets/about_dataset_features"""
     row = {"image": {"bytes": JPG, "path": "a.jpg"}, "text": "x", "thumb": {"bytes": JPG}}

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmstream.converting.draft import DIALOGUE_KEYS, Draft, MediaRef, RowError
 from mmstream.converting.formats.fields import is_set
+from mmstream.converting.url_secrets import without_secrets
 
 __all__ = ["make_draft", "row_id", "short_path"]
 
@@ -61,10 +62,11 @@ def make_draft(
 
 
 def short_path(path: str) -> str:
-    """Return a path as the ``json`` of a sample names it: never with the bytes of a file in it."""
+    """Return a path as the ``json`` of a sample names it: without bytes of a file, or secrets."""
     if path.startswith("data:"):
         head = path[:100].partition(",")[0]
         return f"{head},({len(path):,} characters)"
+    path = without_secrets(path)
     if len(path) <= MAX_PATH_CHARACTERS:
         return path
     half = MAX_PATH_CHARACTERS // 2
