@@ -233,11 +233,11 @@ class RankPlan:
         clocks = window.clock[positions]
         is_head = clocks < self._end_of_heads
         max_run_bytes = min(MAX_RUN_BYTES, access.max_range_bytes)
-        ranges = merge(samples.select(is_head), access.max_gap_bytes, MAX_HEAD_BYTES)
         if is_head.any():
+            ranges = merge(samples.select(is_head), access.max_gap_bytes, MAX_HEAD_BYTES)
             ranges += runs_beside_heads(samples, is_head, access.max_gap_bytes, max_run_bytes)
         else:
-            ranges += merge(samples, access.max_gap_bytes, max_run_bytes)
+            ranges = merge(samples, access.max_gap_bytes, max_run_bytes)
         self._add_ranges(window, ranges)
 
     @staticmethod
@@ -282,6 +282,9 @@ def merge(samples: SampleRange, max_gap_bytes: int, max_range_bytes: int) -> lis
     two ranges, [0, 35) and [50, 60).
     """
     size = samples.start.size
+    num_bytes = samples.num_bytes
+    if num_bytes <= max_range_bytes and num_bytes == (samples.stop - samples.start).sum():
+        return [samples]  # the samples follow one another; thousands of small shards may do so
     firsts = starts_of_ranges(
         np.full(size, samples.shard),
         samples.start,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 __all__ = ["TransferCounts"]
 
@@ -40,5 +40,7 @@ class TransferCounts:
     """Seconds in which at least one request was under way."""
 
     def __add__(self, other: TransferCounts) -> TransferCounts:
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return TransferCounts(*(a + b for a, b in pairs))
+        # `astuple` copies deeply, which takes eight times as long.
+        return TransferCounts(
+            *(getattr(self, name) + getattr(other, name) for name in self.__slots__)
+        )

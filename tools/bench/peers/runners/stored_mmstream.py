@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mmstream import Decode, ImageDecoder, Loader, Pipeline, open_dataset
 from tools.bench.peers.runners.stored import Settings, Stamp, serve, tar_name
 
 LOADERS: list[Any] = []
@@ -28,18 +29,16 @@ def prepare(corpus: str, folder: str, num_names: int) -> dict[str, str]:
 
 def make(settings: Settings) -> Iterator[Any]:
     """Yield batches of epoch after epoch."""
-    import mmstream as mm
-
     url = settings.local or f"s3://{settings.bucket}/{settings.prefix}"
-    decode = mm.Decode(image=mm.ImageDecoder(size=224)) if settings.decoded else None
-    pipeline = mm.Pipeline(
-        mm.open_dataset(url),
+    decode = Decode(image=ImageDecoder(size=224)) if settings.decoded else None
+    pipeline = Pipeline(
+        open_dataset(url),
         global_batch_size=settings.batch_size,
         decode=decode,
         transforms=(Stamp(settings.scratch),),
         **dict(settings.arguments),
     )
-    loader = mm.Loader(pipeline, num_workers=settings.num_workers)
+    loader = Loader(pipeline, num_workers=settings.num_workers)
     LOADERS.append(loader)
     while True:
         yield from loader
