@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
+    from mmstream.converting.finalize import finalize as finalize
     from mmstream.converting.media.download_options import DownloadOptions as DownloadOptions
     from mmstream.converting.media.options import MediaOptions as MediaOptions
     from mmstream.dataset.dataset import Dataset as Dataset
@@ -71,6 +72,7 @@ _NAMES_OF = {
     "converting.convert": ("ConvertReport", "convert"),
     "converting.media.download_options": ("DownloadOptions",),
     "converting.media.options": ("MediaOptions",),
+    "converting.finalize": ("finalize",),
     "dataset.dataset": ("Dataset",),
     "dataset.mixture": ("Mixture",),
     "dataset.mixture_file": ("open_mixture",),

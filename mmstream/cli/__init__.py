@@ -3,6 +3,7 @@
     shared.py    what all commands share: help, exit codes, messages
     option_groups.py  help with headings, for commands with many options
     convert.py   convert
+    finalize.py  finalize
     data.py      index, verify
     info.py      info
     show.py      show
@@ -24,7 +25,7 @@ from typing import NoReturn
 
 import click
 
-from mmstream.cli import convert, data, info, replay, show, training
+from mmstream.cli import convert, data, finalize, info, replay, show, training
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
 
@@ -34,6 +35,7 @@ __all__ = ["cli", "main"]
 @click.group(
     commands=[
         convert.convert,
+        finalize.finalize,
         data.index,
         info.info,
         show.show,

@@ -16,7 +16,15 @@ from mmstream.errors import escaped
 if TYPE_CHECKING:
     from mmstream.converting.convert import ConvertReport
 
-__all__ = ["convert"]
+__all__ = ["convert", "end", "max_rejects_option"]
+
+max_rejects_option = click.option(
+    "--max-rejects",
+    metavar="NUMBER",
+    default="1%",
+    show_default=True,
+    help="The exit code is 1 if more rows are rejected: a percentage (0.5%) or a number of rows.",
+)
 
 
 GROUPS = {
@@ -91,9 +99,26 @@ GROUPS = {
 @click.option(
     "--num-workers",
     type=AT_LEAST_0,
-    default=os.cpu_count() or 1,
-    show_default="cores",
-    help="Worker processes. The output is the same for any number.",
+    help="Worker processes, or tasks of Ray at a time. The output is the same for any number.  "
+    "[default: cores of this machine, or two tasks for each CPU of the Ray cluster]",
+)
+@click.option(
+    "--engine",
+    default="processes",
+    show_default=True,
+    metavar="NAME",
+    help="processes: of this machine. ray: tasks of a Ray cluster.",
+)
+@click.option(
+    "--shard-range",
+    metavar="A:B",
+    help="Write only the shards from A up to B, without B, counted from 0 over all splits. Other "
+    "machines may write other ranges at the same time. Then run `mmstream finalize DEST`.",
+)
+@click.option(
+    "--retry-rejects",
+    is_flag=True,
+    help="Try the rejected rows of a finished conversion again, into extra shards.",
 )
 @click.option(
     "--format",
@@ -216,13 +241,7 @@ GROUPS = {
     is_flag=True,
     help="Also read the shards that an earlier run wrote, and write damaged ones again.",
 )
-@click.option(
-    "--max-rejects",
-    metavar="NUMBER",
-    default="1%",
-    show_default=True,
-    help="The exit code is 1 if more rows are rejected: a percentage (0.5%) or a number of rows.",
-)
+@max_rejects_option
 def convert(
     rows: tuple[str, ...],
     dest: str,
@@ -230,6 +249,7 @@ def convert(
     columns: tuple[str, ...],
     split: str | None,
     max_rejects: str,
+    shard_range: str | None,
     **options: Any,
 ) -> None:
     """Convert ROWS and their media to tar shards at DEST.
@@ -245,11 +265,15 @@ def convert(
     from mmstream.converting.convert import convert as run
     from mmstream.converting.media.options import MediaOptions
 
-    splits, limit = _splits(split) if split else None, _max_rejects(max_rejects)
+    splits = _splits(split) if split else None
+    options["shard_range"] = _shard_range(shard_range) if shard_range else None
+    if options["num_workers"] is None and options["engine"] == "processes":
+        options["num_workers"] = os.cpu_count() or 1
     media = MediaOptions(
         check=options.pop("check_media"),
         **{field.name: options.pop(field.name) for field in fields(MediaOptions)[1:]},
     )
+    _max_rejects(max_rejects)  # a wrong one is an error before the first shard
     report = run(
         rows[0] if len(rows) == 1 else list(rows),
         dest,
@@ -260,16 +284,23 @@ def convert(
         max_rejects=1.0,  # the limit is judged below, in the words of the command line
         **options,
     )
-    summary = (
-        f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
-        f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"
-    )
-    if report.was_finished and report.num_repaired:
-        say(f"{summary}, converted before; {report.num_repaired:,} damaged shards written again")
-    elif report.was_finished:
-        say(f"{summary}, all converted before; to convert again, use --overwrite")
+    if options["shard_range"] is None or report.was_finished:
+        end(report, dest, max_rejects)
     else:
-        say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
+        _show_summary(report)
+        say(f"when all shards are written, run: mmstream finalize {dest}")
+
+
+def end(report: ConvertReport, dest: str, max_rejects: str) -> None:
+    """Print what a conversion did, and exit with 1 if it rejected too much.
+
+    Args:
+        report: Of the conversion.
+        dest: Where it wrote to.
+        max_rejects: The option.
+    """
+    limit = _max_rejects(max_rejects)
+    _show_summary(report)
     _show_unread(report)
     _show_rejects(report, dest)
     if report.has_more_rejects_than(limit):
@@ -280,6 +311,19 @@ def convert(
             err=True,
         )
         sys.exit(PROBLEM)
+
+
+def _show_summary(report: ConvertReport) -> None:
+    summary = (
+        f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
+        f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"
+    )
+    if report.was_finished and report.num_repaired:
+        say(f"{summary}, converted before; {report.num_repaired:,} damaged shards written again")
+    elif report.was_finished:
+        say(f"{summary}, all converted before; to convert again, use --overwrite")
+    else:
+        say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
 
 
 def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -299,6 +343,12 @@ def _max_rejects(text: str) -> float:
         if text.endswith("%"):
             return float(text.removesuffix("%")) / 100
         return int(text)
+
+
+def _shard_range(text: str) -> tuple[int, int]:
+    start, _, stop = text.partition(":")
+    with usage(f"--shard-range {text!r}: write A:B, such as 0:100"):
+        return int(start), int(stop)
 
 
 def _splits(text: str) -> dict[str, float]:

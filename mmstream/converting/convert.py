@@ -21,16 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from mmstream.converting.destination import (
-    begin,
-    finish,
     give_up,
 )
-from mmstream.converting.engines.processes import run_jobs
+from mmstream.converting.engines.engine import Engine, engine_of, require_engine
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
 from mmstream.converting.options import Options
-from mmstream.converting.outputs import Output, jobs_of, locked, mend_index, plan_outputs
+from mmstream.converting.outputs import (
+    Output,
+    Work,
+    begin_output,
+    finish_output,
+    jobs_of,
+    locked,
+    num_rows_of_jobs,
+    plan_outputs,
+)
 from mmstream.converting.progress import Progress
 from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
 from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
@@ -52,7 +59,15 @@ from mmstream.storage import is_remote, open_store
 from mmstream.storage.urls import require_no_secret
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["ConvertReport", "convert"]
+__all__ = [
+    "ConvertReport",
+    "check_max_rejects",
+    "convert",
+    "report_of",
+    "require_samples",
+    "total_of",
+    "warn_of_rejects",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +128,7 @@ def convert(
     rows_as: RowKind | None = None,
     media_root: str | os.PathLike[str] | None = None,
     samples_per_shard: int = 5000,
-    num_workers: int = 1,
+    num_workers: int | None = None,
     format: str | None = None,
     row: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
     columns: Mapping[str, str] | None = None,
@@ -127,6 +142,9 @@ def convert(
     split_by: str | None = None,
     limit: int | None = None,
     group_spans: bool = False,
+    engine: str = "processes",
+    shard_range: tuple[int, int] | None = None,
+    retry_rejects: bool = False,
     overwrite: bool = False,
     check: bool = False,
     max_rejects: float = 0.01,
@@ -156,7 +174,8 @@ def convert(
             `rows`; the current one for rows from Python.
         samples_per_shard: Rows per shard. A shard with rejected rows has fewer samples; the next
             shard still starts at the same row.
-        num_workers: Worker processes. With 0 or 1, this process does the work.
+        num_workers: Worker processes, by default 1. With 0 or 1, this process does the work. With
+            Ray: tasks at a time, by default two for each CPU of the cluster.
         format: The format of all rows, such as "captions" or "llava": the page on formats of rows
             lists them. Or a function as "module:function", which then is `row`. Default: each row
             is recognised by its keys.
@@ -182,6 +201,12 @@ def convert(
         limit: Convert the first so many rows only.
         group_spans: Consecutive rows about the same medium become one sample with ``segments``, so
             that the medium is stored once.
+        engine: "processes" of this machine, or "ray": tasks of a Ray cluster, one for each shard.
+        shard_range: Write only the shards from the first number up to the second, without it. They
+            are counted from 0 over all splits in order. Other machines may write other ranges at
+            the same time. `finalize` makes the dataset of them.
+        retry_rejects: Try the rejected rows of a finished conversion again. What becomes a sample
+            goes into extra shards behind the last one. The other shards are not touched.
         overwrite: Replace another conversion, or an unfinished one, at `dest`.
         check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
             ones are written again.
@@ -238,46 +263,42 @@ def convert(
     media_root = None if media_root is None else os.fspath(media_root)
     for url in (*(file_names(rows) or []), dest, media_root or ""):
         require_no_secret(url)
-    refuse_bools(num_workers=num_workers, max_rejects=max_rejects)
-    if num_workers < 0:
-        raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
-    if num_workers > 1:
-        options.format.require_portable()
-    _check_max_rejects(max_rejects)
+    check_max_rejects(max_rejects)
+    if shard_range is not None and file_names(rows) in (None, ["-"]):
+        raise ConfigError(
+            "shard_range: each range reads the rows again; write them to a file for it"
+        )
     store, root = open_store(dest), _media_folder(rows, media_root)
-    if num_workers > 1 and store.url.startswith("memory://"):
-        raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
+    require_engine(engine, num_workers, store.url)
+    if engine == "ray" or (num_workers or 0) > 1:
+        options.format.require_portable()
+    run_jobs = engine_of(engine, num_workers)
+    work = Work(overwrite, check, shard_range, retry_rejects)
     access = MediaAccess(
         root,
         require_prefixes(allow_urls),
-        num_processes=max(1, num_workers),
+        num_processes=max(1, num_workers or 1),
         root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
     )
     command = _command(rows, dest, media_root, allow_urls, options, row_options)
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows, row_options) as source, ExitStack() as locks:
         outputs = [
-            locked(output, locks, root, overwrite, check)
-            for output in plan_outputs(
-                store, input_urls(rows), source, options, root, overwrite, locks
-            )
+            locked(output, locks, root)
+            for output in plan_outputs(store, input_urls(rows), source, options, root, work, locks)
         ]
         for output in outputs:
-            if output.lock is not None:
-                begin(output.store, output.state, output.plan, root, command)
-        shard_reports = _write_shards(outputs, source, options, access, num_workers, progress)
-        _require_samples(outputs, shard_reports, root)
+            begin_output(output, root, command)
+        shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
+        if work.shard_range is None:
+            require_samples(outputs, shard_reports, root)
         for output in outputs:
-            if output.lock is not None:
-                output.lock.require()
-                if output.state == "finished":
-                    mend_index(output)
-                else:
-                    finish(output.store, output.plan, shard_reports[output.split])
+            finish_output(output, shard_reports[output.split])
             seconds = time.monotonic() - started
-            reports[output.split] = _report(output, shard_reports[output.split], seconds)
-    report = reports[None] if None in reports else _total(reports, started)
-    _warn_of_rejects(report, max_rejects, dest)
+            reports[output.split] = report_of(output, shard_reports[output.split], seconds)
+    report = reports[None] if None in reports else total_of(reports, started)
+    if work.shard_range is None:
+        warn_of_rejects(report, max_rejects, dest)
     _warn_of_media(outputs)
     logger.info(
         "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
@@ -316,22 +337,17 @@ def _write_shards(
     source: RowSource,
     options: Options,
     access: MediaAccess,
-    num_workers: int,
+    run_jobs: Engine,
     progress: bool,
 ) -> dict[str | None, list[ShardReport]]:
     """Write all shards. Return the reports of each split, in the order of its shards."""
     split_of_url = {output.store.url: output.split for output in outputs}
     reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
     jobs = (job for output in outputs for job in jobs_of(output, source, options, access))
-    num_rows = sum(
-        len(output.rows)
-        if output.state != "finished"
-        else min(len(output.rows), len(output.expected) * options.samples_per_shard)
-        for output in outputs
-    )
+    num_rows = sum(num_rows_of_jobs(output) for output in outputs)
     with Progress(num_rows, progress) as bar:
         jobs = (replace(job, progress_folder=bar.folder) for job in jobs)
-        for url, report in run_jobs(jobs, num_workers):
+        for url, report in run_jobs(jobs):
             reports[split_of_url[url]].append(report)
             if report.repaired:
                 logger.warning("%s/%s: was missing or damaged; written again", url, report.name)
@@ -339,7 +355,7 @@ def _write_shards(
     return {split: sorted(shards, key=_shard_order) for split, shards in reports.items()}
 
 
-def _require_samples(
+def require_samples(
     outputs: list[Output], reports: dict[str | None, list[ShardReport]], root: str | None
 ) -> None:
     """Refuse to finish datasets that would all be empty. Their rejects stay."""
@@ -366,7 +382,10 @@ def _shard_order(report: ShardReport) -> tuple[int, str]:
     return len(report.name), report.name  # from shard-1000000.tar on, names are longer
 
 
-def _report(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
+def report_of(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
+    """Return the report of one dataset, from its manifest and the shards of this call."""
+    if output.work.shard_range is not None and output.state != "finished":
+        return _report_of_range(shards, seconds)
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     corpus = read_report(output.store)
     return ConvertReport(
@@ -378,8 +397,22 @@ def _report(output: Output, shards: list[ShardReport], seconds: float) -> Conver
         num_new_bytes=sum(shard.num_bytes for shard in shards if not shard.reused),
         seconds=seconds,
         num_repaired=sum(shard.repaired for shard in shards),
-        was_finished=output.state == "finished",
+        was_finished=output.state == "finished" and not output.work.retry_rejects,
         **_facts(corpus),
+    )
+
+
+def _report_of_range(shards: list[ShardReport], seconds: float) -> ConvertReport:
+    """Return the report of a range of shards, whose dataset is not finished yet."""
+    return ConvertReport(
+        num_rows=sum(shard.num_rows for shard in shards),
+        num_samples=sum(shard.num_samples for shard in shards),
+        num_rejects=sum(shard.num_rejects for shard in shards),
+        num_shards=sum(shard.num_samples > 0 for shard in shards),
+        num_bytes=sum(shard.num_bytes for shard in shards),
+        num_new_bytes=sum(shard.num_bytes for shard in shards if not shard.reused),
+        seconds=seconds,
+        num_repaired=sum(shard.repaired for shard in shards),
     )
 
 
@@ -389,14 +422,17 @@ def _facts(corpus: CorpusReport | None) -> dict[str, Any]:
     return {} if corpus is None else {name: getattr(corpus, name) for name in names}
 
 
-def _check_max_rejects(max_rejects: float) -> None:
+def check_max_rejects(max_rejects: float) -> None:
+    """Raise a ConfigError if it is neither a fraction nor a number of rows."""
+    refuse_bools(max_rejects=max_rejects)
     if not 0 <= max_rejects <= (1 if isinstance(max_rejects, float) else max_rejects):
         raise ConfigError(
             f"max_rejects={max_rejects}: must be a fraction from 0.0 to 1.0, or a number of rows"
         )
 
 
-def _warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> None:
+def warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> None:
+    """Warn if a finished conversion rejected more rows than were allowed."""
     if report.has_more_rejects_than(max_rejects):
         logger.warning(
             "%s: the dataset is complete, but %d of %d rows were rejected, more than "
@@ -409,7 +445,8 @@ def _warn_of_media(outputs: list[Output]) -> None:
     """Say once that videos and audios are stored only: in training their texts are bad samples."""
     counts: Counter[str] = Counter()
     for output in outputs:
-        counts.update(Manifest.from_bytes(output.store.read(MANIFEST_NAME)).fields)
+        if output.store.exists(MANIFEST_NAME):  # a range of shards leaves none
+            counts.update(Manifest.from_bytes(output.store.read(MANIFEST_NAME)).fields)
     if media := undecoded_media(counts):
         logger.warning(
             "stored, not decoded: %s; a conversation about them is a bad sample, unless "
@@ -418,7 +455,7 @@ def _warn_of_media(outputs: list[Output]) -> None:
         )
 
 
-def _total(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:
+def total_of(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:
     """Return the sums over all splits."""
     sums: dict[str, Any] = {
         f.name: sum(getattr(report, f.name) for report in reports.values())

@@ -32,12 +32,16 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from mmstream.converting.locks import marker_lock
+from mmstream.converting.plan import num_shards, shard_name
 from mmstream.converting.rejects import REJECTS_NAME, REPORTS, write_rejects
 from mmstream.converting.report import REPORT_NAME, write_report
-from mmstream.converting.shard import ShardReport
+from mmstream.converting.retry import RETRIED_SHARDS
+from mmstream.converting.shard import ShardReport, report_name
 from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.files import require_files
+from mmstream.dataset.index_tars import MAX_PARTS
 from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
@@ -52,7 +56,17 @@ from mmstream.storage.new_file import remove_temporaries
 from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.write_lock import LOCK_NAME
 
-__all__ = ["State", "begin", "finish", "give_up", "inspect", "require_foreign"]
+__all__ = [
+    "State",
+    "begin",
+    "begin_range",
+    "finish",
+    "finish_retry",
+    "give_up",
+    "inspect",
+    "read_marker",
+    "require_foreign",
+]
 
 State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 """What a destination holds.
@@ -72,8 +86,12 @@ _SINGLE_FILES = (
     PREVIOUS_NAME,
     LOCK_NAME,
 )
-_SHARD_FILE = re.compile(r"shard-\d{6,}\.(tar(\.idx|\.crc32c)?|parquet)")
-_REPORT_FILE = r"shard-\d{6,}\.(json|rejects\.jsonl)"
+_SHARD_SUFFIXES = ("tar", "tar.idx", "tar.crc32c", "parquet")
+_REPORT_SUFFIXES = ("json", "rejects.jsonl")
+_SHARD_SUFFIX = "|".join(map(re.escape, _SHARD_SUFFIXES))
+_SHARD_FILE = re.compile(rf"shard-\d{{6,}}\.({_SHARD_SUFFIX})")
+_REPORT_SUFFIX = "|".join(map(re.escape, _REPORT_SUFFIXES))
+_REPORT_FILE = rf"shard-\d{{6,}}\.({_REPORT_SUFFIX})"
 _OWNED_FILE = "|".join(
     [_SHARD_FILE.pattern, INDEX_PART_NAME.pattern, *map(re.escape, _SINGLE_FILES)]
 )
@@ -82,6 +100,10 @@ _MAY_LIE_HERE = re.compile(
     rf"{_OWNED_FILE}|(README|LICENSE|LICENCE|NOTICE|CITATION|CHANGELOG)(\.\w+)?", re.IGNORECASE
 )
 """Files that a new dataset's folder may hold: those of a conversion, and those about a dataset."""
+
+
+_RESULTS = ("num_rejects", RETRIED_SHARDS)
+"""Keys of a manifest's ``source`` that are no part of the plan."""
 
 
 def require_foreign(rows: Sequence[str], store: Store) -> None:
@@ -152,7 +174,7 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
     require_files(store)
     names = store.list()
     if MARKER_NAME in names:
-        marker = _read_json(store, MARKER_NAME)
+        marker = read_marker(store)
         if overwrite or marker.get("clearing"):
             return "clear"
         _require_same_plan(store, "an unfinished conversion", marker.get("plan"), plan)
@@ -173,7 +195,8 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
                 f"{store.url}: its manifest is of `mmstream index`, so what was converted here is "
                 "not known; name another destination, or convert again with overwrite=True"
             )
-        _require_same_plan(store, "a dataset", {k: source.get(k) for k in plan}, plan)
+        saved = {key: value for key, value in source.items() if key not in _RESULTS}
+        _require_same_plan(store, "a dataset", saved, plan)
         return "finished" if manifest.num_samples or not plan["num_rows"] else "clear"
     tars = [name for name in names if name.endswith(".tar")]
     if tars and not overwrite and _has_reports(store):
@@ -206,39 +229,113 @@ def begin(
         store.write(MARKER_NAME, _json({**marker, "clearing": True}))
         _clear(store)
     if state != "unfinished":
-        store.remove(BAD_NAME)
-        store.remove(PREVIOUS_NAME)
-        store.write(MARKER_NAME, _json(marker))
+        _write_marker(store, marker)
+
+
+def _write_marker(store: Store, marker: dict[str, Any]) -> None:
+    """Write the marker. A list of bad samples of an earlier dataset is removed before."""
+    store.remove(BAD_NAME)
+    store.remove(PREVIOUS_NAME)
+    store.write(MARKER_NAME, _json(marker))
+
+
+def begin_range(
+    store: Store, plan: dict[str, Any], media_root: str | None, command: str, shards: range
+) -> None:
+    """Write the marker, unless another range has. Before, remove what killed runs of it left.
+
+    Raises:
+        ConfigError: Another range has another plan.
+    """
+    if shards:
+        stems = "|".join(shard_name(index).removesuffix(".tar") for index in shards)
+        _remove_temporaries(
+            store, rf"({stems})\.({_SHARD_SUFFIX})", rf"({stems})\.({_REPORT_SUFFIX})"
+        )
+    if not store.exists(MARKER_NAME):
+        with marker_lock(store):
+            if inspect(store, plan, media_root, overwrite=False) == "fresh":
+                _write_marker(store, {"command": command, "media_root": media_root, "plan": plan})
+                return
+    inspect(store, plan, media_root, overwrite=False)
 
 
 def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
     """Write ``rejects.jsonl``, ``report.json``, the index, the manifest; remove the marker."""
     _write_rejects(store, reports)
-    fields: Counter[str] = Counter()
-    for report in reports:
-        fields.update(report.fields)
-    shards = tuple(
-        ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-        for report in reports
-        if report.num_samples
-    )
-    num_rejects = sum(report.num_rejects for report in reports)
-    manifest = Manifest(
-        shards, dict(fields), {**plan, "num_rejects": num_rejects}, checksums="written"
-    )
-    write_report(
-        store,
-        (report.counts for report in reports),
-        num_rows=sum(report.num_rows for report in reports),
-        num_samples=manifest.num_samples,
-        num_rejects=num_rejects,
-        num_shards=len(shards),
-        num_bytes=manifest.num_bytes,
-    )
+    shards = _with_samples(reports)
+    source = {**plan, "num_rejects": sum(report.num_rejects for report in reports)}
+    manifest = Manifest(shards, dict(_fields(reports)), source, checksums="written")
+    _write_report(store, manifest, reports)
     part = write_part(store, manifest, 0, len(shards) - 1)
     manifest = replace(manifest, index_parts=(part,) if part else ())
     store.write(MANIFEST_NAME, manifest.to_bytes())
     store.remove(MARKER_NAME)
+
+
+def finish_retry(store: Store, reports: Sequence[ShardReport]) -> None:
+    """Add the extra shards of a retry to a finished dataset, if they hold a sample.
+
+    The new manifest is the only commit. ``rejects.jsonl`` is written before it, from the reports.
+    """
+    old = Manifest.read(store)
+    shards = _with_samples(reports)
+    if not shards:
+        remove_shards(store, [report.name for report in reports])
+        return
+    write_rejects(store, ((report.name, report.rejects_bytes) for report in reports))
+    source = {
+        **old.source,
+        "num_rejects": sum(report.num_rejects for report in reports),
+        RETRIED_SHARDS: [*old.source.get(RETRIED_SHARDS, []), len(reports)],
+    }
+    all_reports = [*_earlier_reports(store, old), *reports]
+    fields = dict(_fields(all_reports))
+    manifest = replace(old, shards=(*old.shards, *shards), fields=fields, source=source)
+    _write_report(store, manifest, all_reports)
+    parts = old.index_parts if len(old.index_parts) < MAX_PARTS else ()
+    first = parts[-1].last_shard + 1 if parts else 0
+    part = write_part(store, manifest, first, len(manifest.shards) - 1)
+    assert part is not None
+    store.write(MANIFEST_NAME, replace(manifest, index_parts=(*parts, part)).to_bytes())
+
+
+def _earlier_reports(store: Store, manifest: Manifest) -> list[ShardReport]:
+    """Return the reports of all shards of a finished dataset, in their order."""
+    count = num_shards(manifest.source) + sum(manifest.source.get(RETRIED_SHARDS, []))
+
+    def read(index: int) -> ShardReport:
+        name = report_name(shard_name(index))
+        try:
+            return msgspec.json.decode(store.read(name), type=ShardReport)
+        except (FileNotFoundError, msgspec.MsgspecError) as error:
+            raise ManifestError(
+                f"{store.url_of(name)}: {error}; bring it back, or convert again with "
+                "overwrite=True"
+            ) from None
+
+    return map_requests(store, read, range(count))
+
+
+def _write_report(store: Store, manifest: Manifest, reports: Sequence[ShardReport]) -> None:
+    write_report(
+        store,
+        (report.counts for report in reports),
+        num_rows=manifest.source["num_rows"],
+        num_samples=manifest.num_samples,
+        num_rejects=manifest.source["num_rejects"],
+        num_shards=len(manifest.shards),
+        num_bytes=manifest.num_bytes,
+    )
+
+
+def remove_shards(store: Store, shards: Sequence[str]) -> None:
+    """Remove all files of some shards, which no manifest names. Their reports go first."""
+    stems = [shard.removesuffix(".tar") for shard in shards]
+    for suffix in _REPORT_SUFFIXES:
+        map_requests(store, store.remove, [f"{REPORTS}/{stem}.{suffix}" for stem in stems])
+    for suffix in _SHARD_SUFFIXES:
+        map_requests(store, store.remove, [f"{stem}.{suffix}" for stem in stems])
 
 
 def give_up(store: Store, reports: Sequence[ShardReport]) -> None:
@@ -247,6 +344,21 @@ def give_up(store: Store, reports: Sequence[ShardReport]) -> None:
     _remove_reports(store)
     map_requests(store, store.remove, [sidecar_name(report.name) for report in reports])
     store.remove(MARKER_NAME)
+
+
+def _with_samples(reports: Sequence[ShardReport]) -> tuple[ShardInfo, ...]:
+    return tuple(
+        ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
+        for report in reports
+        if report.num_samples
+    )
+
+
+def _fields(reports: Sequence[ShardReport]) -> Counter[str]:
+    fields: Counter[str] = Counter()
+    for report in reports:
+        fields.update(report.fields)
+    return fields
 
 
 def _write_rejects(store: Store, reports: Sequence[ShardReport]) -> None:
@@ -290,23 +402,31 @@ def _clear(store: Store) -> None:
     map_requests(store, store.remove, owned)
 
 
-def _remove_temporaries(store: Store) -> None:
-    """Remove what killed conversions left of files that they were writing."""
+def _remove_temporaries(
+    store: Store, files: str = _OWNED_FILE, reports: str = _REPORT_FILE
+) -> None:
+    """Remove what killed conversions left of files that they were writing.
+
+    Args:
+        store: The destination.
+        files: Regular expression of the names of files that nobody else writes.
+        reports: The same for the folder of reports.
+    """
     folder = store.local_path("")
     if folder is not None:
-        remove_temporaries(Path(folder), _OWNED_FILE)
-        remove_temporaries(Path(folder, REPORTS), _REPORT_FILE)
+        remove_temporaries(Path(folder), files)
+        remove_temporaries(Path(folder, REPORTS), reports)
     if isinstance(store, RemoteStore):
-        store.remove_uploads(f"{_OWNED_FILE}|{REPORTS}/({_REPORT_FILE})")
+        store.remove_uploads(f"{files}|{REPORTS}/({reports})")
 
 
 def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, Any]) -> None:
     """Raise a ConfigError if the saved plan is another one. It says what differs."""
     saved = saved if isinstance(saved, dict) else {}
     differing = [
-        f"{key} was {saved.get(key)!r} and is now {plan[key]!r}"
-        for key in plan
-        if saved.get(key) != plan[key] and key != "converter"
+        f"{key} was {saved.get(key)!r} and is now {plan.get(key)!r}"
+        for key in plan | saved
+        if saved.get(key) != plan.get(key) and key != "converter"
     ]
     if not differing and saved.get("converter") != plan["converter"]:
         raise ConfigError(
@@ -322,11 +442,12 @@ def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, A
         )
 
 
-def _read_json(store: Store, name: str) -> dict[str, Any]:
+def read_marker(store: Store) -> dict[str, Any]:
+    """Return the marker of an unfinished conversion: its plan, and what continues it."""
     try:
-        return msgspec.json.decode(store.read(name), type=dict[str, Any])
+        return msgspec.json.decode(store.read(MARKER_NAME), type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise ManifestError(f"{store.url_of(name)}: {error}") from None
+        raise ManifestError(f"{store.url_of(MARKER_NAME)}: {error}") from None
 
 
 def _json(value: dict[str, Any]) -> bytes:

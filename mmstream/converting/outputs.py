@@ -10,28 +10,80 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mmstream.converting.destination import State, inspect, require_foreign
+from mmstream.converting.destination import (
+    State,
+    begin,
+    begin_range,
+    finish,
+    finish_retry,
+    inspect,
+    require_foreign,
+)
+from mmstream.converting.locks import lock_all, lock_shards
 from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.options import Options
-from mmstream.converting.plan import plan_of, select, shard_name
+from mmstream.converting.plan import num_shards, plan_of, select, shard_name
+from mmstream.converting.retry import RETRIED_SHARDS, next_round, rounds
 from mmstream.converting.rows.source import RowSource
-from mmstream.converting.shard import ShardJob, shard_sizes
+from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.checksums import object_sha256
 from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, join_url, open_store
-from mmstream.storage.write_lock import LOCK_NAME, WriteLock, write_lock
+from mmstream.storage.write_lock import LOCK_NAME, WriteLock, require_unlocked
 from mmstream.types import IntArray
+from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["Output", "jobs_of", "locked", "mend_index", "plan_outputs"]
+__all__ = [
+    "Output",
+    "Work",
+    "begin_output",
+    "finish_output",
+    "jobs_of",
+    "locked",
+    "num_rows_of_jobs",
+    "plan_outputs",
+]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call does for its plan. The bytes of the output do not depend on it."""
+
+    overwrite: bool = False
+    check: bool = False
+    shard_range: tuple[int, int] | None = None
+    """First shard and the one behind the last, counted over all splits. None: all shards."""
+    retry_rejects: bool = False
+
+    def __post_init__(self) -> None:
+        if self.retry_rejects and (self.overwrite or self.shard_range is not None):
+            raise ConfigError(
+                "retry_rejects=True adds shards to a finished dataset; leave out overwrite and "
+                "shard_range"
+            )
+        if self.shard_range is None:
+            return
+        refuse_bools(shard_range=self.shard_range)
+        if not 0 <= self.shard_range[0] < self.shard_range[1]:
+            raise ConfigError(
+                f"shard_range={self.shard_range}: must be the first shard, from 0, and the one "
+                "behind the last"
+            )
+        if self.overwrite:
+            raise ConfigError(
+                "overwrite=True would remove what other ranges wrote; leave it out, and empty the "
+                "destination before the first range"
+            )
 
 
 class Output(NamedTuple):
@@ -43,15 +95,29 @@ class Output(NamedTuple):
     """0-based row numbers, in the order of the shards."""
     plan: dict[str, Any]
     state: State
+    work: Work
+    first_shard: int = 0
+    """Number of its first shard over all splits."""
     lock: WriteLock | None = None
-    """None: nothing needs to be written."""
-    check: bool = False
+    """None: no shard needs to be written."""
+    extra: Mapping[str, IntArray] = MappingProxyType({})
+    """{name: rows} of extra shards: those of the retries before, or with `Work.retry_rejects` those
+    of this one."""
     expected: Mapping[str, ShardInfo] = MappingProxyType({})
     """Shards of a finished dataset that are looked at or written again."""
     has_checksums: bool = True
     """False: a finished dataset of 0.1, without checksums of samples."""
     lost_parts: tuple[IndexPart, ...] = ()
     """Parts of a finished dataset's index that are missing or damaged."""
+
+    @property
+    def shards(self) -> range:
+        """The shards of this call by their numbers in the plan of this dataset."""
+        shards = range(num_shards(self.plan))
+        if self.work.shard_range is None:
+            return shards
+        start, stop = self.work.shard_range
+        return shards[max(0, start - self.first_shard) : max(0, stop - self.first_shard)]
 
 
 def plan_outputs(
@@ -60,7 +126,7 @@ def plan_outputs(
     source: RowSource,
     options: Options,
     root: str | None,
-    overwrite: bool,
+    work: Work,
     locks: ExitStack,
 ) -> list[Output]:
     """Plan every dataset and check its destination. Writes nothing.
@@ -76,26 +142,58 @@ def plan_outputs(
             raise ConfigError(f"{split_store.url}: is a file, not a folder; name another folder")
         require_foreign(rows_urls, split_store)
         lock = None
-        if split_store.exists(LOCK_NAME):
-            lock = locks.enter_context(write_lock(split_store, "convert"))
+        if work.shard_range is None and split_store.exists(LOCK_NAME):
+            lock = lock_all(split_store, "convert", locks)
         plan = plan_of(source, options, split, len(rows))
-        state = inspect(split_store, plan, root, overwrite)
-        outputs.append(Output(split, split_store, rows, plan, state, lock))
+        state = inspect(split_store, plan, root, work.overwrite)
+        first_shard = sum(num_shards(output.plan) for output in outputs)
+        outputs.append(Output(split, split_store, rows, plan, state, work, first_shard, lock))
     return outputs
 
 
-def locked(
-    output: Output, locks: ExitStack, root: str | None, overwrite: bool, check: bool
-) -> Output:
+def locked(output: Output, locks: ExitStack, root: str | None) -> Output:
     """Return an output with the lock on its destination, if something may be written there."""
-    output = _with_damage(output._replace(check=check))
+    if output.work.retry_rejects:
+        return _for_retry(output, locks, root)
+    if output.work.shard_range is not None:
+        return _for_range(output, locks, root)
+    output = _with_damage(output)
     is_whole = output.state == "finished" and not (output.expected or output.lost_parts)
     if output.lock is None and not is_whole:
-        lock = locks.enter_context(write_lock(output.store, "convert"))
+        lock = lock_all(output.store, "convert", locks)
         # Another convert may have come and gone since the first look.
-        state = inspect(output.store, output.plan, root, overwrite)
+        state = inspect(output.store, output.plan, root, output.work.overwrite)
         output = _with_damage(output._replace(lock=lock, state=state))
     return output
+
+
+def _for_retry(output: Output, locks: ExitStack, root: str | None) -> Output:
+    """Return a finished output with the shards of its next retry."""
+    lock = output.lock or lock_all(output.store, "convert", locks)
+    state = inspect(output.store, output.plan, root, overwrite=False)
+    if state != "finished":
+        raise ConfigError(
+            f"{output.store.url}: holds no finished conversion whose rejects could be tried again; "
+            "first convert without retry_rejects=True"
+        )
+    source = Manifest.read(output.store).source
+    return output._replace(state=state, lock=lock, extra=next_round(output.store, source))
+
+
+def _for_range(output: Output, locks: ExitStack, root: str | None) -> Output:
+    """Return an output with the lock on its shards of this range."""
+    lock = None
+    if output.shards:
+        lock = lock_shards(output.store, output.shards, locks)
+    else:
+        require_unlocked(output.store)
+    state = inspect(output.store, output.plan, root, overwrite=False)
+    if state == "clear":
+        raise ConfigError(
+            f"{output.store.url}: an overwrite was interrupted here; run it again to its end, or "
+            "empty the destination"
+        )
+    return output._replace(state=state, lock=None if state == "finished" else lock)
 
 
 def _with_damage(output: Output) -> Output:
@@ -104,39 +202,69 @@ def _with_damage(output: Output) -> Output:
     One list of the files tells which are missing, or have another size than in the manifest.
     """
     if output.state != "finished":
-        return output._replace(expected={}, lost_parts=())
+        return output._replace(expected={}, lost_parts=(), extra={})
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
-    has_checksums = manifest.checksums is not None
+    check, has_checksums = output.work.check, manifest.checksums is not None
     files = output.store.list()
     sizes = {name: file.size for name, file in files.items()}
     expected = {
         shard.name: shard
         for shard in manifest.shards
-        if output.check or not shard_sizes(shard, has_checksums).items() <= sizes.items()
+        if check or not shard_sizes(shard, has_checksums).items() <= sizes.items()
     }
-    if output.plan["sidecar"]:
-        shards = {shard.name: shard for shard in manifest.shards}
-        for name in _shard_names(output):
-            if sidecar_name(name) not in sizes:
-                expected[name] = shards.get(name, ShardInfo(name, 0, 0))
     lost_parts = tuple(
         part
         for part in manifest.index_parts
         if sizes.get(part.name) != part.num_bytes
-        or (output.check and object_sha256(output.store, part.name, part.num_bytes) != part.sha256)
+        or (
+            output.work.check
+            and object_sha256(output.store, part.name, part.num_bytes) != part.sha256
+        )
     )
-    return output._replace(expected=expected, has_checksums=has_checksums, lost_parts=lost_parts)
+    if output.plan["sidecar"]:
+        shards = {shard.name: shard for shard in manifest.shards}
+        counts = [num_shards(output.plan), *manifest.source.get(RETRIED_SHARDS, [])]
+        for name in map(shard_name, range(sum(counts))):
+            if sidecar_name(name) not in sizes:
+                expected[name] = shards.get(name, ShardInfo(name, 0, 0))
+    extra: dict[str, IntArray] = {}
+    if expected:
+        for shards_of_retry in rounds(output.store, manifest.source):
+            extra |= {name: rows for name, rows in shards_of_retry.items() if name in expected}
+    return output._replace(
+        expected=expected, has_checksums=has_checksums, lost_parts=lost_parts, extra=extra
+    )
 
 
-def _shard_names(output: Output) -> list[str]:
-    """Return the names of all shards, those without a sample included."""
-    return [
-        shard_name(index)
-        for index, _ in enumerate(range(0, len(output.rows), output.plan["samples_per_shard"]))
-    ]
+def begin_output(output: Output, root: str | None, command: str) -> None:
+    """Write the marker, if shards will be written.
+
+    Args:
+        output: With its lock.
+        root: Folder of the media.
+        command: What continues the conversion.
+    """
+    store, plan = output.store, output.plan
+    if output.work.shard_range is not None and output.state != "finished":
+        begin_range(store, plan, root, command, output.shards)
+    elif output.lock is not None:
+        begin(store, output.state, plan, root, command)
 
 
-def mend_index(output: Output) -> None:
+def finish_output(output: Output, reports: Sequence[ShardReport]) -> None:
+    """Make a dataset of the shards, or mend a finished one. A range of shards leaves that open."""
+    if output.lock is None:
+        return
+    output.lock.require()
+    if output.work.retry_rejects:
+        finish_retry(output.store, reports)
+    elif output.state == "finished":
+        _mend_index(output)
+    elif output.work.shard_range is None:
+        finish(output.store, output.plan, reports)
+
+
+def _mend_index(output: Output) -> None:
     """Write lost parts of a finished dataset's index again, from the files beside its tars."""
     store = output.store
     manifest = Manifest.from_bytes(store.read(MANIFEST_NAME)) if output.lost_parts else None
@@ -155,24 +283,38 @@ def jobs_of(
     output: Output, source: RowSource, options: Options, access: MediaAccess
 ) -> Iterator[ShardJob]:
     """Yield the jobs of all shards that are to be written or looked at."""
+    for name, rows in _shards(output):
+        assert output.lock is not None
+        yield ShardJob(
+            output.store,
+            name,
+            source.select(rows),
+            access,
+            options.format,
+            options.captions,
+            options.media,
+            output.split,
+            options.sidecar,
+            output.lock,
+            output.work.check,
+            output.expected.get(name),
+            output.has_checksums,
+        )
+
+
+def num_rows_of_jobs(output: Output) -> int:
+    """Return the rows of all jobs."""
+    return sum(len(rows) for _, rows in _shards(output))
+
+
+def _shards(output: Output) -> Iterator[tuple[str, IntArray | range]]:
+    """Yield (name, rows) of all shards that are to be written or looked at."""
     if output.lock is None:
         return
-    num_rows = options.samples_per_shard
-    for index, start in enumerate(range(0, len(output.rows), num_rows)):
-        name = shard_name(index)
-        if output.state != "finished" or name in output.expected:
-            yield ShardJob(
-                output.store,
-                name,
-                source.select(output.rows[start : start + num_rows]),
-                access,
-                options.format,
-                options.captions,
-                options.media,
-                output.split,
-                options.sidecar,
-                output.lock,
-                output.check,
-                output.expected.get(name),
-                output.has_checksums,
-            )
+    num_rows = output.plan["samples_per_shard"]
+    if not output.work.retry_rejects:
+        for index in output.shards:
+            name = shard_name(index)
+            if output.state != "finished" or name in output.expected:
+                yield name, output.rows[index * num_rows : (index + 1) * num_rows]
+    yield from output.extra.items()

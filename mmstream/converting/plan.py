@@ -13,6 +13,7 @@ conversion knows which shards are missing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from mmstream.errors import ConfigError
 from mmstream.order.permute import permutation
 from mmstream.types import IntArray
 
-__all__ = ["plan_of", "select", "shard_name"]
+__all__ = ["num_shards", "plan_of", "select", "shard_name"]
 
 CONVERTER_VERSION = 2
 """Saved in every plan. It must be raised when any byte of the output changes."""
@@ -45,13 +46,20 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         "captions": options.captions,
         "shuffle_seed": options.shuffle_seed,
         "media": options.media.plan(),
-        "splits": None if options.splits is None else [list(pair) for pair in options.splits],
+        "splits": _splits(rows, options),
         **({"split_by": options.split_by} if options.split_by is not None else {}),
         **({"group_spans": True} if options.group_spans else {}),
         "split": split,
         "sidecar": options.sidecar,
         "num_rows": num_rows,
     }
+
+
+def _splits(rows: RowSource, options: Options) -> list[list[Any]] | None:
+    """Return [name, fraction] of each split in order; no fraction where the rows come in splits."""
+    if options.splits is not None:
+        return [list(pair) for pair in options.splits]
+    return [[name, None] for name in rows.splits] if rows.splits else None
 
 
 def select(rows: RowSource, options: Options) -> dict[str | None, IntArray | range]:
@@ -103,3 +111,8 @@ def _own_splits(
 def shard_name(index: int) -> str:
     """Return the file name of shard `index`."""
     return f"shard-{index:06d}.tar"
+
+
+def num_shards(plan: Mapping[str, Any]) -> int:
+    """Return the number of shards of a plan, those included whose rows will all be rejected."""
+    return -(-int(plan["num_rows"]) // int(plan["samples_per_shard"]))

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from mmstream.errors import ManifestError
 from mmstream.storage import Store
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "first_rejects",
     "group_rejects",
     "rejects_name",
+    "rejects_of",
     "write_rejects",
 ]
 
@@ -54,6 +56,8 @@ class Reject(msgspec.Struct, frozen=True):
     row: int
     """Counts from 1: the line of the file, or the item of the JSON array."""
     reason: str
+    key: str = ""
+    """Key that its sample would have. It names the row among those of all files."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,11 @@ class ShardRejects:
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
 
-    def add(self, file: str, row: int, reason: str) -> None:
-        """Write one reject: the name of its file, its number there from 1, and why."""
+    def add(self, file: str, row: int, reason: str, key: str) -> None:
+        """Write one reject: the name of its file, its number there from 1, why, and its key."""
         if self._file is None:
             self._file = self._stack.enter_context(self._store.create(rejects_name(self._shard)))
-        line = msgspec.json.encode(Reject(file, row, reason)) + b"\n"
+        line = msgspec.json.encode(Reject(file, row, reason, key)) + b"\n"
         self._file.write(line)
         self.num_rejects += 1
         self.num_bytes += len(line)
@@ -108,6 +112,18 @@ class ShardRejects:
 def rejects_name(shard: str) -> str:
     """Return the name of a shard's rejects: ``shard-000000.tar`` -> ``reports/...``."""
     return f"{REPORTS}/{shard.removesuffix('.tar')}.rejects.jsonl"
+
+
+def rejects_of(store: Store, shard: str) -> list[Reject]:
+    """Return the rejects of one shard, as its file has them. Without a file there are none."""
+    try:
+        data = store.read(rejects_name(shard))
+    except FileNotFoundError:
+        return []
+    try:
+        return msgspec.json.Decoder(Reject).decode_lines(data)
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"{store.url_of(rejects_name(shard))}: {error}") from None
 
 
 def write_rejects(store: Store, shards: Iterable[tuple[str, int]]) -> None:

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from types import MappingProxyType
 from typing import BinaryIO, cast
 
 import msgspec
@@ -29,7 +28,7 @@ from mmstream.converting.live_counts import live_counts
 from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name
+from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name, rejects_of
 from mmstream.converting.report import RowCounter, RowCounts
 from mmstream.converting.rows.source import Row, RowRange
 from mmstream.converting.sidecar import SidecarWriter, sidecar_name
@@ -49,7 +48,15 @@ from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
 
-__all__ = ["ShardJob", "ShardReport", "report_name", "shard_sizes", "write_shard"]
+__all__ = [
+    "ShardJob",
+    "ShardReport",
+    "files_of",
+    "missing_file",
+    "report_name",
+    "shard_sizes",
+    "write_shard",
+]
 
 KEY_DIGITS = 9
 """Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
@@ -166,6 +173,25 @@ def shard_sizes(shard: ShardInfo, has_checksums: bool) -> dict[str, int]:
     return sizes
 
 
+def files_of(report: ShardReport, has_checksums: bool = True) -> dict[str, int]:
+    """Return {name: bytes} of all files of a written shard but its report."""
+    shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
+    sizes = shard_sizes(shard, has_checksums)
+    if report.rejects_bytes:
+        sizes[rejects_name(report.name)] = report.rejects_bytes
+    if report.sidecar_bytes:
+        sizes[sidecar_name(report.name)] = report.sidecar_bytes
+    return sizes
+
+
+def missing_file(job: ShardJob, report: ShardReport) -> str | None:
+    """Return the first file of a written shard that is missing or has another size, or None."""
+    sizes = files_of(report, job.has_checksums)
+    if job.sidecar:
+        sizes.setdefault(sidecar_name(job.name), report.sidecar_bytes)
+    return _wrong_size(job.store, sizes)
+
+
 def report_name(shard: str) -> str:
     """Return the name of a shard's report: ``shard-000000.tar`` -> ``reports/...json``."""
     return f"{REPORTS}/{shard.removesuffix('.tar')}.json"
@@ -204,11 +230,7 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
 
     Their lengths are compared, and with `ShardJob.check` their content.
     """
-    shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    sizes = {rejects_name(job.name): report.rejects_bytes} if report.rejects_bytes else {}
-    if job.sidecar:
-        sizes[sidecar_name(job.name)] = report.sidecar_bytes
-    if _wrong_size(job, shard, sizes) is not None:
+    if missing_file(job, report) is not None:
         return False
     if not job.check:
         return True
@@ -216,6 +238,7 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
         job.store, sidecar_name(job.name), report.sidecar_bytes
     ):
         return False
+    shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
     if not shard.num_samples:
         return True
     index = job.store.read(index_name(job.name))
@@ -233,18 +256,9 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
     )
 
 
-def _wrong_size(
-    job: ShardJob, shard: ShardInfo, others: Mapping[str, int] = MappingProxyType({})
-) -> str | None:
-    """Return the first file of a shard that is missing or has another size, or None.
-
-    Args:
-        job: Of the shard.
-        shard: As it must be.
-        others: {name: bytes} of more files.
-    """
-    sizes = shard_sizes(shard, job.has_checksums) | dict(others)
-    current = map_requests(job.store, partial(_size, job.store), sizes)
+def _wrong_size(store: Store, sizes: Mapping[str, int]) -> str | None:
+    """Return the first file that is missing or has another size, or None."""
+    current = map_requests(store, partial(_size, store), sizes)
     wrong = [name for name, size in zip(sizes, current, strict=True) if size != sizes[name]]
     return wrong[0] if wrong else None
 
@@ -292,7 +306,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
     )
     map_requests(job.store, lambda file: job.store.write(*file), small_files)
     written = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    name = _wrong_size(replace(job, has_checksums=True), written)
+    name = _wrong_size(job.store, shard_sizes(written, has_checksums=True))
     if name is not None:
         raise StorageError(
             f"{job.store.url_of(name)}: has another size than what was written; see which other "
@@ -313,10 +327,10 @@ def _samples(
     The sidecar gets both.
     """
     for row, draft, media in load_rows(_drafts(job), job.access, job.media):
-        key = f"{row.index + 1:0{KEY_DIGITS}d}"
+        key = _key(row)
         if isinstance(draft, RowError):
             counter.add_reject()
-            rejects.add(row.file, row.number, str(draft))
+            rejects.add(row.file, row.number, str(draft), key)
             if sidecar is not None:
                 sidecar.add_reject(row, key, str(draft))
             continue
@@ -330,16 +344,32 @@ def _samples(
 
 def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
     """Yield each row of a shard with its draft, or with the reason why it has none."""
+    known = _known_rejects(job)
     for row in job.rows.read():
-        if isinstance(row.value, RowError):
+        if reason := known.get(_key(row)):
+            yield row, RowError(reason)
+        elif isinstance(row.value, RowError):
             yield row, row.value
-            continue
-        if isinstance(row.value, StoredSample):
+        elif isinstance(row.value, StoredSample):
             yield row, Draft({}, fields=row.value.fields, key=row.value.key)
-            continue
-        try:
-            draft = job.format.draft(row.value, row.file)
-        except RowError as error:
-            yield row, error
         else:
-            yield row, draft
+            try:
+                draft = job.format.draft(row.value, row.file)
+            except RowError as error:
+                yield row, error
+            else:
+                yield row, draft
+
+
+def _known_rejects(job: ShardJob) -> dict[str, str]:
+    """Return {key: reason} of the rows that a shard of a finished dataset rejected.
+
+    Their media may be there by now. But their place is an extra shard of a retry.
+    """
+    if job.expected is None:
+        return {}
+    return {reject.key: reject.reason for reject in rejects_of(job.store, job.name)}
+
+
+def _key(row: Row) -> str:
+    return f"{row.index + 1:0{KEY_DIGITS}d}"

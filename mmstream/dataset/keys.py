@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -142,8 +143,40 @@ def _search(dataset: KeySource, key: str) -> list[SampleRef]:
     if row is None:
         return []
     ends = np.cumsum(dataset.counts)
-    low, high = 0, int(ends[-1]) - 1 if ends.size else -1
-    low_row, high_row = 1, int(source.get("rows_total") or 1)
+    for first, last in _ascending(dataset):
+        start = int(ends[first] - dataset.counts[first])
+        if refs := _bisect(dataset, key, row, (start, int(ends[last]) - 1)):
+            return refs
+    return []
+
+
+def _ascending(dataset: KeySource) -> list[tuple[int, int]]:
+    """Return (first shard, last shard) of all runs of shards in which keys ascend.
+
+    There is one, and one more for each retry of rejected rows, which appended shards.
+    """
+    source, num_shards = dataset.manifest.source, len(dataset.counts)
+    retries = source.get("retried_shards")
+    if not retries:
+        return [(0, num_shards - 1)] if num_shards else []
+    names = [dataset.name_of(shard) for shard in range(num_shards)]
+    try:
+        stop = -(-source["num_rows"] // source["samples_per_shard"])
+        stops = np.cumsum([stop, *retries])
+        numbers = [int(name.removeprefix("shard-").removesuffix(".tar")) for name in names]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a stranger's manifest
+        raise _NotAscendingError from None
+    edges = [0, *np.searchsorted(numbers, stops).tolist()]
+    return [(start, end - 1) for start, end in pairwise(edges) if start < end]
+
+
+def _bisect(
+    dataset: KeySource, key: str, row: tuple[int, int], bounds: tuple[int, int]
+) -> list[SampleRef]:
+    """Search for a key between two samples, by their numbers over all shards."""
+    ends = np.cumsum(dataset.counts)
+    low, high = bounds
+    low_row, high_row = 1, int(dataset.manifest.source.get("rows_total") or 1)
     guesses = True
     while low <= high:
         share = min(1.0, max(0.0, (row[0] - low_row) / max(1, high_row - low_row)))

@@ -1,6 +1,7 @@
 """One writer at a time: a lock on the folder or prefix that a command writes into.
 
-`write_lock` puts ``.mmstream.lock`` into the folder. It names its holder, for the message to
+`write_lock` puts ``.mmstream.lock`` into the folder, or a lock of another name, where several
+writers share a folder and each has its own files. It names its holder, for the message to
 others, and it is removed at the end. How the lock of a killed process is noticed depends on the
 storage:
 
@@ -37,6 +38,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -45,7 +47,7 @@ import msgspec
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.storage.store import Store
 
-__all__ = ["LOCK_NAME", "WriteLock", "write_lock"]
+__all__ = ["LOCK_NAME", "LockedError", "WriteLock", "require_unlocked", "write_lock"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,21 +88,27 @@ class Holder(msgspec.Struct, frozen=True):
         return f"{name} (pid {self.pid} on host {escaped(self.host, 60)}, since {self.since})"
 
 
+class LockedError(ConfigError):
+    """Another process, which lives, has the lock."""
+
+
 @dataclass(frozen=True)
 class WriteLock:
     """The right to write into a folder. It can be sent to worker processes."""
 
     store: Store
     token: str
+    name: str = LOCK_NAME
+    """Of the lock, in the folder."""
 
     def require(self) -> None:
         """Raise an MMStreamError if the lock was lost: another process writes now, or will."""
-        holder = _decode(_read_object(self.store))
+        holder = _decode(_read_object(self.store, self.name))
         if holder is None or holder.token != self.token:
             raise MMStreamError(
                 f"{self.store.url}: this process had the lock and lost it"
                 f"{f' to {holder}' if holder else ''}, after a pause of {SILENCE_S:.0f} s or more, "
-                f"or because {LOCK_NAME} was removed. What it wrote so far is whole; to continue, "
+                f"or because {self.name} was removed. What it wrote so far is whole; to continue, "
                 "run the same command again"
             )
 
@@ -111,15 +119,16 @@ class _ConditionalStore(Store, Protocol):
 
 
 @contextmanager
-def write_lock(store: Store, command: str) -> Iterator[WriteLock]:
+def write_lock(store: Store, command: str, name: str = LOCK_NAME) -> Iterator[WriteLock]:
     """Hold the lock on a folder or prefix for the block. Makes a folder that does not exist.
 
     Args:
         store: The folder or prefix.
         command: Who writes there, for the message to others: "convert".
+        name: Of the lock. Locks of different names do not exclude each other.
 
     Raises:
-        ConfigError: Another process has the lock. Nothing was written.
+        LockedError: Another process has the lock. Nothing was written.
     """
     holder = Holder(
         token=secrets.token_hex(16),
@@ -133,11 +142,29 @@ def write_lock(store: Store, command: str) -> Iterator[WriteLock]:
     )
     folder = store.local_path("")
     if folder is None:
-        lock = _locked_object(cast(_ConditionalStore, store), holder)
+        lock = _locked_object(cast(_ConditionalStore, store), name, holder)
     else:
-        lock = _locked_file(Path(folder, LOCK_NAME), store.url, holder)
+        lock = _locked_file(Path(folder, name), store.url, holder)
     with lock:
-        yield WriteLock(store, holder.token)
+        yield WriteLock(store, holder.token, name)
+
+
+def require_unlocked(store: Store, name: str = LOCK_NAME) -> None:
+    """Raise an error if a process that lives has a lock. The lock of a dead one stays.
+
+    Args:
+        store: The folder or prefix.
+        name: Of the lock.
+
+    Raises:
+        LockedError: Another process has the lock.
+    """
+    folder = store.local_path("")
+    if folder is not None:
+        _require_unlocked_file(Path(folder, name), store.url)
+    elif data := _read_object(store, name):
+        signs = partial(_read_object, store, name)
+        _require_dead(store.url, _decode(data), is_locked=False, signs=signs)
 
 
 # In a folder
@@ -213,8 +240,25 @@ def _lock(descriptor: _Descriptor, path: Path, url: str, holder: Holder) -> bool
     return True
 
 
-def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+def _require_unlocked_file(path: Path, url: str) -> None:
+    try:
+        fd = _open(path, create=0)
+    except FileNotFoundError:
+        return
+    try:
+        is_locked = _flock(fd, fcntl.LOCK_SH)
+        if is_locked is None:
+            raise _held(url, _decode(_read_file_patiently(fd)))
+        old = _decode(_read_file(fd))
+    finally:
+        os.close(fd)
+    if old is not None:
+        with suppress(FileNotFoundError):  # removed meanwhile
+            _require_dead(url, old, is_locked=is_locked, signs=lambda: _last_change(path))
+
+
+def _open(path: Path, create: int = os.O_CREAT) -> int:
+    flags = os.O_RDWR | create | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, 0o666)
     except OSError as error:
@@ -229,10 +273,10 @@ def _open(path: Path) -> int:
     return fd
 
 
-def _flock(fd: int) -> bool | None:
+def _flock(fd: int, kind: int = fcntl.LOCK_EX) -> bool | None:
     """Lock a file. Return None if another process has it locked, and False without such locks."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
     except OSError as error:
@@ -281,43 +325,43 @@ def _touch(descriptor: _Descriptor) -> None:
 
 
 @contextmanager
-def _locked_object(store: _ConditionalStore, holder: Holder) -> Iterator[None]:
-    _acquire_object(store, holder)
+def _locked_object(store: _ConditionalStore, name: str, holder: Holder) -> Iterator[None]:
+    _acquire_object(store, name, holder)
     num_beats = 0
 
     def beat() -> None:
         nonlocal num_beats
-        version = store.stat(LOCK_NAME).version
-        current = _decode(_read_object(store))
+        version = store.stat(name).version
+        current = _decode(_read_object(store, name))
         if current is not None and current.token == holder.token:
             num_beats += 1
             changed = msgspec.structs.replace(holder, beat=num_beats)
-            store.write_if(LOCK_NAME, msgspec.json.encode(changed), version)
+            store.write_if(name, msgspec.json.encode(changed), version)
 
     try:
         with _heartbeat(beat):
             yield
     finally:
         try:
-            current = _decode(_read_object(store))
+            current = _decode(_read_object(store, name))
             if current is not None and current.token == holder.token:
-                store.remove(LOCK_NAME)
+                store.remove(name)
         except OSError as error:
             logger.warning("%s: the lock stays, because %s", store.url, error)
 
 
-def _acquire_object(store: _ConditionalStore, holder: Holder) -> None:
+def _acquire_object(store: _ConditionalStore, name: str, holder: Holder) -> None:
     for _ in range(5):  # each time, another process was quicker
         version = None
         with suppress(FileNotFoundError):
-            version = store.stat(LOCK_NAME).version
+            version = store.stat(name).version
         # The version is older than what is read here. If it changes between, nothing is written.
-        data = _read_object(store)
+        data = _read_object(store, name)
         old = _decode(data)
         if data and (old is None or old.token != holder.token):
-            _require_dead(store.url, old, is_locked=False, signs=lambda: _read_object(store))
-        is_written = store.write_if(LOCK_NAME, msgspec.json.encode(holder), version)
-        current = _decode(_read_object(store))
+            _require_dead(store.url, old, is_locked=False, signs=lambda: _read_object(store, name))
+        is_written = store.write_if(name, msgspec.json.encode(holder), version)
+        current = _decode(_read_object(store, name))
         if current is not None and current.token == holder.token:
             return  # also when the answer to the first attempt was lost
         if is_written or current is not None:
@@ -325,10 +369,10 @@ def _acquire_object(store: _ConditionalStore, holder: Holder) -> None:
     raise _held(store.url, None)
 
 
-def _read_object(store: Store) -> bytes:
+def _read_object(store: Store, name: str) -> bytes:
     """Return the content of a lock, or nothing if there is none."""
     try:
-        return store.read(LOCK_NAME, MAX_LOCK_BYTES)
+        return store.read(name, MAX_LOCK_BYTES)
     except FileNotFoundError:
         return b""
 
@@ -367,9 +411,9 @@ def _require_dead(
     )
 
 
-def _held(url: str, holder: Holder | None) -> ConfigError:
+def _held(url: str, holder: Holder | None) -> LockedError:
     name = "another process" if holder is None else str(holder)
-    return ConfigError(f"{url}: {name} is writing here; wait for it, or end it")
+    return LockedError(f"{url}: {name} is writing here; wait for it, or end it")
 
 
 def _decode(data: bytes) -> Holder | None:

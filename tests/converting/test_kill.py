@@ -93,10 +93,10 @@ def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path
         convert(rows, out, progress=False, **options)
         assert tree(out) == tree(tmp_path / "whole")
         moment += 1
-    # Two moments each: the marker, two shards of four objects, the rejects of one of them, all
-    # rejects, the index, the manifest. One moment each: two bad lists, removed before the marker is
-    # written, and the marker at the end.
-    assert moment == 2 * (1 + 2 * 4 + 1 + 1 + 1 + 1) + 3
+    # Two moments each: the marker, two shards of five objects, the rejects of one of them, all
+    # rejects, report.json, the index, the manifest. One moment each: two bad lists, removed before
+    # the marker is written, and the marker at the end.
+    assert moment == 2 * (1 + 2 * 5 + 1 + 1 + 1 + 1 + 1) + 3
 
 
 def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):

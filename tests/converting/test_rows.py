@@ -98,7 +98,8 @@ def test_the_memory_does_not_grow_with_the_number_of_rejects(
         assert first_row or f"none of {num_rows:,} rows became a sample" in lines
         with (out / "rejects.jsonl").open() as file:
             last = json.loads(list(file)[-1])
-        assert last == {"file": path.name, "row": num_rows, "reason": "empty row"}
+        key = f"{num_rows:09d}"
+        assert last == {"file": path.name, "row": num_rows, "reason": "empty row", "key": key}
     # 600,000 rejects as Python objects would take 120 MB.
     assert peaks[600_000] - peaks[20_000] < 40
 

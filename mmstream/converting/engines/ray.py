@@ -1,0 +1,142 @@
+"""Tasks of a Ray cluster: jobs in, reports out. A task is one shard.
+
+    plan -> jobs -> RAY TASKS of `write_shard` -> manifest
+
+A task of a worker or node that died runs again on another one. A shard that was committed is
+not written twice. Ray gives each task to the next free CPU, and all shards have equally many rows.
+So the last shards end at about the same time.
+
+All nodes must see the destination and the media under the same paths. Rows need not be there: they
+go with their job, where they lie on this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mmstream.converting.media.access import MediaAccess, folder_stamp
+from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write_shard
+from mmstream.errors import ConfigError, MMStreamError, StorageError
+from mmstream.storage import is_remote, open_store
+
+__all__ = ["run_jobs"]
+
+MAX_RETRIES = 5
+"""Deaths of a worker or node that a task survives."""
+
+TASKS_PER_CPU = 2
+"""Tasks in flight. One of them waits, so that a CPU never does. Each holds the rows of a shard."""
+
+
+def run_jobs(
+    jobs: Iterable[ShardJob], num_workers: int | None = None
+) -> Iterator[tuple[str, ShardReport]]:
+    """Write shards. Yield (URL of the store, report) for each job, when it is done.
+
+    It uses the Ray that this process has started, or the cluster of ``RAY_ADDRESS``. Otherwise it
+    starts Ray on this machine, and ends it afterwards.
+
+    Args:
+        jobs: One for each shard.
+        num_workers: Most tasks at a time. Default: two for each CPU of the cluster.
+
+    Raises:
+        ConfigError: Ray is not installed.
+        MMStreamError: A task died again and again. Finished shards are kept.
+        StorageError: This machine does not see what a node wrote.
+        Exception: Whatever `write_shard` raises. The other tasks are cancelled.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "engine='ray': Ray is not installed; pip install 'mmstream[ray]'"
+        ) from None
+
+    is_own = not ray.is_initialized()
+    if is_own:
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        yield from _drain(ray, iter(jobs), num_workers)
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise MMStreamError(
+            f"convert: a task of Ray died {MAX_RETRIES + 1} times ({reason}). Finished shards are "
+            "kept; to continue, run the same command again"
+        ) from None
+    finally:
+        if is_own:
+            ray.shutdown()
+
+
+def _drain(
+    ray: Any, jobs: Iterator[ShardJob], num_workers: int | None
+) -> Iterator[tuple[str, ShardReport]]:
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_write_shard)
+    running: dict[Any, ShardJob] = {}
+    try:
+        while True:
+            limit = num_workers or _default_limit(ray)
+            for job in islice(jobs, max(0, limit - len(running))):
+                running[task.remote(_portable(job))] = job
+            if not running:
+                return
+            for reference in ray.wait(list(running), num_returns=1)[0]:
+                job, report = running.pop(reference), ray.get(reference)
+                if isinstance(report, Exception):
+                    raise report
+                _require_visible(job, report)
+                yield job.store.url, report
+    finally:
+        # Ctrl-C, or a task failed: nobody waits for the other shards.
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _default_limit(ray: Any) -> int:
+    """Return the tasks in flight for the cluster as it is now. It may grow and shrink."""
+    return max(2, TASKS_PER_CPU * int(ray.cluster_resources().get("CPU", 1)))
+
+
+def _portable(job: ShardJob) -> ShardJob:
+    """Return a job that any node can do: with its rows, and without relative paths."""
+    store, lock = job.store, job.lock
+    if store.local_path("") is not None:
+        store = open_store(str(Path(store.url).absolute()))
+        lock = replace(lock, store=store)
+    return replace(job, store=store, lock=lock, rows=job.rows.detached(), progress_folder=None)
+
+
+def _write_shard(job: ShardJob) -> ShardReport | Exception:
+    """Write a shard. An error is returned: Ray would wrap it in a traceback."""
+    try:
+        return write_shard(replace(job, access=_on_this_node(job.access)))
+    except Exception as error:
+        return error
+
+
+def _on_this_node(access: MediaAccess) -> MediaAccess:
+    """Return the access to media with what identifies their folder on this node."""
+    if access.root is None or is_remote(access.root):
+        return access
+    stamp = folder_stamp(access.root)
+    if stamp is None:
+        raise StorageError(
+            f"{access.root}: a node of Ray does not see this folder of media; share it with all "
+            "nodes, or name an s3:// prefix"
+        )
+    return replace(access, root_stamp=stamp)
+
+
+def _require_visible(job: ShardJob, report: ShardReport) -> None:
+    name = missing_file(job, report)
+    if name is not None:
+        raise StorageError(
+            f"{job.store.url_of(name)}: a node of Ray wrote it, and this machine does not see it; "
+            "write to a folder that all nodes share, or to s3://"
+        )

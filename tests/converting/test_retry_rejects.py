@@ -1,0 +1,186 @@
+"""The rejected rows of a finished dataset are tried again, into extra shards."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from mmstream.converting.retry import RETRIED_SHARDS
+from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ConfigError, ManifestError
+from mmstream.storage import open_store
+from tests.converting.test_kill import convert_and_die
+from tests.helpers.convert_corpus import keys, rejects, run, tree, write_rows
+from tests.helpers.corpora import jpeg
+
+ABSENT = (1, 4, 7, 8, 12, 17)
+"""Rows from 0 whose images come later. Row 9 has no text and stays a reject."""
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Twenty rows of which seven are rejected."""
+    rows = [{"id": i, "image": f"{i}.jpg", "text": f"row {i}"} for i in range(20)]
+    rows[9]["text"] = ""
+    for i in set(range(20)) - set(ABSENT):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
+    return write_rows(tmp_path / "rows.jsonl", rows)
+
+
+def arrive(corpus, *rows):
+    for i in rows:
+        corpus.with_name(f"{i}.jpg").write_bytes(jpeg(i))
+
+
+def convert(corpus, dest, **options):
+    return run(corpus, dest, samples_per_shard=4, **options)
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def dest(request, tmp_path):
+    if request.param == "local":
+        return str(tmp_path / "out")
+    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
+
+
+def objects(dest):
+    names = open_store(dest).list()
+    reports = [f"reports/{name}" for name in open_store(f"{dest}/reports").list()]
+    return {name: open_store(dest).read(name) for name in [*names, *reports]}
+
+
+def versions(dest):
+    return open_store(dest).list() | open_store(f"{dest}/reports").list()
+
+
+def test_what_arrived_goes_into_extra_shards_and_good_ones_are_untouched(corpus, dest):
+    convert(corpus, dest)
+    before = versions(dest)
+    arrive(corpus, *ABSENT)
+    report = convert(corpus, dest, retry_rejects=True)
+    assert (report.num_rows, report.num_samples, report.num_rejects) == (20, 19, 1)
+    assert report.was_finished is False
+    after = versions(dest)
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"mmstream.json", "rejects.jsonl", "report.json"}
+    names = [shard.name for shard in open_dataset(dest).manifest.shards]
+    assert names == [f"shard-{i:06d}.tar" for i in range(7)]
+    assert keys(dest)[13:] == [f"{i + 1:09d}" for i in ABSENT]
+    assert open_dataset(dest).manifest.source[RETRIED_SHARDS] == [2]
+    dataset = open_dataset(dest)
+    for i in (0, 8, 17, 19):
+        assert dataset[f"{i + 1:09d}"]["txt"] == f"row {i}".encode()
+    with pytest.raises(KeyError):
+        dataset["000000010"]
+
+
+def test_several_retries_take_what_is_left_each_time(corpus, tmp_path):
+    out = tmp_path / "out"
+    convert(corpus, out)
+    for arrived, num_rejects in ((ABSENT[:2], 5), (ABSENT[2:5], 2), (ABSENT[5:], 1)):
+        arrive(corpus, *arrived)
+        assert convert(corpus, out, retry_rejects=True).num_rejects == num_rejects
+    assert sorted(keys(out)) == [f"{i + 1:09d}" for i in range(20) if i != 9]
+    assert list(rejects(out)) == [10]
+    source = Manifest.from_bytes((out / "mmstream.json").read_bytes()).source
+    assert source[RETRIED_SHARDS] == [2, 2, 1]
+    report = convert(corpus, out)
+    assert (report.was_finished, report.num_new_bytes) == (True, 0)
+
+
+def test_a_retry_that_gains_nothing_changes_nothing(corpus, tmp_path):
+    convert(corpus, tmp_path / "out")
+    before = tree(tmp_path / "out")
+    report = convert(corpus, tmp_path / "out", retry_rejects=True)
+    assert (report.num_samples, report.num_rejects) == (13, 7)
+    assert tree(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_lost_shards_of_before_and_after_a_retry_are_written_again(corpus, tmp_path, check):
+    out = tmp_path / "out"
+    convert(corpus, out)
+    arrive(corpus, *ABSENT[:4])
+    convert(corpus, out, retry_rejects=True)
+    arrive(corpus, *ABSENT[4:])
+    convert(corpus, out, retry_rejects=True)
+    before = tree(out)
+    for name in ("shard-000001.tar", "shard-000005.tar.idx", "shard-000007.tar"):
+        if check:
+            data = bytearray((out / name).read_bytes())
+            data[-1] ^= 4
+            (out / name).write_bytes(data)
+        else:
+            (out / name).unlink()
+    report = convert(corpus, out, check=check)
+    assert (report.num_repaired, report.was_finished) == (3, True)
+    assert tree(out) == before
+
+
+def test_killed_anywhere_a_retry_is_repeated_to_the_same_bytes(corpus, tmp_path):
+    options = {"samples_per_shard": 4}
+    convert(corpus, tmp_path / "before")
+    arrive(corpus, *ABSENT)
+    shutil.copytree(tmp_path / "before", tmp_path / "whole")
+    convert(corpus, tmp_path / "whole", retry_rejects=True)
+    old, new = tree(tmp_path / "before"), tree(tmp_path / "whole")
+    good = set(old) - {"mmstream.json", "rejects.jsonl", "report.json"}
+    moment = 0
+    while True:
+        out = tmp_path / f"out{moment}"
+        shutil.copytree(tmp_path / "before", out)
+        if not convert_and_die(corpus, out, moment, retry_rejects=True, **options):
+            break
+        assert {name: tree(out)[name] for name in good} == {name: old[name] for name in good}
+        assert len(open_dataset(out)) in (13, 19)
+        if (out / "mmstream.json").read_bytes() == old["mmstream.json"]:
+            convert(corpus, out, retry_rejects=True)
+        else:  # the kill came behind the commit
+            convert(corpus, out)
+            (out / ".mmstream.lock").unlink(missing_ok=True)
+        assert tree(out) == new
+        moment += 1
+    assert moment == 2 * (2 * 5 + 1 + 1 + 1 + 1 + 1)
+
+
+def test_each_split_has_its_own_retry(corpus, tmp_path):
+    options = {"splits": {"train": 0.5, "val": 0.5}}
+    convert(corpus, tmp_path / "out", **options)
+    arrive(corpus, *ABSENT)
+    report = convert(corpus, tmp_path / "out", retry_rejects=True, **options)
+    assert (report.num_samples, report.num_rejects) == (19, 1)
+    assert convert(corpus, tmp_path / "out", **options).was_finished
+
+
+def test_a_retry_of_shuffled_rows_has_the_right_ones(corpus, tmp_path):
+    convert(corpus, tmp_path / "out", shuffle_seed=1)
+    arrive(corpus, *ABSENT)
+    convert(corpus, tmp_path / "out", shuffle_seed=1, retry_rejects=True)
+    assert sorted(keys(tmp_path / "out")) == [f"{i + 1:09d}" for i in range(20) if i != 9]
+
+
+def test_overwrite_removes_extra_shards(corpus, tmp_path):
+    convert(corpus, tmp_path / "out")
+    arrive(corpus, *ABSENT)
+    convert(corpus, tmp_path / "out", retry_rejects=True)
+    convert(corpus, tmp_path / "out", overwrite=True)
+    convert(corpus, tmp_path / "fresh")
+    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
+
+
+def test_only_a_finished_dataset_with_its_reports_can_be_retried(corpus, tmp_path):
+    with pytest.raises(ConfigError, match="no finished conversion"):
+        convert(corpus, tmp_path / "out", retry_rejects=True)
+    convert(corpus, tmp_path / "out", shard_range=(0, 1))
+    with pytest.raises(ConfigError, match="no finished conversion"):
+        convert(corpus, tmp_path / "out", retry_rejects=True)
+    convert(corpus, tmp_path / "out")
+    arrive(corpus, *ABSENT)
+    convert(corpus, tmp_path / "out", retry_rejects=True)
+    (tmp_path / "out" / "shard-000005.tar").unlink()
+    for report in (tmp_path / "out" / "reports").glob("*.rejects.jsonl"):
+        report.unlink()
+    with pytest.raises(ManifestError, match="bring reports/ back"):
+        convert(corpus, tmp_path / "out")
