@@ -33,15 +33,16 @@ GROUPS = {
         "--num-workers",
         "--format",
         "--dry-run",
+        "--html",
         "--max-rejects",
     ),
     "Rows": (
+        "--rows-as",
         "--limit",
         "--map",
         "--dataset-info",
         "--captions",
         "--group-spans",
-        "--html",
     ),
     "Shards": (
         "--samples-per-shard",
@@ -75,7 +76,7 @@ GROUPS = {
     columns="--map",
     splits="--split",
 )
-@click.argument("rows", nargs=-1, required=True)
+@click.argument("rows", nargs=-1)
 @click.argument("dest")
 @click.option(
     "--rows-as",
@@ -242,6 +243,13 @@ GROUPS = {
     help="Also read the shards that an earlier run wrote, and write damaged ones again.",
 )
 @max_rejects_option
+@click.option(
+    "--dry-run",
+    type=AT_LEAST_1,
+    metavar="N",
+    help="Show what the first N rows become, and write nothing. DEST may be left out.",
+)
+@click.option("--html", metavar="FILE", help="With --dry-run: a page with the pictures.")
 def convert(
     rows: tuple[str, ...],
     dest: str,
@@ -250,6 +258,8 @@ def convert(
     split: str | None,
     max_rejects: str,
     shard_range: str | None,
+    dry_run: int | None,
+    html: str | None,
     **options: Any,
 ) -> None:
     """Convert ROWS and their media to tar shards at DEST.
@@ -261,6 +271,8 @@ def convert(
     To continue an interrupted conversion, or to mend missing shards of a finished one, run the same
     command again. Rows that cannot be used are listed in DEST/rejects.jsonl, and counted by their
     reasons in DEST/report.json. The exit code is 1 if they are more than --max-rejects.
+
+    Begin with --dry-run 10: it shows what the first rows become, and writes nothing.
     """
     from mmstream.converting.convert import convert as run
     from mmstream.converting.media.options import MediaOptions
@@ -274,13 +286,19 @@ def convert(
         **{field.name: options.pop(field.name) for field in fields(MediaOptions)[1:]},
     )
     _max_rejects(max_rejects)  # a wrong one is an error before the first shard
+    if not rows and dry_run is None:
+        raise click.UsageError("name ROWS and DEST")
+    source: Any = list(rows) if len(rows) > 1 else (*rows, dest)[0]
+    options |= {"format": row_format, "columns": _columns(columns), "media": media}
+    if dry_run is not None:
+        _dry_run(source, dry_run, html, options)
+        return
+    if html is not None:
+        raise click.UsageError("--html shows a dry run; give --dry-run too")
     report = run(
-        rows[0] if len(rows) == 1 else list(rows),
+        source,
         dest,
-        format=row_format,
-        columns=_columns(columns),
         splits=splits,
-        media=media,
         max_rejects=1.0,  # the limit is judged below, in the words of the command line
         **options,
     )
@@ -324,6 +342,33 @@ def _show_summary(report: ConvertReport) -> None:
         say(f"{summary}, all converted before; to convert again, use --overwrite")
     else:
         say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
+
+
+def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:
+    """Show what the first rows become, in the terminal or on a page."""
+    from mmstream.converting.dry_run import dry_run
+    from mmstream.display import Card, Shown, card_lines, cards_html
+
+    cards: list[Card] = []
+    dry_rows = dry_run(rows, num_rows, **options)
+    for row in dry_rows:
+        address = f"row {row.number}"
+        if row.reject is not None:
+            note = f"rejected; {row.reject.file} row {row.reject.row}"
+            cards.append(Card(address, None, note, row.reject.reason))
+        words = f"{address}, format {row.format}" if row.format else address
+        if row.unread:
+            words += f", keys that nothing read: {', '.join(row.unread)}"
+        cards += [Card(words, sample) for sample in row.samples]
+    num_rejects = sum(row.reject is not None for row in dry_rows)
+    head = f"dry run: {_rows(len(dry_rows))}, {num_rejects:,} rejected; nothing was written"
+    if html is not None:
+        say(f"{head}; {Shown(cards_html(head, cards), head).save(html)}")
+        return
+    say(head)
+    for card in cards:
+        for line in card_lines(card):
+            say(line)
 
 
 def _columns(pairs: tuple[str, ...]) -> dict[str, str]:

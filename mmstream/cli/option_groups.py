@@ -32,7 +32,8 @@ class GroupedCommand(click.Command):
         records = {
             name: record
             for param in self.get_params(ctx)
-            if (record := param.get_help_record(ctx)) is not None
+            if isinstance(param, click.Option)
+            and (record := param.get_help_record(ctx)) is not None
             for name in param.opts[:1]
         }
         grouped = {name for names in self.groups.values() for name in names}

@@ -12,9 +12,14 @@
     url_secrets.py     what of a URL is not published
     sidecar.py      a Parquet file of what each shard holds
     rejects.py      the rows that became no sample, for each shard and for all
+    report.py       what the rows became, in numbers
+    hashed_file.py  the bytes of a tar, written and hashed by a thread
+    live_counts.py  the rows so far, from any process to the progress bar
+    progress.py     the progress bar
     engines/        several shards at a time
     quality/        what a corpus holds twice
     destination.py  before the first shard and after the last: marker, rejects, manifest
+    dry_run.py      what the first rows would become
     captions.py     rows of captions -> rows of conversations, to convert afterwards
 
 The output depends only on the rows, the media and the options. Every run writes the same bytes,
