@@ -64,7 +64,17 @@ GROUPS = {
         "--min-duration",
         "--max-duration",
     ),
-    "Media elsewhere": ("--allow-url", "--allow-host"),
+    "Media elsewhere": ("--allow-url", "--allow-host", "--ignore-robots"),
+    "Downloads": (
+        "--num-connections",
+        "--num-connections-per-host",
+        "--download-timeout",
+        "--download-idle-timeout",
+        "--download-tries",
+        "--max-download-bytes",
+        "--max-redirects",
+        "--max-unanswered",
+    ),
 }
 """Headings of the help, and the options below them. Other options come last."""
 
@@ -75,6 +85,11 @@ GROUPS = {
     format="--format",
     columns="--map",
     splits="--split",
+    timeout_s="--download-timeout",
+    idle_timeout_s="--download-idle-timeout",
+    num_tries="--download-tries",
+    max_bytes="--max-download-bytes",
+    allow_hosts="--allow-host",
 )
 @click.argument("rows", nargs=-1)
 @click.argument("dest")
@@ -219,6 +234,80 @@ GROUPS = {
     help="Reject longer audio and video files.",
 )
 @click.option(
+    "--num-connections",
+    type=AT_LEAST_1,
+    default=64,
+    show_default=True,
+    help="Downloads of http(s) URLs at the same time, over all workers.",
+)
+@click.option(
+    "--num-connections-per-host",
+    type=AT_LEAST_1,
+    default=16,
+    show_default=True,
+    help="Downloads from one host at the same time, over all workers.",
+)
+@click.option(
+    "--download-timeout",
+    "timeout_s",
+    type=float,
+    metavar="SECONDS",
+    default=20,
+    show_default=True,
+    help="Time for one try, and one second more for every 128 KiB that arrived.",
+)
+@click.option(
+    "--download-idle-timeout",
+    "idle_timeout_s",
+    type=float,
+    metavar="SECONDS",
+    default=10,
+    show_default=True,
+    help="A try fails when no byte comes for so long.",
+)
+@click.option(
+    "--download-tries",
+    "num_tries",
+    type=AT_LEAST_1,
+    default=3,
+    show_default=True,
+    help="Tries of a URL whose failure may pass.",
+)
+@click.option(
+    "--max-download-bytes",
+    "max_bytes",
+    type=AT_LEAST_1,
+    default=128 << 20,
+    show_default=True,
+    help="Longest file that is downloaded.",
+)
+@click.option(
+    "--max-redirects",
+    type=AT_LEAST_0,
+    default=5,
+    show_default=True,
+    help="Redirects that a download follows.",
+)
+@click.option(
+    "--max-unanswered",
+    type=AT_LEAST_0,
+    default=100,
+    show_default=True,
+    help="Stop when nobody answers so many downloads in a row: the network is down. 0: never stop.",
+)
+@click.option(
+    "--ignore-robots",
+    is_flag=True,
+    help="Also take media whose servers say noai, noimageai, noindex or noimageindex.",
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME[:PORT]",
+    help="URLs may name this host, although its address is private. May be repeated.",
+)
+@click.option(
     "--sidecar/--no-sidecar",
     default=True,
     help="Write a Parquet file beside each shard that says what it holds.  [default: sidecar]",
@@ -275,6 +364,7 @@ def convert(
     Begin with --dry-run 10: it shows what the first rows become, and writes nothing.
     """
     from mmstream.converting.convert import convert as run
+    from mmstream.converting.media.download_options import DOWNLOAD_FLAGS, DownloadOptions
     from mmstream.converting.media.options import MediaOptions
 
     splits = _splits(split) if split else None
@@ -285,11 +375,16 @@ def convert(
         check=options.pop("check_media"),
         **{field.name: options.pop(field.name) for field in fields(MediaOptions)[1:]},
     )
+    downloads = DownloadOptions(
+        honor_robots=not options.pop("ignore_robots"),
+        **{name: options.pop(name) for name in (*DOWNLOAD_FLAGS, "allow_hosts")},
+    )
     _max_rejects(max_rejects)  # a wrong one is an error before the first shard
     if not rows and dry_run is None:
         raise click.UsageError("name ROWS and DEST")
     source: Any = list(rows) if len(rows) > 1 else (*rows, dest)[0]
     options |= {"format": row_format, "columns": _columns(columns), "media": media}
+    options["downloads"] = downloads
     if dry_run is not None:
         _dry_run(source, dry_run, html, options)
         return

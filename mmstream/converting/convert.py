@@ -26,6 +26,7 @@ from mmstream.converting.destination import (
 from mmstream.converting.engines.engine import Engine, engine_of, require_engine
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
+from mmstream.converting.media.download_options import DownloadOptions
 from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
 from mmstream.converting.options import Options
 from mmstream.converting.outputs import (
@@ -137,6 +138,7 @@ def convert(
     shuffle_seed: int | None = None,
     splits: Mapping[str, float] | None = None,
     media: MediaOptions | None = None,
+    downloads: DownloadOptions | None = None,
     allow_urls: Sequence[str] = (),
     sidecar: bool = True,
     split_by: str | None = None,
@@ -193,6 +195,9 @@ def convert(
             more rows are added later.
         media: Checks of media files, and how images are made smaller or encoded again. Default:
             `MediaOptions()`, which reads headers and changes nothing.
+        downloads: Limits of the downloads, for media that rows name by http(s) URLs. They are not
+            in the plan: an interrupted conversion may go on with others. Default:
+            `DownloadOptions()`.
         allow_urls: URL prefixes outside `media_root` that rows may name, such as
             ``"s3://bucket/photos/"``. They are read with your credentials.
         sidecar: Write a Parquet file beside each shard, ``shard-000000.parquet``, that says what
@@ -277,10 +282,11 @@ def convert(
     access = MediaAccess(
         root,
         require_prefixes(allow_urls),
+        DownloadOptions() if downloads is None else downloads,
         num_processes=max(1, num_workers or 1),
         root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
     )
-    command = _command(rows, dest, media_root, allow_urls, options, row_options)
+    command = _command(rows, dest, media_root, access, options, row_options)
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows, row_options) as source, ExitStack() as locks:
         outputs = [
@@ -479,7 +485,7 @@ def _command(
     rows: Rows,
     dest: str,
     media_root: str | None,
-    allow_urls: Sequence[str],
+    access: MediaAccess,
     options: Options,
     row_options: RowOptions,
 ) -> str:
@@ -492,7 +498,8 @@ def _command(
     words += ["--limit", str(row_options.limit)] if row_options.limit is not None else []
     words += ["--group-spans"] if options.group_spans else []
     words += ["--media-root", media_root] if media_root is not None else []
-    words += [word for prefix in allow_urls for word in ("--allow-url", prefix)]
+    words += [word for prefix in access.allow_urls for word in ("--allow-url", prefix)]
+    words += access.downloads.words()
     words += ["--samples-per-shard", str(options.samples_per_shard)]
     words += ["--format", options.format.name] if options.format.name else []
     if options.format.dataset_info:

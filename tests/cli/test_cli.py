@@ -52,7 +52,9 @@ OPTIONS = {
     "convert": "rows dest --rows-as --media-root --samples-per-shard --num-workers --format --map "
     "--dataset-info --captions --shuffle-seed --split --allow-url --media-check --max-image-side "
     "--image-quality --image-format --min-image-side --max-aspect --min-duration --max-duration "
-    "--sidecar --split-by --limit --group-spans --overwrite --check --max-rejects",
+    "--num-connections --num-connections-per-host --download-timeout --download-idle-timeout "
+    "--download-tries --max-download-bytes --max-redirects --max-unanswered --ignore-robots "
+    "--allow-host --sidecar --split-by --limit --group-spans --overwrite --check --max-rejects",
     "index": "url --output --repack --checksums --overwrite --num-threads",
     "info": "url --keys --json --stats --samples --seed --tokenizer --html --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",

@@ -9,6 +9,7 @@ import tarfile
 import threading
 import time
 from concurrent.futures import Future
+from functools import cache
 
 import fsspec
 import pytest
@@ -80,7 +81,7 @@ def test_a_damaged_data_url_is_a_reject_without_its_data(url, reason):
 
 
 def test_reasons_hold_no_signature_of_a_url(monkeypatch):
-    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
     url = "https://host/a.png?X-Amz-Signature=1f2e3d"
 
     def rows():
@@ -273,7 +274,7 @@ def web_rows(count):
 
 
 def test_downloads_arrive_in_any_order_and_rows_keep_theirs(monkeypatch):
-    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
     monkeypatch.setattr(load_module, "MAX_BYTES_AHEAD", 3 * len(png()))
     rows = load_rows(web_rows(20), MediaAccess(None), MediaOptions())
     numbers = []
@@ -294,7 +295,7 @@ def test_downloads_arrive_in_any_order_and_rows_keep_theirs(monkeypatch):
 
 
 def test_no_more_rows_than_the_limit_are_ahead(monkeypatch):
-    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
     monkeypatch.setattr(load_module, "MAX_ROWS_AHEAD", 5)
     pulled = []
 
@@ -315,7 +316,7 @@ def test_no_more_rows_than_the_limit_are_ahead(monkeypatch):
 
 
 def test_a_failed_network_stops_the_conversion_and_is_no_reject(monkeypatch):
-    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
 
     def rows():
         yield from web_rows(1)

@@ -42,6 +42,7 @@ class MediaServer:
         self.num_connections = 0
         self.num_open = 0
         self.max_open = 0
+        self._was_revived = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -72,8 +73,15 @@ class MediaServer:
         query = f"?fault={fault}&times={times}" if fault else ""
         return f"http://{self.host}/{name}{query}"
 
-    async def _start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    def revive(self) -> None:
+        """Serve again at the same port, after the fault "stop"; it does not stop again."""
+        self._was_revived = True
+        self._server = asyncio.run_coroutine_threadsafe(self._start(self.port), self._loop).result(
+            10
+        )
+
+    async def _start(self, port: int = 0) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", port)
 
     async def _stop(self) -> None:
         self._server.close()
@@ -108,6 +116,8 @@ class MediaServer:
         query = dict(parse_qsl(pieces.query))
         body = self.media.get(pieces.path.lstrip("/"))
         fault = query.get("fault")
+        if fault == "stop" and self._was_revived:
+            fault = None
         if fault and self.requests[target] <= int(query["times"]):
             return await self._fail(fault, body or b"", writer)
         if body is None:
@@ -169,6 +179,11 @@ class MediaServer:
         connection: socket.socket = writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
+        return False
+
+    async def _fail_stop(self, writer: asyncio.StreamWriter, body: bytes, argument: str) -> bool:
+        """Stop to serve."""
+        self._server.close()
         return False
 
     async def _fail_close(self, writer: asyncio.StreamWriter, body: bytes, argument: str) -> bool:

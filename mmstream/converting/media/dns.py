@@ -60,7 +60,6 @@ class DnsCache:
         self._entries: dict[str, _Entry] = {}
         self._running: dict[str, asyncio.Future[_Entry]] = {}
         self._threads = ThreadPoolExecutor(NUM_THREADS, "mmstream-dns")
-        self.num_lookups = 0
 
     async def addresses(self, host: str) -> tuple[str, ...]:
         """Return the addresses of a name, in the resolver's order of preference.
@@ -106,14 +105,8 @@ class DnsCache:
             lookup.exception()  # perhaps nobody waits for it any more
 
     async def _lookup(self, host: str) -> _Entry:
-        self.num_lookups += 1
         loop = asyncio.get_running_loop()
-        try:
-            addresses = tuple(await loop.run_in_executor(self._threads, self._look_up, host))
-        except (socket.gaierror, UnicodeError) as error:
-            if isinstance(error, socket.gaierror) and error.errno not in _NO_SUCH_NAME:
-                raise TryFailedError("DNS did not answer", is_dns=True) from None
-            addresses = ()
+        addresses = await loop.run_in_executor(self._threads, self._answer, host)
         self._on_answer(host)
         ttl = POSITIVE_TTL_S if addresses else NEGATIVE_TTL_S
         entry = _Entry(self._clock() + ttl, addresses)
@@ -122,6 +115,20 @@ class DnsCache:
         if len(self._entries) > MAX_NAMES:
             del self._entries[next(iter(self._entries))]
         return entry
+
+    def _answer(self, host: str) -> tuple[str, ...]:
+        """Return the addresses of a name; none if it does not exist. Runs in a thread."""
+        started = self._clock()
+        try:
+            return tuple(self._look_up(host))
+        except UnicodeError:
+            return ()
+        except socket.gaierror as error:
+            if error.errno in _NO_SUCH_NAME:
+                return ()
+            failure = TryFailedError("DNS did not answer", is_dns=True)
+            failure.started = started
+            raise failure from None
 
 
 def look_up(host: str) -> list[str]:

@@ -15,7 +15,9 @@ Redirects are followed here and not by the HTTP client, so that each hop is chec
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
 import random
 import re
 import threading
@@ -23,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import cache
 from types import TracebackType
 from urllib.parse import urljoin
 
@@ -152,7 +154,6 @@ class Downloader:
     async def _try_often(self, url: str, max_bytes: int) -> bytes:
         partial = Partial()
         for num_tries in range(1, self._options.num_tries + 1):
-            started = time.monotonic()
             try:
                 return await self._follow(url, max_bytes, partial)
             except TryFailedError as error:
@@ -162,7 +163,7 @@ class Downloader:
                 await asyncio.sleep(backoff_s(num_tries, self._random))
         if not failure.is_answered:
             outage = self._dns_outage if failure.is_dns else self._server_outage
-            await outage.require_network(failure.origin, failure.reason, started)
+            await outage.require_network(failure.origin, failure.reason, failure.started)
         raise RowError(failure.reason)
 
     async def _follow(self, url: str, max_bytes: int, partial: Partial) -> bytes:
@@ -207,11 +208,11 @@ class Downloader:
     async def _get(
         self, address: WebAddress, host: Host, max_bytes: int, partial: Partial
     ) -> bytes | Redirect:
-        is_answered = True
+        is_answered, started = True, time.monotonic()
         try:
             return await self._client.get(address, max_bytes, partial, keep_connection=host.is_busy)
         except TryFailedError as failure:
-            is_answered = failure.is_answered
+            is_answered, failure.started = failure.is_answered, started
             raise
         except (StorageError, asyncio.CancelledError):
             is_answered = False
@@ -236,11 +237,19 @@ class Downloader:
         return True
 
 
-@lru_cache(maxsize=4)
-def shared_downloader(options: DownloadOptions, num_processes: int = 1) -> Downloader:
+@cache
+def shared_downloader(options: DownloadOptions, num_processes: int) -> Downloader:
     """Return the downloader of this process, which lives as long as the process.
 
     A worker process writes many shards. With one downloader for all of them, names in DNS and dead
     hosts are not forgotten with each shard. Its thread does not keep the process alive.
     """
-    return Downloader(options, num_processes).__enter__()
+    downloader = Downloader(options, num_processes).__enter__()
+    atexit.register(_close_in, os.getpid(), downloader)
+    return downloader
+
+
+def _close_in(process_id: int, downloader: Downloader) -> None:
+    """Close a downloader at the end of its process. A fork of it does not have the thread."""
+    if os.getpid() == process_id:
+        downloader.__exit__(None, None, None)

@@ -6,13 +6,26 @@ They change how the work is done, not what is written, so the plan of a conversi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mmstream.converting.media.addresses import host_rule
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["DownloadOptions"]
+__all__ = ["DOWNLOAD_FLAGS", "DownloadOptions"]
+
+DOWNLOAD_FLAGS = {
+    "num_connections": "--num-connections",
+    "num_connections_per_host": "--num-connections-per-host",
+    "timeout_s": "--download-timeout",
+    "idle_timeout_s": "--download-idle-timeout",
+    "num_tries": "--download-tries",
+    "max_bytes": "--max-download-bytes",
+    "max_redirects": "--max-redirects",
+    "max_unanswered": "--max-unanswered",
+}
+"""Flags of ``mmstream convert`` by the names of the numbers."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class DownloadOptions:
 
     num_connections: int = 64
     num_connections_per_host: int = 16
-    timeout_s: float = 30.0
+    timeout_s: float = 20.0
     idle_timeout_s: float = 10.0
     num_tries: int = 3
     max_bytes: int = 128 << 20
@@ -79,3 +92,14 @@ class DownloadOptions:
             raise ConfigError(f"allow_hosts={self.allow_hosts!r}: give a tuple of names")
         for host in self.allow_hosts:
             host_rule(host)
+
+    def words(self) -> Iterator[str]:
+        """Yield the words of a command line that has these options, without the defaults."""
+        default = DownloadOptions()
+        for name, flag in DOWNLOAD_FLAGS.items():
+            if getattr(self, name) != getattr(default, name):
+                yield from (flag, str(getattr(self, name)))
+        if not self.honor_robots:
+            yield "--ignore-robots"
+        for host in self.allow_hosts:
+            yield from ("--allow-host", host)

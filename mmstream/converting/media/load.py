@@ -28,7 +28,7 @@ from mmstream.converting.media.data_urls import (
     is_base64,
     is_data_url,
 )
-from mmstream.converting.media.download import Downloader
+from mmstream.converting.media.download import shared_downloader
 from mmstream.converting.media.files import LocalFolder
 from mmstream.converting.media.look_ahead import ArrivedBytes, Ticket
 from mmstream.converting.media.objects import object_size, read_object, read_object_range
@@ -99,7 +99,8 @@ class _WaitingRow:
 class _Loader:
     """Reads media for the rows of a shard. A context manager.
 
-    The downloader and the threads start when a row first needs them.
+    The downloader and the threads start when a row first needs them. The downloader is that of the
+    process; the downloads that nobody waits for any more end with the loader.
     """
 
     def __init__(self, access: MediaAccess, options: MediaOptions) -> None:
@@ -109,7 +110,7 @@ class _Loader:
         self._arrived = ArrivedBytes(MAX_BYTES_AHEAD)
         self._inline_bytes = self._num_tickets = 0
         self._resources = ExitStack()
-        self._downloader: Downloader | None = None
+        self._downloads: set[Future[bytes]] = set()
         self._threads: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> _Loader:
@@ -117,6 +118,8 @@ class _Loader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for download in tuple(self._downloads):
+            download.cancel()
         self._resources.close()
 
     def start(self, row: Row, draft: Draft | RowError) -> _WaitingRow:
@@ -218,11 +221,11 @@ class _Loader:
             return read_object_range(url, self._access, *span)
 
     def _download(self, url: str) -> Future[bytes]:
-        if self._downloader is None:
-            self._downloader = self._resources.enter_context(
-                Downloader(self._access.downloads, self._access.num_processes)
-            )
-        return self._downloader.start(url, MAX_ROW_BYTES)
+        downloader = shared_downloader(self._access.downloads, self._access.num_processes)
+        download = downloader.start(url, MAX_ROW_BYTES)
+        self._downloads.add(download)
+        download.add_done_callback(self._downloads.discard)
+        return download
 
     def _thread_pool(self) -> ThreadPoolExecutor:
         if self._threads is None:

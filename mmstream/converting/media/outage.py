@@ -12,6 +12,7 @@ time after the DNS server of a machine has died.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -19,7 +20,7 @@ from mmstream.errors import StorageError
 
 __all__ = ["Outage"]
 
-FRESH_S = 5.0
+FRESH_S = 1.0
 """An older answer shows nothing about the network as it is now."""
 
 NUM_WITNESSES = 3
@@ -52,6 +53,7 @@ class Outage:
         self._answered_at = float("-inf")
         self._num_unanswered = 0
         self._unanswered_hosts: set[str] = set()
+        self._probing = asyncio.Lock()
 
     def answered(self, host: str) -> None:
         """Note that a host answered, in whatever way."""
@@ -69,7 +71,7 @@ class Outage:
         Args:
             host: Whose download failed.
             reason: Why its last try failed.
-            since: When its last try began, by the clock. An answer before it shows nothing.
+            since: When its last request was sent, by the clock. Earlier answers show nothing.
 
         Raises:
             StorageError: The network is down, as far as this process can know.
@@ -81,13 +83,15 @@ class Outage:
         num = len(self._unanswered_hosts) if self._witnesses else self._num_unanswered
         if num >= self._max_unanswered:
             raise self._error(f"the last {num} {'hosts' if self._witnesses else 'downloads'}", host)
-        if not self._witnesses or self._answered_at >= max(since, self._clock() - FRESH_S):
+        if not self._witnesses:
             return
-        witnesses = list(self._witnesses)[::-1]
-        for witness in witnesses:
-            if await self._probe(witness):
-                self._answered_at = self._clock()
+        async with self._probing:  # one probe serves all downloads that failed meanwhile
+            if self._answered_at >= max(since, self._clock() - FRESH_S):
                 return
+            for witness in list(self._witnesses)[::-1]:
+                if await self._probe(witness):
+                    self._answered_at = self._clock()
+                    return
         raise self._error(f"{host} and the hosts that answered before", host, reason)
 
     def _error(self, hosts: str, host: str, reason: str = "") -> StorageError:

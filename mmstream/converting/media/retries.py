@@ -26,9 +26,11 @@ class TryFailedError(Exception):
         asks_patience: The server said that it gets too many requests.
         wait_s: What the server asked for by ``Retry-After``, or None.
         origin: Host and port of the request.
+        started: When the request was sent, by `time.monotonic`.
     """
 
     origin = ""
+    started = 0.0
 
     def __init__(
         self,

@@ -337,11 +337,11 @@ def test_names_that_do_not_exist_are_rows_without_media(server: MediaServer) -> 
 
 
 def test_leaving_ends_all_downloads_and_the_thread(server: MediaServer) -> None:
-    started = time.monotonic()
+    started, threads = time.monotonic(), set(threading.enumerate())
     with Downloader(options(server, idle_timeout_s=30, timeout_s=30)) as downloader:
         future = downloader.start(server.url("a.jpg", "silence"))
         while not server.num_open:
             time.sleep(0.01)
     assert future.cancelled()
     assert time.monotonic() - started < 20
-    assert not any(thread.name == "mmstream-downloads" for thread in threading.enumerate())
+    assert set(threading.enumerate()) <= threads
