@@ -8,6 +8,9 @@ compressed.py   gzip, zstd, bzip2, xz
 json_values.py  a JSON array, or a stream of objects -> lines
 tables.py       csv and tsv
 coco.py         COCO's annotation files
+parquet.py      Parquet files, read where they lie
+python_rows.py  iterables, data frames, data sets of Hugging Face
+values.py       values of Python and Arrow -> JSON values and bytes
 groups.py       consecutive rows about one medium -> one row
 spool.py        rows without lines of their own -> one temporary file
 records.py      rows by their byte ranges: lines of JSON, records of a spool

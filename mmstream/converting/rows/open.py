@@ -37,6 +37,13 @@ from mmstream.converting.rows.fetch import (
 )
 from mmstream.converting.rows.groups import group_rows
 from mmstream.converting.rows.json_values import NotJSONError, write_lines
+from mmstream.converting.rows.parquet import (
+    PARQUET_MAGIC,
+    ParquetFile,
+    ParquetSource,
+    iter_parquet,
+)
+from mmstream.converting.rows.python_rows import iter_python_rows, named_splits
 from mmstream.converting.rows.records import (
     RecordFile,
     RecordSource,
@@ -161,7 +168,7 @@ def input_urls(rows: Rows) -> list[str]:
 def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
     names = file_names(rows)
     if names is None:
-        raise ConfigError("rows: pass a path or a URL")
+        return _Opener(folder, "rows", options).open_python(rows)
     urls = expand(names)
     short = short_names(urls)
     files = [InputFile(url, name) for url, name in zip(urls, short, strict=True)]
@@ -180,11 +187,40 @@ class _Opener:
         self._num_rows = self._num_paths = 0
 
     def open(self, files: Sequence[InputFile]) -> RowSource:
+        """Return the source of some files."""
+        if (tables := self._parquet_in_place(files)) is not None:
+            return ParquetSource.of(self._name, tables, self._options.limit)
         with self._offsets_path.open("wb") as offsets:
             for file in files:
                 if self._rows_left != 0:
                     self._add_file(file, offsets)
         return self._source()
+
+    def open_python(self, rows: Any) -> RowSource:
+        """Return the source of rows from Python. They are taken one by one, once."""
+        with self._offsets_path.open("wb") as offsets:
+            for split, split_rows in named_splits(rows).items():
+                if self._rows_left != 0:
+                    file = InputFile("", split or "rows", split)
+                    self._add_spool(iter_python_rows(split_rows), file, offsets)
+        return self._source()
+
+    def _parquet_in_place(self, files: Sequence[InputFile]) -> list[ParquetFile] | None:
+        """Return Parquet files that are best read where they lie, otherwise None.
+
+        A shard that begins within a row group decodes the rows before it too. So no row group may
+        be longer than two shards.
+        """
+        if self._options.group_spans or any(file.url == STDIN for file in files):
+            return None
+        tables = []
+        for file in files:
+            if read_head(file.url, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
+                return None
+            tables.append(ParquetFile.open(file))
+            if max(tables[-1].group_sizes, default=0) > 2 * self._options.run_length:
+                return None
+        return tables
 
     def _source(self) -> RecordSource:
         size = self._offsets_path.stat().st_size
@@ -202,6 +238,9 @@ class _Opener:
         return self._folder / f"rows-{self._num_paths}"
 
     def _add_file(self, file: InputFile, offsets: BinaryIO) -> None:
+        if file.url != STDIN and read_head(file.url, len(PARQUET_MAGIC)) == PARQUET_MAGIC:
+            self._add_spool(iter_parquet(ParquetFile.open(file)), file, offsets)
+            return
         path = self._plain(file)
         kind, delimiter = self._kind(path, file)
         if kind == "json":
@@ -265,6 +304,8 @@ class _Opener:
                 refuse_wrong_kind(read_head(str(path), HEAD_BYTES), file.url)
                 return kind, ""
         head = read_head(str(path), HEAD_BYTES)
+        if head.startswith(PARQUET_MAGIC):
+            return "parquet", ""
         if is_tar(head):
             raise ConfigError(f"{file.url}: this is a tar; name it alone, or unpack it")
         return text_kind(path, file.url)
@@ -282,6 +323,8 @@ class _Opener:
     def _parsed(
         self, path: Path, kind: RowKind, delimiter: str, file: InputFile
     ) -> Iterator[NumberedRow]:
+        if kind == "parquet":
+            return iter_parquet(ParquetFile.open(InputFile(str(path), file.name)))
         if kind in ("csv", "tsv"):
             return iter_table(path, delimiter, file.url)
         if kind == "coco":

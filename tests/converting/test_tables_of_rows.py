@@ -1,0 +1,264 @@
+"""Rows in Parquet and from Python: tables, iterables, data sets of Hugging Face."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import json
+import re
+import uuid
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mmstream.converting.draft import RowError
+from mmstream.converting.rows.open import RowOptions, open_rows
+from mmstream.converting.rows.parquet import ParquetSource
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ConfigError, MMStreamError
+from tests.helpers.convert_corpus import run, shards, tree
+from tests.helpers.corpora import jpeg
+
+ROWS = [{"id": f"r{i}", "text": f"row {i}", "n": i} for i in range(40)]
+
+
+def values(rows, **options):
+    with open_rows(rows, RowOptions(**options)) as source:
+        return [row.value for row in source.select(range(source.num_rows)).read()]
+
+
+def plain(tmp_path, **options):
+    path = tmp_path / "plain.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    run(path, tmp_path / "plain", **options)
+    return shards(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("row_group_size", [1, 3, 7, 40])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle_seed": 3}, {"splits": {"a": 0.5, "b": 0.5}}, {"limit": 11}],
+    ids=str,
+)
+def test_parquet_gives_the_same_shards_as_the_rows_in_jsonl(tmp_path, row_group_size, options):
+    expected = plain(tmp_path, **options)
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=row_group_size)
+    run(path, tmp_path / "out", **options)
+    assert shards(tmp_path / "out") == expected
+
+
+def test_several_parquet_files_and_iterables_give_the_same_shards(tmp_path):
+    expected = plain(tmp_path)
+    for i, (start, stop) in enumerate(((0, 13), (13, 30), (30, 40))):
+        table = pa.Table.from_pylist(ROWS[start:stop])
+        pq.write_table(table, tmp_path / f"{i}.parquet", row_group_size=5)
+    with open_rows(f"{tmp_path}/*.parquet") as source:
+        assert isinstance(source, ParquetSource)
+        rows = list(source.select([39, 12, 13, 14, 2]).read())
+    assert [row.value for row in rows] == [ROWS[i] for i in (39, 12, 13, 14, 2)]
+    assert [(row.file, row.number, row.index) for row in rows[:3]] == [
+        *(("2.parquet", 10, 39), ("0.parquet", 13, 12), ("1.parquet", 1, 13)),
+    ]
+    sources = {
+        "files": f"{tmp_path}/*.parquet",
+        "list": ROWS,
+        "generator": iter(ROWS),
+        "table": pa.Table.from_pylist(ROWS),
+        "batches": iter(pa.Table.from_pylist(ROWS).to_batches(max_chunksize=9)),
+    }
+    for name, rows in sources.items():
+        run(rows, tmp_path / name)
+        assert shards(tmp_path / name) == expected, name
+
+
+def test_parquet_behind_a_url_is_read_where_it_lies(tmp_path):
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), buffer, row_group_size=8)
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/bucket-of-tables/rows.parquet", buffer.getvalue())
+    try:
+        run("memory://bucket-of-tables/rows.parquet", tmp_path / "out", media_root=tmp_path)
+    finally:
+        files.rm("/bucket-of-tables", recursive=True)
+    assert shards(tmp_path / "out") == plain(tmp_path)
+
+
+def test_a_null_in_a_table_is_an_absent_key_and_a_null_in_a_list_stays(tmp_path):
+    table = pa.table(
+        {
+            "text": ["a", None],
+            "parts": [[{"type": "text", "url": None}], None],
+            "images": [[None, "x"], []],
+            "when": [datetime.datetime(2020, 1, 2), None],
+            "score": [float("nan"), 0.5],
+            "bytes": [b"\xff", None],
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert (
+        values(tmp_path / "rows.parquet")
+        == values(table)
+        == [
+            {
+                "text": "a",
+                "parts": [{"type": "text"}],
+                "images": [None, "x"],
+                "when": "2020-01-02T00:00:00",
+                "bytes": b"\xff",
+            },
+            {"images": [], "score": 0.5},
+        ]
+    )
+
+
+def test_only_the_columns_of_ids_are_read_for_splits(tmp_path, monkeypatch):
+    rows = [{"id": i, "text": "t", "speaker": f"s{i % 3}"} for i in range(9)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = []
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def counted(self, *args, columns=None, **kwargs):
+        read.append(columns)
+        return iter_batches(self, *args, columns=columns, **kwargs)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    for key in (None, "speaker"):
+        with (
+            open_rows(tmp_path / "rows.parquet") as table,
+            open_rows(tmp_path / "rows.jsonl") as lines,
+        ):
+            assert (table.id_hashes(key) == lines.id_hashes(key)).all()
+    assert read == [["id"]] * 2 + [["speaker", "id"]] * 2
+    pq.write_table(pa.Table.from_pylist([{"text": f"t{i}"} for i in range(9)]), tmp_path / "b")
+    with open_rows(tmp_path / "b") as table:
+        assert len(set(table.id_hashes().tolist())) == 9
+
+
+def test_damaged_parquet_is_a_clear_error(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path, compression="zstd")
+    data = bytearray(path.read_bytes())
+    path.write_bytes(data[:-30])
+    with pytest.raises(ConfigError, match=r"rows\.parquet: damaged Parquet"):
+        run(path, tmp_path / "out")
+    data[8:60] = bytes(52)
+    path.write_bytes(data)
+    with pytest.raises(MMStreamError, match=r"rows\.parquet: row group 0 is damaged"):
+        run(path, tmp_path / "out", samples_per_shard=40)
+
+
+def test_parquet_that_changes_during_the_conversion_stops_it(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    with open_rows(path) as source:
+        rows = source.select(range(5))
+        pq.write_table(pa.Table.from_pylist(ROWS[:-1]), path)
+        with pytest.raises(MMStreamError, match="was replaced"):
+            next(rows.read())
+
+
+def test_values_of_python_become_json_or_a_reject_that_names_the_key(tmp_path):
+    number = uuid.UUID(int=5)
+    rows = [
+        {"a": np.float32(0.5), "b": np.arange(3), "c": (1, 2), "d": number, "e": Path("x/y.jpg")},
+        {"a": float("inf"), "b": datetime.date(2020, 1, 2), "c": decimal.Decimal("1.5"), "d": None},
+        {"a": {1, 2}},
+        {"a": [{"b": 2**70}]},
+        {1: "a"},
+        "words",
+        {"a": bytearray(b"x"), "b": np.array([[1.0, np.nan]])},
+    ]
+    read = values(rows)
+    assert read[0] == {"a": 0.5, "b": [0, 1, 2], "c": [1, 2], "d": str(number), "e": "x/y.jpg"}
+    assert read[1] == {"a": None, "b": "2020-01-02", "c": 1.5, "d": None}
+    reasons = [str(value) for value in read if isinstance(value, RowError)]
+    assert reasons == [
+        "a: a set is no JSON value, bytes or picture",
+        "b: an integer of more than 64 bits",
+        "row: the key 1 is no text",
+    ]
+    assert read[5:] == ["words", {"a": b"x", "b": [[1.0, None]]}]
+
+
+def test_pictures_of_pillow_keep_the_bytes_of_their_file_until_they_are_loaded(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(jpeg(1))
+    untouched, loaded = Image.open(tmp_path / "a.jpg"), Image.open(tmp_path / "a.jpg")
+    loaded.load()
+    drawn = Image.new("RGBA", (3, 2), (1, 2, 3, 4))
+    rows = [{"image": image, "text": "t"} for image in (untouched, loaded, drawn)]
+    rows += [{"image": Image.new("CMYK", (3, 2)), "text": "t"}, {"image": jpeg(1), "text": "t"}]
+    read = values(rows)
+    assert read[0]["image"] == {"bytes": jpeg(1), "path": "a.jpg"}
+    for row, image in zip(read[1:3], (loaded, drawn), strict=True):
+        decoded = Image.open(io.BytesIO(row["image"]["bytes"]))
+        assert decoded.format == "PNG"
+        assert decoded.tobytes() == image.tobytes()
+    assert re.match("image: a picture in mode CMYK, which PNG cannot hold", str(read[3]))
+    run(rows[:3] + rows[4:], tmp_path / "out")
+    dataset = open_dataset(tmp_path / "out")
+    assert [sorted(set(dataset[i]) & {"jpg", "png"})[0] for i in range(4)] == [
+        "jpg",
+        "png",
+        "png",
+        "jpg",
+    ]
+    assert dataset[0]["jpg"] == dataset[3]["jpg"] == jpeg(1)
+    untouched.close()
+
+
+class StandIn:
+    """Stands in for a data set of Hugging Face."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def with_format(self, kind):
+        assert kind == "arrow"
+        return self
+
+    def iter(self, batch_size):
+        for start in range(0, self.table.num_rows, batch_size):
+            yield self.table.slice(start, batch_size)
+
+
+def test_splits_of_a_dict_of_data_sets_become_data_sets(tmp_path):
+    splits = {"train": StandIn(pa.Table.from_pylist(ROWS[:30]))}
+    splits["test"] = StandIn(pa.Table.from_pylist(ROWS[30:]))
+    report = run(splits, tmp_path / "out", shuffle_seed=1)
+    assert {name: split.num_samples for name, split in report.splits.items()} == {
+        "train": 30,
+        "test": 10,
+    }
+    texts = {
+        sample["txt"].decode()
+        for sample in map(open_dataset(tmp_path / "out/test").__getitem__, range(10))
+    }
+    assert texts == {row["text"] for row in ROWS[30:]}
+    with pytest.raises(ConfigError, match="has the splits train, test already"):
+        run(splits, tmp_path / "other", splits={"a": 1.0})
+    with pytest.raises(ConfigError, match="rows: a dict; pass an iterable of dicts"):
+        run({"text": ["a", "b"]}, tmp_path / "other")
+    with pytest.raises(ConfigError, match="rows: of type int; pass a path"):
+        run(5, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_endless_iterable_is_read_up_to_the_limit(tmp_path):
+    def endless():
+        number = 0
+        while True:
+            yield {"text": f"t{number}"}
+            number += 1
+
+    assert run(endless(), tmp_path / "out", limit=7).num_samples == 7
+    first = tree(tmp_path / "out")
+    assert run(endless(), tmp_path / "out", limit=7).was_finished
+    assert tree(tmp_path / "out") == first
