@@ -13,7 +13,9 @@ from PIL import Image
 import mmstream as mm
 from mmstream.cli import cli
 from mmstream.dataset.manifest import MANIFEST_NAME
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import open_store
+from mmstream.tar.writer import TarWriter
 from tests.helpers.convert_corpus import make_corpus, rejects, run, shards, write_rows
 
 SMALL = mm.MediaOptions(max_image_side=16)
@@ -88,3 +90,33 @@ def test_media_in_an_object_store_are_read_from_root_and_allowed_prefixes(tmp_pa
     assert "--allow-url memory://third/" in rejects(tmp_path / "out")[3]
     assert "outside the media root" in rejects(tmp_path / "out")[4]
     store.rm("/", recursive=True)
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_media_lie_in_a_real_bucket(s3, tmp_path):
+    store = open_store(s3)
+    image = io.BytesIO()
+    Image.new("RGB", (8, 6)).save(image, "PNG")
+    tar = io.BytesIO()
+    writer = TarWriter(tar)
+    writer.add("0001", {"png": image.getvalue()})
+    writer.close()
+    store.write("media/a b.png", image.getvalue())
+    store.write("media/shard.tar", tar.getvalue())
+    store.write("media/all.bin", b"junk" + image.getvalue())
+    span = f"all.bin:4:{len(image.getvalue())}"
+    paths = ["a b.png"] * 20 + [
+        "tar://0001.png::shard.tar",
+        span,
+        "absent.png",
+        f"{s3}/media/a b.png",
+    ]
+    rows = write_rows(tmp_path / "rows.jsonl", [{"image": p, "text": "t"} for p in paths])
+    report = run(rows, tmp_path / "out", media_root=f"{s3}/media")
+    assert report.num_samples == 23
+    assert rejects(tmp_path / "out") == {23: "absent.png: no such object"}
+    absent_bucket = "s3://no-such-bucket/media"
+    with pytest.raises(StorageError, match="no such bucket"):
+        run(rows, tmp_path / "out2", media_root=absent_bucket)
+    assert not (tmp_path / "out2" / MANIFEST_NAME).exists()

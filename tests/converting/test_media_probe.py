@@ -160,6 +160,18 @@ def test_truncated_and_wrong_files_are_rejects():
             store(kind, data)
 
 
+def test_sound_alone_in_an_mp4_is_audio():
+    data = audio("mp4", "aac")
+    medium = store("audio", data)
+    assert (medium.extension, medium.facts["codec"]) == ("m4a", "aac")
+    with pytest.raises(RowError, match="not an audio but a video"):
+        store("audio", video("mp4"))
+    with pytest.raises(RowError, match="has no video in it"):
+        store("video", data)
+    with pytest.raises(RowError, match="not an audio but mp4"):
+        store("audio", data, check="none")
+
+
 def test_a_playlist_cannot_open_other_files(tmp_path):
     secret = tmp_path / "secret.mp4"
     secret.write_bytes(video("mp4"))

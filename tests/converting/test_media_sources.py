@@ -315,6 +315,42 @@ def test_no_more_rows_than_the_limit_are_ahead(monkeypatch):
     assert [row.number for row, _, _ in loaded] == list(range(2, 51))
 
 
+def test_a_root_may_be_a_folder_of_a_web_server(monkeypatch):
+    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+
+    def rows():
+        for path in ("a b.png", "x/c#d?.png", "../secret.png", "/etc/a.png"):
+            yield Row(0, "f", 1, {}), Draft({}, (MediaRef("image", path),))
+        for future in SlowDownloader.last.futures.values():
+            future.set_result(png())
+
+    loaded = list(load_rows(rows(), MediaAccess("https://host/media"), MediaOptions()))
+    assert list(SlowDownloader.last.futures) == [
+        "https://host/media/a%20b.png",
+        "https://host/media/x/c%23d%3F.png",
+    ]
+    assert [len(media) for _, _, media in loaded] == [1, 1, 0, 0]
+
+
+def test_rows_that_wait_count_with_their_own_size(monkeypatch):
+    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+    monkeypatch.setattr(load_module, "MAX_INLINE_BYTES_AHEAD", 5500)
+    pulled = []
+
+    def rows():
+        for row, _ in web_rows(50):
+            pulled.append(row)
+            ref = MediaRef("image", f"https://host/{row.index}.png")
+            if row.index == 8:  # nine rows of 600 bytes are more than the limit
+                for future in SlowDownloader.last.futures.values():
+                    future.set_result(png())
+            yield row, Draft({"text": "x" * 600}, (ref,) if row.index < 8 else ())
+
+    loaded = load_rows(rows(), MediaAccess(None), MediaOptions())
+    next(loaded)
+    assert len(pulled) == 9
+
+
 def test_a_failed_network_stops_the_conversion_and_is_no_reject(monkeypatch):
     monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
 

@@ -18,6 +18,9 @@ __all__ = ["checked"]
 _NOT_IN_TRAINING = ("tiff", "heic")
 """Images that no decoder of a training run reads. A sample would silently have no image."""
 
+_MP4 = ("mp4", "mov")
+"""Files whose first bytes do not tell whether they hold a video, or sound alone."""
+
 
 def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
     """Return a medium as it is stored, with its facts, after all checks.
@@ -30,7 +33,7 @@ def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
     Raises:
         RowError: It is something else, or fails a check. The message does not name the file.
     """
-    extension = _extension(kind, data)
+    extension = _extension(kind, data, options)
     if kind == "image":
         return _image(data, extension, options)
     if options.check == "none":
@@ -40,12 +43,14 @@ def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
     return Media(extension, data, facts)
 
 
-def _extension(kind: Kind, data: bytes) -> str:
+def _extension(kind: Kind, data: bytes, options: MediaOptions) -> str:
     """Return the type by the first bytes."""
     media_type = sniff(data[:64])
     article = "a" if kind == "video" else "an"
     if media_type is None:
         raise RowError(f"not {article} {kind} (starts with {data[:12]!r})")
+    if kind == "audio" and media_type.extension in _MP4 and options.check != "none":
+        return "m4a"  # `probe` refuses it if it has pictures
     if media_type.kind != kind:
         raise RowError(f"not {article} {kind} but {media_type.extension}")
     return media_type.extension

@@ -19,6 +19,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from mmstream.converting.draft import Draft, Media, MediaRef, RowError
 from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.check import checked
@@ -49,7 +51,7 @@ MAX_BYTES_AHEAD = 128 << 20
 MAX_MEDIA_AHEAD = 2 * MAX_ROWS_AHEAD
 """Most media that are on their way."""
 MAX_INLINE_BYTES_AHEAD = 64 << 20
-"""Bytes that waiting rows may hold in themselves."""
+"""Bytes that waiting rows may have themselves, without what is fetched for them."""
 NUM_OBJECT_THREADS = 16
 """Objects that a process reads at the same time."""
 
@@ -76,7 +78,7 @@ def load_rows(
     with _Loader(access, options) as loader:
         waiting: deque[_WaitingRow] = deque()
         for row, draft in drafts:
-            waiting.append(loader.start(row, draft))
+            waiting.append(loader.start(row, draft, is_first=not waiting))
             while waiting and (waiting[0].is_ready or loader.is_full(waiting)):
                 yield loader.finish(waiting.popleft())
         while waiting:
@@ -122,17 +124,23 @@ class _Loader:
             download.cancel()
         self._resources.close()
 
-    def start(self, row: Row, draft: Draft | RowError) -> _WaitingRow:
-        """Start to fetch what a row needs from elsewhere. A row that fails has its error."""
+    def start(self, row: Row, draft: Draft | RowError, is_first: bool) -> _WaitingRow:
+        """Start to fetch what a row needs from elsewhere. A row that fails has its error.
+
+        A row that must wait, for its media or for the rows before it, counts with its size.
+        """
         if isinstance(draft, RowError):
             return _WaitingRow(row, draft, {}, 0)
-        inline_bytes = sum(len(ref.data or "") + len(ref.path) for ref in draft.media)
-        self._inline_bytes += inline_bytes
         tickets: dict[int, Ticket] = {}
         for i, ref in enumerate(draft.media):
             future = self._fetch(ref)
             if future is not None:
                 tickets[i] = self._arrived.wait_for(future)
+        inline_bytes = 0
+        if tickets or not is_first:
+            inline_bytes = len(msgspec.json.encode(draft.content))
+            inline_bytes += sum(len(ref.data or "") + len(ref.path) for ref in draft.media)
+        self._inline_bytes += inline_bytes
         self._num_tickets += len(tickets)
         return _WaitingRow(row, draft, tickets, inline_bytes)
 
@@ -230,7 +238,8 @@ class _Loader:
     def _thread_pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(NUM_OBJECT_THREADS)
-            self._resources.callback(self._threads.shutdown, cancel_futures=True)
+            # After an error, nobody waits for requests that are still sent again.
+            self._resources.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         return self._threads
 
 

@@ -194,6 +194,9 @@ def _read(data: bytes, kind: str, extension: str, decode: bool, rotation: int) -
 
 def _facts(container: InputContainer, kind: str, rotation: int) -> Facts:
     streams: Any = container.streams.video if kind == "video" else container.streams.audio
+    pictures: Any = container.streams.video
+    if kind == "audio" and any(not _is_cover(stream) for stream in pictures):
+        raise RowError("not an audio but a video")
     if not streams:
         raise RowError(f"has no {kind} in it")
     stream = streams[0]
@@ -210,6 +213,11 @@ def _facts(container: InputContainer, kind: str, rotation: int) -> Facts:
     if kind == "audio":
         return {**facts, "sample_rate": context.sample_rate, "num_channels": context.channels}
     return {**facts, **_video_facts(stream, rotation)}
+
+
+def _is_cover(stream: Any) -> bool:
+    """Tell whether the pictures of a stream are the cover of a song."""
+    return bool(stream.disposition & stream.disposition.__class__.attached_pic)
 
 
 def _video_facts(stream: Any, rotation: int) -> Facts:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from typing import Literal, NamedTuple, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.access import MediaAccess
@@ -116,10 +116,11 @@ def _in_root(path: str, access: MediaAccess) -> Reference:
     name = path.replace("\\", "/")
     if name.startswith(("/", "file://")) or re.match(r"[A-Za-z]:/", name):
         raise RowError("lies outside the media root")
-    url = f"{access.root.rstrip('/')}/{name.removeprefix('./')}"
+    name = name.removeprefix("./")
+    url = f"{access.root.rstrip('/')}/{name}"
     if access.root.startswith(("http://", "https://")):
         _refuse_ways_out(url)
-        return Reference("web", url)
+        return Reference("web", f"{access.root.rstrip('/')}/{quote(name)}")
     return _object(url, url.partition("://")[0].lower(), access)
 
 
