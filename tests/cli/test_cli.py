@@ -49,12 +49,14 @@ def rows(tmp_path):
 # -- the surface, frozen ------------------------------------------------------------------------
 
 OPTIONS = {
-    "convert": "rows dest --rows-as --media-root --samples-per-shard --num-workers --format --map "
-    "--dataset-info --captions --shuffle-seed --split --allow-url --media-check --max-image-side "
-    "--image-quality --image-format --min-image-side --max-aspect --min-duration --max-duration "
-    "--num-connections --num-connections-per-host --download-timeout --download-idle-timeout "
-    "--download-tries --max-download-bytes --max-redirects --max-unanswered --ignore-robots "
-    "--allow-host --sidecar --split-by --limit --group-spans --overwrite --check --max-rejects",
+    "convert": "rows dest --rows-as --media-root --samples-per-shard --num-workers --engine "
+    "--shard-range --retry-rejects --format --map --dataset-info --captions --shuffle-seed "
+    "--split --allow-url --media-check --max-image-side --image-quality --image-format "
+    "--min-image-side --max-aspect --min-duration --max-duration --num-connections "
+    "--num-connections-per-host --download-timeout --download-idle-timeout --download-tries "
+    "--max-download-bytes --max-redirects --max-unanswered --ignore-robots --allow-host "
+    "--sidecar --split-by --limit --group-spans --overwrite --check --max-rejects --dry-run "
+    "--html",
     "index": "url --output --repack --checksums --overwrite --num-threads",
     "info": "url --keys --json --stats --samples --seed --tokenizer --html --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",
