@@ -11,6 +11,8 @@ coco.py         COCO's annotation files
 parquet.py      Parquet files, read where they lie
 python_rows.py  iterables, data frames, data sets of Hugging Face
 values.py       values of Python and Arrow -> JSON values and bytes
+transcripts.py  LibriSpeech's transcripts
+nested.py       an object with the rows inside
 groups.py       consecutive rows about one medium -> one row
 spool.py        rows without lines of their own -> one temporary file
 records.py      rows by their byte ranges: lines of JSON, records of a spool

@@ -17,12 +17,15 @@ from mmstream.converting.media.types import sniff
 from mmstream.converting.rows.json_values import NotJSONError, iter_values
 from mmstream.converting.rows.records import BOM, MAX_ROW_BYTES
 from mmstream.converting.rows.tables import DELIMITERS, delimiters_of
+from mmstream.converting.rows.transcripts import is_transcripts
 from mmstream.errors import ConfigError
 from mmstream.tar.header import BLOCK
 
 __all__ = ["HEAD_BYTES", "ROW_KINDS", "RowKind", "is_tar", "refuse_wrong_kind", "text_kind"]
 
-RowKind: TypeAlias = Literal["jsonl", "json", "csv", "tsv", "coco", "parquet", "tars", "media"]
+RowKind: TypeAlias = Literal[
+    "jsonl", "json", "csv", "tsv", "coco", "parquet", "tars", "media", "transcripts"
+]
 """What rows may lie in; the values of ``rows_as``."""
 
 ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
@@ -109,6 +112,8 @@ def text_kind(path: Path, rows: str) -> tuple[RowKind, str]:
         return _object_kind(path, head), ""
     if not text or _has_json_line(text):
         return "jsonl", ""
+    if is_transcripts(head):
+        return "transcripts", ""
     return _table_kind(head, rows)
 
 

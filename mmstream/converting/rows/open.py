@@ -37,6 +37,7 @@ from mmstream.converting.rows.fetch import (
 )
 from mmstream.converting.rows.groups import group_rows
 from mmstream.converting.rows.json_values import NotJSONError, write_lines
+from mmstream.converting.rows.nested import rows_inside, single_object
 from mmstream.converting.rows.parquet import (
     PARQUET_MAGIC,
     ParquetFile,
@@ -57,6 +58,7 @@ from mmstream.converting.rows.records import (
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.rows.spool import NumberedRow, write_spool
 from mmstream.converting.rows.tables import iter_table
+from mmstream.converting.rows.transcripts import iter_transcripts
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import is_remote, split_url
 from mmstream.wrong_arguments import refuse_bools
@@ -173,14 +175,16 @@ def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
     short = short_names(urls)
     files = [InputFile(url, name) for url, name in zip(urls, short, strict=True)]
     name = _name_of(rows) if isinstance(rows, str | os.PathLike) else _name_of(names[0])
-    return _Opener(folder, name, options).open(files)
+    return _Opener(folder, name, options, media_folder(rows)).open(files)
 
 
 class _Opener:
     """Turns files of rows into plain local files, one after the other."""
 
-    def __init__(self, folder: Path, name: str, options: RowOptions) -> None:
-        self._folder, self._name, self._options = folder, name, options
+    def __init__(
+        self, folder: Path, name: str, options: RowOptions, root: str | None = None
+    ) -> None:
+        self._folder, self._name, self._options, self._root = folder, name, options, root
         self._offsets_path = folder / "offsets"
         self._files: list[RowFile] = []
         self._splits: list[tuple[str | None, int]] = []
@@ -245,6 +249,9 @@ class _Opener:
         kind, delimiter = self._kind(path, file)
         if kind == "json":
             path, kind = self._unrolled(path, file.url)
+        if kind == "jsonl" and (inside := rows_inside(single_object(path))) is not None:
+            self._add_spool(inside, file, offsets)
+            return
         if kind == "jsonl" and not self._options.group_spans:
             num_rows, sha256 = scan_lines(path, offsets, self._rows_left)
             self._add(path, file, num_rows, sha256, is_spool=False)
@@ -325,6 +332,8 @@ class _Opener:
     ) -> Iterator[NumberedRow]:
         if kind == "parquet":
             return iter_parquet(ParquetFile.open(InputFile(str(path), file.name)))
+        if kind == "transcripts":
+            return iter_transcripts(path, local_path(file.url), self._root)
         if kind in ("csv", "tsv"):
             return iter_table(path, delimiter, file.url)
         if kind == "coco":

@@ -1,0 +1,83 @@
+"""A file that is one JSON object with the rows inside -> its rows.
+
+    {"dataset": "GigaSpeech", "audios": [{"aid": ..., "segments": [...]}, ...]}     a list of rows
+    {"v_x1": {"timestamps": [...], "sentences": [...]}, "v_x2": {...}}     rows by name: ActivityNet
+
+An object that is a row of a known format is that row. The whole file is in memory once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mmstream.converting.draft import RowError
+from mmstream.converting.formats.formats import recognise
+from mmstream.converting.rows.spool import NumberedRow
+
+__all__ = ["rows_inside", "single_object"]
+
+MAX_NESTED_BYTES = 2 << 30
+"""A larger file is read as lines. It would be in memory whole."""
+
+_LINE_BYTES = 1 << 20
+
+
+def rows_inside(value: Any) -> Iterator[NumberedRow] | None:
+    """Return (number, row) of each row inside an object. None: it is a row itself.
+
+    Rows by name have this name as ``id``, and as ``video_id`` where they are spans of a video.
+    """
+    if not isinstance(value, dict) or _is_row(value):
+        return None
+    lists = [rows for rows in value.values() if isinstance(rows, list) and _are_objects(rows)]
+    if len(lists) == 1:
+        return iter(enumerate(lists[0], 1))
+    if not _are_objects(list(value.values())) or not _is_row(_named(*next(iter(value.items())))):
+        return None
+    return ((i, _named(name, row)) for i, (name, row) in enumerate(value.items(), 1))
+
+
+def _named(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    named = {"id": name, **row}
+    return {"video_id": name, **named} if "timestamps" in row else named
+
+
+def _are_objects(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, dict) for value in values)
+
+
+def single_object(path: Path) -> Any:
+    """Return the object that a file holds, if it holds nothing else. Otherwise None."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.readline(_LINE_BYTES).strip()
+        rest = file.read(_LINE_BYTES).strip()
+    if not first.startswith(b"{") or size > MAX_NESTED_BYTES or (rest and _parses(first)):
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _parses(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line, type=msgspec.Raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True
+
+
+def _is_row(value: dict[str, Any]) -> bool:
+    lists = [rows for rows in value.values() if isinstance(rows, list) and _are_objects(rows)]
+    if any("segments" in row for rows in lists for row in rows[:1]):
+        return False  # GigaSpeech: "audios" is no list of paths here
+    try:
+        recognise(value)
+    except RowError:
+        return False
+    return True

@@ -1,0 +1,47 @@
+"""Transcripts of LibriSpeech, ``84-121123.trans.txt`` -> one row per line.
+
+    84-121123-0000 GO DO YOU HEAR
+    -> {"id": "84-121123-0000", "audio": "84/121123/84-121123-0000.flac", "text": "GO DO YOU HEAR"}
+
+The sound lies beside the transcript. Its path is relative to the folder of the media.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mmstream.converting.draft import RowError
+from mmstream.converting.rows.spool import NumberedRow
+
+__all__ = ["is_transcripts", "iter_transcripts"]
+
+_LINE = re.compile(r"(\d+-\d+-\d+) (\S.*)")
+
+
+def is_transcripts(head: bytes) -> bool:
+    """Tell by its beginning whether a text holds transcripts. Its last line may be cut off."""
+    lines = head.decode(errors="replace").splitlines()
+    whole = lines[:-1] if len(lines) > 1 else lines
+    return bool(whole) and all(_LINE.fullmatch(line) for line in whole)
+
+
+def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[NumberedRow]:
+    """Yield (number, row) of each line.
+
+    Args:
+        path: A plain text file.
+        url: Where it came from. The sound lies beside it.
+        root: Folder that the rows' media are relative to. None: that of `url`.
+    """
+    folder = "." if root is None else os.path.relpath(os.path.realpath(Path(url).parent), root)
+    with path.open(encoding="utf-8", errors="strict") as file:
+        for number, line in enumerate(file, 1):
+            match = _LINE.fullmatch(line.rstrip("\r\n"))
+            if match is None:
+                yield number, RowError("expected an id such as 84-121123-0000, a blank, and a text")
+            else:
+                sound = os.path.normpath(f"{folder}/{match[1]}.flac")
+                yield number, {"id": match[1], "audio": sound, "text": match[2]}

@@ -1,0 +1,80 @@
+"""Rows inside one JSON object, and transcripts: corpora whose files are no lists of rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import mmstream as mm
+from mmstream.converting.draft import RowError
+from mmstream.converting.formats.formats import draft_of
+from mmstream.converting.rows.open import open_rows
+
+AUDIO = {"aid": "P1", "path": "a.opus", "segments": [{"begin_time": 0, "end_time": 2, "text": "x"}]}
+CLIP = {"duration": 3, "timestamps": [[0, 1]], "sentences": ["x"]}
+
+
+def values_of(*names):
+    with open_rows(list(map(str, names)) if len(names) > 1 else str(names[0])) as source:
+        return [(row.number, row.value) for row in source.select(range(source.num_rows)).read()]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        # https://github.com/SpeechColab/GigaSpeech
+        ({"dataset": "GigaSpeech", "audios": [AUDIO, AUDIO]}, [AUDIO, AUDIO]),
+        # https://cs.stanford.edu/people/ranjaykrishna/densevid
+        ({"v_1": CLIP}, [{"video_id": "v_1", "id": "v_1", **CLIP}]),
+        ({"data": [{"image": "a.jpg", "text": "x"}]}, [{"image": "a.jpg", "text": "x"}]),
+        ({"text": "one row"}, [{"text": "one row"}]),
+        ({"a": 1, "b": [2]}, [{"a": 1, "b": [2]}]),
+    ],
+)
+def test_rows_inside_an_object_are_rows(tmp_path, value, rows, indent):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(value, indent=indent))
+    assert values_of(path) == list(enumerate(rows, 1))
+
+
+def test_a_conversation_alone_in_its_file_is_one_row(tmp_path):
+    row = {"messages": [{"role": "user", "content": "hi"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    assert values_of(tmp_path / "rows.jsonl") == [(1, row)]
+
+
+def test_transcripts_of_librispeech_name_the_sound_beside_them(tmp_path):
+    """https://www.openslr.org/12"""
+    folder = tmp_path / "84" / "121123"
+    folder.mkdir(parents=True)
+    path = folder / "84-121123.trans.txt"
+    path.write_text("84-121123-0000 GO DO YOU HEAR\n84-121123-0001 YES, HE'S\n")
+    (_, first), _ = values_of(path)
+    assert first == {
+        "id": "84-121123-0000",
+        "audio": "84-121123-0000.flac",
+        "text": "GO DO YOU HEAR",
+    }
+    (_, first), _ = values_of(f"{tmp_path}/**/*.trans.txt")
+    assert first["audio"] == "84/121123/84-121123-0000.flac"
+    assert draft_of(first).texts == ("GO DO YOU HEAR",)
+    (folder / "84-121123-0000.flac").write_bytes(b"fLaC" + bytes(60))
+    report = mm.convert(
+        f"{tmp_path}/**/*.trans.txt",
+        tmp_path / "out",
+        media_root=tmp_path,
+        max_rejects=1.0,
+        media=mm.MediaOptions(check="none"),
+        progress=False,
+    )
+    assert (report.num_samples, report.num_rejects) == (1, 1)
+
+
+def test_a_line_of_transcripts_without_a_text_is_a_reject(tmp_path):
+    path = tmp_path / "x.trans.txt"
+    path.write_text("84-1-0000 GO\n" * 6000 + "84-1-0001\n")
+    number, value = values_of(path)[-1]
+    assert number == 6001
+    assert isinstance(value, RowError)
