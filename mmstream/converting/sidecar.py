@@ -31,7 +31,7 @@ from mmstream.converting.url_secrets import without_secrets
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.storage import Store
 
-__all__ = ["SCHEMA", "SidecarWriter", "open_sidecar", "sidecar_name"]
+__all__ = ["SCHEMA", "SidecarWriter", "id_of", "open_sidecar", "sidecar_name"]
 
 ROWS_PER_GROUP = 1000
 """Most rows of a row group. The rows of one group are in memory while a shard is written."""
@@ -113,6 +113,11 @@ _URLS = ("url", "image_url", "source_url", "contenturl", "raw_url", "coco_url", 
 _URLS_AND_MEDIA = (*_URLS, "image", "video", "audio")  # a row may name its medium by URL
 _LICENSES = ("license", "licence", "license_name", "license_url")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+
+
+def id_of(values: Mapping[str, Any]) -> str | None:
+    """Return the id of a row or of a ``json``: ``id``, ``uid``, ``image_id`` and others."""
+    return _first_text(values, _IDS)
 
 
 def sidecar_name(shard: str) -> str:
@@ -238,7 +243,7 @@ class SidecarWriter:
             "file": row.file,
             "row": row.number,
             "split": self._split,
-            "id": _first_text(values, _IDS),
+            "id": id_of(values),
             "url": url and without_secrets(url),
             "license": _first_text(values, _LICENSES),
         }
