@@ -108,10 +108,12 @@ def verify(
     another says which types of fields were decoded, and how many samples have others, such as
     video. Others are only read.
 
-    --write-bad replaces the list of bad samples, or removes it if no sample is bad. --quarantine
+    --write-bad replaces the list of bad samples, or removes it if no sample is bad. Duplicates that
+    `mmstream duplicates --drop` has listed stay on it. --quarantine
     without --write-bad adds to the existing list and reads no data.
     """
     from mmstream.bad_samples.quarantine import quarantined_refs
+    from mmstream.dataset.bad_list import read_duplicates
     from mmstream.dataset.bad_list import write_bad as write
     from mmstream.dataset.open import open_dataset
     from mmstream.dataset.verify import bad_samples
@@ -136,7 +138,9 @@ def verify(
         say(f"bad: {problem.reason}")
     if write_bad:
         listed = write(dataset, [*bad_samples(dataset, problems).tolist(), *quarantined.tolist()])
-        say(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch")
+        num_duplicates = len(read_duplicates(dataset))
+        kept = f", {num_duplicates:,} of them as duplicates, as before" if num_duplicates else ""
+        say(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch{kept}")
     if decoder is not None:
         say(decoder.summary())
     say(_CHECKSUMS[dataset.manifest.checksums], err=True)
@@ -164,7 +168,7 @@ def _add_to_bad_list(
 ) -> None:
     """Add the samples of quarantine files to the bad list of a dataset."""
     from mmstream.bad_samples.quarantine import quarantined_refs
-    from mmstream.dataset.bad_list import write_bad
+    from mmstream.dataset.bad_list import listed_as_bad, write_bad
     from mmstream.dataset.open import open_dataset
     from mmstream.storage.write_lock import write_lock
 
@@ -172,7 +176,7 @@ def _add_to_bad_list(
     with write_lock(dataset.index_store, "verify"):
         dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)  # as it is now
         quarantined = quarantined_refs(quarantine, dataset, source)
-        listed = write_bad(dataset, [*dataset.bad.tolist(), *quarantined.tolist()])
+        listed = write_bad(dataset, [*listed_as_bad(dataset).tolist(), *quarantined.tolist()])
     say(
         f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
         f"{len(listed) - len(dataset.bad):,} of them from now on"

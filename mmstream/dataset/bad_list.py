@@ -7,12 +7,15 @@ names::
 
 `verify` finds such samples by reading all data. Samples that only a transform or a tokenizer
 refuses are found by runs. They are in the quarantine files (see `bad_samples.quarantine`).
+
+Samples that are good, but duplicates of others, stand apart, as ``"duplicates": {...}``. `verify`
+keeps them when it makes a new list. A list with duplicates has version 2.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -28,10 +31,13 @@ from mmstream.types import IntArray
 
 __all__ = [
     "BAD_NAME",
+    "MAX_BAD",
     "PREVIOUS_NAME",
     "Indexes",
+    "listed_as_bad",
     "read_bad",
     "read_bad_names",
+    "read_duplicates",
     "trim_bad",
     "write_bad",
 ]
@@ -42,7 +48,8 @@ BAD_NAME = "mmstream.bad.json"
 PREVIOUS_NAME = "mmstream.bad.previous.json"
 """The list before the last change. A run that is in the middle of an epoch needs it to resume."""
 
-LIST_VERSION = 1
+LIST_VERSION = 2
+"""Of a list with duplicates. Lists without any have version 1, which older versions read too."""
 
 MAX_LIST_BYTES = 64 << 20
 """Largest file."""
@@ -64,12 +71,55 @@ class _Versioned:
 class _List(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     bad: dict[str, Indexes]
+    duplicates: dict[str, list[int]] = {}
     crc32c: str | None = None
     """The seal (see `mmstream.dataset.sealed`)."""
 
 
 def read_bad_names(store: Store) -> dict[str, Indexes]:
-    """Return the bad samples of each shard that a list names; errors as `read_bad`."""
+    """Return the samples of each shard that a list names, duplicates too; errors as `read_bad`."""
+    listed = _read_list(store)
+    names = dict(listed.bad)
+    for name, indexes in listed.duplicates.items():
+        bad = names.get(name, [])
+        names[name] = "all" if bad == "all" else sorted({*bad, *indexes})
+    return names
+
+
+def read_duplicates(dataset: Dataset) -> IntArray:
+    """Return the samples that a bad list names as duplicates: int64 [n, 2] (shard, index), sorted.
+
+    Without a list, or where it cannot be read, there are none.
+    """
+    try:
+        listed = _read_list(dataset.index_store).duplicates
+    except (FileNotFoundError, ManifestError):
+        return np.zeros((0, 2), dtype=np.int64)
+    shards = {info.name: number for number, info in enumerate(dataset.manifest.shards)}
+    return _sorted(
+        [
+            (shards[name], index)
+            for name, indexes in listed.items()
+            for index in indexes
+            if name in shards and 0 <= index < dataset.counts[shards[name]]
+        ]
+    )
+
+
+def listed_as_bad(dataset: Dataset) -> IntArray:
+    """Return the samples of `Dataset.bad` that cannot be used: all but the duplicates.
+
+    Returns:
+        int64 [n, 2] (shard, index), sorted. A sample that the list names as both is among them.
+    """
+    try:
+        names = _read_list(dataset.index_store).bad
+    except (FileNotFoundError, ManifestError):
+        return np.zeros((0, 2), dtype=np.int64)
+    return read_bad(dataset.index_store, dataset.manifest, is_subset=True, names=names)
+
+
+def _read_list(store: Store) -> _List:
     url = store.url_of(BAD_NAME)
     return read_sealed(store, BAD_NAME, MAX_LIST_BYTES, lambda data: _decode(data, url))
 
@@ -123,7 +173,11 @@ def read_bad(
     return _sorted(np.concatenate(refs))
 
 
-def write_bad(dataset: Dataset, bad: Iterable[Sequence[int]] | IntArray) -> IntArray:
+def write_bad(
+    dataset: Dataset,
+    bad: Iterable[Sequence[int]] | IntArray,
+    duplicates: IntArray | None = None,
+) -> IntArray:
     """Replace the bad list of a dataset. An empty one removes the file.
 
     Takes effect when the dataset is opened again. Entries of other tars in the same folder are
@@ -133,16 +187,26 @@ def write_bad(dataset: Dataset, bad: Iterable[Sequence[int]] | IntArray) -> IntA
     Args:
         dataset: The dataset.
         bad: (shard, index) of the bad samples, in any order.
+        duplicates: (shard, index) of samples that are left out as duplicates, int64 [n, 2].
+            Default: those that the old list names stay.
 
     Returns:
-        int64 [num_bad, 2] (shard, index), sorted.
+        int64 [num_bad, 2] (shard, index) of both, sorted.
 
     Raises:
         ConfigError: A sample does not exist in the dataset. Nothing is written then.
         StorageError: The list cannot be written.
     """
     store, counts = dataset.index_store, dataset.counts
-    refs = _sorted(bad)
+    if duplicates is None:
+        duplicates = read_duplicates(dataset)
+    only_bad = _sorted(bad)
+    refs = _sorted(np.concatenate([only_bad, duplicates]))
+    if len(refs) > MAX_BAD:
+        raise ConfigError(
+            f"bad list: {len(refs):,} samples, a list has at most {MAX_BAD:,}; convert the dataset "
+            "again without them"
+        )
     for shard, index in refs.tolist():
         if not (0 <= shard < counts.size and 0 <= index < counts[shard]):
             raise ConfigError(f"bad list: sample {index} of shard {shard} is not in {dataset!r}")
@@ -152,13 +216,19 @@ def write_bad(dataset: Dataset, bad: Iterable[Sequence[int]] | IntArray) -> IntA
                 f"bad list: {escaped(dataset.name_of(shard))} {fault}; rename this shard"
             )
     listed = _entries_of_other_tars(dataset)
-    # [[0, 3], [0, 7], [2, 1]] -> shard 0: indexes 3, 7; shard 2: index 1
-    shards, starts = np.unique(refs[:, 0], return_index=True)
-    for shard, indexes in zip(shards.tolist(), np.split(refs[:, 1], starts[1:]), strict=False):
+    for shard, indexes in _by_shard(only_bad):
         is_all = indexes.size == counts[shard]
-        listed[dataset.name_of(shard)] = "all" if is_all else indexes.tolist()
+        listed.bad[dataset.name_of(shard)] = "all" if is_all else indexes.tolist()
+    for shard, indexes in _by_shard(_sorted(duplicates)):
+        listed.duplicates[dataset.name_of(shard)] = indexes.tolist()
     _write(store, listed)
     return refs
+
+
+def _by_shard(refs: IntArray) -> Iterator[tuple[int, IntArray]]:
+    """Yield each shard with its indexes: [[0, 3], [0, 7], [2, 1]] -> (0, [3, 7]), (2, [1])."""
+    shards, starts = np.unique(refs[:, 0], return_index=True)
+    yield from zip(shards.tolist(), np.split(refs[:, 1], starts[1:]), strict=False)
 
 
 def trim_bad(store: Store, names: Collection[str]) -> None:
@@ -171,63 +241,86 @@ def trim_bad(store: Store, names: Collection[str]) -> None:
         StorageError: The list cannot be read or written.
     """
     if store.exists(BAD_NAME):
-        listed = read_bad_names(store)
-        kept = {name: indexes for name, indexes in listed.items() if name in names}
-        if kept != listed:
+        listed = _read_list(store)
+        gone = (listed.bad.keys() | listed.duplicates.keys()) - set(names)
+        if gone:
             logger.warning(
                 "%s: %d shards are gone or replaced, and off the list",
                 store.url_of(BAD_NAME),
-                len(listed) - len(kept),
+                len(gone),
             )
-            _write(store, kept)
+            _write(store, _without(listed, gone))
 
 
 _CURE = "`mmstream verify --write-bad` makes a new list, or remove this one"
 
 
-def _decode(data: bytes, url: str) -> dict[str, Indexes]:
+def _without(listed: _List, names: Collection[str]) -> _List:
+    return _List(
+        listed.version,
+        {name: indexes for name, indexes in listed.bad.items() if name not in names},
+        {name: indexes for name, indexes in listed.duplicates.items() if name not in names},
+    )
+
+
+def _decode(data: bytes, url: str) -> _List:
     check_seal(data, url, _CURE)
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
-        if version != LIST_VERSION:
+        if not 1 <= version <= LIST_VERSION:
             raise ManifestError(
-                f"{url}: list version {version}, this mmstream reads {LIST_VERSION}; "
+                f"{url}: list version {version}, this mmstream reads 1 to {LIST_VERSION}; "
                 "install a newer mmstream"
             )
-        return msgspec.json.decode(data, type=_List).bad
+        return msgspec.json.decode(data, type=_List)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ManifestError(f"{url}: {error}; {_CURE}") from None
 
 
-def _write(store: Store, listed: dict[str, Indexes]) -> None:
+def _write(store: Store, listed: _List) -> None:
     """Write the list, one shard per line. An empty list removes the file."""
     old = store.read(BAD_NAME) if store.exists(BAD_NAME) else b""
-    lines = b",\n".join(
-        b"    " + msgspec.json.encode(name) + b": " + msgspec.json.encode(listed[name])
-        for name in sorted(listed)
-    )
-    new = seal(b'{\n  "version": %d,\n  "bad": {\n%s\n  }\n}\n' % (LIST_VERSION, lines))
+    version = LIST_VERSION if listed.duplicates else 1
+    text = b'{\n  "version": %d,\n  "bad": %s' % (version, _lines(listed.bad))
+    if listed.duplicates:
+        text += b',\n  "duplicates": %s' % _lines(listed.duplicates)
+    new = seal(text + b"\n}\n")
+    if len(new) > MAX_LIST_BYTES:
+        raise ConfigError(
+            f"{store.url_of(BAD_NAME)}: would have {len(new):,} bytes, a list has at most "
+            f"{MAX_LIST_BYTES:,}; convert the dataset again without these samples"
+        )
     if old and old != new:
         store.write(PREVIOUS_NAME, old)
-    if listed:
+    if listed.bad or listed.duplicates:
         store.write(BAD_NAME, new)
     else:
         store.remove(BAD_NAME)
 
 
-def _entries_of_other_tars(dataset: Dataset) -> dict[str, Indexes]:
+def _lines(indexes: Mapping[str, Indexes]) -> bytes:
+    """Return an object of JSON, one shard per line."""
+    lines = b",\n".join(
+        b"    " + msgspec.json.encode(name) + b": " + msgspec.json.encode(indexes[name])
+        for name in sorted(indexes)
+    )
+    return b"{\n%s\n  }" % lines if lines else b"{}"
+
+
+def _entries_of_other_tars(dataset: Dataset) -> _List:
     """Return the entries of tars in the same folder that are not part of this dataset."""
     store = dataset.index_store
     own_names = {info.name for info in dataset.manifest.shards}
     try:
-        listed = read_bad_names(store)
+        listed = _read_list(store)
     except (FileNotFoundError, ManifestError):
-        return {}
-    return {
-        name: indexes
-        for name, indexes in listed.items()
-        if name not in own_names and dataset.store.exists(name)
+        return _List(LIST_VERSION, {})
+    gone = {
+        name
+        for name in listed.bad.keys() | listed.duplicates.keys()
+        if name in own_names or not dataset.store.exists(name)
     }
+    return _without(listed, gone)
 
 
 def _sorted(refs: Iterable[Sequence[int]] | IntArray) -> IntArray:

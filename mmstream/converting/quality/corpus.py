@@ -1,6 +1,6 @@
 """The hashes of all samples of several datasets, numbered through.
 
-    contents of shards -> CORPUS -> duplicates, leaks
+contents of shards -> CORPUS -> duplicates, leaks
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from mmstream.converting.quality.contents import (
     read_contents,
 )
 from mmstream.converting.sidecar import open_sidecar
-from mmstream.dataset.bad_list import read_duplicates
+from mmstream.dataset.bad_list import listed_as_bad
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import SampleError
 from mmstream.types import IntArray
@@ -29,7 +29,8 @@ from mmstream.types import IntArray
 __all__ = ["Corpus", "Entries", "SampleName", "read_corpus"]
 
 
-class SampleName(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SampleName:
     """What a sample, and one of its media, is called."""
 
     dataset: str
@@ -67,11 +68,11 @@ class Entries:
         picked = np.zeros(numbers.size, dtype=np.int64)
         shards = np.searchsorted(self.ends, numbers, side="right")
         for shard in np.unique(shards).tolist():
-            is_here = shards == shard
+            in_shard = shards == shard
             start = int(self.ends[shard]) - len(self.hashes[shard])
-            local = numbers[is_here] - start
+            local = numbers[in_shard] - start
             chunk = chunks[shard]
-            picked[is_here] = local + chunk.start if isinstance(chunk, range) else chunk[local]
+            picked[in_shard] = local + chunk.start if isinstance(chunk, range) else chunk[local]
         return picked
 
 
@@ -119,7 +120,7 @@ class Corpus:
         """Tell which pairs of samples come from the same row of the source."""
         shard_a, index_a = self.refs_of(a)
         shard_b, index_b = self.refs_of(b)
-        is_same = a == b
+        is_same: npt.NDArray[np.bool_] = a == b
         for number in np.flatnonzero((shard_a == shard_b) & ~is_same).tolist():
             rows = self.rows[int(shard_a[number])]
             if rows is not None:
@@ -145,8 +146,8 @@ class Corpus:
         for shard in np.unique(shards).tolist():
             stored = self.num_media[shard]
             if stored is not None:
-                is_here = shards == shard
-                starts[is_here] = (np.cumsum(stored) - stored)[indexes[is_here]]
+                in_shard = shards == shard
+                starts[in_shard] = (np.cumsum(stored) - stored)[indexes[in_shard]]
         return starts
 
     def names_of(self, samples: Iterable[int]) -> dict[int, SampleName]:
@@ -157,10 +158,10 @@ class Corpus:
         for number in np.unique(shards).tolist():
             dataset_name, shard = self.shards[number]
             dataset = self.datasets[dataset_name]
-            is_here = shards == number
-            named = _keys_and_fields(dataset, shard, indexes[is_here])
+            in_shard = shards == number
+            named = _keys_and_fields(dataset, shard, indexes[in_shard])
             for sample, index, (key, fields) in zip(
-                wanted[is_here].tolist(), indexes[is_here].tolist(), named, strict=True
+                wanted[in_shard].tolist(), indexes[in_shard].tolist(), named, strict=True
             ):
                 names[sample] = SampleName(
                     dataset_name, dataset.name_of(shard), index, key, tuple(fields)
@@ -184,13 +185,16 @@ def read_corpus(
     """
     kinds = set(kinds)
     corpus = Corpus(dict(datasets))
+    bad = {name: listed_as_bad(dataset) for name, dataset in datasets.items()}
     start = 0
     for name, shard in tqdm(corpus.shards, unit="shard", disable=None if progress else True):
         dataset = corpus.datasets[name]
         contents = read_contents(
             dataset, shard, perceptual="near" in kinds, num_threads=num_threads
         )
-        _add(corpus, contents, _is_usable(dataset, shard), kinds, start)
+        is_usable = np.ones(int(dataset.counts[shard]), dtype=np.bool_)
+        is_usable[bad[name][bad[name][:, 0] == shard, 1]] = False
+        _add(corpus, contents, is_usable, kinds, start)
         start += int(dataset.counts[shard])
     return corpus
 
@@ -235,14 +239,6 @@ def _add(
         corpus.near.media.append(media)
 
 
-def _is_usable(dataset: Dataset, shard: int) -> npt.NDArray[np.bool_]:
-    is_usable = np.ones(int(dataset.counts[shard]), dtype=np.bool_)
-    is_usable[dataset.bad[dataset.bad[:, 0] == shard, 1]] = False
-    duplicates = read_duplicates(dataset)
-    is_usable[duplicates[duplicates[:, 0] == shard, 1]] = True
-    return is_usable
-
-
 def _keys_and_fields(
     dataset: Dataset, shard: int, indexes: IntArray
 ) -> list[tuple[str, list[str]]]:
@@ -258,7 +254,7 @@ def _keys_and_fields(
             ]
     except (FileNotFoundError, OSError, ValueError, KeyError):  # of Arrow, too: as in contents.py
         pass
-    named = []
+    named: list[tuple[str, list[str]]] = []
     for index in indexes.tolist():
         try:
             sample = dataset.read(shard, index)

@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from mmstream.types import IntArray
 
-__all__ = ["MAX_DISTANCE", "NearPairs", "keep_first", "near_pairs"]
+__all__ = [
+    "MAX_DISTANCE",
+    "Matches",
+    "NearPairs",
+    "keep_first",
+    "match_with_first",
+    "near_pairs",
+]
 
 MAX_DISTANCE = 15
 """Most bits of 256 that differ between near-duplicates. One less than the number of bands."""
@@ -29,22 +36,36 @@ Words = npt.NDArray[np.uint64]
 
 
 class NearPairs(NamedTuple):
-    """Pairs of hashes that are near to each other, sorted by `second`, then by `first`."""
+    """Pairs of hashes that are near to each other.
+
+    Equal hashes are one: the first of them represents the others.
+    """
+
+    representative: IntArray
+    """int64 [n]: for each hash, the first that equals it."""
+    first: IntArray
+    """int64 [num_pairs]: a representative."""
+    second: IntArray
+    """A later representative that is near to `first`. Pairs are sorted by `second`."""
+    distance: IntArray
+    """Bits that differ: 1 to `MAX_DISTANCE`."""
+
+
+class Matches(NamedTuple):
+    """Hashes, each with the one that it is near to. All arrays are int64 [num_matches]."""
 
     first: IntArray
-    second: IntArray
-    """Greater than `first`."""
+    again: IntArray
+    """Later than `first`. Sorted, and none comes twice."""
     distance: IntArray
-    """Bits that differ: 0 to `MAX_DISTANCE`."""
 
 
 def near_pairs(hashes: npt.NDArray[np.uint8]) -> NearPairs:
-    """Find all pairs of hashes that differ in at most `MAX_DISTANCE` bits.
+    """Find all pairs of different hashes that differ in at most `MAX_DISTANCE` bits.
 
-    Equal hashes are compared as one: each is a pair with the first of them alone. In a group of
-    more than 4,096 different hashes with an equal band, those near to an earlier one of the group
-    are not compared with each other. So the pictures that a corpus holds a million times cost
-    nothing.
+    In a group of more than 4,096 different hashes with an equal band, those near to an earlier one
+    of the group are not compared with each other. So pictures that a corpus holds a million times,
+    with small differences, cost little.
 
     Memory: about 150 bytes for each hash, and 24 for each pair.
 
@@ -52,49 +73,65 @@ def near_pairs(hashes: npt.NDArray[np.uint8]) -> NearPairs:
         hashes: uint8 [n, 32]
     """
     words = np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 4)
-    first, again = _equal_words(words)
-    is_different = np.ones(len(words), dtype=np.bool_)
-    is_different[again] = False
-    different = np.flatnonzero(is_different)
-    firsts, seconds = [first], [again]
-    compact = words[different]
-    for earlier, later in _near_different(compact):
-        firsts.append(different[earlier])
-        seconds.append(different[later])
-    first, second = np.concatenate(firsts), np.concatenate(seconds)
-    pairs = np.unique(np.stack([second, first], axis=1), axis=0)
-    first, second = pairs[:, 1], pairs[:, 0]
-    return NearPairs(first, second, _distance(words[first], words[second]))
+    representative = _representatives(words)
+    different = np.flatnonzero(representative == np.arange(len(words)))
+    pairs = [np.zeros((0, 2), dtype=np.int64)]
+    for earlier, later in _near_different(words[different]):
+        pairs.append(np.stack([different[later], different[earlier]], axis=1))
+    second, first = np.unique(np.concatenate(pairs), axis=0).T
+    return NearPairs(representative, first, second, _distance(words[first], words[second]))
 
 
-def keep_first(pairs: NearPairs) -> NearPairs:
-    """Choose one pair for each hash that is near to an earlier one that is kept.
+def keep_first(near: NearPairs) -> Matches:
+    """Match each hash that is near to an earlier one that is kept with the first such.
 
-    Hashes are looked at in order. A hash that is near to one that is kept is not kept itself. So a
-    chain of pictures, each a little unlike the one before, does not end with a picture that is
-    dropped for one that it is not near to.
-
-    Returns:
-        For each hash that is not kept, its pair with the earliest kept one.
+    Hashes are looked at in order. One that is near to a kept one is not kept itself. So in a chain
+    of pictures, each a little unlike the one before, none is dropped for one that it is not near
+    to.
     """
-    dropped: dict[int, int] = {}
-    for number, (first, second) in enumerate(
-        zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
-    ):
-        if first not in dropped:
-            dropped.setdefault(second, number)
-    chosen = np.fromiter(dropped.values(), dtype=np.int64, count=len(dropped))
-    return NearPairs(*(column[chosen] for column in pairs))
+    count = len(near.representative)
+    leader, distance = np.arange(count), np.zeros(count, dtype=np.int64)
+    pairs = zip(near.first.tolist(), near.second.tolist(), near.distance.tolist(), strict=True)
+    for first, second, bits in pairs:
+        if leader[first] == first and leader[second] == second:
+            leader[second], distance[second] = first, bits
+    return _matches(near, leader, distance, np.arange(count))
 
 
-def _equal_words(words: Words) -> tuple[IntArray, IntArray]:
-    """Return (first, again): each hash that came before, and its first position."""
+def match_with_first(near: NearPairs, num_first: int) -> Matches:
+    """Match each of the later hashes with the nearest one among the first `num_first`."""
+    count = len(near.representative)
+    leader = np.where(near.representative < num_first, near.representative, -1)
+    distance = np.zeros(count, dtype=np.int64)
+    is_across = near.first < num_first
+    is_across &= near.second >= num_first
+    across = np.lexsort((near.first, near.distance))
+    for number in across[is_across[across]].tolist():
+        second = near.second[number]
+        if leader[second] < 0:
+            leader[second], distance[second] = near.first[number], near.distance[number]
+    later = np.arange(num_first, count)
+    is_matched = leader[near.representative[later]] >= 0
+    return _matches(near, leader, distance, later[is_matched])
+
+
+def _matches(near: NearPairs, leader: IntArray, distance: IntArray, hashes: IntArray) -> Matches:
+    """Give each hash what its representative was matched with."""
+    representative = near.representative[hashes]
+    first = leader[representative]
+    is_other = first != hashes
+    return Matches(first[is_other], hashes[is_other], distance[representative][is_other])
+
+
+def _representatives(words: Words) -> IntArray:
+    """Return for each hash the first that equals it."""
     order = np.lexsort(words.T)  # stable: the earliest comes first
     ordered = words[order]
     is_new = np.ones(len(words), dtype=np.bool_)
     is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    group = np.cumsum(is_new) - 1
-    return order[is_new][group[~is_new]], order[~is_new]
+    representative = np.empty(len(words), dtype=np.int64)
+    representative[order] = order[is_new][np.cumsum(is_new) - 1]
+    return representative
 
 
 def _near_different(words: Words) -> Iterator[tuple[IntArray, IntArray]]:

@@ -33,7 +33,7 @@ MAX_PIXELS = 100_000_000
 """Larger pictures get no hash: decoding them takes too much memory."""
 
 MIN_CONTRAST = 4.0
-"""Least standard deviation of grey levels (0 to 255). Flatter pictures have only noise to compare."""
+"""Least standard deviation of grey levels (0 to 255). A flatter picture has noise to compare."""
 
 
 def perceptual_hash(data: bytes) -> bytes | None:

@@ -1,0 +1,312 @@
+"""What a dataset, or several, hold more than once.
+
+    sidecars or tars -> corpus -> DUPLICATES -> duplicates.jsonl, the bad list
+
+The first sample in the order of the dataset stays. Later ones are its duplicates. Nothing is
+rewritten: to drop duplicates is to put them on the bad list, so that no epoch shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from mmstream.converting.quality.corpus import Corpus, Entries, SampleName, read_corpus
+from mmstream.converting.quality.equal import equal_to_first
+from mmstream.converting.quality.near import keep_first, near_pairs
+from mmstream.dataset.bad_list import listed_as_bad, write_bad
+from mmstream.dataset.dataset import Dataset
+from mmstream.errors import ConfigError
+from mmstream.types import IntArray
+
+__all__ = [
+    "DUPLICATES_NAME",
+    "KINDS",
+    "DuplicatePair",
+    "Duplicates",
+    "drop_duplicates",
+    "entries_of",
+    "find_duplicates",
+    "find_in",
+    "numbers_of",
+    "pair_of",
+    "write_pairs",
+]
+
+DUPLICATES_NAME = "duplicates.jsonl"
+
+KINDS = ("media", "text", "pair")
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicatePair:
+    """Two samples that hold the same."""
+
+    kind: str
+    """"media", "text", "pair" (all media and the text), or "near" (images that look alike)."""
+    first: SampleName
+    again: SampleName
+    first_field: str | None = None
+    """With "media" and "near": which field it is."""
+    again_field: str | None = None
+    distance: int = 0
+    """With "near": bits of 256 that differ between the perceptual hashes."""
+
+
+@dataclass(frozen=True)
+class PairNumbers:
+    """The pairs of one kind, as numbers of a corpus. All arrays are int64 [num_pairs]."""
+
+    first: IntArray
+    again: IntArray
+    first_medium: IntArray | None = None
+    """Positions among the media of their shards."""
+    again_medium: IntArray | None = None
+    distance: IntArray | None = None
+
+    def only(self, chosen: IntArray) -> PairNumbers:
+        """Return some of the pairs."""
+        columns = (self.first, self.again, self.first_medium, self.again_medium, self.distance)
+        return PairNumbers(*(None if column is None else column[chosen] for column in columns))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The duplicates of one dataset or several.
+
+    Attributes:
+        corpus: The hashes that were compared.
+        by_kind: The pairs of each kind, as numbers of the corpus.
+    """
+
+    corpus: Corpus
+    by_kind: Mapping[str, PairNumbers]
+
+    @property
+    def num_pairs(self) -> dict[str, int]:
+        """{kind: number of pairs}. A sample or medium that comes n times is n - 1 pairs."""
+        return {kind: int(numbers.again.size) for kind, numbers in self.by_kind.items()}
+
+    @property
+    def num_across(self) -> dict[str, int]:
+        """{kind: pairs of samples of two datasets}. Between splits, each of them is a leak."""
+        return {
+            kind: int(
+                np.count_nonzero(self._dataset_of(numbers.first) != self._dataset_of(numbers.again))
+            )
+            for kind, numbers in self.by_kind.items()
+        }
+
+    def refs(self, kinds: Collection[str]) -> dict[str, IntArray]:
+        """Return the samples that are duplicates as a whole.
+
+        With "text" and "pair", that is the later sample of a pair. With "media" and "near", all
+        media of a sample must be duplicates. So a conversation about two pictures of which one is
+        new stays.
+
+        Args:
+            kinds: One kind or several.
+
+        Returns:
+            {name of the dataset: int64 [n, 2] (shard, index), sorted}
+        """
+        samples = np.unique(np.concatenate([np.zeros(0, np.int64), *map(self._whole, kinds)]))
+        shards, indexes = self.corpus.refs_of(samples)
+        names = self.corpus.shards
+        refs: dict[str, list[tuple[int, int]]] = {name: [] for name in self.corpus.datasets}
+        for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
+            name, local = names[shard]
+            refs[name].append((local, index))
+        return {
+            name: np.array(pairs, dtype=np.int64).reshape(-1, 2) for name, pairs in refs.items()
+        }
+
+    def pairs(self) -> Iterator[DuplicatePair]:
+        """Yield all pairs: kind by kind, in the order of the later samples.
+
+        The names of all samples that are part of a pair are in memory.
+        """
+        involved = [
+            np.concatenate([numbers.first, numbers.again]) for numbers in self.by_kind.values()
+        ]
+        names = self.corpus.names_of(np.concatenate([np.zeros(0, np.int64), *involved]).tolist())
+        for kind, numbers in self.by_kind.items():
+            yield from self._pairs_of(kind, numbers, names)
+
+    def _pairs_of(
+        self, kind: str, numbers: PairNumbers, names: Mapping[int, SampleName]
+    ) -> Iterator[DuplicatePair]:
+        first_fields = self._positions(numbers.first, numbers.first_medium)
+        again_fields = self._positions(numbers.again, numbers.again_medium)
+        distances = (
+            [0] * numbers.first.size if numbers.distance is None else numbers.distance.tolist()
+        )
+        columns = (
+            numbers.first.tolist(),
+            numbers.again.tolist(),
+            first_fields,
+            again_fields,
+            distances,
+        )
+        for first, again, first_field, again_field, distance in zip(*columns, strict=True):
+            yield DuplicatePair(
+                kind,
+                names[first],
+                names[again],
+                _field(names[first], first_field),
+                _field(names[again], again_field),
+                distance,
+            )
+
+    def _positions(self, samples: IntArray, media: IntArray | None) -> list[int | None]:
+        """Return which of its sample's media each is."""
+        if media is None:
+            return [None] * samples.size
+        return list((media - self.corpus.media_start(samples)).tolist())
+
+    def _whole(self, kind: str) -> IntArray:
+        numbers = self.by_kind[kind]
+        if numbers.again_medium is None:
+            return numbers.again
+        samples, counts = np.unique(numbers.again, return_counts=True)
+        samples = np.asarray(samples, dtype=np.int64)
+        return samples[counts == self.corpus.media_counts(samples)]
+
+    def _dataset_of(self, samples: IntArray) -> IntArray:
+        ends = np.cumsum([len(dataset) for dataset in self.corpus.datasets.values()])
+        return np.asarray(np.searchsorted(ends, samples, side="right"), dtype=np.int64)
+
+
+def find_duplicates(
+    dataset: Dataset | Mapping[str, Dataset],
+    *,
+    kinds: Collection[str] = KINDS,
+    near: bool = False,
+    num_threads: int = 1,
+    progress: bool = True,
+) -> Duplicates:
+    """Find samples that hold the same media, the same text, or both.
+
+    Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole. In
+    memory are 16 bytes for each sample and kind, 32 more for each image with `near`, and about 250
+    MB to sort them. Samples of the same source row (``captions="each"``) are no duplicates of each
+    other. Samples on the bad list are left out.
+
+    Args:
+        dataset: A dataset, or several by name, such as splits. They are searched as one.
+        kinds: "media" (a file that an earlier sample has too), "text" (equal text), "pair" (equal
+            media in the same order, and equal text: the whole sample comes twice).
+        near: Also find images that look alike: encoded again, resized, in another format.
+        num_threads: Threads that read samples of shards without a sidecar.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        The pairs. The first sample in the order of the dataset counts as the original.
+
+    Raises:
+        ConfigError: An unknown kind.
+        ShardError: A shard without a sidecar cannot be read.
+        StorageError: The storage failed after retries.
+
+    Examples:
+        >>> duplicates = mm.find_duplicates(mm.open_dataset("shards/"), progress=False)
+        >>> duplicates.num_pairs
+        {'media': 0, 'text': 0, 'pair': 0}
+    """
+    unknown = set(kinds) - set(KINDS)
+    if unknown:
+        raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(KINDS)}")
+    datasets = {"": dataset} if isinstance(dataset, Dataset) else dict(dataset)
+    wanted = [kind for kind in KINDS if kind in kinds] + ["near"] * near
+    corpus = read_corpus(datasets, wanted, num_threads=num_threads, progress=progress)
+    return Duplicates(corpus, {kind: find_in(corpus, kind) for kind in wanted})
+
+
+def find_in(corpus: Corpus, kind: str) -> PairNumbers:
+    """Return the pairs of one kind: "media", "text", "pair", "id", or "near"."""
+    entries = entries_of(corpus, kind)
+    if kind == "near":
+        hashes = np.concatenate([np.zeros((0, 32), np.uint8), *entries.hashes])
+        pairs = numbers_of(entries, *keep_first(near_pairs(hashes)))
+    else:
+        pairs = numbers_of(entries, *equal_to_first(entries.hashes))
+    return pairs.only(np.flatnonzero(~corpus.same_row(pairs.first, pairs.again)))
+
+
+def numbers_of(
+    entries: Entries, first: IntArray, again: IntArray, distance: IntArray | None = None
+) -> PairNumbers:
+    """Return pairs of hashes as pairs of samples and media."""
+    has_media = bool(entries.media)
+    return PairNumbers(
+        entries.sample_of(first),
+        entries.sample_of(again),
+        entries.medium_of(first) if has_media else None,
+        entries.medium_of(again) if has_media else None,
+        distance,
+    )
+
+
+def entries_of(corpus: Corpus, kind: str) -> Entries:
+    """Return the hashes of one kind: "media", "text", "pair", "id", or "near"."""
+    return {
+        "media": corpus.media,
+        "text": corpus.texts,
+        "pair": corpus.pairs,
+        "id": corpus.ids,
+        "near": corpus.near,
+    }[kind]
+
+
+def drop_duplicates(duplicates: Duplicates, kinds: Collection[str]) -> dict[str, int]:
+    """Put duplicates on the bad lists of their datasets, in place of earlier duplicates there.
+
+    The caller holds the locks of the datasets. Takes effect when they are opened again.
+
+    Returns:
+        {name of the dataset: samples that its list names as duplicates}
+
+    Raises:
+        ConfigError: They are more than a bad list may name. Nothing was written to this dataset.
+    """
+    dropped = duplicates.refs(kinds)
+    for name, refs in dropped.items():
+        dataset = duplicates.corpus.datasets[name]
+        write_bad(dataset, listed_as_bad(dataset), refs)
+    return {name: len(refs) for name, refs in dropped.items()}
+
+
+def write_pairs(duplicates: Duplicates, datasets: Collection[str]) -> None:
+    """Write ``duplicates.jsonl`` into datasets: the pairs whose later sample is theirs."""
+    pairs = list(duplicates.pairs())
+    for name in datasets:
+        store = duplicates.corpus.datasets[name].index_store
+        with store.create(DUPLICATES_NAME) as file:
+            for pair in pairs:
+                if pair.again.dataset == name:
+                    file.write(msgspec.json.encode(pair_of(pair)) + b"\n")
+
+
+def pair_of(pair: DuplicatePair) -> dict[str, object]:
+    """Return a pair as a line of JSONL has it."""
+    line: dict[str, object] = {"kind": pair.kind}
+    if pair.kind == "near":
+        line["distance"] = pair.distance
+    line.update(_json_of(pair.again, pair.again_field))
+    line["first"] = _json_of(pair.first, pair.first_field)
+    return line
+
+
+def _json_of(name: SampleName, field: str | None) -> dict[str, object]:
+    line: dict[str, object] = {"dataset": name.dataset} if name.dataset else {}
+    line.update(shard=name.shard, index=name.index, key=name.key)
+    return line if field is None else {**line, "field": field}
+
+
+def _field(name: SampleName, position: int | None) -> str | None:
+    if position is None:
+        return None
+    return name.fields[position] if position < len(name.fields) else ""
