@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mmstream.converting.finalize import finalize as finalize
     from mmstream.converting.media.download_options import DownloadOptions as DownloadOptions
     from mmstream.converting.media.options import MediaOptions as MediaOptions
+    from mmstream.converting.quality.duplicates import find_duplicates as find_duplicates
+    from mmstream.converting.quality.leaks import find_leaks as find_leaks
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
     from mmstream.dataset.mixture_file import open_mixture as open_mixture
@@ -73,6 +75,8 @@ _NAMES_OF = {
     "converting.media.download_options": ("DownloadOptions",),
     "converting.media.options": ("MediaOptions",),
     "converting.finalize": ("finalize",),
+    "converting.quality.duplicates": ("find_duplicates",),
+    "converting.quality.leaks": ("find_leaks",),
     "dataset.dataset": ("Dataset",),
     "dataset.mixture": ("Mixture",),
     "dataset.mixture_file": ("open_mixture",),

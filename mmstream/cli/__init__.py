@@ -7,6 +7,7 @@
     data.py      index, verify
     info.py      info
     show.py      show
+    duplicates.py  duplicates, leakcheck
     training.py  train, demo
     replay.py    replay
 
@@ -25,7 +26,7 @@ from typing import NoReturn
 
 import click
 
-from mmstream.cli import convert, data, finalize, info, replay, show, training
+from mmstream.cli import convert, data, duplicates, finalize, info, replay, show, training
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
 
@@ -40,6 +41,8 @@ __all__ = ["cli", "main"]
         info.info,
         show.show,
         data.verify,
+        duplicates.duplicates,
+        duplicates.leakcheck,
         training.train,
         training.demo,
         replay.replay,

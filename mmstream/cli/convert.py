@@ -324,6 +324,17 @@ GROUPS = {
     help="Consecutive rows about the same medium become one sample with segments.",
 )
 @click.option(
+    "--duplicates",
+    type=click.Choice(["report", "drop"]),
+    help="List samples with equal media or text in duplicates.jsonl. drop: also leave those out of "
+    "epochs that come twice as a whole.",
+)
+@click.option(
+    "--near-duplicates",
+    type=click.Choice(["report", "drop"]),
+    help="The same for images that look alike, whatever their texts say.",
+)
+@click.option(
     "--overwrite", is_flag=True, help="Replace another conversion at DEST, or an unfinished one."
 )
 @click.option(
@@ -414,6 +425,9 @@ def end(report: ConvertReport, dest: str, max_rejects: str) -> None:
     """
     limit = _max_rejects(max_rejects)
     _show_summary(report)
+    if report.num_pairs:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in report.num_pairs.items())
+        say(f"duplicates: {counts}; the pairs are in duplicates.jsonl")
     _show_unread(report)
     _show_rejects(report, dest)
     if report.has_more_rejects_than(limit):

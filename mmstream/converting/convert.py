@@ -40,6 +40,7 @@ from mmstream.converting.outputs import (
     plan_outputs,
 )
 from mmstream.converting.progress import Progress
+from mmstream.converting.quality.after import mark_duplicates
 from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
 from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
 from mmstream.converting.rows.open import (
@@ -105,6 +106,8 @@ class ConvertReport:
     """{extension: media files of this type, and their bytes}."""
     reject_kinds: tuple[RejectGroup, ...] = ()
     """Rejected rows by their reason, the most frequent first, with an example each."""
+    num_pairs: dict[str, int] = field(default_factory=dict)
+    """{kind: pairs in ``duplicates.jsonl``}, if this call looked for duplicates."""
     splits: dict[str, ConvertReport] = field(default_factory=dict)
     """The report of each split. Empty without splits."""
 
@@ -141,6 +144,8 @@ def convert(
     downloads: DownloadOptions | None = None,
     allow_urls: Sequence[str] = (),
     sidecar: bool = True,
+    duplicates: str | None = None,
+    near_duplicates: str | None = None,
     split_by: str | None = None,
     limit: int | None = None,
     group_spans: bool = False,
@@ -212,6 +217,11 @@ def convert(
             the same time. `finalize` makes the dataset of them.
         retry_rejects: Try the rejected rows of a finished conversion again. What becomes a sample
             goes into extra shards behind the last one. The other shards are not touched.
+        duplicates: "report": find samples with equal media or text in the end, and list them in
+            ``duplicates.jsonl``. "drop": also list samples that come twice as a whole in
+            ``mmstream.bad.json``, so that epochs leave them out. The first of them stays.
+        near_duplicates: The same for images that look alike: encoded again, resized. "drop" looks
+            at the images only, whatever the texts say.
         overwrite: Replace another conversion, or an unfinished one, at `dest`.
         check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
             ones are written again.
@@ -256,6 +266,8 @@ def convert(
         sidecar=sidecar,
         split_by=split_by,
         group_spans=group_spans,
+        duplicates=duplicates,
+        near_duplicates=near_duplicates,
     )
     row_options = RowOptions(
         rows_as=rows_as,
@@ -296,13 +308,16 @@ def convert(
         for output in outputs:
             begin_output(output, root, command)
         shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
+        num_pairs: dict[str, int] = {}
         if work.shard_range is None:
             require_samples(outputs, shard_reports, root)
+            num_pairs = mark_duplicates(outputs, shard_reports, progress)
         for output in outputs:
             finish_output(output, shard_reports[output.split])
             seconds = time.monotonic() - started
             reports[output.split] = report_of(output, shard_reports[output.split], seconds)
     report = reports[None] if None in reports else total_of(reports, started)
+    report = replace(report, num_pairs=num_pairs)
     if work.shard_range is None:
         warn_of_rejects(report, max_rejects, dest)
     _warn_of_media(outputs)
@@ -511,6 +526,8 @@ def _command(
         ["--shuffle-seed", str(options.shuffle_seed)] if options.shuffle_seed is not None else []
     )
     words += ["--no-sidecar"] if not options.sidecar else []
+    words += ["--duplicates", options.duplicates] if options.duplicates else []
+    words += ["--near-duplicates", options.near_duplicates] if options.near_duplicates else []
     if options.splits:
         words += ["--split", ",".join(f"{name}={fraction!r}" for name, fraction in options.splits)]
     for name, value in options.media.settings().items():

@@ -10,6 +10,7 @@ A conversion writes these, in this order:
                                rejects lie beside the report (.rejects.jsonl)
     shard-000000.parquet       the sidecar of each shard: its samples and its rejects
     rejects.jsonl              one line per rejected row: file, row number from 1, reason
+    duplicates.jsonl           pairs of samples that hold the same, if they were asked for
     report.json                counts: rejects by kind, formats, keys that nothing read, media
     mmstream.index.HEX         the index of all shards, named by its content
     mmstream.json              the manifest; then the marker is removed
@@ -34,6 +35,7 @@ import msgspec
 
 from mmstream.converting.locks import marker_lock
 from mmstream.converting.plan import num_shards, shard_name
+from mmstream.converting.quality.duplicates import DUPLICATES_NAME
 from mmstream.converting.rejects import REJECTS_NAME, REPORTS, write_rejects
 from mmstream.converting.report import REPORT_NAME, write_report
 from mmstream.converting.retry import RETRIED_SHARDS
@@ -64,6 +66,7 @@ __all__ = [
     "finish_retry",
     "give_up",
     "inspect",
+    "manifest_of",
     "read_marker",
     "require_foreign",
 ]
@@ -82,6 +85,7 @@ _SINGLE_FILES = (
     MARKER_NAME,
     REJECTS_NAME,
     REPORT_NAME,
+    DUPLICATES_NAME,
     BAD_NAME,
     PREVIOUS_NAME,
     LOCK_NAME,
@@ -263,14 +267,18 @@ def begin_range(
 def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
     """Write ``rejects.jsonl``, ``report.json``, the index, the manifest; remove the marker."""
     _write_rejects(store, reports)
-    shards = _with_samples(reports)
-    source = {**plan, "num_rejects": sum(report.num_rejects for report in reports)}
-    manifest = Manifest(shards, dict(_fields(reports)), source, checksums="written")
+    manifest = manifest_of(plan, reports)
     _write_report(store, manifest, reports)
-    part = write_part(store, manifest, 0, len(shards) - 1)
+    part = write_part(store, manifest, 0, len(manifest.shards) - 1)
     manifest = replace(manifest, index_parts=(part,) if part else ())
     store.write(MANIFEST_NAME, manifest.to_bytes())
     store.remove(MARKER_NAME)
+
+
+def manifest_of(plan: dict[str, Any], reports: Sequence[ShardReport]) -> Manifest:
+    """Return the manifest of finished shards, without parts of the index."""
+    source = {**plan, "num_rejects": sum(report.num_rejects for report in reports)}
+    return Manifest(_with_samples(reports), dict(_fields(reports)), source, checksums="written")
 
 
 def finish_retry(store: Store, reports: Sequence[ShardReport]) -> None:
@@ -393,6 +401,7 @@ def _clear(store: Store) -> None:
     store.remove(MANIFEST_NAME)
     store.remove(REJECTS_NAME)
     store.remove(REPORT_NAME)
+    store.remove(DUPLICATES_NAME)
     _remove_reports(store)
     owned = [
         name

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import msgspec
 
@@ -27,6 +28,7 @@ from mmstream.converting.destination import read_marker
 from mmstream.converting.locks import lock_all
 from mmstream.converting.outputs import Output, Work, begin_output, finish_output
 from mmstream.converting.plan import num_shards, shard_name
+from mmstream.converting.quality.after import mark_duplicates
 from mmstream.converting.rejects import REPORTS
 from mmstream.converting.shard import ShardReport, files_of, report_name
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
@@ -100,6 +102,7 @@ def finalize(
             for split, shards in reports.items()
         }
         require_samples(outputs, written, None)
+        num_pairs = mark_duplicates(outputs, written, progress=False)
         results: dict[str | None, ConvertReport] = {}
         for output in outputs:
             begin_output(output, None, "")  # only removes what killed ranges left
@@ -107,6 +110,7 @@ def finalize(
             seconds = time.monotonic() - started
             results[output.split] = report_of(output, [], seconds)
     report = results[None] if splits is None else total_of(results, started)
+    report = replace(report, num_pairs=num_pairs)
     warn_of_rejects(report, max_rejects, dest)
     return report
 

@@ -32,6 +32,8 @@ class Options:
     sidecar: bool = True
     split_by: str | None = None
     group_spans: bool = False
+    duplicates: str | None = None
+    near_duplicates: str | None = None
 
     def __post_init__(self) -> None:
         refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
@@ -39,6 +41,12 @@ class Options:
             raise ConfigError(f"samples_per_shard={self.samples_per_shard}: must be 1 or more")
         if self.captions not in ("all", "each"):
             raise ConfigError(f"captions={self.captions!r}: must be 'all' or 'each'")
+        for name in ("duplicates", "near_duplicates"):
+            action = getattr(self, name)
+            if action not in (None, "report", "drop"):
+                raise ConfigError(f"{name}={action!r}: must be 'report' or 'drop'")
+            if action is not None and not self.sidecar:
+                raise ConfigError(f"{name}={action!r}: needs the sidecars; leave out sidecar=False")
         if self.splits is not None:
             _check_splits(self.splits)
         elif self.split_by is not None:

@@ -295,6 +295,7 @@ def jobs_of(
             options.media,
             output.split,
             options.sidecar,
+            options.near_duplicates is not None,
             output.lock,
             output.work.check,
             output.expected.get(name),

@@ -51,6 +51,8 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         **({"group_spans": True} if options.group_spans else {}),
         "split": split,
         "sidecar": options.sidecar,
+        "duplicates": options.duplicates,
+        "near_duplicates": options.near_duplicates,
         "num_rows": num_rows,
     }
 

@@ -28,6 +28,7 @@ from mmstream.converting.live_counts import live_counts
 from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
+from mmstream.converting.quality.perceptual_hash import perceptual_hash
 from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name, rejects_of
 from mmstream.converting.report import RowCounter, RowCounts
 from mmstream.converting.rows.source import Row, RowRange
@@ -109,6 +110,8 @@ class ShardJob:
     split: str | None
     """Name of the split, for the sidecar."""
     sidecar: bool
+    perceptual_hashes: bool
+    """Whether the sidecar has perceptual hashes of images."""
     lock: WriteLock
     """Held by the main process. Nothing is committed without it."""
     check: bool = False
@@ -316,7 +319,10 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
 
 
 def _sidecar(job: ShardJob) -> AbstractContextManager[SidecarWriter | None]:
-    return SidecarWriter(job.store, job.name, job.split) if job.sidecar else nullcontext()
+    if not job.sidecar:
+        return nullcontext()
+    hash_image = perceptual_hash if job.perceptual_hashes else None
+    return SidecarWriter(job.store, job.name, job.split, hash_image)
 
 
 def _samples(

@@ -7,6 +7,7 @@ spread.py      which samples stand for a dataset
 mixtures.py    a mixture and its sources
 samples.py     samples and batches as contact sheets, and whole samples
 cards.py       whole samples one below the other, as a page or for a terminal
+pairs.py       pairs of samples side by side
 tokens.py      text as a model gets it, with the masked labels apart
 statistics.py  statistics of a dataset as a table and bars
 pipelines.py   what a pipeline does, and how far a loader has come
@@ -26,6 +27,7 @@ from __future__ import annotations
 from mmstream.display.cards import Card, card_lines, cards_html
 from mmstream.display.datasets import dataset_html, view_html
 from mmstream.display.notebook import Shown, show
+from mmstream.display.pairs import pairs_html
 from mmstream.display.pipelines import loader_html, pipeline_html
 from mmstream.display.samples import batch_html, batch_sheet, sample_html, samples_html
 
@@ -38,6 +40,7 @@ __all__ = [
     "cards_html",
     "dataset_html",
     "loader_html",
+    "pairs_html",
     "pipeline_html",
     "sample_html",
     "samples_html",

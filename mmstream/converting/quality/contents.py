@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -59,6 +59,8 @@ class ShardContents:
     """uint8 [num_images, 32]"""
     row_of_sample: IntArray
     """int64 [num_samples]: equal for samples of the same row of the source."""
+    has_perceptual: bool
+    """False: there are images, and perceptual hashes of them were not made."""
 
     @property
     def sample_of_medium(self) -> IntArray:
@@ -100,8 +102,15 @@ def read_contents(
         ShardError: The shard has no sidecar, and its index cannot be read.
         StorageError: The storage failed after retries.
     """
-    contents = _read_sidecar(dataset, shard, perceptual)
-    return _read_tar(dataset, shard, perceptual, num_threads) if contents is None else contents
+    contents = _read_sidecar(dataset, shard)
+    if contents is None:
+        return _read_tar(dataset, shard, perceptual, num_threads)
+    if perceptual and not contents.has_perceptual:
+        from_tar = _read_tar(dataset, shard, perceptual, num_threads)
+        if len(from_tar.media) != len(contents.media):  # fields that only the sidecar calls media
+            return from_tar
+        contents = replace(contents, images=from_tar.images, perceptual=from_tar.perceptual)
+    return contents
 
 
 def fields_of_media(fields: Iterable[str]) -> list[str]:
@@ -111,8 +120,8 @@ def fields_of_media(fields: Iterable[str]) -> list[str]:
     ]
 
 
-def _read_sidecar(dataset: Dataset, shard: int, perceptual: bool) -> ShardContents | None:
-    """Return what a sidecar says. None: there is none, it does not fit, or it lacks hashes."""
+def _read_sidecar(dataset: Dataset, shard: int) -> ShardContents | None:
+    """Return what a sidecar says. None: there is none, or it does not fit."""
     name, count = dataset.name_of(shard), int(dataset.counts[shard])
     columns = ["status", "file", "row", "id", "text_xxh3", "media"]
     try:
@@ -135,8 +144,6 @@ def _read_sidecar(dataset: Dataset, shard: int, perceptual: bool) -> ShardConten
         )
         return None
     images = np.flatnonzero(hashes.is_valid().to_numpy(zero_copy_only=False))
-    if perceptual and not images.size and pc.any(is_image).as_py():
-        return None
     texts, ids = _flat(table["text_xxh3"]), _flat(table["id"])
     has_id = ids.is_valid().to_numpy(zero_copy_only=False)
     file = _flat(table["file"]).dictionary_encode().indices.to_numpy()
@@ -153,6 +160,7 @@ def _read_sidecar(dataset: Dataset, shard: int, perceptual: bool) -> ShardConten
         images=images,
         perceptual=_bytes(hashes.drop_null(), HASH_BYTES),
         row_of_sample=np.cumsum(is_new),
+        has_perceptual=bool(images.size) or not pc.any(is_image).as_py(),
     )
 
 
@@ -215,6 +223,7 @@ def _read_tar(dataset: Dataset, shard: int, perceptual: bool, num_threads: int) 
             -1, HASH_BYTES
         ),
         row_of_sample=np.arange(len(samples)),
+        has_perceptual=perceptual,
     )
 
 

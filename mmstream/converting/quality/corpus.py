@@ -21,7 +21,6 @@ from mmstream.converting.quality.contents import (
     read_contents,
 )
 from mmstream.converting.sidecar import open_sidecar
-from mmstream.dataset.bad_list import listed_as_bad
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import SampleError
 from mmstream.types import IntArray
@@ -170,22 +169,25 @@ class Corpus:
 
 
 def read_corpus(
-    datasets: Mapping[str, Dataset], kinds: Iterable[str], *, num_threads: int, progress: bool
+    datasets: Mapping[str, Dataset],
+    kinds: Iterable[str],
+    left_out: Mapping[str, IntArray],
+    *,
+    num_threads: int,
+    progress: bool,
 ) -> Corpus:
     """Read the hashes of datasets.
-
-    Samples on the bad lists are left out, but for those that are there as duplicates.
 
     Args:
         datasets: {name: dataset}
         kinds: What is needed: "media", "text", "pair", "near", "id". Each takes 16 bytes a sample
             (or medium), "near" 32 bytes an image.
+        left_out: {name: int64 [n, 2] (shard, index) of the samples that do not count}
         num_threads: Threads that hash samples of shards without a sidecar.
         progress: Show a progress bar (on a terminal only).
     """
     kinds = set(kinds)
     corpus = Corpus(dict(datasets))
-    bad = {name: listed_as_bad(dataset) for name, dataset in datasets.items()}
     start = 0
     for name, shard in tqdm(corpus.shards, unit="shard", disable=None if progress else True):
         dataset = corpus.datasets[name]
@@ -193,7 +195,7 @@ def read_corpus(
             dataset, shard, perceptual="near" in kinds, num_threads=num_threads
         )
         is_usable = np.ones(int(dataset.counts[shard]), dtype=np.bool_)
-        is_usable[bad[name][bad[name][:, 0] == shard, 1]] = False
+        is_usable[left_out[name][left_out[name][:, 0] == shard, 1]] = False
         _add(corpus, contents, is_usable, kinds, start)
         start += int(dataset.counts[shard])
     return corpus

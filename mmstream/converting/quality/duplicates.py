@@ -124,16 +124,22 @@ class Duplicates:
             name: np.array(pairs, dtype=np.int64).reshape(-1, 2) for name, pairs in refs.items()
         }
 
-    def pairs(self) -> Iterator[DuplicatePair]:
+    def pairs(self, kinds: Collection[str] | None = None) -> Iterator[DuplicatePair]:
         """Yield all pairs: kind by kind, in the order of the later samples.
 
         The names of all samples that are part of a pair are in memory.
+
+        Args:
+            kinds: Only these. Default: all.
         """
-        involved = [
-            np.concatenate([numbers.first, numbers.again]) for numbers in self.by_kind.values()
-        ]
+        by_kind = {
+            kind: numbers
+            for kind, numbers in self.by_kind.items()
+            if kinds is None or kind in kinds
+        }
+        involved = [np.concatenate([numbers.first, numbers.again]) for numbers in by_kind.values()]
         names = self.corpus.names_of(np.concatenate([np.zeros(0, np.int64), *involved]).tolist())
-        for kind, numbers in self.by_kind.items():
+        for kind, numbers in by_kind.items():
             yield from self._pairs_of(kind, numbers, names)
 
     def _pairs_of(
@@ -172,8 +178,8 @@ class Duplicates:
         if numbers.again_medium is None:
             return numbers.again
         samples, counts = np.unique(numbers.again, return_counts=True)
-        samples = np.asarray(samples, dtype=np.int64)
-        return samples[counts == self.corpus.media_counts(samples)]
+        whole: IntArray = samples[counts == self.corpus.media_counts(samples)]
+        return whole
 
     def _dataset_of(self, samples: IntArray) -> IntArray:
         ends = np.cumsum([len(dataset) for dataset in self.corpus.datasets.values()])
@@ -193,7 +199,7 @@ def find_duplicates(
     Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole. In
     memory are 16 bytes for each sample and kind, 32 more for each image with `near`, and about 250
     MB to sort them. Samples of the same source row (``captions="each"``) are no duplicates of each
-    other. Samples on the bad list are left out.
+    other. Samples on the bad list are left out, but for those that are there as duplicates.
 
     Args:
         dataset: A dataset, or several by name, such as splits. They are searched as one.
@@ -221,7 +227,8 @@ def find_duplicates(
         raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(KINDS)}")
     datasets = {"": dataset} if isinstance(dataset, Dataset) else dict(dataset)
     wanted = [kind for kind in KINDS if kind in kinds] + ["near"] * near
-    corpus = read_corpus(datasets, wanted, num_threads=num_threads, progress=progress)
+    left_out = {name: listed_as_bad(item) for name, item in datasets.items()}
+    corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
     return Duplicates(corpus, {kind: find_in(corpus, kind) for kind in wanted})
 
 
@@ -261,10 +268,17 @@ def entries_of(corpus: Corpus, kind: str) -> Entries:
     }[kind]
 
 
-def drop_duplicates(duplicates: Duplicates, kinds: Collection[str]) -> dict[str, int]:
+def drop_duplicates(
+    duplicates: Duplicates, kinds: Collection[str], datasets: Collection[str]
+) -> dict[str, int]:
     """Put duplicates on the bad lists of their datasets, in place of earlier duplicates there.
 
     The caller holds the locks of the datasets. Takes effect when they are opened again.
+
+    Args:
+        duplicates: The duplicates.
+        kinds: Those to drop.
+        datasets: The names of those whose lists are written.
 
     Returns:
         {name of the dataset: samples that its list names as duplicates}
@@ -272,7 +286,8 @@ def drop_duplicates(duplicates: Duplicates, kinds: Collection[str]) -> dict[str,
     Raises:
         ConfigError: They are more than a bad list may name. Nothing was written to this dataset.
     """
-    dropped = duplicates.refs(kinds)
+    refs_of = duplicates.refs(kinds)
+    dropped = {name: refs_of[name] for name in datasets}
     for name, refs in dropped.items():
         dataset = duplicates.corpus.datasets[name]
         write_bad(dataset, listed_as_bad(dataset), refs)

@@ -38,7 +38,8 @@ def find_leaks(
 
     Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole, and
     with "near" also those whose sidecar has no perceptual hashes. In memory are 16 bytes for each
-    sample and kind, and 32 for each image with "near".
+    sample and kind, and 32 for each image with "near". Samples on the bad lists are left out: no
+    epoch shows them.
 
     Args:
         a: A dataset, such as the training set.
@@ -66,7 +67,8 @@ def find_leaks(
     if unknown:
         raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(LEAK_KINDS)}")
     wanted = [kind for kind in LEAK_KINDS if kind in kinds]
-    corpus = read_corpus({"a": a, "b": b}, wanted, num_threads=num_threads, progress=progress)
+    datasets, left_out = {"a": a, "b": b}, {"a": a.bad, "b": b.bad}
+    corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
     return Duplicates(corpus, {kind: _across(corpus, kind, a.num_shards) for kind in wanted})
 
 
