@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 __all__ = ["HASH_BYTES", "perceptual_hash"]
 
@@ -48,6 +47,8 @@ def perceptual_hash(data: bytes) -> bytes | None:
         256 bits, or None for a picture that cannot be decoded, is too large, or is almost of one
         colour: its bits would be noise.
     """
+    from PIL import Image  # planning and the command line do without it
+
     try:
         pixels = _small_grey(data)
     except (OSError, SyntaxError, ValueError, TypeError, EOFError, Image.DecompressionBombError):
@@ -60,6 +61,8 @@ def perceptual_hash(data: bytes) -> bytes | None:
 
 
 def _small_grey(data: bytes) -> npt.NDArray[np.float32] | None:
+    from PIL import Image
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about odd metadata, and large pictures: see MAX_PIXELS
         with Image.open(io.BytesIO(data)) as image:
@@ -70,18 +73,20 @@ def _small_grey(data: bytes) -> npt.NDArray[np.float32] | None:
             grey: Any = image if image.mode == "L" else image.convert("RGB").convert("L")
             small = grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     turn = _TURNS.get(orientation)
-    return np.asarray(small if turn is None else small.transpose(turn), dtype=np.float32)
+    return np.asarray(
+        small if turn is None else small.transpose(Image.Transpose[turn]), dtype=np.float32
+    )
 
 
 _ORIENTATION = 0x0112
 _TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
 }
 
 
