@@ -316,7 +316,7 @@ def test_no_more_rows_than_the_limit_are_ahead(monkeypatch):
 
 
 def test_a_root_may_be_a_folder_of_a_web_server(monkeypatch):
-    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
 
     def rows():
         for path in ("a b.png", "x/c#d?.png", "../secret.png", "/etc/a.png"):
@@ -333,7 +333,7 @@ def test_a_root_may_be_a_folder_of_a_web_server(monkeypatch):
 
 
 def test_rows_that_wait_count_with_their_own_size(monkeypatch):
-    monkeypatch.setattr(load_module, "Downloader", SlowDownloader)
+    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
     monkeypatch.setattr(load_module, "MAX_INLINE_BYTES_AHEAD", 5500)
     pulled = []
 

@@ -142,24 +142,23 @@ def parse_url(url: str, allowed: AllowedHosts, base: str | None = None) -> WebAd
         RowError: The URL is not one of http or https, has a user or password, an impossible host
             or port, or an address that is not public. The message is only the reason.
     """
-    text = url.strip() if base is None else urljoin(base, url.strip())
     try:
-        pieces = urlsplit(text)
+        pieces = urlsplit(url.strip() if base is None else urljoin(base, url.strip()))
         scheme = pieces.scheme.lower()
         if scheme and scheme not in _PORTS:
             raise RowError(f"{escaped(scheme)}: is neither http nor https")
+        if "@" in pieces.netloc or "\\" in pieces.netloc:
+            raise RowError("has a user or password in it; they are not sent")
         port = pieces.port
         host = _host(pieces.hostname or "")
-    except ValueError:
+        target = quote(pieces.path or "/", safe="/%:@!$&'()*+,;=~-._")
+        if pieces.query:
+            target += "?" + quote(pieces.query, safe="/%:@!$&'()*+,;=~-._?[]{}|")
+    except ValueError:  # a lone surrogate too
         scheme = ""
     if not scheme:
         raise RowError("not a URL")
-    if "@" in pieces.netloc or "\\" in pieces.netloc:
-        raise RowError("has a user or password in it; they are not sent")
     port = _PORTS[scheme] if port is None else port
-    target = quote(pieces.path or "/", safe="/%:@!$&'()*+,;=~-._")
-    if pieces.query:
-        target += "?" + quote(pieces.query, safe="/%:@!$&'()*+,;=~-._?[]{}|")
     address = WebAddress(scheme, host, port, target)
     if allowed.has(host, port):
         return address

@@ -26,9 +26,6 @@ POSITIVE_TTL_S = 600.0
 
 NEGATIVE_TTL_S = 300.0
 MAX_NAMES = 1 << 16
-NUM_THREADS = 32
-MAX_WAIT_S = 15.0
-"""Longest wait for a look-up. The C library asks each server twice for 5 s."""
 
 _NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
@@ -45,6 +42,7 @@ class DnsCache:
     Args:
         look_up: Returns the addresses of a name, or raises socket.gaierror. May block.
         on_answer: Called with a name whose look-up was answered, also if there is no such name.
+        num_threads: Look-ups at the same time.
         clock: Seconds.
     """
 
@@ -52,6 +50,7 @@ class DnsCache:
         self,
         look_up: Callable[[str], list[str]],
         on_answer: Callable[[str], None],
+        num_threads: int = 32,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._look_up = look_up
@@ -59,7 +58,7 @@ class DnsCache:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._running: dict[str, asyncio.Future[_Entry]] = {}
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "mmstream-dns")
+        self._threads = ThreadPoolExecutor(num_threads, "mmstream-dns")
 
     async def addresses(self, host: str) -> tuple[str, ...]:
         """Return the addresses of a name, in the resolver's order of preference.
@@ -93,11 +92,9 @@ class DnsCache:
             running = asyncio.ensure_future(self._lookup(host))
             self._running[host] = running
             running.add_done_callback(lambda done: self._finished(host, done))
-        try:
-            # Shielded: who gives up must not end the look-up of the others.
-            return await asyncio.wait_for(asyncio.shield(running), MAX_WAIT_S)
-        except TimeoutError:
-            raise TryFailedError("DNS did not answer", is_dns=True) from None
+        # Shielded: who gives up must not end the look-up of the others. There is no time-out: the C
+        # library has one, and the time until a thread is free must not count.
+        return await asyncio.shield(running)
 
     def _finished(self, host: str, lookup: asyncio.Future[_Entry]) -> None:
         del self._running[host]

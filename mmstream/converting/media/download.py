@@ -27,7 +27,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
 from types import TracebackType
-from urllib.parse import urljoin
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.addresses import AllowedHosts, WebAddress, parse_url, shown_url
@@ -48,6 +47,9 @@ from mmstream.errors import StorageError
 __all__ = ["Downloader", "shared_downloader"]
 
 logger = logging.getLogger(__name__)
+
+NUM_LOOKUPS = 64
+"""Names that are looked up at the same time, by all processes. Resolvers give way under more."""
 
 _NUMBER = re.compile(r"\d[\d.,]*")
 
@@ -78,6 +80,7 @@ class Downloader:
         self.counts: Counter[str] = Counter()
         self._options = options
         self._num_connections = max(1, options.num_connections // num_processes)
+        self._num_lookups = max(8, NUM_LOOKUPS // num_processes)
         self._hosts = Hosts(max(1, options.num_connections_per_host // num_processes))
         self._allowed = AllowedHosts.from_names(options.allow_hosts)
         self._look_up = look_up
@@ -126,7 +129,9 @@ class Downloader:
     async def _open(self) -> None:
         max_unanswered = self._options.max_unanswered
         self._slots = asyncio.Semaphore(self._num_connections)
-        self._dns = DnsCache(self._look_up, lambda host: self._dns_outage.answered(host))
+        self._dns = DnsCache(
+            self._look_up, lambda host: self._dns_outage.answered(host), self._num_lookups
+        )
         self._dns_outage = Outage("DNS server", self._dns.answers, max_unanswered)
         self._server_outage = Outage("server", self._can_connect, max_unanswered)
         self._resolver = CheckedResolver(self._dns, self._allowed)
@@ -176,8 +181,7 @@ class Downloader:
             except RowError as error:
                 if base is None:
                     raise
-                target = shown_url(urljoin(base, url))
-                raise RowError(f"redirects to {target}: {error}") from None
+                raise RowError(f"redirects to {shown_url(url)}: {error}") from None
             if not isinstance(answer, Redirect):
                 return answer
             self.counts["redirects"] += 1

@@ -137,6 +137,8 @@ def test_a_url_is_written_anew_from_its_pieces(url: str, canonical: str) -> None
         ("http://example.com:99999/", "not a URL"),
         ("http://example.com:http/", "not a URL"),
         ("http://[::1/", "not a URL"),
+        ("http://example.com/\ud800.jpg", "not a URL"),
+        ("http://\ud800.example/", "not a URL"),
         ("file:///etc/passwd", "file: is neither http nor https"),
         ("ftp://example.com/a.jpg", "ftp: is neither"),
         ("gopher://127.0.0.1:6379/_FLUSHALL", "gopher: is neither"),
@@ -180,7 +182,9 @@ def test_redirects_may_be_relative(location: str, target: str) -> None:
     assert str(parse_url(location, NOBODY, "https://example.com/folder/a.jpg")) == target
 
 
-@pytest.mark.parametrize("location", ["//127.0.0.1/", "http://[::1]/", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "location", ["//127.0.0.1/", "http://[::1]/", "file:///x", "//[::1/", "//[x]/"]
+)
 def test_redirects_are_checked_like_urls(location: str) -> None:
     with pytest.raises(RowError):
         parse_url(location, NOBODY, "https://example.com/folder/a.jpg")

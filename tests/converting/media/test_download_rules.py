@@ -115,7 +115,7 @@ class FakeDns:
         return answer
 
     def cache(self) -> DnsCache:
-        return DnsCache(self, self.answered.append, asyncio.get_running_loop().time)
+        return DnsCache(self, self.answered.append, clock=asyncio.get_running_loop().time)
 
 
 @in_virtual_time
