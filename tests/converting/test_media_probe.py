@@ -16,6 +16,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.converting.draft import MediaRef, RowError
+from mmstream.converting.media import probe
 from tests.helpers.media import load_media
 
 
@@ -158,6 +159,12 @@ def test_truncated_and_wrong_files_are_rejects():
     ):
         with pytest.raises(RowError, match=rf"^a\.bin: {reason}"):
             store(kind, data)
+
+
+def test_decoding_a_whole_file_has_a_limit_of_time(monkeypatch):
+    monkeypatch.setattr(probe, "DECODE_TIMEOUT_S", -1.0)
+    with pytest.raises(RowError, match="to decode"):
+        store("video", video("mp4"), check="full")
 
 
 def test_sound_alone_in_an_mp4_is_audio():
