@@ -21,6 +21,7 @@ from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError
 from mmstream.tar.samples import iter_members
+from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.convert_corpus import keys, make_corpus, rejects, run, tree, write_rows
 from tests.helpers.corpora import jpeg
 
@@ -233,3 +234,17 @@ def test_converting_needs_no_torch():
     code = f"import sys, mmstream.converting.convert; sys.exit({heavy})"
     root = Path(rows_module.__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+def test_a_text_alone_is_one_member_and_is_decoded_as_every_text(tmp_path):
+    rows = [{"text": f"text {i}"} for i in range(8)] + [{"id": "x", "text": "with an id"}]
+    run(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out", samples_per_shard=9)
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.manifest.fields == {"txt": 9, "json": 1}
+    assert dataset.manifest.num_bytes == 8 * 1024 + 2048 + 1024
+    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=16))
+    pipeline = mm.Pipeline(dataset, global_batch_size=3, seed=0, decode=decode, shuffle=False)
+    samples = pipeline.take(9)
+    assert [len(sample["input_ids"]) for sample in samples][:8] == [
+        len("text 0") + 2
+    ] * 8  # with its begin and end

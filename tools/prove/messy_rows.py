@@ -86,7 +86,9 @@ DAMAGES = (
     Damage("no turns", {"messages": []}, "^messages is empty$"),
     Damage("an unknown role", _chat({"role": "ghost", "content": "Boo."}), "unknown role 'ghost'"),
     Damage("a turn that is no object", {"messages": ["hello"]}, "^turn 1: expected an object"),
-    Damage("a turn without content", _chat({"role": "user"}), "^turn 1: (content|value): expected "),
+    Damage(
+        "a turn without content", _chat({"role": "user"}), "^turn 1: (content|value): expected "
+    ),
     Damage(
         "more tokens than images",
         _chat({"role": "user", "content": "<image><image>What?"}, ANSWER, images=["good.jpg"]),
