@@ -9,7 +9,7 @@ objects.py       objects in S3 and other stores
 data_urls.py     ``data:`` URLs and base64
 tar_members.py   members of tars
 look_ahead.py    bytes that arrive before their row's turn
-download.py      http(s)
+download.py      http(s), many URLs at a time; it lists its own steps
 types.py         the type of a file, by its first bytes
 check.py         checks and facts
 probe.py         facts about audio and video

@@ -224,9 +224,7 @@ def shown_url(url: str) -> str:
         'https://s3.example/a.jpg?***'
     """
     base, question_mark, query = url.partition("#")[0].partition("?")
-    scheme, separator, rest = base.partition("://")
-    netloc, slash, path = rest.partition("/")
-    base = f"{scheme}{separator}{netloc.rpartition('@')[2]}{slash}{path}"
+    base = re.sub(r"^([^/]*//)[^/]*@", r"\1", base)
     pairs = parse_qsl(query, keep_blank_values=True)
     if any(_SECRET.search(name) or len(value) > 64 for name, value in pairs) or ";" in query:
         query = "***"

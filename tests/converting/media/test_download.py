@@ -345,3 +345,26 @@ def test_leaving_ends_all_downloads_and_the_thread(server: MediaServer) -> None:
     assert future.cancelled()
     assert time.monotonic() - started < 20
     assert set(threading.enumerate()) <= threads
+
+
+def test_a_dns_server_that_dies_in_mid_run_rejects_nothing(server: MediaServer) -> None:
+    """Kept connections and remembered names answer on, and are no sign that DNS is up."""
+    dead = threading.Event()
+
+    def look_up(host: str) -> list[str]:
+        if dead.is_set():
+            raise socket.gaierror(socket.EAI_AGAIN, "no")
+        return ["127.0.0.1"]
+
+    urls = [f"http://h{number}.lan:{server.port}/a.jpg" for number in range(60)]
+    allowed = tuple(f"h{number}.lan:{server.port}" for number in range(60))
+    changed = options(server, allow_hosts=allowed, num_tries=2)
+    with Downloader(changed, look_up=look_up) as downloader:
+        assert {outcome(downloader.start(url)) for url in urls[:30]} == {"ok"}
+        dead.set()
+        futures = [downloader.start(url) for url in urls]
+        errors = [future.exception(60) for future in futures]
+        assert errors[:30] == [None] * 30
+        assert {type(error) for error in errors[30:]} == {StorageError}
+        dead.clear()
+        assert {outcome(downloader.start(url)) for url in urls} == {"ok"}
