@@ -68,6 +68,7 @@ __all__ = [
     "inspect",
     "manifest_of",
     "read_marker",
+    "remove_temporary_files",
     "require_foreign",
 ]
 
@@ -223,7 +224,7 @@ def begin(
     store: Store, state: State, plan: dict[str, Any], media_root: str | None, command: str
 ) -> None:
     """Write the marker. Before that, remove what is to be replaced, and what killed runs left."""
-    _remove_temporaries(store)
+    remove_temporary_files(store)
     if state == "finished":
         return
     marker: dict[str, Any] = {"command": command, "media_root": media_root, "plan": plan}
@@ -253,7 +254,7 @@ def begin_range(
     """
     if shards:
         stems = "|".join(shard_name(index).removesuffix(".tar") for index in shards)
-        _remove_temporaries(
+        remove_temporary_files(
             store, rf"({stems})\.({_SHARD_SUFFIX})", rf"({stems})\.({_REPORT_SUFFIX})"
         )
     if not store.exists(MARKER_NAME):
@@ -411,7 +412,7 @@ def _clear(store: Store) -> None:
     map_requests(store, store.remove, owned)
 
 
-def _remove_temporaries(
+def remove_temporary_files(
     store: Store, files: str = _OWNED_FILE, reports: str = _REPORT_FILE
 ) -> None:
     """Remove what killed conversions left of files that they were writing.

@@ -26,7 +26,7 @@ from mmstream.converting.convert import (
 )
 from mmstream.converting.destination import read_marker
 from mmstream.converting.locks import lock_all
-from mmstream.converting.outputs import Output, Work, begin_output, finish_output
+from mmstream.converting.outputs import Output, Work, finish_output
 from mmstream.converting.plan import num_shards, shard_name
 from mmstream.converting.quality.after import mark_duplicates
 from mmstream.converting.rejects import REPORTS
@@ -105,7 +105,6 @@ def finalize(
         num_pairs = mark_duplicates(outputs, written, progress=False)
         results: dict[str | None, ConvertReport] = {}
         for output in outputs:
-            begin_output(output, None, "")  # only removes what killed ranges left
             finish_output(output, written[output.split])
             seconds = time.monotonic() - started
             results[output.split] = report_of(output, [], seconds)

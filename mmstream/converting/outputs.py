@@ -22,6 +22,7 @@ from mmstream.converting.destination import (
     finish,
     finish_retry,
     inspect,
+    remove_temporary_files,
     require_foreign,
 )
 from mmstream.converting.locks import lock_all, lock_shards
@@ -256,6 +257,8 @@ def finish_output(output: Output, reports: Sequence[ShardReport]) -> None:
     if output.lock is None:
         return
     output.lock.require()
+    if output.work.shard_range is None:  # a node of Ray may have died, or a range
+        remove_temporary_files(output.store)
     if output.work.retry_rejects:
         finish_retry(output.store, reports)
     elif output.state == "finished":

@@ -1,0 +1,132 @@
+"""A real Ray cluster of two nodes writes the bytes of one process, also when a node dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mmstream.converting.engines import ray as engine
+from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.errors import ConfigError, MMStreamError
+from tests.helpers.convert_corpus import make_corpus, run, tree
+
+ray = pytest.importorskip("ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head with one CPU, and this process as a driver."""
+    options = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=options)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def second_node(cluster):
+    """Another node with one CPU, which a test may kill."""
+    node = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    yield node
+    if node in cluster.worker_nodes:
+        cluster.remove_node(node)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return make_corpus(tmp_path)
+
+
+def after_reports(monkeypatch, number, action):
+    """Call a function when the driver has got so many reports."""
+    real, seen = engine._require_visible, []
+
+    def counted(job, report):
+        real(job, report)
+        seen.append(report.name)
+        if len(seen) == number:
+            action()
+
+    monkeypatch.setattr(engine, "_require_visible", counted)
+    return seen
+
+
+def test_a_cluster_writes_the_same_bytes_although_a_node_is_killed(
+    corpus, tmp_path, cluster, second_node, monkeypatch
+):
+    kill = lambda: cluster.remove_node(second_node, allow_graceful=False)  # noqa: E731
+    seen = after_reports(monkeypatch, 3, kill)
+    run(corpus, tmp_path / "ray", samples_per_shard=2, engine="ray")
+    run(corpus, tmp_path / "alone", samples_per_shard=2)
+    assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
+    assert len(seen) == 20
+
+
+def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(
+    corpus, tmp_path, cluster, monkeypatch
+):
+    array = tmp_path / "rows.json"
+    array.write_text("[" + ",".join(corpus.read_text().splitlines()) + "]")
+    jobs = []
+    portable = engine._portable
+    monkeypatch.setattr(engine, "_portable", lambda job: jobs.append(portable(job)) or jobs[-1])
+    run(array, tmp_path / "ray", engine="ray", num_workers=2)
+    run(array, tmp_path / "alone")
+    assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
+    assert len(jobs) == 5
+    assert sum(len(list(job.rows.read())) for job in jobs) == 40  # the copy is gone
+
+
+def test_ctrl_c_cancels_all_tasks_and_another_engine_continues(
+    corpus, tmp_path, cluster, monkeypatch
+):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after_reports(patch, 2, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, tmp_path / "out", samples_per_shard=2, engine="ray")
+    time.sleep(0.5)
+    assert (tmp_path / "out" / MARKER_NAME).exists()
+    assert len(list((tmp_path / "out").glob("*.tar"))) < 20
+    run(corpus, tmp_path / "out", samples_per_shard=2)
+    run(corpus, tmp_path / "alone", samples_per_shard=2)
+    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
+
+
+def test_an_error_of_a_task_is_one_line_of_its_own_kind(corpus, tmp_path, cluster, monkeypatch):
+    portable = engine._portable
+
+    def elsewhere(job):
+        (tmp_path / "images").rename(tmp_path / "gone")
+        return portable(job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_portable", elsewhere)
+        with pytest.raises(MMStreamError, match="images") as error:
+            run(corpus, tmp_path / "o", media_root=tmp_path / "images", engine="ray", num_workers=1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_destination_that_nodes_do_not_share_is_named(corpus, tmp_path, cluster, monkeypatch):
+    monkeypatch.setattr(engine, "missing_file", lambda job, report: job.name)
+    with pytest.raises(MMStreamError, match=r"does not see it; write to a folder that all nodes"):
+        run(corpus, tmp_path / "out", engine="ray")
+    with pytest.raises(ConfigError, match="only this process has its memory"):
+        run(corpus, "memory://bucket/out", engine="ray")
+
+
+def test_ray_is_imported_only_if_it_is_asked_for(corpus, tmp_path):
+    script = (
+        "import sys, mmstream as mm; mm.convert(*sys.argv[1:], progress=False); "
+        "assert 'ray' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script, corpus, tmp_path / "out"], check=True)
