@@ -18,6 +18,9 @@
     progress.py     the progress bar
     engines/        several shards at a time
     quality/        what a corpus holds twice
+    locks.py        one writer, or several of different ranges of shards
+    retry.py        rejected rows again, in extra shards
+    finalize.py     `mm.finalize`: ranges of shards -> a dataset
     destination.py  before the first shard and after the last: marker, rejects, manifest
     dry_run.py      what the first rows would become
     captions.py     rows of captions -> rows of conversations, to convert afterwards

@@ -107,7 +107,7 @@ def open_rows(rows: Rows, options: RowOptions | None = None) -> Iterator[RowSour
         try:
             source = _open(rows, Path(folder), options or RowOptions())
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise StorageError(
                 f"{folder}: no space left for the copy of the rows; set TMPDIR to a folder with "

@@ -1,0 +1,170 @@
+"""Faults in the middle of a conversion: one clear error, nothing corrupt, the same call resumes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from mmstream.dataset.manifest import MARKER_NAME
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ManifestError, MMStreamError, StorageError
+from mmstream.storage import LocalStore, open_store
+from tests.helpers.convert_corpus import make_corpus, run, tree
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return make_corpus(tmp_path)
+
+
+def assert_resumes(corpus, tmp_path, **options):
+    """Check that what is there is refused, and that the same call completes it."""
+    with pytest.raises(ManifestError, match="mmstream convert"):
+        open_dataset(tmp_path / "out")
+    report = run(corpus, tmp_path / "out", **options)
+    assert report.num_rejects == 2
+    run(corpus, tmp_path / "alone", **options)
+    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
+
+
+@contextmanager
+def failing_writes(monkeypatch, suffix, code):
+    """Let the second file with a suffix fail in the middle, as a full disk or lost rights do."""
+    create, names = LocalStore.create, []
+
+    class Failing:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            self.file.write(bytes(data)[: len(data) // 2])
+            raise OSError(code, os.strerror(code), "disk")
+
+    @contextmanager
+    def failing(self, name):
+        names.extend([name] if name.endswith(suffix) else [])
+        with create(self, name) as file:
+            yield Failing(file) if name.endswith(suffix) and len(names) == 2 else file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", failing)
+        yield
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("suffix", [".tar", ".tar.idx", ".parquet", ".json", ".rejects.jsonl"])
+def test_a_disk_that_fails_at_any_file_leaves_nothing_half(
+    corpus, tmp_path, monkeypatch, suffix, code
+):
+    with (
+        failing_writes(monkeypatch, suffix, code),
+        pytest.raises(OSError, match=os.strerror(code)),
+    ):
+        run(corpus, tmp_path / "out")
+    assert (tmp_path / "out" / MARKER_NAME).exists()
+    assert not list(tmp_path.glob("out/**/.*.tmp"))
+    assert_resumes(corpus, tmp_path)
+
+
+LIMITED = """
+import resource, signal, sys
+from mmstream.cli import main
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.argv[1:] = ["convert", *sys.argv[2:], "--samples-per-shard", "8", "--num-workers", "0"]
+main()
+"""
+
+
+def test_a_real_limit_of_the_file_system_is_one_line(corpus, tmp_path):
+    command = [sys.executable, "-c", LIMITED, "9000", corpus, tmp_path / "out"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "File too large" in line
+    assert_resumes(corpus, tmp_path)
+
+
+def test_a_folder_of_media_that_is_gone_is_no_reject(corpus, tmp_path, monkeypatch):
+    from mmstream.converting import shard
+
+    real, names = shard._samples, []
+
+    def samples(job, *others):
+        names.append(job.name)
+        if len(names) == 3:
+            (tmp_path / "images").rename(tmp_path / "away")
+            (tmp_path / "images").mkdir()  # the mount point without its mount
+        yield from real(job, *others)
+
+    rows = shutil.copy(corpus, tmp_path / "r.jsonl")
+    rows = tmp_path / "r.jsonl"
+    rows.write_text(corpus.read_text().replace("images/", ""))
+    options = {"media_root": tmp_path / "images"}
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "_samples", samples)
+        with pytest.raises(StorageError, match="images"):
+            run(rows, tmp_path / "out", **options)
+    assert len(list(tmp_path.glob("out/reports/*[0-9].json"))) == 2
+    (tmp_path / "images").rmdir()
+    (tmp_path / "away").rename(tmp_path / "images")
+    assert_resumes(rows, tmp_path, **options)
+
+
+def test_a_full_folder_of_temporary_files_is_named(corpus, tmp_path, monkeypatch):
+    array = tmp_path / "rows.json"
+    array.write_text("[" + ",".join(corpus.read_text().splitlines()) + "]")
+    command = [sys.executable, "-c", LIMITED, "100", array, tmp_path / "out"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert "TMPDIR" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.s3
+def test_a_bucket_that_is_gone_is_one_error_and_the_same_call_resumes(
+    corpus, s3, tmp_path, monkeypatch
+):
+    import s3fs
+
+    from mmstream.converting import shard
+
+    bucket = f"gone-{tmp_path.name.replace('_', '-')}"[:60].rstrip("-")
+    client = s3fs.S3FileSystem(skip_instance_cache=True)
+    client.mkdir(bucket)
+    real, names = shard._samples, []
+
+    def samples(job, *others):
+        names.append(job.name)
+        if len(names) == 3:
+            client.rm(bucket, recursive=True)
+        yield from real(job, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "_samples", samples)
+        with pytest.raises((MMStreamError, OSError)) as error:
+            run(corpus, f"s3://{bucket}/out")
+    assert "\n" not in str(error.value)
+    assert bucket in str(error.value)
+    client.invalidate_cache()
+    if not client.exists(bucket):
+        client.mkdir(bucket)
+    assert run(corpus, f"s3://{bucket}/out").num_samples == 38
+    run(corpus, tmp_path / "alone")
+    store = open_store(f"s3://{bucket}/out")
+    reports = open_store(f"s3://{bucket}/out/reports")
+    objects = {name: store.read(name) for name in store.list()}
+    objects |= {f"reports/{name}": reports.read(name) for name in reports.list()}
+    assert objects == tree(tmp_path / "alone")
