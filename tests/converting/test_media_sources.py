@@ -72,6 +72,8 @@ def test_a_data_url_may_be_percent_encoded():
         ("data:image/png;base64", "without a comma"),
         ("data:text/html;base64,PGh0bWw+", "not an image"),
         ("data:" + ";" * 100_000, "without a comma"),
+        ("data:," + "%41" * 300_000, "use base64"),
+        ("/9j/" + "A" * 2000 + "!", "damaged base64"),
     ],
 )
 def test_a_damaged_data_url_is_a_reject_without_its_data(url, reason):
@@ -228,7 +230,19 @@ def test_members_of_a_tar_and_spans_of_a_file_are_read_from_where_they_lie(tmp_p
         load("tar://1.png::https://example.com/a.tar", tmp_path)
 
 
-@pytest.mark.parametrize("path", ["x" * 5000, "a/" * 3000 + "a.png", "\0", "a\nb.png", "~/a.png"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "x" * 5000,
+        "\ud800.png",
+        "s3://b/\ud800",
+        "a/" * 10_000_000,
+        "a/" * 3000 + "a.png",
+        "\0",
+        "a\nb.png",
+        "~/a.png",
+    ],
+)
 def test_odd_paths_are_rejects(tmp_path, path):
     with pytest.raises(RowError) as caught:
         load(path, tmp_path)

@@ -38,6 +38,8 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(?=//|[^/\\])")
 _SPAN = re.compile(r"(?s)(.*\.\w+):(\d{1,15}):(\d{1,15})")
 _MEMBER = "tar://"
 _MAX_NAME_CHARS = 200
+MAX_REFERENCE_CHARS = 16_384
+"""Longest path or URL. To look up one of megabytes would take hours."""
 
 
 class Reference(NamedTuple):
@@ -58,6 +60,12 @@ def parse_reference(text: str, access: MediaAccess) -> Reference:
     Raises:
         RowError: It means nothing, or it may not be read. The message does not name it.
     """
+    if len(text) > MAX_REFERENCE_CHARS:
+        raise RowError(f"{len(text):,} characters; no path or URL is that long")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a character: Python can hold it, no name can
+        raise RowError("not a path or URL") from None
     member, span = None, None
     if text.startswith(_MEMBER):
         member, separator, text = text.removeprefix(_MEMBER).partition("::")
