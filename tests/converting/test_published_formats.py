@@ -6,11 +6,15 @@ Each case names its schema. `test_real_corpora` below reads rows as their author
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
 from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
+from mmstream.converting.rows.groups import group_rows
 from tests.helpers.paths import ROOT
 from tests.helpers.rows import rows_by_format
 
@@ -478,6 +482,29 @@ def test_a_video_is_stored_once_with_all_its_spans(row, path, num_segments):
     assert "mp4" in fields
 
 
+INTERNVID = [
+    {"YoutubeID": "x", "Start_timestamp": "0:01", "End_timestamp": "0:02", "Caption": "a"},
+    {"YoutubeID": "x", "Start_timestamp": "0:02", "End_timestamp": "0:03", "Caption": "b"},
+    {"YoutubeID": "y", "Start_timestamp": "0:02", "End_timestamp": "0:03", "Caption": "c"},
+]
+NEMO = [
+    {"audio_filepath": "x.wav", "offset": i, "duration": 1, "text": t}
+    for i, t in ((1, "a"), (2, "b"))
+]
+
+
+@pytest.mark.parametrize(("rows", "path"), [(INTERNVID, "x.mp4"), (NEMO, "x.wav")])
+def test_grouped_rows_are_spans_of_one_medium(rows, path):
+    first, *others = [row for _, row in group_rows(enumerate(rows, 1))]
+    draft = draft_of(first)
+    assert [ref.path for ref in draft.media] == [path]
+    assert draft.content["segments"] == [
+        {"start_s": 1.0, "end_s": 2.0, "text": "a"},
+        {"start_s": 2.0, "end_s": 3.0, "text": "b"},
+    ]
+    assert others == rows[2:]
+
+
 @pytest.mark.parametrize(
     ("span", "reason"),
     [
@@ -585,3 +612,47 @@ def test_the_rows_of_the_documentation_are_recognised_and_read_whole():
         assert recognise(row) == name
         assert draft_of(row).unread == ()
     assert {name for name, _ in examples} == {*FORMATS} - {"mmc4-files"}
+
+
+KEYS = sorted({key for _, row in rows_by_format() for key in row})
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.binary(max_size=8),
+    st.sampled_from(["<image>", "<bbox>", "a.jpg", "user", "text", "\n\nHuman:", "0:01"]),
+)
+WORDS = [
+    "role",
+    "content",
+    "type",
+    "from",
+    "value",
+    "bytes",
+    "path",
+    "user",
+    "text",
+    "start",
+    "end",
+]
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_damaged_row_of_any_format_is_read_or_rejected(data):
+    row = dict(data.draw(st.sampled_from([row for _, row in rows_by_format()])))
+    row |= data.draw(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
+    for name in (None, data.draw(st.sampled_from(FORMATS))):
+        with suppress(RowError):
+            draft = draft_of(row, name)
+            media = [Media("jpg", JPG)] * len(draft.media)
+            assert list(samples_of("k", draft, media, each=False))

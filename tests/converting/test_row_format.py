@@ -20,6 +20,17 @@ def caption(row):
     return {"image": row["photo"], "text": row["words"]}
 
 
+def odd(row):
+    values = {"sound": "\ud800", "object": object(), "key": {(1, 2): 3}}
+    return {"text": "x", "more": values[row["key"]]}
+
+
+@pytest.mark.parametrize("key", ["sound", "object", "key"])
+def test_a_function_that_returns_what_is_not_json_makes_rejects(key):
+    with pytest.raises(RowError, match=f"{__name__}:odd: returned what is not JSON: "):
+        RowFormat(function=odd).draft({"key": key})
+
+
 def test_columns_are_read_under_the_names_that_formats_know():
     row_format = RowFormat(columns=(("image", "photo"), ("text", "alt")))
     draft = row_format.draft({"photo": "a.jpg", "alt": "a cat", "image": 3})

@@ -89,7 +89,18 @@ class RowFormat:
         format = self.name if self.name in FORMATS else None
         if self.tags is not None and isinstance(value, dict):
             value, format = retagged(value, self._tags_of(file))
-        return draft_of(value, format)
+        draft = draft_of(value, format)
+        if self.function is not None:
+            self._require_json(draft)
+        return draft
+
+    def _require_json(self, draft: Draft) -> None:
+        """Raise RowError if the caller's function returned what no file of rows can hold."""
+        try:
+            msgspec.json.encode((draft.content, draft.texts))
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            name = function_name(self.function) if self.function is not None else ""
+            raise RowError(f"{name}: returned what is not JSON: {escaped(error, 200)}") from None
 
     def _tags_of(self, file: str) -> Tags:
         """Return the entry of `dataset_info` for a file of rows."""

@@ -32,7 +32,7 @@ from mmstream.converting.formats.fields import (
 )
 from mmstream.converting.formats.media_values import kind_by_name, media_of, media_ref
 
-__all__ = ["has_spans", "medium_by_id", "spans", "spans_draft"]
+__all__ = ["VIDEO_ID_KEYS", "has_spans", "medium_by_id", "spans", "spans_draft"]
 
 VIDEO_ID_KEYS = ("YoutubeID", "videoID", "videoid", "video_id", "vid")
 START_KEYS = ("start_s", "start", "begin_time", "start_time", "Start_timestamp", "offset")

@@ -14,6 +14,7 @@ from typing import Any
 
 from mmstream.converting.draft import KINDS
 from mmstream.converting.formats.fields import MEDIA_KEYS
+from mmstream.converting.formats.spans import VIDEO_ID_KEYS
 from mmstream.converting.rows.spool import NumberedRow
 
 __all__ = ["group_rows"]
@@ -33,7 +34,8 @@ def group_rows(
         rows: In the order of the file.
         media_keys: Keys that name the medium, before the usual ones.
     """
-    keys = (*media_keys, *(key for kind in KINDS for key in MEDIA_KEYS[kind]))
+    media = (key for kind in KINDS for key in MEDIA_KEYS[kind])
+    keys = (*media_keys, *media, *VIDEO_ID_KEYS)
     group: list[dict[str, Any]] = []
     first_number, medium = 0, None
     for number, row in rows:
