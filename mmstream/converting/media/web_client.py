@@ -34,7 +34,7 @@ BYTES_PER_SECOND = 128 << 10
 """A try gets a further second for so many bytes."""
 
 KEEP_ALIVE_S = 4.0
-"""A corpus of the web has many hosts. Longer, and the idle connections are too many."""
+"""Longer, and the idle connections to many hosts are too many."""
 
 HEADERS = {
     "User-Agent": f"{TOKEN} (dataset converter)",
@@ -78,10 +78,10 @@ class Partial:
         """Forget the bytes."""
         self.url, self.etag, self.chunks, self.size = url, etag, [], 0
 
-    def headers(self, url: str) -> dict[str, str] | None:
-        """Return the headers that ask for the rest. None: all of it is needed."""
+    def headers(self, url: str) -> dict[str, str]:
+        """Return the headers that ask for the rest. Empty: all of it is needed."""
         if not self.size or self.url != url:
-            return None
+            return {}
         return {"Range": f"bytes={self.size}-", "If-Range": self.etag}
 
 
@@ -198,11 +198,14 @@ class WebClient:
             StorageError: This machine has no more sockets.
         """
         url, is_answered = str(address), False
+        headers = partial.headers(url)
+        if not keep_connection:  # a corpus of the web has more hosts than a process has sockets
+            headers["Connection"] = "close"
         try:
             async with (
                 asyncio.timeout(self._options.timeout_s) as deadline,
                 self._session.get(
-                    URL(url, encoded=True), allow_redirects=False, headers=partial.headers(url)
+                    URL(url, encoded=True), allow_redirects=False, headers=headers
                 ) as response,
             ):
                 is_answered = True
@@ -210,8 +213,6 @@ class WebClient:
                 if target is not None:
                     return target
                 data = await self._body(response, max_bytes, partial, deadline)
-                if not keep_connection:
-                    response.close()
         except TimeoutError as error:
             if deadline.expired():
                 reason = f"timed out after {self._options.timeout_s:g} s"

@@ -241,7 +241,7 @@ def test_nothing_of_the_environment_is_sent(
     assert download(server, "", times=1) == ["ok"]
     assert download(server, "redirect~/a.jpg") == ["ok"]
     names = {line.partition(":")[0] for lines in server.heads for line in lines[1:]}
-    assert names == {"Host", "User-Agent", "Accept", "Accept-Encoding"}
+    assert names == {"Host", "User-Agent", "Accept", "Accept-Encoding", "Connection"}
     assert any("User-Agent: mmstream" in line for line in server.heads[0])
 
 
@@ -291,6 +291,16 @@ def test_connections_are_kept(server: MediaServer) -> None:
         futures = [downloader.start(server.url("a.jpg")) for _ in range(100)]
         assert {outcome(future) for future in futures} == {"ok"}
     assert server.num_connections <= 4
+
+
+def test_a_host_of_one_medium_keeps_no_connection(server: MediaServer) -> None:
+    names = [f"h{number}.lan:{server.port}" for number in range(20)]
+    changed = options(server, allow_hosts=tuple(names))
+    with Downloader(changed, look_up=lambda host: ["127.0.0.1"]) as downloader:
+        for name in [*names, names[0]]:
+            assert outcome(downloader.start(f"http://{name}/a.jpg")) == "ok"
+    closing = ["Connection: close" in lines for lines in server.heads]
+    assert closing == [True] * 20 + [False]
 
 
 def test_one_in_five_answers_fails_and_no_row_is_lost(server: MediaServer) -> None:
