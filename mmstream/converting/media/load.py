@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,7 +31,7 @@ from mmstream.converting.media.data_urls import (
     is_base64,
     is_data_url,
 )
-from mmstream.converting.media.download import shared_downloader
+from mmstream.converting.media.download_options import DownloadOptions
 from mmstream.converting.media.files import LocalFolder
 from mmstream.converting.media.look_ahead import ArrivedBytes, Ticket
 from mmstream.converting.media.objects import object_size, read_object, read_object_range
@@ -38,6 +39,9 @@ from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import Reference, parse_reference, short_name
 from mmstream.converting.media.tar_members import TarMembers
 from mmstream.converting.rows.source import Row
+
+if TYPE_CHECKING:
+    from mmstream.converting.media.download import Downloader
 
 __all__ = ["load_rows"]
 
@@ -263,3 +267,10 @@ def _require_sha256(ref: MediaRef, data: bytes) -> None:
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != ref.sha256.strip().lower():
         raise RowError(f"another file than the row says: its sha256 is {sha256}")
+
+
+def shared_downloader(options: DownloadOptions, num_processes: int) -> Downloader:
+    """Return the downloader of this process. Its client is imported when a row needs it first."""
+    from mmstream.converting.media import download
+
+    return download.shared_downloader(options, num_processes)
