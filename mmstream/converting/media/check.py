@@ -18,6 +18,9 @@ __all__ = ["checked"]
 _NOT_IN_TRAINING = ("tiff", "heic")
 """Images that no decoder of a training run reads. A sample would silently have no image."""
 
+IMAGE_TIMEOUT_S = 300.0
+"""Seconds that decoding an image may take. The largest ones take some."""
+
 _MP4 = ("mp4", "mov")
 """Files whose first bytes do not tell whether they hold a video, or sound alone."""
 
@@ -70,7 +73,7 @@ def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
         _check_size(shape, options)
     target = target_of(extension, shape, options)
     if target is not None:
-        encoded = encode(data, extension, shape, target, options)
+        encoded = encode(data, extension, shape, target, options, _limits())
         _check_size(encoded.original, options)
         return Media(encoded.extension, encoded.data, _size_facts(encoded.shape, encoded.original))
     if options.check == "full" or (shape is None and options.check == "header"):
@@ -86,10 +89,10 @@ def _shape(data: bytes, extension: str) -> Shape | None:
 
     try:
         if extension in _NOT_IN_TRAINING:
-            return foreign_shape(data, extension, Limits.start())
-        shape = header_shape(data, Limits.start())
+            return foreign_shape(data, extension, _limits())
+        shape = header_shape(data, _limits())
         if shape is not None:
-            Limits.start().check_picture(*shape)
+            _limits().check_picture(*shape)
     except DecodeError as error:
         raise RowError(str(error)) from None
     return shape
@@ -100,10 +103,18 @@ def _decoded_shape(data: bytes) -> Shape:
     from mmstream.decoding.image.formats import decode_bytes
 
     try:
-        pixels, _ = decode_bytes(data, Limits.start())
+        pixels, _ = decode_bytes(data, _limits())
     except DecodeError as error:
         raise RowError(str(error)) from None
     return pixels.shape[0], pixels.shape[1]
+
+
+def _limits() -> Limits:
+    """Return the limits that training has by default, with more time.
+
+    A busy machine must not reject an image that another one takes.
+    """
+    return Limits.start(timeout_s=IMAGE_TIMEOUT_S)
 
 
 def _size_facts(shape: Shape, original: Shape) -> Facts:

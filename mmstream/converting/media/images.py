@@ -96,7 +96,12 @@ def target_of(extension: str, shape: Shape | None, options: MediaOptions) -> Ima
 
 
 def encode(
-    data: bytes, extension: str, shape: Shape | None, target: ImageFormat, options: MediaOptions
+    data: bytes,
+    extension: str,
+    shape: Shape | None,
+    target: ImageFormat,
+    options: MediaOptions,
+    limits: Limits,
 ) -> Encoded:
     """Decode an image, make it small enough, and encode it. The same bytes every time.
 
@@ -106,11 +111,11 @@ def encode(
         shape: Its (height, width) upright, or None where its header does not tell.
         target: The format to encode it in.
         options: Largest side, and quality.
+        limits: Of decoding it.
 
     Raises:
         RowError: It is damaged, exceeds a limit, or cannot be kept as it is shown.
     """
-    limits = Limits.start()
     try:
         if extension == "jpg":
             decoded = _decode_jpeg(data, shape, limits, options.max_image_side)
