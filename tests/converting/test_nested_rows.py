@@ -78,3 +78,11 @@ def test_a_line_of_transcripts_without_a_text_is_a_reject(tmp_path):
     number, value = values_of(path)[-1]
     assert number == 6001
     assert isinstance(value, RowError)
+
+
+def test_a_row_of_python_with_half_a_character_is_a_reject(tmp_path):
+    with open_rows([{"text": "\ud800"}, {"text": "x"}]) as source:
+        (first, second) = (row.value for row in source.select(range(2)).read())
+    assert isinstance(first, RowError)
+    assert "no Unicode: surrogates not allowed" in str(first)
+    assert second == {"text": "x"}

@@ -49,7 +49,11 @@ def write_spool(
     with path.open("wb") as file:
         np.array([0], np.int64).tofile(offsets)
         for number, value in islice(rows, limit):
-            record = encoder.encode(_spooled(number, value))
+            try:
+                record = encoder.encode(_spooled(number, value))
+            except UnicodeEncodeError as error:
+                reason = f"text that is no Unicode: {error.reason}"
+                record = encoder.encode(_Spooled(number, None, reason))
             digest.update(record)
             file.write(record)
             position += len(record)
