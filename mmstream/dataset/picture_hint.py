@@ -1,6 +1,6 @@
-"""A hint for those who name a folder of pictures where tars or rows are needed.
+"""A hint for those who name a folder of pictures where tars are needed.
 
-Place in the flow: before it. `open_dataset`, `index_tars` and `convert` end their errors with it.
+Place in the flow: before it. `open_dataset` and `index_tars` end their errors with it.
 """
 
 from __future__ import annotations

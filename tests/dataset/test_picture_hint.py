@@ -22,8 +22,6 @@ def test_errors_about_a_folder_of_pictures_name_the_pages(tmp_path: Path, pictur
         mm.open_dataset(tmp_path)
     with pytest.raises(mm.ConfigError, match=f"no tars to index{HINT}"):
         index_tars(tmp_path)
-    with pytest.raises(mm.StorageError, match=f": a folder; a file is needed{HINT}"):
-        mm.convert(tmp_path, tmp_path / "out")
 
 
 def test_other_folders_have_no_hint(tmp_path: Path) -> None:

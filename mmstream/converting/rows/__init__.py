@@ -13,6 +13,8 @@ python_rows.py  iterables, data frames, data sets of Hugging Face
 values.py       values of Python and Arrow -> JSON values and bytes
 transcripts.py  LibriSpeech's transcripts
 nested.py       an object with the rows inside
+samples.py      samples of another data set, to be written again
+folders.py      a local folder: files of rows, tars, pictures
 groups.py       consecutive rows about one medium -> one row
 spool.py        rows without lines of their own -> one temporary file
 records.py      rows by their byte ranges: lines of JSON, records of a spool

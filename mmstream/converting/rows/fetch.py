@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmstream.dataset.open import expand_braces
@@ -21,13 +21,24 @@ from mmstream.errors import ConfigError, escaped
 from mmstream.storage import is_remote, open_file, open_store, split_url
 from mmstream.storage.urls import require_no_secret
 
-__all__ = ["STDIN", "InputFile", "download", "expand", "local_path", "read_head", "short_names"]
+__all__ = [
+    "SPLIT_WORDS",
+    "STDIN",
+    "InputFile",
+    "download",
+    "expand",
+    "local_path",
+    "read_head",
+    "short_names",
+    "split_of",
+    "with_splits",
+]
 
 STDIN = "-"
 """The name of standard input."""
 
 _BLOCK = 16 << 20
-_SPLITS = {
+SPLIT_WORDS = {
     "train": "train",
     "training": "train",
     "val": "validation",
@@ -52,6 +63,8 @@ class InputFile:
     name: str
     """How rejects name it: the shortest end of its path that no other file has."""
     split: str | None = None
+    folder: str = ""
+    """For metadata of a folder: where the file lies in it, empty or with a slash at the end."""
 
 
 def local_path(name: str) -> str:
@@ -119,7 +132,7 @@ def short_names(urls: Sequence[str]) -> list[str]:
 def split_of(path: str) -> str | None:
     """Return the split that a path names, by its last word that is one: ``data/train-0.csv``."""
     words = re.split(r"[^A-Za-z]+", path.lower())
-    return next((_SPLITS[word] for word in reversed(words) if word in _SPLITS), None)
+    return next((SPLIT_WORDS[word] for word in reversed(words) if word in SPLIT_WORDS), None)
 
 
 def with_splits(files: Sequence[InputFile], paths: Sequence[str]) -> list[InputFile]:
@@ -142,9 +155,7 @@ def with_splits(files: Sequence[InputFile], paths: Sequence[str]) -> list[InputF
             f"{escaped(named)} is of a split, and {escaped(strange)} is of none; name the files "
             "that belong together"
         )
-    listed = [
-        InputFile(file.url, file.name, split) for file, split in zip(files, splits, strict=True)
-    ]
+    listed = [replace(file, split=split) for file, split in zip(files, splits, strict=True)]
     return sorted(listed, key=lambda file: SPLIT_ORDER.index(str(file.split)))
 
 

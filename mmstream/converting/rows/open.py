@@ -27,6 +27,7 @@ from mmstream.converting.rows.detect import (
     text_kind,
 )
 from mmstream.converting.rows.fetch import (
+    SPLIT_ORDER,
     STDIN,
     InputFile,
     download,
@@ -34,7 +35,10 @@ from mmstream.converting.rows.fetch import (
     local_path,
     read_head,
     short_names,
+    split_of,
+    with_splits,
 )
+from mmstream.converting.rows.folders import FolderContent, iter_media, look_into, with_folder
 from mmstream.converting.rows.groups import group_rows
 from mmstream.converting.rows.json_values import NotJSONError, write_lines
 from mmstream.converting.rows.nested import rows_inside, single_object
@@ -55,12 +59,15 @@ from mmstream.converting.rows.records import (
     scan_lines,
     stamp_of,
 )
+from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.rows.spool import NumberedRow, write_spool
 from mmstream.converting.rows.tables import iter_table
 from mmstream.converting.rows.transcripts import iter_transcripts
+from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage import is_remote, split_url
+from mmstream.storage import is_remote, open_store, split_url
+from mmstream.tar.header import BLOCK
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["RowKind", "RowOptions", "Rows", "file_names", "input_urls", "media_folder", "open_rows"]
@@ -172,10 +179,55 @@ def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
     if names is None:
         return _Opener(folder, "rows", options).open_python(rows)
     urls = expand(names)
-    short = short_names(urls)
-    files = [InputFile(url, name) for url, name in zip(urls, short, strict=True)]
     name = _name_of(rows) if isinstance(rows, str | os.PathLike) else _name_of(names[0])
-    return _Opener(folder, name, options, media_folder(rows)).open(files)
+    opener = _Opener(folder, name, options, media_folder(rows))
+    if len(urls) == 1 and urls[0] != STDIN and _is_folder(urls[0]):
+        return _open_folder(urls[0].rstrip("/") or "/", name, opener, options)
+    if options.rows_as == "tars" or _are_tars(urls):
+        return SampleSource.open(urls, name, options.limit)
+    short = short_names(urls)
+    return opener.open([InputFile(url, name) for url, name in zip(urls, short, strict=True)])
+
+
+def _is_folder(url: str) -> bool:
+    if not is_remote(url):
+        return Path(local_path(url)).is_dir()
+    folder, name = split_url(url)
+    return not name or (not open_store(folder).exists(name) and bool(open_store(url).list()))
+
+
+def _are_tars(urls: Sequence[str]) -> bool:
+    """Tell whether the first file is a tar. Then all must be."""
+    return urls[0] != STDIN and is_tar(read_head(urls[0], 2 * BLOCK))
+
+
+def _open_folder(url: str, name: str, opener: _Opener, options: RowOptions) -> RowSource:
+    """Return the source of a folder's rows."""
+    if is_remote(url):
+        names = sorted(open_store(url).list())
+        if MANIFEST_NAME in names or any(each.endswith(".tar") for each in names):
+            return SampleSource.open(url, name, options.limit)
+        files = [InputFile(f"{url}/{each}", each) for each in names]
+        return opener.open(with_splits(files, names))
+    folder = Path(local_path(url))
+    content = look_into(folder)
+    kind = options.rows_as if options.rows_as in ("media", "tars") else content.kind(url)
+    if kind == "tars":
+        return SampleSource.open(str(folder), name, options.limit)
+    if kind == "media":
+        return opener.open_media(folder, content)
+    paths = {"metadata": content.metadata, "transcripts": content.transcripts}.get(
+        str(kind), content.tables
+    )
+    files = [
+        InputFile(
+            str(folder / path),
+            path,
+            folder=path[: path.rfind("/") + 1] if kind == "metadata" else "",
+        )
+        for path in paths
+    ]
+    return opener.open(with_splits(files, paths))
 
 
 class _Opener:
@@ -209,13 +261,26 @@ class _Opener:
                     self._add_spool(iter_python_rows(split_rows), file, offsets)
         return self._source()
 
+    def open_media(self, folder: Path, content: FolderContent) -> RowSource:
+        """Return the source of a folder of media: a row for each file."""
+        splits: list[tuple[str | None, str | None]] = [(None, None)]
+        if content.splits:
+            splits = [(split_of(subfolder), subfolder) for subfolder in content.splits]
+            splits.sort(key=lambda pair: SPLIT_ORDER.index(str(pair[0])))
+        with self._offsets_path.open("wb") as offsets:
+            for split, subfolder in splits:
+                if self._rows_left != 0:
+                    file = InputFile("", subfolder or folder.name, split)
+                    self._add_spool(iter_media(folder, content, subfolder), file, offsets)
+        return self._source()
+
     def _parquet_in_place(self, files: Sequence[InputFile]) -> list[ParquetFile] | None:
         """Return Parquet files that are best read where they lie, otherwise None.
 
         A shard that begins within a row group decodes the rows before it too. So no row group may
         be longer than two shards.
         """
-        if self._options.group_spans or any(file.url == STDIN for file in files):
+        if self._options.group_spans or any(file.url == STDIN or file.folder for file in files):
             return None
         tables = []
         for file in files:
@@ -252,7 +317,7 @@ class _Opener:
         if kind == "jsonl" and (inside := rows_inside(single_object(path))) is not None:
             self._add_spool(inside, file, offsets)
             return
-        if kind == "jsonl" and not self._options.group_spans:
+        if kind == "jsonl" and not self._options.group_spans and not file.folder:
             num_rows, sha256 = scan_lines(path, offsets, self._rows_left)
             self._add(path, file, num_rows, sha256, is_spool=False)
             return
@@ -262,6 +327,7 @@ class _Opener:
 
     def _add_spool(self, rows: Iterable[NumberedRow], file: InputFile, offsets: BinaryIO) -> None:
         path = self._new_path()
+        rows = with_folder(rows, file.folder)
         if self._options.group_spans:
             rows = group_rows(rows, self._options.media_keys)
         num_rows, sha256 = write_spool(rows, path, offsets, self._rows_left)
@@ -314,7 +380,10 @@ class _Opener:
         if head.startswith(PARQUET_MAGIC):
             return "parquet", ""
         if is_tar(head):
-            raise ConfigError(f"{file.url}: this is a tar; name it alone, or unpack it")
+            raise ConfigError(
+                f"{file.url}: this is a tar among other files, or a compressed one; name tars "
+                "alone, and unpack them with `mmstream index --repack`"
+            )
         return text_kind(path, file.url)
 
     def _unrolled(self, path: Path, url: str) -> tuple[Path, RowKind]:

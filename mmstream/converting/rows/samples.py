@@ -1,0 +1,190 @@
+"""Samples of another data set: tars that mmstream, webdataset or img2dataset wrote.
+
+    tars -> SAMPLES (a `RowSource`) -> plan -> shards of another size, order or split
+
+A sample is written again as it is: the same key, the same fields, byte for byte. Samples that the
+bad list names are left out. Two samples of one key next to each other would be read as one, so the
+second one gets its number behind its key: ``0001-7``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.converting.draft import RowError, StoredSample
+from mmstream.converting.rows.identity import hash_ids, identity_of
+from mmstream.converting.rows.source import Row
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.keys import read_keys
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ChecksumError, SampleError
+from mmstream.tar.samples import is_reserved
+from mmstream.types import IntArray, Sample
+
+__all__ = ["SampleSource"]
+
+SAMPLES_AT_ONCE = 64
+"""Samples that are fetched together from an object store."""
+
+KEYS_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class SampleRange:
+    """The samples of one shard: a `RowRange`."""
+
+    dataset: Dataset
+    indexes: IntArray
+    """int64 [n] 0-based numbers of the rows."""
+    shards: IntArray
+    """int64 [n] positions of their shards in the data set."""
+    positions: IntArray
+    """int64 [n] positions of the samples in these shards."""
+
+    def __len__(self) -> int:
+        return len(self.indexes)
+
+    def read(self) -> Iterator[Row]:
+        """Yield the samples in order. One that cannot be read has a `RowError` as its value.
+
+        Raises:
+            ShardError: A shard is missing, or is another one than its index.
+            StorageError: The storage failed after retries.
+        """
+        last_key = None
+        for number, value in enumerate(self._values()):
+            index = int(self.indexes[number])
+            if isinstance(value, StoredSample):
+                same = value.key == last_key
+                last_key = value.key
+                if same:
+                    value = StoredSample(f"{value.key}-{index + 1}", value.fields)
+            name = self.dataset.name_of(int(self.shards[number]))
+            yield Row(index, name, int(self.positions[number]) + 1, value)
+
+    def _values(self) -> Iterator[StoredSample | RowError]:
+        refs = zip(self.shards.tolist(), self.positions.tolist(), strict=True)
+        if not self.dataset.store.access.concurrent:
+            yield from (self._value(ref) for ref in refs)
+            return
+        listed = list(refs)
+        with ThreadPoolExecutor(SAMPLES_AT_ONCE) as pool:
+            for start in range(0, len(listed), SAMPLES_AT_ONCE):
+                yield from pool.map(self._value, listed[start : start + SAMPLES_AT_ONCE])
+
+    def _value(self, ref: tuple[int, int]) -> StoredSample | RowError:
+        try:
+            return _stored(self.dataset.read(*ref))
+        except (SampleError, ChecksumError) as error:
+            return RowError(str(error))
+
+    def detached(self) -> SampleRange:
+        """Return the samples themselves: they lie in files of the caller."""
+        return self
+
+
+def _stored(sample: Sample) -> StoredSample:
+    fields = {name: bytes(data) for name, data in sample.items() if not is_reserved(name)}
+    return StoredSample(str(sample["__key__"]), fields)
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """A data set of tars: a `RowSource`."""
+
+    name: str
+    dataset: Dataset
+    limit: int | None = None
+    splits: Mapping[str, range] = field(default_factory=dict)
+
+    @staticmethod
+    def open(source: str | Sequence[str], name: str, limit: int | None) -> SampleSource:
+        """Open tars, or a folder of them.
+
+        Raises:
+            ManifestError: No tars, an unfinished conversion, or remote tars without an index.
+        """
+        return SampleSource(name, open_dataset(source), limit)
+
+    @cached_property
+    def _left_out(self) -> IntArray:
+        """int64 [num_bad], ascending: numbers of the bad samples, over all shards."""
+        return np.sort(self._starts[self.dataset.bad[:, 0]] + self.dataset.bad[:, 1])
+
+    @cached_property
+    def _starts(self) -> IntArray:
+        """int64 [num_shards]: number of the first sample of each shard."""
+        counts = self.dataset.counts
+        starts: IntArray = np.cumsum(counts) - counts
+        return starts
+
+    @property
+    def num_rows(self) -> int:
+        """Number of samples that are not bad, up to the limit."""
+        total = len(self.dataset) - len(self._left_out)
+        return total if self.limit is None else min(total, self.limit)
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the list of shards with their sizes and checksums, and of the bad list."""
+        shards = [
+            (shard.name, shard.num_samples, shard.num_bytes, shard.sha256)
+            for shard in self.dataset.manifest.shards
+        ]
+        return hashlib.sha256(
+            msgspec.json.encode([shards, self._left_out.tolist(), self.limit])
+        ).hexdigest()
+
+    def select(self, rows: IntArray | range) -> SampleRange:
+        """Return samples by their numbers from 0, in the given order.
+
+        With samples 1 and 2 of 5 bad, the rows 0, 1 and 2 are the samples 0, 3 and 4: the bad
+        numbers less the bad ones before them are 1 and 1, and rows from there on move by 2.
+        """
+        index = np.asarray(rows, dtype=np.int64)
+        before = self._left_out - np.arange(len(self._left_out))
+        number = index + np.searchsorted(before, index, side="right")
+        shards = np.searchsorted(self._starts, number, side="right") - 1
+        return SampleRange(self.dataset, index, shards, number - self._starts[shards])
+
+    def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
+        """Return uint64 [num_rows]: the hash of every sample's identity, which is its key.
+
+        With `field`, it is the value of this key in the sample's ``json``, and all samples are
+        read; otherwise one header of each.
+        """
+        identities = self._groups(field) if field is not None else self._keys()
+        return hash_ids(identities, self.num_rows, field)
+
+    def _keys(self) -> Iterator[tuple[bytes, bool]]:
+        for start in range(0, self.num_rows, KEYS_AT_ONCE):
+            rows = self.select(range(start, min(self.num_rows, start + KEYS_AT_ONCE)))
+            refs = list(zip(rows.shards.tolist(), rows.positions.tolist(), strict=True))
+            for ref, key in zip(refs, read_keys(self.dataset, refs), strict=True):
+                yield (key if key is not None else str(ref)).encode("utf-8", "replace"), False
+
+    def _groups(self, field: str) -> Iterator[tuple[bytes, bool]]:
+        for row in self.select(range(self.num_rows)).read():
+            if isinstance(row.value, StoredSample):
+                content = _json_of(row.value)
+                has_field = isinstance(content, dict) and content.get(field) is not None
+                key = row.value.key.encode("utf-8", "replace")
+                yield identity_of(content, field) if has_field else (key, False)
+            else:
+                yield str((row.file, row.number)).encode(), False
+
+
+def _json_of(sample: StoredSample) -> Any:
+    try:
+        return msgspec.json.decode(sample.fields.get("json", b"null"))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

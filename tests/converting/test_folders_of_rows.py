@@ -1,0 +1,190 @@
+"""Folders as rows: pictures, metadata beside them, tars of samples."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mmstream.converting.draft import RowError
+from mmstream.converting.rows.open import RowOptions, open_rows
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ConfigError, ManifestError
+from tests.helpers.convert_corpus import make_corpus, rejects, run
+from tests.helpers.corpora import jpeg
+
+
+def values(rows, **options):
+    with open_rows(rows, RowOptions(**options)) as source:
+        return [row.value for row in source.select(range(source.num_rows)).read()]
+
+
+def pictures(folder, *paths):
+    for number, path in enumerate(paths):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(jpeg(number))
+    return folder
+
+
+def samples(folder):
+    dataset = open_dataset(folder)
+    return [
+        {k: v for k, v in dataset[i].items() if k not in ("__url__", "__lineage__")}
+        for i in range(len(dataset))
+    ]
+
+
+def test_folders_of_classes_become_labelled_pictures(tmp_path):
+    folder = pictures(tmp_path / "in", "dog/1.jpg", "cat/b.JPG", "cat/a.jpg", "cat/.hidden.jpg")
+    (folder / "cat/notes.md").touch()
+    run(folder, tmp_path / "out")
+    assert values(folder) == [
+        {"image": "cat/a.jpg", "label": 0, "label_name": "cat"},
+        {"image": "cat/b.JPG", "label": 0, "label_name": "cat"},
+        {"image": "dog/1.jpg", "label": 1, "label_name": "dog"},
+    ]
+    assert [sample["cls"] for sample in samples(tmp_path / "out")] == [b"0", b"0", b"1"]
+
+
+def test_folders_of_splits_become_data_sets_with_the_same_classes(tmp_path):
+    folder = pictures(tmp_path / "in", "train/cat/1.jpg", "train/dog/2.jpg", "val/dog/3.jpg")
+    report = run(folder, tmp_path / "out")
+    assert {name: split.num_samples for name, split in report.splits.items()} == {
+        "train": 2,
+        "validation": 1,
+    }
+    assert samples(tmp_path / "out/validation")[0]["cls"] == b"1"
+    run(folder / "train", tmp_path / "train")
+    assert [sample["cls"] for sample in samples(tmp_path / "train")] == [b"0", b"1"]
+
+
+def test_pictures_without_classes_have_their_text_or_nothing(tmp_path):
+    folder = pictures(tmp_path / "in", "1.jpg", "more/2.jpg", "3.jpg")
+    (folder / "1.txt").write_text("a cat\n")
+    (folder / "3.txt").write_bytes(b"\xff")
+    read = values(folder)
+    assert read[0] == {"image": "1.jpg", "text": "a cat"}
+    assert str(read[1]) == "3.txt: not UTF-8"
+    assert isinstance(read[1], RowError)
+    assert read[2] == {"image": "more/2.jpg"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_metadata_beside_pictures_describes_them(tmp_path, kind):
+    folder = pictures(tmp_path / "in", "train/1.jpg", "train/2.jpg", "test/3.jpg")
+    for split, rows in {
+        "train": [{"file_name": "1.jpg", "text": "one"}, {"file_name": "2.jpg", "text": "two"}],
+        "test": [{"file_name": "3.jpg", "text": "three"}],
+    }.items():
+        path = folder / split / f"metadata.{kind}"
+        if kind == "csv":
+            lines = [f"{row['file_name']},{row['text']}\n" for row in rows]
+            path.write_text("file_name,text\n" + "".join(lines))
+        elif kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), path)
+    report = run(folder, tmp_path / "out")
+    assert {name: split.num_samples for name, split in report.splits.items()} == {
+        "train": 2,
+        "test": 1,
+    }
+    assert samples(tmp_path / "out/test")[0]["txt"] == b"three"
+
+
+def test_a_folder_of_files_of_rows_is_read_whole_and_by_splits(tmp_path):
+    folder = tmp_path / "in"
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").touch()
+    (folder / "dataset_infos.json").write_text("{}")
+    for name, number in (("train-1", 1), ("train-0", 0), ("test-0", 2)):
+        path = folder / "data" / f"{name}.parquet"
+        pq.write_table(pa.Table.from_pylist([{"text": f"t{number}"}]), path)
+    assert values(folder) == [{"text": "t0"}, {"text": "t1"}, {"text": "t2"}]
+    assert set(run(folder, tmp_path / "out").splits) == {"train", "test"}
+    (folder / "data" / "other.jsonl").write_text('{"text": "t"}\n')
+    with pytest.raises(ConfigError, match=r"is of a split, and .*other\.jsonl is of none"):
+        run(folder, tmp_path / "other")
+
+
+def test_a_folder_that_may_be_read_in_two_ways_names_them(tmp_path):
+    folder = pictures(tmp_path / "in", "a/1.jpg", "b/2.jpg")
+    (folder / "rows.jsonl").write_text('{"image": "a/1.jpg", "text": "t"}\n')
+    with pytest.raises(ConfigError, match=r"holds files of rows, such as rows\.jsonl, and 2 media"):
+        values(folder)
+    assert values(folder, rows_as="media")[1] == {"image": "b/2.jpg", "label": 1, "label_name": "b"}
+    assert len(values(folder / "rows.jsonl")) == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no files of rows, no tars and no media files"):
+        values(tmp_path / "empty")
+
+
+def test_samples_of_tars_are_written_again_byte_for_byte(tmp_path):
+    run(make_corpus(tmp_path), tmp_path / "first")
+    run(tmp_path / "first", tmp_path / "second", samples_per_shard=5, num_workers=2)
+    assert samples(tmp_path / "second") == samples(tmp_path / "first")
+    run(tmp_path / "second", tmp_path / "third")
+    run(sorted((tmp_path / "first").glob("*.tar")), tmp_path / "named")
+    for name in ("third", "named"):
+        assert samples(tmp_path / name) == samples(tmp_path / "first")
+    keys = {sample["__key__"] for sample in samples(tmp_path / "first")}
+    run(tmp_path / "first", tmp_path / "split", splits={"a": 0.5, "b": 0.5}, shuffle_seed=1)
+    split_keys = [s["__key__"] for n in "ab" for s in samples(tmp_path / "split" / n)]
+    assert (set(split_keys), len(split_keys)) == (keys, len(keys))
+    with pytest.raises(ConfigError, match="lies in"):
+        run(tmp_path / "first", tmp_path / "first", overwrite=True)
+
+
+def tar_of(path, members):
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def test_samples_of_foreign_tars_keep_their_keys_unless_two_meet(tmp_path):
+    (tmp_path / "in").mkdir()
+    for shard in range(3):
+        tar_of(tmp_path / f"in/{shard}.tar", [("d/0.txt", b"%d" % shard), ("d/0.seg.png", b"x")])
+    run(tmp_path / "in", tmp_path / "out")
+    read = samples(tmp_path / "out")
+    assert [sample["__key__"] for sample in read] == ["d/0", "d/0-2", "d/0-3"]
+    assert [sample["txt"] for sample in read] == [b"0", b"1", b"2"]
+    assert list(read[0]) == ["__key__", "txt", "seg.png"]
+
+
+def test_samples_of_the_bad_list_are_left_out_and_the_list_is_part_of_the_plan(tmp_path):
+    run(make_corpus(tmp_path), tmp_path / "in")
+    whole = samples(tmp_path / "in")
+    with open_rows(tmp_path / "in") as source:
+        before = source.sha256
+    dataset = open_dataset(tmp_path / "in")
+    object.__setattr__(source, "dataset", dataset)
+    dataset.bad = np.array([[0, 1], [0, 2], [2, 0]])
+    source.__dict__.pop("_left_out", None)
+    bad = {1, 2, int(dataset.counts[:2].sum())}
+    rows = list(source.select(range(source.num_rows)).read())
+    assert source.sha256 != before
+    assert [row.value.key for row in rows] == [
+        sample["__key__"] for i, sample in enumerate(whole) if i not in bad
+    ]
+
+
+def test_tars_that_cannot_be_read_are_rejects_or_clear_errors(tmp_path):
+    (tmp_path / "in").mkdir()
+    members = [("0.txt", b"a"), ("1.txt", b"b"), ("1.txt", b"c"), ("2.txt", b"d")]
+    tar_of(tmp_path / "in/0.tar", members)
+    run(tmp_path / "in", tmp_path / "out")
+    assert "this field comes twice" in rejects(tmp_path / "out")[2]
+    (tmp_path / "rows.jsonl").write_text('{"text": "t"}\n')
+    with pytest.raises(ConfigError, match="this is a tar among other files"):
+        values([tmp_path / "rows.jsonl", tmp_path / "in/0.tar"])
+    (tmp_path / "in/mmstream.unfinished.json").write_text("{}")
+    with pytest.raises(ManifestError, match="has not finished"):
+        values(tmp_path / "in")
