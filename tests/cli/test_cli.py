@@ -55,8 +55,8 @@ OPTIONS = {
     "--min-image-side --max-aspect --min-duration --max-duration --num-connections "
     "--num-connections-per-host --download-timeout --download-idle-timeout --download-tries "
     "--max-download-bytes --max-redirects --max-unanswered --ignore-robots --allow-host "
-    "--sidecar --split-by --limit --group-spans --overwrite --check --max-rejects --dry-run "
-    "--html",
+    "--sidecar --split-by --limit --group-spans --duplicates --near-duplicates --overwrite "
+    "--check --max-rejects --dry-run --html",
     "index": "url --output --repack --checksums --overwrite --num-threads",
     "info": "url --keys --json --stats --samples --seed --tokenizer --html --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",
