@@ -234,3 +234,13 @@ def test_the_lock_of_a_dead_conversion_does_not_stop_a_range(corpus, tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert run(corpus, tmp_path / "out", shard_range=(0, 1)).num_rows == 8
+
+
+@pytest.mark.parametrize("duplicates", ["report", "drop"])
+def test_finalize_finds_the_duplicates_that_the_plan_asks_for(corpus, tmp_path, duplicates):
+    options = {"duplicates": duplicates}
+    run(corpus, tmp_path / "alone", **options)
+    run(corpus, tmp_path / "out", shard_range=(0, 2), **options)
+    run(corpus, tmp_path / "out", shard_range=(2, 9), **options)
+    assert finalize(tmp_path / "out").num_pairs
+    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
