@@ -433,12 +433,15 @@ def remove_temporary_files(
 def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, Any]) -> None:
     """Raise a ConfigError if the saved plan is another one. It says what differs."""
     saved = saved if isinstance(saved, dict) else {}
+    is_other_version = saved.get("converter") != plan["converter"]
+    # Another version has other options. Those that both know say more than the version.
+    unknown = plan.keys() ^ saved.keys() | {"converter"} if is_other_version else set()
     differing = [
         f"{key} was {saved.get(key)!r} and is now {plan.get(key)!r}"
         for key in plan | saved
-        if saved.get(key) != plan.get(key) and key != "converter"
+        if saved.get(key) != plan.get(key) and key not in unknown
     ]
-    if not differing and saved.get("converter") != plan["converter"]:
+    if not differing and is_other_version:
         raise ConfigError(
             f"{store.url}: holds {content} of another version of mmstream, which writes the same "
             f"rows as other bytes (converter {saved.get('converter')!r}, this one is "
