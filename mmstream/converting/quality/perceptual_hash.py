@@ -28,7 +28,7 @@ SIDE = 64
 FREQUENCIES = 16
 """Lowest frequencies a side, without the constant one."""
 
-MAX_PIXELS = 100_000_000
+MAX_PIXELS = 50_000_000
 """Larger pictures get no hash: decoding them takes too much memory."""
 
 MIN_CONTRAST = 4.0
@@ -47,11 +47,9 @@ def perceptual_hash(data: bytes) -> bytes | None:
         256 bits, or None for a picture that cannot be decoded, is too large, or is almost of one
         colour: its bits would be noise.
     """
-    from PIL import Image  # planning and the command line do without it
-
     try:
         pixels = _small_grey(data)
-    except (OSError, SyntaxError, ValueError, TypeError, EOFError, Image.DecompressionBombError):
+    except Exception:  # Pillow has many for damaged bytes
         return None
     if pixels is None or float(pixels.std()) < MIN_CONTRAST:
         return None
@@ -61,11 +59,11 @@ def perceptual_hash(data: bytes) -> bytes | None:
 
 
 def _small_grey(data: bytes) -> npt.NDArray[np.float32] | None:
-    from PIL import Image
+    from PIL import Image  # planning and the command line do without it
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about odd metadata, and large pictures: see MAX_PIXELS
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 return None
             orientation = image.getexif().get(_ORIENTATION, 1)
@@ -77,6 +75,9 @@ def _small_grey(data: bytes) -> npt.NDArray[np.float32] | None:
         small if turn is None else small.transpose(Image.Transpose[turn]), dtype=np.float32
     )
 
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF")
+"""What Pillow may take bytes of strangers for. Others run programs, such as Ghostscript."""
 
 _ORIENTATION = 0x0112
 _TURNS = {
