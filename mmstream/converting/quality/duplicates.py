@@ -220,7 +220,7 @@ def find_duplicates(
     Examples:
         >>> duplicates = mm.find_duplicates(mm.open_dataset("shards/"), progress=False)
         >>> duplicates.num_pairs
-        {'media': 0, 'text': 0, 'pair': 0}
+        {'media': 384, 'text': 0, 'pair': 0}
     """
     unknown = set(kinds) - set(KINDS)
     if unknown:
