@@ -116,11 +116,13 @@ def report(
     upper = np.triu(is_near, 1)
     is_true = origin[:, None] == origin[None, :]
     precision = (upper & is_true).sum() / max(1, upper.sum())
-    same = [hit for name, row in hits.items() for hit in row if name[:4] not in ("orig", "crop")]
+    same = [
+        hit for name, matched in hits.items() for hit in matched if name[:4] not in ("orig", "crop")
+    ]
     print(f"{title}, at most {limit} of {8 * num_bytes} bits:")
     print(f"  precision {precision:.2%} of {upper.sum():,} pairs, recall {np.mean(same):.2%}")
-    for name, row in hits.items():
-        print(f"    {name:22} {np.mean(row):.1%}")
+    for name, matched in hits.items():
+        print(f"    {name:22} {np.mean(matched):.1%}")
 
 
 def main() -> None:
