@@ -19,7 +19,6 @@ code is 1 if a round fails. A round takes about ten seconds.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -31,6 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -97,7 +97,7 @@ def run(command: Sequence[str], kill_after_s: float | None = None) -> tuple[bool
         text=True,
         start_new_session=True,
     )
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with suppress(subprocess.TimeoutExpired):
         _, errors = process.communicate(timeout=kill_after_s or MAX_SECONDS)
         return process.returncode == 0, errors.strip()
     os.killpg(process.pid, signal.SIGKILL)
@@ -173,7 +173,8 @@ def prove(arguments: argparse.Namespace, folder: Path, root: str) -> int:
     kinds = ["ray"] if arguments.ray else ["processes", "ranges", "retry"]
     counts: Counter[str] = Counter()
     num_faults = number = 0
-    with tqdm(total=arguments.kills, unit="kill", disable=None) as bar:
+    # Ctrl-C ends the proof early, and says how far it came.
+    with suppress(KeyboardInterrupt), tqdm(total=arguments.kills, unit="kill", disable=None) as bar:
         while counts.total() < arguments.kills:
             kind, dest = kinds[number % len(kinds)], f"{root}/round-{number}"
             kills, fault = fault_of_round(kind, corpus, dest, draw, arguments.longest_s)
