@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
 from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
 from mmstream.converting.rows.groups import group_rows
+from mmstream.converting.rows.open import open_rows
 from tests.helpers.paths import ROOT
 from tests.helpers.rows import rows_by_format
 
@@ -598,11 +599,9 @@ DATA = ROOT.parent / "shared" / "data"
     ],
 )
 def test_real_corpora_are_read_as_their_authors_wrote_them(name, num_rows, num_media):
-    content = (DATA / name).read_text()
-    rows = (
-        json.loads(content) if name.endswith(".json") else map(json.loads, content.split("\n")[:-1])
-    )
-    drafts = [draft_of(row) for row in rows]
+    with open_rows(str(DATA / name)) as source:
+        rows = source.select(range(source.num_rows)).read()
+        drafts = [draft_of(row.value) for row in rows]
     assert (len(drafts), sum(len(draft.media) for draft in drafts)) == (num_rows, num_media)
 
 

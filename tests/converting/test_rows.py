@@ -205,6 +205,15 @@ def test_a_jsonl_that_begins_with_a_list_is_still_jsonl(tmp_path):
     assert keys(tmp_path / "out") == ["000000002"]
 
 
+@pytest.mark.parametrize(
+    ("end", "num_rows"), [("", 2), ("\n", 2), ("\n\n", 2), ("\r\n\r\n", 2), ("\n\n\n", 4)]
+)
+def test_one_empty_line_at_the_end_of_a_file_is_no_row(tmp_path, end, num_rows):
+    (tmp_path / "rows.jsonl").write_bytes(b'{"text": "a"}\n{"text": "b"}' + end.encode())
+    report = run(tmp_path / "rows.jsonl", tmp_path / "out")
+    assert (report.num_rows, report.num_samples) == (num_rows, 2)
+
+
 def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
     lines = [b'{"text": "%s"}' % (b"x" * n) for n in range(20)]
     (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")

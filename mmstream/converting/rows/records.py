@@ -16,6 +16,7 @@ row r of file f has the offsets r + f and r + f + 1.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -282,7 +283,8 @@ def parse_row(line: bytes | None) -> Any:
 def scan_lines(path: Path, offsets: BinaryIO, limit: int | None = None) -> tuple[int, str]:
     """Write the offsets of all lines of a file. Return their number and the file's checksum.
 
-    A file with the lines ``{}`` and ``[1]`` has 3 + 4 bytes. Its offsets are 0, 3, 7.
+    A file with the lines ``{}`` and ``[1]`` has 3 + 4 bytes. Its offsets are 0, 3, 7. One empty
+    line at the end of the file, as editors leave it, is no row.
 
     Args:
         path: The file of rows.
@@ -308,7 +310,18 @@ def scan_lines(path: Path, offsets: BinaryIO, limit: int | None = None) -> tuple
         if last < size:
             np.array([size], np.int64).tofile(offsets)
             num_rows += 1
+        elif limit is None and num_rows > 1 and _ends_with_empty_line(file, size):
+            offsets.seek(-np.dtype(np.int64).itemsize, os.SEEK_CUR)
+            offsets.truncate()
+            num_rows -= 1
     return num_rows, digest.hexdigest()
+
+
+def _ends_with_empty_line(file: BinaryIO, size: int) -> bool:
+    """Tell whether the last line is empty, and the one before it is not."""
+    file.seek(max(0, size - 6))
+    tail = file.read(6).replace(b"\r", b"")
+    return tail.endswith(b"\n\n") and not tail.endswith(b"\n\n\n")
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
