@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mmstream.converting.options import Options
+from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.source import RowSource
 from mmstream.errors import ConfigError
 from mmstream.order.permute import permutation
@@ -48,6 +49,7 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         "media": options.media.plan(),
         "splits": _splits(rows, options),
         **({"split_by": options.split_by} if options.split_by is not None else {}),
+        **({"keys": "kept"} if isinstance(rows, SampleSource) else {}),
         **({"group_spans": True} if options.group_spans else {}),
         "split": split,
         "sidecar": options.sidecar,

@@ -137,7 +137,11 @@ def _search(dataset: KeySource, key: str) -> list[SampleRef]:
         _NotAscendingError: Another tool wrote the tars, or the rows were shuffled.
     """
     source = dataset.manifest.source
-    if source.get("converter") not in (1, 2) or source.get("shuffle_seed") is not None:
+    if (
+        source.get("converter") not in (1, 2)
+        or source.get("shuffle_seed") is not None
+        or source.get("keys") == "kept"
+    ):
         raise _NotAscendingError
     row = _row_of(key)
     if row is None:

@@ -188,3 +188,11 @@ def test_tars_that_cannot_be_read_are_rejects_or_clear_errors(tmp_path):
     (tmp_path / "in/mmstream.unfinished.json").write_text("{}")
     with pytest.raises(ManifestError, match="has not finished"):
         values(tmp_path / "in")
+
+
+def test_samples_are_found_by_the_keys_that_they_kept(tmp_path):
+    run(make_corpus(tmp_path), tmp_path / "first", shuffle_seed=5)
+    run(tmp_path / "first", tmp_path / "second", samples_per_shard=5)
+    dataset = open_dataset(tmp_path / "second")
+    for sample in samples(tmp_path / "first"):
+        assert dataset[sample["__key__"]]["txt"] == sample["txt"]
