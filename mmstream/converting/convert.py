@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from mmstream.converting.destination import (
-    give_up,
-)
+from mmstream.converting.columns import require_columns
+from mmstream.converting.destination import give_up
 from mmstream.converting.engines.engine import Engine, engine_of, require_engine
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
@@ -190,6 +189,7 @@ def convert(
             row out. Workers import it by its name. What it raises makes the row a reject; a bug,
             such as a NameError, stops the conversion.
         columns: {name that the formats know: name in the rows}, such as ``{"image": "photo"}``.
+            A row may lack a column; one that none of the first 10,000 rows has is an error.
         dataset_info: LLaMA-Factory's ``dataset_info.json``, which says what columns and tags the
             rows have. The entry is the one with their file name; ``FILE#NAME`` names another.
         captions: "all": one sample with all captions of a row. "each": one sample per caption.
@@ -301,6 +301,7 @@ def convert(
     command = _command(rows, dest, media_root, access, options, row_options)
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows, row_options) as source, ExitStack() as locks:
+        require_columns(source, options.format.columns)
         outputs = [
             locked(output, locks, root)
             for output in plan_outputs(store, input_urls(rows), source, options, root, work, locks)
@@ -389,13 +390,15 @@ def require_samples(
     store = next(output.store for output in outputs if len(output.rows))
     first = first_rejects(store, 1)[0]
     hint = ""
-    if first.reason.endswith(("no such file", "media root")):
+    if "no such file" in first.reason or first.reason.endswith("media root"):
         hint = f". Media paths are relative to {root}; name another folder with media_root="
     elif first.reason.startswith("not JSON"):
         hint = ". Rows are JSON objects, one per line, or one JSON array of them"
+    path = store.url_of(REJECTS_NAME)
+    path = path if is_remote(path) else os.path.realpath(path)  # without ".."
     raise MMStreamError(
         f"none of {num_rejects:,} rows became a sample, so no dataset was written. All reasons "
-        f"are in {store.url_of(REJECTS_NAME)}. The first is row {first.row}: {first.reason}{hint}"
+        f"are in {path}. The first is row {first.row}: {first.reason}{hint}"
     )
 
 

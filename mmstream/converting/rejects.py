@@ -42,8 +42,8 @@ _HEAD_BYTES = 64 << 10
 _MAX_GROUPS = 1000
 """Most reasons that are counted apart, so that a strange corpus cannot fill the memory."""
 
-_NAME = re.compile(r"^(?!no |not )[^:]*: ")
-"""The path or the name of a field with which a reason begins."""
+_NAME = re.compile(r"^(?!no |not |[\w.<>]+\(\): ).*?: ")
+"""The path, URL or name of a field with which a reason begins. The caller's function is kept."""
 _VALUE = re.compile(r"b?'[^']*'|b?\"[^\"]*\"|(?<=the keys ).*|\d+")
 """What a reason quotes from its row: strings, names of keys, numbers."""
 

@@ -365,6 +365,8 @@ def test_no_value_of_any_key_raises_anything_but_a_row_error():
     [
         {"img": "0.jpg", "text": "x"},
         {"sound": "a/b.WAV", "text": "x"},
+        {"photo": "Bilder\\Sommer 2024\\Foto Ä 0.JPG", "text": "x"},
+        {"photo": "file:///home/my pictures/a.heic", "text": "x"},
         {"photo": b"\xff\xd8", "text": "x"},
         {"photo": "data:image/png;base64,AAAA", "text": "x"},
         {"imgs": ["0.png"], "messages": [{"role": "user", "content": "x"}]},

@@ -117,6 +117,12 @@ def test_paths_of_windows_lie_under_the_root(tmp_path):
     assert load("b\\c.png", tmp_path) == png(3, 3)
 
 
+@pytest.mark.parametrize("path", ["C:\\photos\\my a.png", "photos\\my a.png"])
+def test_a_path_of_windows_that_is_missing_says_what_was_tried(tmp_path, path):
+    with pytest.raises(RowError, match=r"no such file; tried 'photos/my a.png' in the media root"):
+        load(path, tmp_path)
+
+
 @pytest.mark.parametrize("path", ["..\\a.png", "C:\\..\\a.png", "\\\\server\\a.png", "C:\\\\..\\a"])
 def test_paths_of_windows_do_not_leave_the_root_either(tmp_path, path):
     root = tmp_path / "root"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from mmstream.converting.rejects import REJECTS_NAME, Reject, group_rejects
+from mmstream.storage import open_store
 from tests.helpers.convert_corpus import run, tree
 from tools.prove.messy_rows import DAMAGES, problems, write_messy_corpus
 
@@ -32,3 +35,16 @@ def test_a_lost_row_is_noticed(tmp_path, lost):
     )
     path.write_text(changed)
     assert problems(tmp_path / "out", 100, damages)
+
+
+def test_reasons_that_differ_in_names_only_are_counted_together():
+    store = open_store("memory://reasons-by-kind")
+    reasons = [
+        *("a.jpg: no such file", "C:\\b 1.jpg: no such file"),
+        *("https://host/a: status 404", "https://host/b: status 410"),
+        *("to_row(): KeyError: 'a'", "to_row(): KeyError: 'b'"),
+    ]
+    lines = [msgspec.json.encode(Reject("rows.jsonl", 1, reason)) + b"\n" for reason in reasons]
+    store.write(REJECTS_NAME, b"".join(lines))
+    kinds = [group.kind for group in group_rejects(store)]
+    assert kinds == ["*: no such file", "*: status *", "to_row(): KeyError: *"]

@@ -10,6 +10,8 @@ import pytest
 import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.row_format import RowFormat
+from tests.helpers.convert_corpus import run, write_rows
+from tests.helpers.corpora import jpeg
 
 
 def caption(row):
@@ -36,6 +38,29 @@ def test_columns_are_read_under_the_names_that_formats_know():
     draft = row_format.draft({"photo": "a.jpg", "alt": "a cat", "image": 3})
     assert (draft.media[0].path, draft.texts) == ("a.jpg", ("a cat",))
     assert draft.unread == ("row_image",)
+
+
+def test_a_column_that_no_row_has_is_refused_before_the_first_shard(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("Photo;Words\na.jpg;a cat\n;a dog\n")
+    with pytest.raises(
+        mm.ConfigError,
+        match=r"no row has the column photo \(as image\); row 1 has Photo, Words",
+    ):
+        run(path, tmp_path / "out", columns={"text": "Words", "image": "photo"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_may_lack_a_mapped_column_that_another_row_has(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(jpeg(1))
+    rows = [
+        {"words": "a dog"},
+        {"photo": "a.jpg", "words": "a cat"},
+        {"image": "a.jpg", "text": "x"},
+    ]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    report = run(path, tmp_path / "out", columns={"image": "photo", "text": "words"})
+    assert report.formats == {"captions": 2, "text": 1}
 
 
 @pytest.mark.parametrize("options", [{"function": caption}, {"name": f"{__name__}:caption"}])

@@ -244,7 +244,9 @@ def test_rows_behind_a_url_have_no_media_root_of_their_own(corpus, tmp_path, mem
 
 
 def test_rows_that_cannot_be_read_at_all_are_a_clear_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.jsonl: no such file of rows"):
+    with pytest.raises(
+        FileNotFoundError, match=r"none\.jsonl: no such file of rows; pass JSONL, JSON, csv"
+    ):
         run(tmp_path / "none.jsonl", tmp_path / "out")
     os.mkfifo(tmp_path / "fifo.jsonl")
     with pytest.raises(StorageError, match=r"fifo\.jsonl: a FIFO; a file is needed"):

@@ -18,7 +18,6 @@ the sample, and the draft names them. The modules show rows of each format:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
@@ -43,7 +42,7 @@ from mmstream.converting.formats.drafts import make_draft
 from mmstream.converting.formats.fields import MEDIA_KEYS, expect, first_key, is_set, texts_of
 from mmstream.converting.formats.instruction import ANSWER_KEYS, QUESTION_KEYS, instruction
 from mmstream.converting.formats.interleaved import is_obelics, mmc4, obelics
-from mmstream.converting.formats.media_values import is_base64_media
+from mmstream.converting.formats.media_values import is_base64_media, kind_by_name
 from mmstream.converting.formats.preference import TURN_KEYS, is_preference, preference
 from mmstream.converting.formats.spans import has_spans, medium_by_id, spans
 from mmstream.converting.formats.speech import is_speech, lhotse, speech
@@ -53,10 +52,6 @@ from mmstream.errors import escaped
 
 __all__ = ["FORMATS", "draft_of", "recognise"]
 
-_MEDIA_PATH = re.compile(
-    r"(?!\w+://)\S+\.(jpe?g|png|webp|gif|bmp|wav|flac|mp3|ogg|m4a|mp4|mov|avi|mkv|webm)",
-    re.IGNORECASE,
-)
 MAX_NAMED_KEYS = 8
 """Keys of an unknown row that its reason for rejection names."""
 
@@ -133,11 +128,11 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     name = format or recognise(row)
     draft = _PARSERS[name](row)
     if format is None:
-        _refuse_unread_media(row, draft)
+        _refuse_unread_media(row, draft, name)
     return msgspec.structs.replace(draft, format=name)
 
 
-def _refuse_unread_media(row: dict[str, Any], draft: Draft) -> None:
+def _refuse_unread_media(row: dict[str, Any], draft: Draft, name: str) -> None:
     """Refuse a row without media whose media lie under a key that no format reads.
 
     It would silently become a sample with its text only.
@@ -147,15 +142,23 @@ def _refuse_unread_media(row: dict[str, Any], draft: Draft) -> None:
     for key in draft.unread:
         value = row[key]
         for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, bytes) or (
-                isinstance(item, str)
-                and (_MEDIA_PATH.fullmatch(item) or is_base64_media(item) or _is_data_url(item))
-            ):
+            if isinstance(item, bytes) or (isinstance(item, str) and _is_media(item)):
                 shown = repr(item[:200]) if isinstance(item, str) else f"{len(item)} bytes"
                 raise RowError(
                     f"{key}: {shown} looks like a media file, but no format reads this key; "
-                    f"rename it to image, video or audio, such as with --map image={key}"
+                    f"rename it to image, video or audio, such as with --map image={key}, or keep "
+                    f"it as it is with --format {name}"
                 )
+
+
+def _is_media(text: str) -> bool:
+    r"""Tell whether a text is a path of a media file, its bytes in base64, or a ``data:`` URL.
+
+    A path may have spaces: ``C:\My pictures\a.jpg``. Other URLs are often only mentioned.
+    """
+    path = text.strip().removeprefix("file://")
+    is_path = "\n" not in path and "://" not in path and kind_by_name(path) is not None
+    return is_path or is_base64_media(text) or _is_data_url(text)
 
 
 def _is_data_url(text: str) -> bool:

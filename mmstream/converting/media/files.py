@@ -92,7 +92,7 @@ class LocalFolder:
         except OSError as error:
             if error.errno in _BAD_PATH:
                 self._require_root()
-                raise RowError("no such file") from None
+                raise RowError(f"no such file{_tried(path)}") from None
             raise StorageError(
                 f"{escaped(self._root)}/{escaped(path)}: {error.strerror}; this is no fault of a "
                 "row, so the conversion stops. Mend the disk, then run the same command again"
@@ -145,6 +145,16 @@ class LocalFolder:
 def _without_drive(path: str) -> str:
     match = _DRIVE.match(path)
     return path[match.end() :] if match else path
+
+
+def _tried(path: str) -> str:
+    """Say which path in the root was looked for last, where the row spells it otherwise."""
+    last = path
+    if path.startswith("file://"):
+        last = _without_drive(unquote(path.removeprefix("file://").removeprefix("localhost")))
+    elif "\\" in path or _DRIVE.match(path):
+        last = _without_drive(path).replace("\\", "/")
+    return f"; tried {escaped(repr(last), 200)} in the media root" if last != path else ""
 
 
 def _read(descriptor: int, start: int, stop: int, size: int) -> bytes:

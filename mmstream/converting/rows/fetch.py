@@ -174,7 +174,9 @@ def read_head(url: str, num_bytes: int) -> bytes:
         with os.fdopen(open_file(local_path(url)), "rb") as file:
             return file.read(num_bytes)
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{url}: no such file of rows; pass a JSONL or JSON file") from None
+        raise FileNotFoundError(
+            f"{url}: no such file of rows; pass JSONL, JSON, csv, tsv, Parquet, tars or a folder"
+        ) from None
 
 
 def download(url: str, target: Path) -> Path:
