@@ -408,6 +408,8 @@ def convert(
         max_rejects=1.0,  # the limit is judged below, in the words of the command line
         **options,
     )
+    if options["retry_rejects"]:
+        _show_retry(report)
     if options["shard_range"] is None or report.was_finished:
         end(report, dest, max_rejects)
     else:
@@ -433,17 +435,26 @@ def end(report: ConvertReport, dest: str, max_rejects: str) -> None:
     if report.has_more_rejects_than(limit):
         say(
             f"the dataset at {dest} is complete; the exit code is {PROBLEM} because "
-            f"{report.num_rejects:,} of {_rows(report.num_rows)} were rejected, and --max-rejects "
+            f"{report.num_rejects - report.num_left_out:,} of {_rows(report.num_rows)} were "
+            f"rejected, and --max-rejects "
             f"{max_rejects} allows fewer",
             err=True,
         )
         sys.exit(PROBLEM)
 
 
+def _show_retry(report: ConvertReport) -> None:
+    if report.num_retried:
+        say(f"{report.num_recovered:,} of {report.num_retried:,} rejected rows became samples")
+    else:
+        say("nothing to retry: no row was rejected")
+
+
 def _show_summary(report: ConvertReport) -> None:
     summary = (
         f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
-        f"shards, {report.num_rejects:,} rejected; {report.num_bytes / 1e6:,.1f} MB"
+        f"shards, {report.num_rejects:,} rejected{_left_out(report)}; "
+        f"{report.num_bytes / 1e6:,.1f} MB"
     )
     if report.was_finished and report.num_repaired:
         say(f"{summary}, converted before; {report.num_repaired:,} damaged shards written again")
@@ -451,6 +462,12 @@ def _show_summary(report: ConvertReport) -> None:
         say(f"{summary}, all converted before; to convert again, use --overwrite")
     else:
         say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
+
+
+def _left_out(report: ConvertReport) -> str:
+    if not report.num_left_out:
+        return ""
+    return f" ({report.num_left_out:,} of them left out by your function)"
 
 
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:

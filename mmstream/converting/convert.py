@@ -105,6 +105,12 @@ class ConvertReport:
     """{extension: media files of this type, and their bytes}."""
     reject_kinds: tuple[RejectGroup, ...] = ()
     """Rejected rows by their reason, the most frequent first, with an example each."""
+    num_left_out: int = 0
+    """Those of `num_rejects` that a function of yours left out, by returning None."""
+    num_retried: int = 0
+    """Rejected rows that this call tried again, with `retry_rejects`."""
+    num_recovered: int = 0
+    """Those of `num_retried` that became samples."""
     num_pairs: dict[str, int] = field(default_factory=dict)
     """{kind: pairs in ``duplicates.jsonl``}, if this call looked for duplicates."""
     splits: dict[str, ConvertReport] = field(default_factory=dict)
@@ -118,10 +124,13 @@ class ConvertReport:
     def has_more_rejects_than(self, limit: float) -> bool:
         """Tell whether more rows were rejected than a limit allows.
 
+        Rows that a function of yours left out do not count.
+
         Args:
             limit: A fraction of all rows (a float from 0 to 1), or a number of rows (an int).
         """
-        return self.num_rejects > (limit * self.num_rows if isinstance(limit, float) else limit)
+        num_rejects = self.num_rejects - self.num_left_out
+        return num_rejects > (limit * self.num_rows if isinstance(limit, float) else limit)
 
 
 def convert(
@@ -186,8 +195,8 @@ def convert(
             lists them. Or a function as "module:function", which then is `row`. Default: each row
             is recognised by its keys.
         row: A function of yours from a row to a row of any known format. It returns None to leave a
-            row out. Workers import it by its name. What it raises makes the row a reject; a bug,
-            such as a NameError, stops the conversion.
+            row out, which does not count against `max_rejects`. Workers import it by its name. What
+            it raises makes the row a reject; a bug, such as a NameError, stops the conversion.
         columns: {name that the formats know: name in the rows}, such as ``{"image": "photo"}``.
             A row may lack a column; one that none of the first 10,000 rows has is an error.
         dataset_info: LLaMA-Factory's ``dataset_info.json``, which says what columns and tags the
@@ -412,6 +421,7 @@ def report_of(output: Output, shards: list[ShardReport], seconds: float) -> Conv
         return _report_of_range(shards, seconds)
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     corpus = read_report(output.store)
+    num_retried = sum(shard.num_rows for shard in shards) if output.work.retry_rejects else 0
     return ConvertReport(
         num_rows=len(output.rows),
         num_samples=manifest.num_samples,
@@ -422,6 +432,8 @@ def report_of(output: Output, shards: list[ShardReport], seconds: float) -> Conv
         seconds=seconds,
         num_repaired=sum(shard.repaired for shard in shards),
         was_finished=output.state == "finished" and not output.work.retry_rejects,
+        num_retried=num_retried,
+        num_recovered=num_retried and num_retried - sum(shard.num_rejects for shard in shards),
         **_facts(corpus),
     )
 
@@ -442,7 +454,7 @@ def _report_of_range(shards: list[ShardReport], seconds: float) -> ConvertReport
 
 def _facts(corpus: CorpusReport | None) -> dict[str, Any]:
     """Return what ``report.json`` says besides the counts, by the names of `ConvertReport`."""
-    names = ("formats", "unread_keys", "media", "reject_kinds")
+    names = ("formats", "unread_keys", "media", "reject_kinds", "num_left_out")
     return {} if corpus is None else {name: getattr(corpus, name) for name in names}
 
 
@@ -461,7 +473,8 @@ def warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> Non
         logger.warning(
             "%s: the dataset is complete, but %d of %d rows were rejected, more than "
             "max_rejects=%s allows; see %s",
-            *(dest, report.num_rejects, report.num_rows, max_rejects, REJECTS_NAME),
+            *(dest, report.num_rejects - report.num_left_out, report.num_rows),
+            *(max_rejects, REJECTS_NAME),
         )
 
 
@@ -486,9 +499,9 @@ def total_of(reports: dict[str | None, ConvertReport], started: float) -> Conver
         for f in fields(ConvertReport)
         if f.type == "int"
     }
+    facts = _facts(total_report(map(_corpus_report, reports.values())))
     return ConvertReport(
-        **sums,
-        **_facts(total_report(map(_corpus_report, reports.values()))),
+        **{**sums, **facts},
         seconds=time.monotonic() - started,
         was_finished=all(report.was_finished for report in reports.values()),
         splits={split: report for split, report in reports.items() if split is not None},

@@ -20,6 +20,7 @@ __all__ = [
     "KINDS",
     "Draft",
     "Kind",
+    "LeftOutError",
     "Media",
     "MediaRef",
     "RowError",
@@ -37,6 +38,10 @@ DIALOGUE_KEYS = ("messages", "chosen", "rejected", "completion")
 
 class RowError(MMStreamError):
     """One row cannot become a sample. ``rejects.jsonl`` gives the message as the reason."""
+
+
+class LeftOutError(RowError):
+    """The caller's function left the row out. It is listed as a reject, but it is no fault."""
 
 
 class MediaRef(msgspec.Struct, frozen=True):

@@ -48,7 +48,7 @@ _VALUE = re.compile(r"b?'[^']*'|b?\"[^\"]*\"|(?<=the keys ).*|\d+")
 """What a reason quotes from its row: strings, names of keys, numbers."""
 
 
-class Reject(msgspec.Struct, frozen=True):
+class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
     """A row that became no sample: one line of ``rejects.jsonl``."""
 
     file: str
@@ -58,6 +58,8 @@ class Reject(msgspec.Struct, frozen=True):
     reason: str
     key: str = ""
     """Key that its sample would have. It names the row among those of all files."""
+    left_out: bool = False
+    """The caller's function left it out."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,11 @@ class ShardRejects:
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
 
-    def add(self, file: str, row: int, reason: str, key: str) -> None:
-        """Write one reject: the name of its file, its number there from 1, why, and its key."""
+    def add(self, reject: Reject) -> None:
+        """Write one reject."""
         if self._file is None:
             self._file = self._stack.enter_context(self._store.create(rejects_name(self._shard)))
-        line = msgspec.json.encode(Reject(file, row, reason, key)) + b"\n"
+        line = msgspec.json.encode(reject) + b"\n"
         self._file.write(line)
         self.num_rejects += 1
         self.num_bytes += len(line)
@@ -159,7 +161,8 @@ def group_rejects(store: Store) -> list[RejectGroup]:
     examples: dict[str, Reject] = {}
     for reject in _all_rejects(store):
         kind = _VALUE.sub("*", _NAME.sub("*: ", reject.reason))
-        if kind not in counts and len(counts) >= _MAX_GROUPS:
+        is_new = kind not in counts and not reject.left_out
+        if is_new and len(counts) >= _MAX_GROUPS:
             kind = next(reversed(counts))
         counts[kind] = counts.get(kind, 0) + 1
         examples.setdefault(kind, reject)

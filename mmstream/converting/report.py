@@ -66,6 +66,7 @@ class CorpusReport:
     num_rows: int
     num_samples: int
     num_rejects: int
+    """All lines of ``rejects.jsonl``."""
     num_shards: int
     """Shards that hold samples."""
     num_bytes: int
@@ -78,6 +79,8 @@ class CorpusReport:
     """As in `RowCounts`."""
     reject_kinds: tuple[RejectGroup, ...] = ()
     """Rejected rows by their reason, whatever names and numbers it quotes."""
+    num_left_out: int = 0
+    """Rejected rows that a function of the caller left out."""
 
 
 class RowCounter:
@@ -144,6 +147,7 @@ def write_report(
         num_bytes: Of the dataset.
     """
     total = _sum(counts)
+    groups = group_rejects(store) if num_rejects else []
     report = CorpusReport(
         num_rows,
         num_samples,
@@ -153,7 +157,8 @@ def write_report(
         total.formats,
         total.unread_keys,
         total.media,
-        tuple(group_rejects(store)[:MAX_REJECT_KINDS]) if num_rejects else (),
+        tuple(groups[:MAX_REJECT_KINDS]),
+        sum(group.num_rows for group in groups if group.example.left_out),
     )
     content = msgspec.json.format(msgspec.json.encode(report), indent=2)
     store.write(REPORT_NAME, content + b"\n")
@@ -196,6 +201,7 @@ def total_report(reports: Iterable[CorpusReport]) -> CorpusReport:
         total.unread_keys,
         total.media,
         tuple(sorted(kinds.values(), key=lambda group: -group.num_rows)[:MAX_REJECT_KINDS]),
+        sum(report.num_left_out for report in reports),
     )
 
 

@@ -21,7 +21,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from mmstream.converting.draft import Draft, RowError, StoredSample, samples_of
+from mmstream.converting.draft import Draft, LeftOutError, RowError, StoredSample, samples_of
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.hashed_file import HashedFile
 from mmstream.converting.live_counts import live_counts
@@ -29,7 +29,7 @@ from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.quality.perceptual_hash import perceptual_hash
-from mmstream.converting.rejects import REPORTS, ShardRejects, rejects_name, rejects_of
+from mmstream.converting.rejects import REPORTS, Reject, ShardRejects, rejects_name, rejects_of
 from mmstream.converting.report import RowCounter, RowCounts
 from mmstream.converting.rows.source import Row, RowRange
 from mmstream.converting.sidecar import SidecarWriter, sidecar_name
@@ -336,7 +336,8 @@ def _samples(
         key = _key(row)
         if isinstance(draft, RowError):
             counter.add_reject()
-            rejects.add(row.file, row.number, str(draft), key)
+            left_out = isinstance(draft, LeftOutError)
+            rejects.add(Reject(row.file, row.number, str(draft), key, left_out))
             if sidecar is not None:
                 sidecar.add_reject(row, key, str(draft))
             continue
@@ -352,8 +353,8 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
     """Yield each row of a shard with its draft, or with the reason why it has none."""
     known = _known_rejects(job)
     for row in job.rows.read():
-        if reason := known.get(_key(row)):
-            yield row, RowError(reason)
+        if reject := known.get(_key(row)):
+            yield row, reject
         elif isinstance(row.value, RowError):
             yield row, row.value
         elif isinstance(row.value, StoredSample):
@@ -367,14 +368,17 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
                 yield row, draft
 
 
-def _known_rejects(job: ShardJob) -> dict[str, str]:
-    """Return {key: reason} of the rows that a shard of a finished dataset rejected.
+def _known_rejects(job: ShardJob) -> dict[str, RowError]:
+    """Return {key: why} of the rows that a shard of a finished dataset rejected.
 
     Their media may be there by now. But their place is an extra shard of a retry.
     """
     if job.expected is None:
         return {}
-    return {reject.key: reject.reason for reject in rejects_of(job.store, job.name)}
+    return {
+        reject.key: (LeftOutError if reject.left_out else RowError)(reject.reason)
+        for reject in rejects_of(job.store, job.name)
+    }
 
 
 def _key(row: Row) -> str:

@@ -263,6 +263,18 @@ def test_convert_info_verify(mmstream, rows, tmp_path):
     assert out == f"{decoded}nothing here decodes them\nok: 38 samples in 5 shards\n"
 
 
+def test_a_retry_of_rejected_rows_says_what_it_gained(mmstream, rows, tmp_path):
+    words = ("convert", rows, tmp_path / "out", "--samples-per-shard", "10")
+    assert mmstream(*words, "--max-rejects", "2")[0] == 0
+    (rows.parent / "images" / "absent.jpg").write_bytes(jpeg(1))
+    text = mmstream(*words, "--retry-rejects", "--max-rejects", "2")[1]
+    assert "1 of 2 rejected rows became samples" in text
+    write_rows(rows, [{"text": "all is well"}])
+    mmstream("convert", rows, tmp_path / "well")
+    text = mmstream("convert", rows, tmp_path / "well", "--retry-rejects")[1]
+    assert "nothing to retry: no row was rejected" in text
+
+
 def test_info_as_json(mmstream, corpus):
     code, out, _ = mmstream("info", corpus, "--json", "--keys", 2)
     about = json.loads(out)

@@ -61,6 +61,7 @@ def test_what_arrived_goes_into_extra_shards_and_good_ones_are_untouched(corpus,
     arrive(corpus, *ABSENT)
     report = convert(corpus, dest, retry_rejects=True)
     assert (report.num_rows, report.num_samples, report.num_rejects) == (20, 19, 1)
+    assert (report.num_retried, report.num_recovered) == (7, 6)
     assert report.was_finished is False
     after = versions(dest)
     changed = {name for name in before if after[name] != before[name]}

@@ -10,7 +10,7 @@ import pytest
 import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.row_format import RowFormat
-from tests.helpers.convert_corpus import run, write_rows
+from tests.helpers.convert_corpus import rejects, run, write_rows
 from tests.helpers.corpora import jpeg
 
 
@@ -29,7 +29,7 @@ def odd(row):
 
 @pytest.mark.parametrize("key", ["sound", "object", "key"])
 def test_a_function_that_returns_what_is_not_json_makes_rejects(key):
-    with pytest.raises(RowError, match=f"{__name__}:odd: returned what is not JSON: "):
+    with pytest.raises(RowError, match=r"^odd\(\): returned what is not JSON: "):
         RowFormat(function=odd).draft({"key": key})
 
 
@@ -67,12 +67,34 @@ def test_a_row_may_lack_a_mapped_column_that_another_row_has(tmp_path):
 def test_a_function_makes_rows_of_a_known_format(options):
     row_format = pickle.loads(pickle.dumps(RowFormat(**options)))
     assert row_format.draft({"photo": "a.jpg", "words": "a cat"}).texts == ("a cat",)
-    with pytest.raises(RowError, match=f"{__name__}:caption: left out"):
+    with pytest.raises(RowError, match=r"^left out by caption\(\)$"):
         row_format.draft({"photo": "a.jpg", "words": "drop"})
-    with pytest.raises(RowError, match="caption: KeyError: 'words'"):
+    with pytest.raises(RowError, match=r"^caption\(\): KeyError: 'words'"):
         row_format.draft({"photo": "a.jpg"})
     with pytest.raises(NameError, match="undefined_name"):
         row_format.draft({"photo": "a.jpg", "words": "typo"})
+
+
+def test_rows_that_a_function_leaves_out_are_listed_and_count_as_no_fault(tmp_path, caplog):
+    (tmp_path / "a.jpg").write_bytes(jpeg(1))
+    rows = [{"photo": "a.jpg", "words": "a cat"}] * 9 + [{"photo": "a.jpg", "words": "drop"}] * 3
+    path = write_rows(tmp_path / "rows.jsonl", [*rows, {"photo": "a.jpg"}])
+    report = run(path, tmp_path / "out", row=caption)
+    assert (report.num_samples, report.num_rejects, report.num_left_out) == (9, 4, 3)
+    assert [kind.kind for kind in report.reject_kinds] == [
+        "left out by caption()",
+        "caption(): KeyError: *",
+    ]
+    assert report.has_more_rejects_than(0)
+    assert not report.has_more_rejects_than(1)
+    assert "1 of 13 rows were rejected" in caplog.text
+    assert json.loads((tmp_path / "out" / "report.json").read_bytes())["num_left_out"] == 3
+    assert list(rejects(tmp_path / "out").values())[2:] == [
+        "left out by caption()",
+        "caption(): KeyError: 'words'",
+    ]
+    report = run(path, tmp_path / "splits", row=caption, splits={"a": 0.5, "b": 0.5})
+    assert report.num_left_out == 3 == sum(part.num_left_out for part in report.splits.values())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmstream.errors import ConfigError
 
-__all__ = ["function_name", "load_function", "source_sha256"]
+__all__ = ["function_name", "load_function", "short_name", "source_sha256"]
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -49,9 +49,13 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return ``module:function``, as messages and plans name it."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{function.__module__}:{name}"
+    """Return ``module:function``, as plans name it."""
+    return f"{function.__module__}:{short_name(function)}"
+
+
+def short_name(function: Callable[..., Any]) -> str:
+    """Return the name that the caller gave a function, as the reasons of rejects name it."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def source_sha256(function: Callable[..., Any]) -> str:

@@ -17,9 +17,14 @@ from typing import Any
 
 import msgspec
 
-from mmstream.converting.draft import Draft, RowError
+from mmstream.converting.draft import Draft, LeftOutError, RowError
 from mmstream.converting.formats.formats import FORMATS, draft_of
-from mmstream.converting.formats.function import function_name, load_function, source_sha256
+from mmstream.converting.formats.function import (
+    function_name,
+    load_function,
+    short_name,
+    source_sha256,
+)
 from mmstream.converting.formats.tags import Tags, read_tags, retagged
 from mmstream.errors import BUGS, ConfigError, escaped
 
@@ -79,6 +84,7 @@ class RowFormat:
 
         Raises:
             RowError: The row cannot become a sample; the message says why.
+            LeftOutError: The caller's function returned None.
             NameError, ImportError, AttributeError, AssertionError, MemoryError: The caller's
                 function has a bug. It stops the conversion.
         """
@@ -99,8 +105,8 @@ class RowFormat:
         try:
             msgspec.json.encode((draft.content, draft.texts))
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            name = function_name(self.function) if self.function is not None else ""
-            raise RowError(f"{name}: returned what is not JSON: {escaped(error, 200)}") from None
+            name = short_name(self.function) if self.function is not None else ""
+            raise RowError(f"{name}(): returned what is not JSON: {escaped(error, 200)}") from None
 
     def _tags_of(self, file: str) -> Tags:
         """Return the entry of `dataset_info` for a file of rows."""
@@ -161,15 +167,15 @@ class RowFormat:
     def _called(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return what the caller's function makes of a row."""
         assert self.function is not None
-        name = function_name(self.function)
+        name = short_name(self.function)
         try:
             value: Mapping[str, Any] | None = self.function(row)
         except (RowError, *BUGS):
             raise
         except Exception as error:
-            raise RowError(f"{name}: {type(error).__name__}: {escaped(error)}") from error
+            raise RowError(f"{name}(): {type(error).__name__}: {escaped(error)}") from error
         if value is None:
-            raise RowError(f"{name}: left out")
+            raise LeftOutError(f"left out by {name}()")
         if not isinstance(value, dict):
-            raise RowError(f"{name}: returned no dict but {type(value).__name__}")
+            raise RowError(f"{name}(): returned no dict but {type(value).__name__}")
         return value
