@@ -51,6 +51,7 @@ from mmstream.converting.rows.open import (
     media_folder,
     open_rows,
 )
+from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardReport
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
@@ -310,6 +311,8 @@ def convert(
     command = _command(rows, dest, media_root, access, options, row_options)
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows, row_options) as source, ExitStack() as locks:
+        if isinstance(source, SampleSource):
+            _refuse_options_of_rows(options)
         require_columns(source, options.format.columns)
         outputs = [
             locked(output, locks, root)
@@ -341,6 +344,25 @@ def convert(
         report.mb_per_s,
     )
     return report
+
+
+def _refuse_options_of_rows(options: Options) -> None:
+    """Refuse options that say how a row becomes a sample, where the rows are samples already."""
+    row_format = options.format
+    given = {
+        f"captions={options.captions!r}": options.captions != "all",
+        "columns": row_format.columns,
+        f"format={row_format.name!r}": row_format.name,
+        "row": row_format.function,
+        "dataset_info": row_format.dataset_info,
+        "group_spans=True": options.group_spans,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{name}: has no effect on tars of samples, whose fields stay as they are; "
+                "leave it out"
+            )
 
 
 def _media_folder(rows: Rows, media_root: str | None) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -116,13 +117,13 @@ def samples_of(
         each: One sample per caption, instead of one sample with all captions.
     """
     key = draft.key or key
-    names = [_field_name(i, draft, medium) for i, medium in enumerate(media)]
+    names = _field_names(draft, media)
     fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
     content = _with_fields(draft.content, names, media)
     if not (each and "captions" in content):
         if draft.texts and "txt" not in draft.fields:
             fields["txt"] = draft.texts[0].encode()
-        fields.update(draft.fields)
+        fields.update(_further_fields(draft, names, media))
         if _says_more(content) and "json" not in fields:
             fields["json"] = msgspec.json.encode(content)
         yield key, fields
@@ -133,8 +134,26 @@ def samples_of(
         yield f"{key}-{i}", {**fields, **text, **draft.fields, "json": encoded}
 
 
+def _field_names(draft: Draft, media: Sequence[Media]) -> list[str]:
+    """Return the names of all media in the tar.
+
+    Images that are stored in another format take its name. Where it is taken, they get a number
+    too: with ``image_format="webp"``, ``a.jpg`` and ``a.png`` become ``a.webp`` and ``a.1.webp``.
+    """
+    names = [_field_name(i, draft, medium) for i, medium in enumerate(media)]
+    taken = {ref.field for ref in draft.media if ref.field is not None} | draft.fields.keys()
+    for i, ref in enumerate(draft.media):
+        if ref.field is None or names[i] == ref.field:
+            continue
+        stem = names[i].removesuffix(media[i].extension)
+        numbered = (f"{stem}{number}.{media[i].extension}" for number in count(1))
+        names[i] = next(name for name in chain([names[i]], numbered) if name not in taken)
+        taken.add(names[i])
+    return names
+
+
 def _field_name(index: int, draft: Draft, medium: Media) -> str:
-    """Return the name of a medium's member of the tar."""
+    """Return the name of a medium's member of the tar, if no other member has it."""
     ref = draft.media[index]
     if ref.field is None:
         is_single = len(draft.media) == 1 and not any(key in draft.content for key in DIALOGUE_KEYS)
@@ -143,6 +162,45 @@ def _field_name(index: int, draft: Draft, medium: Media) -> str:
         return ref.field
     stem, dot, _ = ref.field.rpartition(".")  # re-encoded: the name says the new type
     return f"{stem}{dot}{medium.extension}"
+
+
+def _further_fields(draft: Draft, names: list[str], media: Sequence[Media]) -> Mapping[str, bytes]:
+    """Return `Draft.fields`. A ``json`` among them names the media as they are stored now."""
+    changed = {
+        ref.field: i
+        for i, ref in enumerate(draft.media)
+        if ref.field is not None and media[i].data is not ref.data
+    }
+    if not changed or "json" not in draft.fields:
+        return draft.fields
+    try:
+        content = msgspec.json.decode(draft.fields["json"])
+    except (ValueError, RecursionError):  # it stays as bad as it is
+        return draft.fields
+    parts = [part for part in _media_parts(content) if part["field"] in changed]
+    if not parts:
+        return draft.fields
+    for part in parts:
+        index = changed[part["field"]]
+        part["field"] = names[index]
+        if part.get("type") == "bbox" and "width" not in part:
+            part.update(_original_size(media[index]))
+    return {**draft.fields, "json": msgspec.json.encode(content)}
+
+
+def _media_parts(content: Any) -> Iterator[dict[str, Any]]:
+    """Yield the parts of messages that name a field, from a ``json`` that anybody wrote."""
+    messages = (
+        message
+        for key in DIALOGUE_KEYS
+        if isinstance(content, dict) and isinstance(content.get(key), list)
+        for message in content[key]
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+    )
+    for message in messages:
+        for part in message["content"]:
+            if isinstance(part, dict) and isinstance(part.get("field"), str):
+                yield part
 
 
 def _says_more(content: dict[str, Any]) -> bool:

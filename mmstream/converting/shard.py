@@ -33,6 +33,7 @@ from mmstream.converting.rejects import REPORTS, Reject, ShardRejects, rejects_n
 from mmstream.converting.report import RowCounter, RowCounts
 from mmstream.converting.rows.source import Row, RowRange
 from mmstream.converting.sidecar import SidecarWriter, sidecar_name
+from mmstream.converting.stored_samples import draft_of, media_of
 from mmstream.dataset.checksums import (
     checksums_name,
     checksums_size,
@@ -341,10 +342,11 @@ def _samples(
             if sidecar is not None:
                 sidecar.add_reject(row, key, str(draft))
             continue
-        counter.add(draft, media)
+        stored = media or (media_of(draft.fields) if draft.key is not None else media)
+        counter.add(draft, stored)
         for sample_key, fields in samples_of(key, draft, media, job.captions == "each"):
             if sidecar is not None:
-                sidecar.add_sample(row, sample_key, fields, media)
+                sidecar.add_sample(row, sample_key, fields, stored)
             counter.add_sample(fields)
             yield sample_key, fields
 
@@ -358,7 +360,7 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
         elif isinstance(row.value, RowError):
             yield row, row.value
         elif isinstance(row.value, StoredSample):
-            yield row, Draft({}, fields=row.value.fields, key=row.value.key)
+            yield row, draft_of(row.value, job.media)
         else:
             try:
                 draft = job.format.draft(row.value, row.file)

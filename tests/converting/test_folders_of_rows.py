@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from mmstream.converting.draft import RowError
+from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rows.open import RowOptions, open_rows
 from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, ManifestError
+from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from tests.helpers.convert_corpus import make_corpus, rejects, run
 from tests.helpers.corpora import jpeg
 
@@ -157,6 +159,90 @@ def test_samples_of_foreign_tars_keep_their_keys_unless_two_meet(tmp_path):
     assert [sample["__key__"] for sample in read] == ["d/0", "d/0-2", "d/0-3"]
     assert [sample["txt"] for sample in read] == [b"0", b"1", b"2"]
     assert list(read[0]) == ["__key__", "txt", "seg.png"]
+
+
+def image_sizes(sample):
+    return {
+        name: Image.open(io.BytesIO(data)).size
+        for name, data in sample.items()
+        if name.endswith(("jpg", "png", "webp"))
+    }
+
+
+def part(field, **more):
+    return {"type": "image", "field": field, **more}
+
+
+def test_media_of_stored_samples_are_checked_and_changed_where_that_is_asked_for(tmp_path):
+    png = io.BytesIO()
+    Image.new("RGB", (300, 200)).save(png, "png")
+    bbox = {"type": "bbox", "bbox": [0, 0, 9, 9], "unit": "pixels", "field": "0.jpg"}
+    content = {
+        "messages": [{"role": "user", "content": [part("0.jpg"), bbox, part("0.png")]}],
+        "note": {"field": "0.jpg"},
+    }
+    members = [
+        ("a.0.jpg", jpeg(1, (400, 300))),
+        ("a.json", json.dumps(content).encode()),
+        ("a.0.png", png.getvalue()),
+        ("a.cls", b"7"),
+        ("b.jpg", jpeg(2, (20, 20))),
+        ("c.jpg", b"no image"),
+        ("d.jpg", jpeg(3, (100, 80))),
+        ("d.json", b"{no json"),
+    ]
+    tar_of(tmp_path / "in.tar", members)
+    media = MediaOptions(max_image_side=100, image_format="webp", min_image_side=30)
+    run(tmp_path / "in.tar", tmp_path / "out", media=media, max_rejects=9)
+    first, second = samples(tmp_path / "out")
+    assert image_sizes(first) == {"0.webp": (100, 75), "0.1.webp": (100, 67)}
+    changed = json.loads(first["json"])
+    assert changed["messages"][0]["content"] == [
+        part("0.webp"),
+        {**bbox, "field": "0.webp", "width": 400, "height": 300},
+        part("0.1.webp"),
+    ]
+    assert (changed["note"], first["cls"]) == ({"field": "0.jpg"}, b"7")
+    assert list(second) == ["__key__", "webp", "json"]
+    assert second["json"] == b"{no json"
+    reasons = rejects(tmp_path / "out")
+    assert "min_image_side is 30" in reasons[2]
+    assert "not an image" in reasons[3]
+    table = pq.read_table(tmp_path / "out/shard-000000.parquet").to_pylist()
+    assert [medium["original_width"] for medium in table[0]["media"]] == [400, 300]
+    with pytest.raises(MMStreamError, match="min_image_side is 3000"):
+        run(tmp_path / "in.tar", tmp_path / "none", media=MediaOptions(min_image_side=3000))
+
+
+def test_images_of_stored_samples_that_need_no_change_keep_their_names(tmp_path):
+    tar_of(tmp_path / "in.tar", [("a.left.jpeg", jpeg(1, (50, 40))), ("a.json", b'{"x": 1.0}')])
+    run(tmp_path / "in.tar", tmp_path / "out", media=MediaOptions(max_image_side=100))
+    [sample] = samples(tmp_path / "out")
+    assert (sample["left.jpeg"], sample["json"]) == (jpeg(1, (50, 40)), b'{"x": 1.0}')
+
+
+def test_duplicates_among_stored_samples_are_found(tmp_path):
+    members = [("a.jpg", jpeg(1)), ("b.left.jpg", jpeg(1)), ("c.jpg", jpeg(2))]
+    tar_of(tmp_path / "in.tar", members)
+    assert run(tmp_path / "in.tar", tmp_path / "out", duplicates="report").num_pairs["media"] == 1
+    assert json.loads((tmp_path / "out/report.json").read_bytes())["media"]["jpg"]["num_files"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("captions", "each"),
+        ("columns", {"image": "photo"}),
+        ("format", "captions"),
+        ("row", dict),
+        ("group_spans", True),
+    ],
+)
+def test_options_for_rows_are_refused_for_stored_samples(tmp_path, name, value):
+    tar_of(tmp_path / "in.tar", [("a.txt", b"a")])
+    with pytest.raises(ConfigError, match=f"^{name}.*: has no effect on tars of samples"):
+        run(tmp_path / "in.tar", tmp_path / "out", **{name: value})
+    assert not (tmp_path / "out").exists()
 
 
 def test_samples_of_the_bad_list_are_left_out_and_the_list_is_part_of_the_plan(tmp_path):

@@ -120,6 +120,11 @@ class MediaOptions:
         return self.max_image_side is not None or self.image_format is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether files are stored as they are, and rejected for nothing but their type."""
+        return self.check != "full" and self.settings().keys() <= {"check"}
+
+    @property
     def quality(self) -> int:
         """The quality that counts: `image_quality`, or its default."""
         return DEFAULT_QUALITY if self.image_quality is None else self.image_quality
