@@ -65,6 +65,36 @@ def test_folders_of_splits_become_data_sets_with_the_same_classes(tmp_path):
     assert [sample["cls"] for sample in samples(tmp_path / "train")] == [b"0", b"1"]
 
 
+def test_one_split_alone_has_the_layout_and_the_classes_of_several(tmp_path, caplog):
+    folder = pictures(tmp_path / "in", "train/cat/1.jpg", "train/dog/2.jpg")
+    assert set(run(folder, tmp_path / "out").splits) == {"train"}
+    assert [sample["cls"] for sample in samples(tmp_path / "out/train")] == [b"0", b"1"]
+    assert "holds the split train only; its data set is DEST/train" in caplog.text
+
+
+def test_one_folder_is_a_class(tmp_path):
+    folder = pictures(tmp_path / "in", "cat/deep/1.jpg")
+    assert values(folder) == [{"image": "cat/deep/1.jpg", "label": 0, "label_name": "cat"}]
+
+
+def test_a_split_has_classes_if_all_of_its_files_lie_in_folders(tmp_path, caplog):
+    folder = pictures(tmp_path / "in", "train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg")
+    assert [row.get("label") for row in values(folder)] == [0, 1, None]
+    assert "no classes" not in caplog.text
+    pictures(folder, "test/dog/4.jpg")
+    assert [row.get("label") for row in values(folder)] == [0, 1, None, None]
+    assert "test: media files lie beside the folders (dog), so these are no classes" in caplog.text
+
+
+def test_pictures_without_a_text_among_others_are_counted_in_the_log(tmp_path, caplog):
+    folder = pictures(tmp_path / "in", "1.jpg", "2.jpg", "3.jpg")
+    values(folder)
+    assert not caplog.text
+    (folder / "2.txt").write_text("a cat")
+    values(folder)
+    assert "2 of 3 media files have no text file beside them" in caplog.text
+
+
 def test_pictures_without_classes_have_their_text_or_nothing(tmp_path):
     folder = pictures(tmp_path / "in", "1.jpg", "more/2.jpg", "3.jpg")
     (folder / "1.txt").write_text("a cat\n")

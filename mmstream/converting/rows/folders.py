@@ -2,15 +2,19 @@
 
     FOLDERS -> files of rows, a data set of tars, or one row per media file
 
-Pictures in one folder per class get ``label`` and ``label_name``: the numbers of the classes follow
-the names in alphabetical order. A picture with a text file of the same name beside it gets its text
-as ``text``. Sounds and videos likewise.
+If all media files lie in folders, the first folder of each path is its class: the file gets
+``label`` and ``label_name``. The numbers of the classes follow the names in alphabetical order. If
+all media files lie in folders such as train and val, these are splits, and the rule holds for each
+of them. A picture with a text file of the same name beside it gets its text as ``text``. Sounds and
+videos likewise.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +27,8 @@ from mmstream.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_E
 from mmstream.errors import ConfigError, escaped
 
 __all__ = ["FolderContent", "iter_media", "look_into", "with_folder"]
+
+logger = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 1 << 20
 """Longest text file beside a picture."""
@@ -48,12 +54,10 @@ class FolderContent:
     has_tars: bool = False
     """There are tars, or a manifest, in the folder itself."""
     num_media: int = 0
-    num_at_top: int = 0
-    """Media files in the folder itself."""
-    folders: set[str] = field(default_factory=set)
-    """First folders of the paths of media files; below splits, the second ones."""
     splits: list[str] = field(default_factory=list)
     """The folders train, val, test, if all media lie in these."""
+    classes: dict[str | None, dict[str, int]] = field(default_factory=dict)
+    """{split: {folder: number of its class}}. A split whose folders are no classes is absent."""
 
     def kind(self, folder: str) -> Literal["tars", "transcripts", "metadata", "tables", "media"]:
         """Return what the rows of the folder are.
@@ -77,18 +81,12 @@ class FolderContent:
             raise ConfigError(f"{folder}: holds no files of rows, no tars and no media files")
         return "tables" if self.tables else "media"
 
-    @property
-    def classes(self) -> dict[str, int]:
-        """{folder: number of its class}. Empty: the folders are no classes."""
-        is_classes = len(self.folders) > 1 and not self.num_at_top
-        return {name: i for i, name in enumerate(sorted(self.folders))} if is_classes else {}
-
 
 def look_into(folder: Path) -> FolderContent:
     """Return what a folder holds. Hidden files are left out."""
     content = FolderContent()
-    tops: set[str] = set()
-    below: set[str] = set()
+    folders_of: dict[str, set[str]] = defaultdict(set)
+    """{first folder: second folders of the paths of media files}. Empty: a file has none."""
     for path in _walk(folder, ""):
         parts = path.split("/")
         name = parts[-1].lower()
@@ -104,14 +102,36 @@ def look_into(folder: Path) -> FolderContent:
                 content.metadata.append(path)
         elif _media_kind(path) is not None:
             content.num_media += 1
-            content.num_at_top += len(parts) == 1
-            tops.update(parts[: len(parts) - 1][:1])
-            below.update(parts[1 : len(parts) - 1][:1])
-    if len(tops) > 1 and all(top.lower() in SPLIT_WORDS for top in tops):
-        content.splits, content.folders = sorted(tops), below
+            folders = [*parts[:-1], "", ""]
+            folders_of[folders[0]].add(folders[1])
+    if folders_of and all(top.lower() in SPLIT_WORDS for top in folders_of):
+        content.splits = sorted(folders_of)
+        content.classes = _classes_of({split: folders_of[split] for split in folders_of}, folder)
     else:
-        content.folders = tops
+        content.classes = _classes_of({None: set(folders_of)}, folder)
     return content
+
+
+def _classes_of(
+    folders: Mapping[str | None, set[str]], folder: Path
+) -> dict[str | None, dict[str, int]]:
+    """Return the classes of each split. Their numbers are the same in all splits.
+
+    Args:
+        folders: {split: folders of its media files}. Empty: a file lies beside the folders.
+        folder: For the log.
+    """
+    labelled = {split: names for split, names in folders.items() if "" not in names}
+    for split in folders.keys() - labelled.keys():
+        if len(folders[split]) > 1:
+            names = ", ".join(escaped(name) for name in sorted(folders[split] - {""})[:3])
+            logger.warning(
+                "%s: media files lie beside the folders (%s), so these are no classes",
+                folder / (split or ""),
+                names,
+            )
+    numbers = {name: i for i, name in enumerate(sorted(set().union(*labelled.values())))}
+    return dict.fromkeys(labelled, numbers)
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[str]:
@@ -137,16 +157,31 @@ def _media_kind(path: str) -> str | None:
 
 
 def iter_media(folder: Path, content: FolderContent, split: str | None) -> Iterator[NumberedRow]:
-    """Yield (number, row) of each media file of a folder, or of one of its splits."""
-    classes = content.classes
-    number = 0
+    """Yield (number, row) of each media file of a folder, or of one of its splits.
+
+    If some of the files have a text beside them and others have none, the log says so.
+    """
+    classes = content.classes.get(split, {})
+    number = num_texts = num_errors = 0
     start, prefix = (folder / split, f"{split}/") if split is not None else (folder, "")
     for path in _walk(start, prefix):
         kind = _media_kind(path)
         if kind is None:
             continue
         number += 1
-        yield number, _media_row(folder, path, kind, classes, prefix)
+        row = _media_row(folder, path, kind, classes, prefix)
+        num_texts += isinstance(row, dict) and "text" in row
+        num_errors += isinstance(row, RowError)
+        yield number, row
+    num_missing = number - num_texts - num_errors
+    if num_texts and num_missing:
+        logger.warning(
+            "%s: %d of %d media files have no text file beside them; they become samples "
+            "without a text",
+            start,
+            num_missing,
+            number,
+        )
 
 
 def _media_row(

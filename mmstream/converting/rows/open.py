@@ -6,6 +6,7 @@ ROWS -> plan -> formats -> media -> shard
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,6 +72,8 @@ from mmstream.tar.header import BLOCK
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["RowKind", "RowOptions", "Rows", "file_names", "input_urls", "media_folder", "open_rows"]
+
+logger = logging.getLogger(__name__)
 
 Rows: TypeAlias = str | os.PathLike[str] | Iterable[Any]
 """What `mm.convert` takes: a path or URL, several of them, or the rows themselves."""
@@ -267,6 +270,15 @@ class _Opener:
         if content.splits:
             splits = [(split_of(subfolder), subfolder) for subfolder in content.splits]
             splits.sort(key=lambda pair: SPLIT_ORDER.index(str(pair[0])))
+        if len(splits) == 1 and splits[0][0] is not None:
+            logger.warning(
+                "%s: holds the split %s only; its data set is DEST/%s. Name %s for a data set "
+                "at DEST itself",
+                folder,
+                content.splits[0],
+                splits[0][0],
+                folder / content.splits[0],
+            )
         with self._offsets_path.open("wb") as offsets:
             for split, subfolder in splits:
                 if self._rows_left != 0:
