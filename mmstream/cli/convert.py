@@ -427,9 +427,16 @@ def end(report: ConvertReport, dest: str, max_rejects: str) -> None:
     """
     limit = _max_rejects(max_rejects)
     _show_summary(report)
+    for name, split in report.splits.items():
+        say(f"  {name}: {_counts(split)}")
     if report.num_pairs:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in report.num_pairs.items())
         say(f"duplicates: {counts}; the pairs are in duplicates.jsonl")
+    if report.num_dropped:
+        say(
+            f"{report.num_dropped:,} of {report.num_samples:,} samples are left out of epochs as "
+            "duplicates"
+        )
     _show_unread(report)
     _show_rejects(report, dest)
     if report.has_more_rejects_than(limit):
@@ -451,17 +458,20 @@ def _show_retry(report: ConvertReport) -> None:
 
 
 def _show_summary(report: ConvertReport) -> None:
-    summary = (
-        f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
-        f"shards, {report.num_rejects:,} rejected{_left_out(report)}; "
-        f"{report.num_bytes / 1e6:,.1f} MB"
-    )
+    summary = f"{_counts(report)}; {report.num_bytes / 1e6:,.1f} MB"
     if report.was_finished and report.num_repaired:
         say(f"{summary}, converted before; {report.num_repaired:,} damaged shards written again")
     elif report.was_finished:
         say(f"{summary}, all converted before; to convert again, use --overwrite")
     else:
         say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
+
+
+def _counts(report: ConvertReport) -> str:
+    return (
+        f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
+        f"shards, {report.num_rejects:,} rejected{_left_out(report)}"
+    )
 
 
 def _left_out(report: ConvertReport) -> str:
@@ -485,7 +495,9 @@ def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]
         words = f"{address}, format {row.format}" if row.format else address
         if row.unread:
             words += f", keys that nothing read: {', '.join(row.unread)}"
-        cards += [Card(words, sample) for sample in row.samples]
+        # A page shows the note of a sample, a terminal its address.
+        note = words if html is not None else ""
+        cards += [Card(words, sample, note) for sample in row.samples]
     num_rejects = sum(row.reject is not None for row in dry_rows)
     head = f"dry run: {_rows(len(dry_rows))}, {num_rejects:,} rejected; nothing was written"
     if html is not None:

@@ -162,7 +162,8 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
     say(dataset)
     if dataset.num_shards:
         sizes = dataset.counts
-        say(f"  samples per shard: {sizes.min():,} to {sizes.max():,}")
+        most = f" to {sizes.max():,}" if sizes.max() > sizes.min() else ""
+        say(f"  samples per shard: {sizes.min():,}{most}")
     say(f"  checksums of samples: {about['checksums'] or 'none'}")
     if about["num_bad"]:
         say(f"  on the bad list, left out of every epoch: {about['num_bad']:,} samples")

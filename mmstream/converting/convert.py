@@ -114,6 +114,8 @@ class ConvertReport:
     """Those of `num_retried` that became samples."""
     num_pairs: dict[str, int] = field(default_factory=dict)
     """{kind: pairs in ``duplicates.jsonl``}, if this call looked for duplicates."""
+    num_dropped: int = 0
+    """Samples that epochs leave out as duplicates, if this call looked for them."""
     splits: dict[str, ConvertReport] = field(default_factory=dict)
     """The report of each split. Empty without splits."""
 
@@ -278,6 +280,7 @@ def convert(
         group_spans=group_spans,
         duplicates=duplicates,
         near_duplicates=near_duplicates,
+        limit=limit,
     )
     row_options = RowOptions(
         rows_as=rows_as,
@@ -322,15 +325,16 @@ def convert(
             begin_output(output, root, command)
         shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
         num_pairs: dict[str, int] = {}
+        num_dropped = 0
         if work.shard_range is None:
             require_samples(outputs, shard_reports, root)
-            num_pairs = mark_duplicates(outputs, shard_reports, progress)
+            num_pairs, num_dropped = mark_duplicates(outputs, shard_reports, progress)
         for output in outputs:
             finish_output(output, shard_reports[output.split])
             seconds = time.monotonic() - started
             reports[output.split] = report_of(output, shard_reports[output.split], seconds)
     report = reports[None] if None in reports else total_of(reports, started)
-    report = replace(report, num_pairs=num_pairs)
+    report = replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
     if work.shard_range is None:
         warn_of_rejects(report, max_rejects, dest)
     _warn_of_media(outputs)

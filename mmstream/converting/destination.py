@@ -430,16 +430,31 @@ def remove_temporary_files(
         store.remove_uploads(f"{files}|{REPORTS}/({reports})")
 
 
+_FOLLOWS_FROM = {
+    "rows_sha256": {"limit", "group_spans"},
+    "rows_total": {"limit", "group_spans"},
+    "num_rows": {"limit", "group_spans", "rows_total", "splits", "split_by"},
+}
+"""{key of a plan: keys whose change explains its own}."""
+
+
+def _setting(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
 def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, Any]) -> None:
     """Raise a ConfigError if the saved plan is another one. It says what differs."""
     saved = saved if isinstance(saved, dict) else {}
     is_other_version = saved.get("converter") != plan["converter"]
     # Another version has other options. Those that both know say more than the version.
     unknown = plan.keys() ^ saved.keys() | {"converter"} if is_other_version else set()
+    changed = [
+        key for key in plan | saved if saved.get(key) != plan.get(key) and key not in unknown
+    ]
     differing = [
-        f"{key} was {saved.get(key)!r} and is now {plan.get(key)!r}"
-        for key in plan | saved
-        if saved.get(key) != plan.get(key) and key not in unknown
+        f"{key} was {_setting(saved.get(key))} and is now {_setting(plan.get(key))}"
+        for key in changed
+        if not _FOLLOWS_FROM.get(key, set()) & set(changed)
     ]
     if not differing and is_other_version:
         raise ConfigError(

@@ -41,7 +41,7 @@ class DryRow:
     format: str
     """The format that it was read as. Empty for a reject."""
     samples: tuple[Mapping[str, Any], ...]
-    """As a dataset gives them: {field: bytes}."""
+    """As a dataset gives them, but without a shard: {field: bytes}."""
     unread: tuple[str, ...]
     """Its keys that nothing read."""
     reject: Reject | None
@@ -84,11 +84,16 @@ def _rows(store: Store, num_rows: int) -> Iterator[DryRow]:
     start = 0
     for i in range(num_rows):
         shard = msgspec.json.decode(store.read(report_name(shard_name(i))), type=ShardReport)
-        samples = tuple(dataset[j] for j in range(start, start + shard.num_samples))
+        samples = tuple(_fields(dataset[j]) for j in range(start, start + shard.num_samples))
         start += shard.num_samples
         reject = next(rejects) if shard.num_rejects else None
         formats, unread = shard.counts.formats, shard.counts.unread_keys
         yield DryRow(i + 1, next(iter(formats), ""), samples, tuple(unread), reject)
+
+
+def _fields(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a sample without its shard, which a conversion would not write."""
+    return {name: value for name, value in sample.items() if name not in ("__url__", "__lineage__")}
 
 
 def _rejects(store: Store) -> list[Reject]:

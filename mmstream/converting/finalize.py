@@ -102,14 +102,14 @@ def finalize(
             for split, shards in reports.items()
         }
         require_samples(outputs, written, None)
-        num_pairs = mark_duplicates(outputs, written, progress=False)
+        num_pairs, num_dropped = mark_duplicates(outputs, written, progress=False)
         results: dict[str | None, ConvertReport] = {}
         for output in outputs:
             finish_output(output, written[output.split])
             seconds = time.monotonic() - started
             results[output.split] = report_of(output, [], seconds)
     report = results[None] if splits is None else total_of(results, started)
-    report = replace(report, num_pairs=num_pairs)
+    report = replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
     warn_of_rejects(report, max_rejects, dest)
     return report
 

@@ -34,6 +34,7 @@ class Options:
     group_spans: bool = False
     duplicates: str | None = None
     near_duplicates: str | None = None
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)

@@ -50,6 +50,7 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         "splits": _splits(rows, options),
         **({"split_by": options.split_by} if options.split_by is not None else {}),
         **({"keys": "kept"} if isinstance(rows, SampleSource) else {}),
+        **({"limit": options.limit} if options.limit is not None else {}),
         **({"group_spans": True} if options.group_spans else {}),
         "split": split,
         "sidecar": options.sidecar,

@@ -263,6 +263,15 @@ def _normal_url(url: str) -> str:
     return scheme + separator + posixpath.normpath(path)
 
 
+def _hint_at_datasets(folder: str | None) -> str:
+    """Name the datasets in a local folder, such as the splits of a conversion."""
+    manifests = sorted(Path(folder).glob(f"*/{MANIFEST_NAME}")) if folder else []
+    if not manifests:
+        return ""
+    names = ", ".join(escaped(manifest.parent.name) for manifest in manifests[:5])
+    return f", but datasets in folders of it: {names}; name one of these"
+
+
 def _why_no_dataset(store: Store) -> str:
     if store.url.endswith(".json"):
         return (
@@ -271,7 +280,8 @@ def _why_no_dataset(store: Store) -> str:
         )
     folder = store.local_path("")
     if folder is None or Path(folder).is_dir():
-        return f"neither {MANIFEST_NAME} nor tars in it{picture_hint(folder)}"
+        hint = _hint_at_datasets(folder) or picture_hint(folder)
+        return f"neither {MANIFEST_NAME} nor tars in it{hint}"
     if Path(folder).is_file():
         return "a file that is no tar; `mmstream convert` makes shards of rows"
     return "no such folder" + "; write s3:// with two slashes" * ("/s3:/" in store.url)

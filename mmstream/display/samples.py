@@ -76,7 +76,7 @@ def sample_html(
         max_file_bytes: larger recordings are named, not embedded.
     """
     head = f"<b>{html_text(key_text(sample))}</b>"
-    for words in (address_of(sample), note):
+    for words in filter(None, (address_of(sample), note)):
         head += f' <span style="{QUIET}">{html_text(words, 300)}</span>'
     parts = [head]
     pictures = pictures_of(sample)

@@ -295,7 +295,8 @@ def test_index_and_repack(mmstream, tmp_path):
 
 
 def test_splits(mmstream, rows, tmp_path):
-    code, _, _ = mmstream("convert", rows, tmp_path / "out", "--split", "train=0.5,val=0.5")
+    split = ["--split", "train=0.5,val=0.5", "--max-rejects", "10%"]
+    code, out, _ = mmstream("convert", rows, tmp_path / "out", *split)
     counts = [
         json.loads(mmstream("info", tmp_path / "out" / name, "--json")[1])["num_samples"]
         for name in ("train", "val")
@@ -303,6 +304,19 @@ def test_splits(mmstream, rows, tmp_path):
     assert code == 0
     assert sum(counts) == 38
     assert all(counts)
+    for name, count in zip(("train", "val"), counts, strict=True):
+        assert f" -> {count} samples in 1 shards" in out.partition(f"\n  {name}: ")[2]
+    error = mmstream("leakcheck", tmp_path / "out", tmp_path / "out/val")[2]
+    assert "but datasets in folders of it: train, val; name one of these" in error
+
+
+def test_samples_that_are_left_out_as_duplicates_are_counted(mmstream, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in ("a", "b", "a", "a")])
+    arguments = ["convert", rows, tmp_path / "out", "--num-workers", 1]
+    code, out, _ = mmstream(*arguments, "--duplicates", "drop")
+    assert (code, "2 of 4 samples are left out of epochs as duplicates\n" in out) == (0, True)
+    assert "\n  samples per shard: 4\n" in mmstream("info", tmp_path / "out")[1]
+    assert "duplicates was 'drop' and is now not set" in mmstream(*arguments)[2]
 
 
 def test_a_corpus_without_samples_can_be_looked_at(mmstream, tmp_path):

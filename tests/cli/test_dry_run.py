@@ -58,7 +58,11 @@ def test_a_page_has_the_pictures(mmstream, rows, tmp_path):
     page = tmp_path / "page.html"
     code, out, _ = mmstream("convert", rows, tmp_path / "out", "--dry-run", 2, "--html", page)
     assert (code, "dry run: 2 rows, 0 rejected" in out) == (0, True)
-    assert "data:image/" in page.read_text()
+    text = page.read_text()
+    assert "data:image/" in text
+    assert "row 1, format captions, keys that nothing read: score" in text
+    assert "row 2, format text" in text
+    assert "shard-" not in text  # nothing says yet which shards the rows go to
     assert not (tmp_path / "out").exists()
 
 

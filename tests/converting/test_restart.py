@@ -191,7 +191,7 @@ def test_a_finished_conversion_is_left_alone(corpus, tmp_path):
     ("options", "reason"),
     [
         ({"samples_per_shard": 9}, "samples_per_shard was 8 and is now 9"),
-        ({"shuffle_seed": 3}, "shuffle_seed was None and is now 3"),
+        ({"shuffle_seed": 3}, "shuffle_seed was not set and is now 3"),
         ({"captions": "each"}, "captions was 'all' and is now 'each'"),
     ],
 )
@@ -213,7 +213,15 @@ def test_other_rows_and_other_media_are_another_plan(corpus, tmp_path, monkeypat
         run(corpus, tmp_path / "out", media_root=tmp_path / "images")
     with corpus.open("a") as file:
         file.write('{"text": "one more"}\n')
-    with pytest.raises(ConfigError, match=r"rows_sha256 was .* num_rows was 40 and is now 41"):
+    with pytest.raises(
+        ConfigError, match=r"rows_sha256 was .* rows_total was 40 and is now 41\. Name"
+    ):
+        run(corpus, tmp_path / "out")
+
+
+def test_another_limit_is_named_without_what_follows_from_it(corpus, tmp_path):
+    run(corpus, tmp_path / "out", limit=10)
+    with pytest.raises(ConfigError, match=r"settings: limit was 10 and is now not set\. Name"):
         run(corpus, tmp_path / "out")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
+import duckdb
 import pytest
 
 from mmstream.converting.retry import RETRIED_SHARDS
@@ -185,3 +188,18 @@ def test_only_a_finished_dataset_with_its_reports_can_be_retried(corpus, tmp_pat
         report.unlink()
     with pytest.raises(ManifestError, match="bring reports/ back"):
         convert(corpus, tmp_path / "out")
+
+
+@pytest.mark.parametrize("captions", ["all", "each"])
+def test_the_documented_query_gives_the_last_word_on_each_row(corpus, tmp_path, captions):
+    convert(corpus, tmp_path / "out", captions=captions)
+    for row in ABSENT[:2]:
+        arrive(corpus, row)
+        convert(corpus, tmp_path / "out", captions=captions, retry_rejects=True)
+    page = Path(__file__).parents[2].joinpath("docs/conversion.md").read_text()
+    (query,) = re.findall(r"^SELECT .* QUALIFY .*;$", page, re.MULTILINE)
+    table = f"({query.rstrip(';').replace('shards/', f'{tmp_path}/out/')})"
+    counts = duckdb.sql(f"SELECT status, count(*) FROM {table} GROUP BY status ORDER BY status")
+    assert counts.fetchall() == [("rejected", 5), ("success", 15)]
+    keys = duckdb.sql(f"SELECT count(DISTINCT (file, row)) FROM {table}").fetchall()
+    assert keys == [(20,)]

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def mark_duplicates(
     outputs: Sequence[Output], reports: Mapping[str | None, Sequence[ShardReport]], progress: bool
-) -> dict[str, int]:
+) -> tuple[dict[str, int], int]:
     """Find duplicates over all splits, and write what the plan asks for.
 
     Where one of the splits is finished already, its files stay as they are.
@@ -42,18 +42,19 @@ def mark_duplicates(
         progress: Show a progress bar (on a terminal only).
 
     Returns:
-        {kind: number of pairs}. Empty if nothing was asked for, or all splits are finished.
+        {kind: number of pairs}, and how many samples epochs leave out now. Empty and 0 if nothing
+        was asked for, or all splits are finished.
     """
     exact, near = outputs[0].plan["duplicates"], outputs[0].plan["near_duplicates"]
     unfinished = [output for output in outputs if output.state != "finished"]
     if not (exact or near):
-        return {}
+        return {}, 0
     if not unfinished:
         if outputs[0].work.retry_rejects:
             logger.warning(
                 "the samples of retried rows are not looked at; run `mmstream duplicates`"
             )
-        return {}
+        return {}, 0
     for output in unfinished:
         assert output.lock is not None
         output.lock.require()
@@ -63,15 +64,14 @@ def mark_duplicates(
     )
     names = [_name(output) for output in unfinished]
     kinds = ["pair"] * (exact == "drop") + ["near"] * (near == "drop")
-    if kinds:
-        drop_duplicates(report, kinds, names)
+    dropped = drop_duplicates(report, kinds, names) if kinds else {}
     write_pairs(report, names)
     for kind, count in report.num_across.items():
         if count:
             logger.warning(
                 "%s: %d pairs of samples of two splits; see %s", kind, count, DUPLICATES_NAME
             )
-    return report.num_pairs
+    return report.num_pairs, sum(dropped.values())
 
 
 def _name(output: Output) -> str:

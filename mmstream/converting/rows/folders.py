@@ -75,7 +75,7 @@ class FolderContent:
             raise ConfigError(
                 f"{folder}: holds files of rows, such as {escaped(self.tables[0])}, and "
                 f"{self.num_media:,} media files. Name the file of rows, or make a row of each "
-                "media file with rows_as='media' (--rows-as media)"
+                "media file with rows_as='media'"
             )
         if not self.tables and not self.num_media:
             raise ConfigError(f"{folder}: holds no files of rows, no tars and no media files")
