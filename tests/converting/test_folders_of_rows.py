@@ -16,6 +16,7 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rows.open import RowOptions, open_rows
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.verify import verify
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from tests.helpers.convert_corpus import make_corpus, rejects, run
 from tests.helpers.corpora import jpeg
@@ -273,6 +274,19 @@ def test_options_for_rows_are_refused_for_stored_samples(tmp_path, name, value):
     with pytest.raises(ConfigError, match=f"^{name}.*: has no effect on tars of samples"):
         run(tmp_path / "in.tar", tmp_path / "out", **{name: value})
     assert not (tmp_path / "out").exists()
+
+
+def test_keys_of_foreign_tars_that_meet_in_a_shard_are_told_apart(tmp_path):
+    for shard in range(2):
+        members = [(f"{key}.txt", b"%d" % shard) for key in ("0", "1", "2", "0-4")]
+        tar_of(tmp_path / f"{shard}.tar", members)
+    run(sorted(tmp_path.glob("*.tar")), tmp_path / "out")
+    written = [sample["__key__"] for sample in samples(tmp_path / "out")]
+    assert written == ["0", "1", "2", "0-4", "0-5", "1-6", "2-7", "0-4-8"]
+    assert not list(verify(open_dataset(tmp_path / "out"), progress=False))
+    run(sorted(tmp_path.glob("*.tar")), tmp_path / "small", samples_per_shard=4)
+    with pytest.raises(KeyError, match=r"shard-000000.tar\[1\], shard-000001.tar\[1\]"):
+        open_dataset(tmp_path / "small")["1"]
 
 
 def test_samples_of_the_bad_list_are_left_out_and_the_list_is_part_of_the_plan(tmp_path):
