@@ -157,6 +157,75 @@ def test_a_folder_that_may_be_read_in_two_ways_names_them(tmp_path):
         values(tmp_path / "empty")
 
 
+def test_several_folders_and_files_are_numbered_through(tmp_path):
+    folders = [pictures(tmp_path / name, "1.jpg") for name in ("kohya", "hf")]
+    (folders[0] / "1.txt").write_text("a cat")
+    (folders[1] / "metadata.csv").write_text("file_name,text\n1.jpg,a dog\n")
+    (tmp_path / "rows.jsonl").write_text('{"image": "hf/1.jpg", "text": "again"}\n')
+    rows = [*folders, tmp_path / "rows.jsonl"]
+    assert values(rows) == [
+        {"image": "kohya/1.jpg", "text": "a cat"},
+        {"file_name": "hf/1.jpg", "text": "a dog"},
+        {"image": "hf/1.jpg", "text": "again"},
+    ]
+    assert run(rows, tmp_path / "out").num_samples == 3
+
+
+def test_classes_of_several_folders_are_numbered_together(tmp_path):
+    pictures(tmp_path, "a/cat/1.jpg", "a/dog/2.jpg", "b/bird/3.jpg", "c/4.jpg")
+    rows = values([tmp_path / name for name in "abc"])
+    assert [row.get("label") for row in rows] == [1, 2, 0, None]
+    assert rows[2]["image"] == "b/bird/3.jpg"
+
+
+def test_a_folder_of_splits_or_tars_is_converted_alone(tmp_path):
+    pictures(tmp_path, "a/1.jpg", "b/train/1.jpg", "b/test/2.jpg")
+    with pytest.raises(ConfigError, match=r"b: holds data sets of several splits; convert it al"):
+        values([tmp_path / "a", tmp_path / "b"])
+    (tmp_path / "c").mkdir()
+    tar_of(tmp_path / "c/0.tar", [("0.txt", b"a")])
+    with pytest.raises(ConfigError, match=r"c: holds tars of samples; convert it alone"):
+        values([tmp_path / "a", tmp_path / "c"])
+    with pytest.raises(ConfigError, match="local folders and URLs together"):
+        values([str(tmp_path / "a"), "https://localhost/rows.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows_as"),
+    [
+        ("rows.jsonl", "parquet"),
+        ("rows.jsonl", "csv"),
+        ("rows.jsonl", "media"),
+        ("rows.jsonl", "tars"),
+        ("rows.jsonl", "transcripts"),
+        ("rows.csv", "jsonl"),
+        ("rows.csv", "coco"),
+        ("rows.parquet", "jsonl"),
+        ("0.tar", "json"),
+        ("photos", "csv"),
+        ("photos", "tars"),
+        ("tables", "media"),
+        ("tables", "parquet"),
+    ],
+)
+def test_rows_that_are_not_what_was_said_are_refused(tmp_path, name, rows_as):
+    (tmp_path / "rows.jsonl").write_text('{"text": "t", "id": 1}\n')
+    (tmp_path / "rows.csv").write_text("text,id\nt,1\n")
+    pq.write_table(pa.Table.from_pylist([{"text": "t"}]), tmp_path / "rows.parquet")
+    tar_of(tmp_path / "0.tar", [("0.txt", b"a")])
+    pictures(tmp_path, "photos/1.jpg")
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables/rows.jsonl").write_text('{"text": "t"}\n')
+    assert values(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"{name}.*rows_as='{rows_as}'"):
+        values(tmp_path / name, rows_as=rows_as)
+
+
+def test_rows_from_python_are_of_no_kind():
+    with pytest.raises(ConfigError, match="rows_as='csv': has no effect on rows from Python"):
+        values([{"text": "t"}], rows_as="csv")
+
+
 def test_samples_of_tars_are_written_again_byte_for_byte(tmp_path):
     run(make_corpus(tmp_path), tmp_path / "first")
     run(tmp_path / "first", tmp_path / "second", samples_per_shard=5, num_workers=2)

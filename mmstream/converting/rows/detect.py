@@ -21,7 +21,16 @@ from mmstream.converting.rows.transcripts import is_transcripts
 from mmstream.errors import ConfigError
 from mmstream.tar.header import BLOCK
 
-__all__ = ["HEAD_BYTES", "ROW_KINDS", "RowKind", "is_tar", "refuse_wrong_kind", "text_kind"]
+__all__ = [
+    "HEAD_BYTES",
+    "NAMES_OF_KINDS",
+    "ROW_KINDS",
+    "RowKind",
+    "is_tar",
+    "refuse_wrong_kind",
+    "require_text_kind",
+    "text_kind",
+]
 
 RowKind: TypeAlias = Literal[
     "jsonl", "json", "csv", "tsv", "coco", "parquet", "tars", "media", "transcripts"
@@ -29,6 +38,18 @@ RowKind: TypeAlias = Literal[
 """What rows may lie in; the values of ``rows_as``."""
 
 ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
+
+NAMES_OF_KINDS: dict[RowKind, str] = {
+    "jsonl": "JSONL",
+    "json": "JSON",
+    "csv": "csv",
+    "tsv": "tsv",
+    "coco": "COCO's annotations",
+    "parquet": "Parquet",
+    "tars": "tars of samples",
+    "media": "media files",
+    "transcripts": "transcripts of LibriSpeech",
+}
 
 HEAD_BYTES = 64 << 10
 """Bytes at the beginning of a file that are looked at."""
@@ -117,6 +138,34 @@ def text_kind(path: Path, rows: str) -> tuple[RowKind, str]:
     return _table_kind(head, rows)
 
 
+def require_text_kind(rows_as: RowKind, path: Path, rows: str) -> None:
+    """Refuse a kind of rows that a plain text file clearly is not.
+
+    Raises:
+        ConfigError: The file is a table and not JSON, the other way round, or no such transcripts;
+            or the kind is none of text.
+    """
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    text = head.removeprefix(BOM).lstrip()
+    if not text:
+        return
+    is_json = text.startswith((b"{", b"[")) or _has_json_line(text)
+    fits = {
+        "jsonl": is_json,
+        "json": is_json,
+        "coco": is_json,
+        "csv": not text.startswith(b"{"),
+        "tsv": not text.startswith(b"{"),
+        "transcripts": is_transcripts(head),
+    }
+    if not fits.get(rows_as, False):
+        raise ConfigError(
+            f"{rows}: is {'JSON' if is_json else 'text'}, not {NAMES_OF_KINDS[rows_as]}; leave out "
+            f"rows_as={rows_as!r} (--rows-as {rows_as}), and the content says what it is"
+        )
+
+
 def _first_line(path: Path) -> tuple[bytes, bool]:
     """Return the first line that is not blank, and whether others follow it."""
     with path.open("rb") as file:
@@ -180,8 +229,8 @@ def _table_kind(head: bytes, rows: str) -> tuple[RowKind, str]:
     if not delimiters:
         raise ConfigError(
             f"{rows}: plain text, not JSON, and no table. Rows are JSON objects, one per line, or "
-            "a table whose first line names its columns. If it is one, say so with rows_as='csv' "
-            "or 'tsv' (--rows-as)"
+            "a table whose first line names its columns. For a table of one column, "
+            "say rows_as='csv' (--rows-as csv)"
         )
     names = " and ".join(DELIMITERS[delimiter] for delimiter in delimiters)
     raise ConfigError(

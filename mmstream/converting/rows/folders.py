@@ -26,7 +26,14 @@ from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.errors import ConfigError, escaped
 
-__all__ = ["FolderContent", "iter_media", "look_into", "with_folder"]
+__all__ = [
+    "FolderContent",
+    "MediaFolder",
+    "iter_media",
+    "look_into",
+    "with_folder",
+    "with_media_prefix",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +87,18 @@ class FolderContent:
         if not self.tables and not self.num_media:
             raise ConfigError(f"{folder}: holds no files of rows, no tars and no media files")
         return "tables" if self.tables else "media"
+
+
+@dataclass(frozen=True)
+class MediaFolder:
+    """A folder of media among several files and folders."""
+
+    folder: Path
+    name: str
+    """How rejects name it."""
+    content: FolderContent
+    prefix: str
+    """Where it lies in the folder of all media: empty, or ending with a slash."""
 
 
 def look_into(folder: Path) -> FolderContent:
@@ -201,6 +220,15 @@ def _media_row(
     except UnicodeDecodeError:
         return RowError(f"{text.name}: not UTF-8")
     return row
+
+
+def with_media_prefix(rows: Iterable[NumberedRow], prefix: str) -> Iterator[NumberedRow]:
+    """Yield rows of media files with a folder before their paths."""
+    for number, row in rows:
+        if isinstance(row, dict):
+            kinds = row.keys() & {"image", "video", "audio"}
+            row = row | {kind: prefix + row[kind] for kind in kinds}
+        yield number, row
 
 
 def with_folder(rows: Iterable[NumberedRow], prefix: str) -> Iterator[NumberedRow]:

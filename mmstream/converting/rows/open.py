@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -21,10 +21,12 @@ from mmstream.converting.rows.coco import iter_coco, parse_coco
 from mmstream.converting.rows.compressed import compression_of, decompress
 from mmstream.converting.rows.detect import (
     HEAD_BYTES,
+    NAMES_OF_KINDS,
     ROW_KINDS,
     RowKind,
     is_tar,
     refuse_wrong_kind,
+    require_text_kind,
     text_kind,
 )
 from mmstream.converting.rows.fetch import (
@@ -39,7 +41,14 @@ from mmstream.converting.rows.fetch import (
     split_of,
     with_splits,
 )
-from mmstream.converting.rows.folders import FolderContent, iter_media, look_into, with_folder
+from mmstream.converting.rows.folders import (
+    FolderContent,
+    MediaFolder,
+    iter_media,
+    look_into,
+    with_folder,
+    with_media_prefix,
+)
 from mmstream.converting.rows.groups import group_rows
 from mmstream.converting.rows.json_values import NotJSONError, write_lines
 from mmstream.converting.rows.nested import rows_inside, single_object
@@ -180,16 +189,78 @@ def input_urls(rows: Rows) -> list[str]:
 def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
     names = file_names(rows)
     if names is None:
+        if options.rows_as is not None:
+            raise ConfigError(
+                f"rows_as={options.rows_as!r}: has no effect on rows from Python; leave it out"
+            )
         return _Opener(folder, "rows", options).open_python(rows)
     urls = expand(names)
     name = _name_of(rows) if isinstance(rows, str | os.PathLike) else _name_of(names[0])
     opener = _Opener(folder, name, options, media_folder(rows))
     if len(urls) == 1 and urls[0] != STDIN and _is_folder(urls[0]):
         return _open_folder(urls[0].rstrip("/") or "/", name, opener, options)
-    if options.rows_as == "tars" or _are_tars(urls):
+    if any(_is_local_folder(url) for url in urls):
+        return opener.open_inputs(_inputs_of(urls, options.rows_as, media_folder(rows)))
+    if _are_tars(urls):
+        _require_kind(options.rows_as, "tars", urls[0])
         return SampleSource.open(urls, name, options.limit)
-    short = short_names(urls)
-    return opener.open([InputFile(url, name) for url, name in zip(urls, short, strict=True)])
+    if options.rows_as == "tars":
+        raise ConfigError(f"{urls[0]}: is no tar; leave out rows_as='tars' (--rows-as tars)")
+    return opener.open(
+        [InputFile(url, name) for url, name in zip(urls, short_names(urls), strict=True)]
+    )
+
+
+def _inputs_of(
+    urls: Sequence[str], rows_as: RowKind | None, root: str | None
+) -> list[InputFile | MediaFolder]:
+    """Return the files and folders of media of several files and folders, in their order.
+
+    Args:
+        urls: What the caller named. Folders lie on this machine.
+        rows_as: What the rows lie in.
+        root: Folder that media are relative to. It holds all that was named. None: some of it is
+            remote.
+
+    Raises:
+        ConfigError: A folder holds tars or several splits, which belong to data sets of their own,
+            or comes with URLs.
+    """
+    if root is None:
+        raise ConfigError("rows: local folders and URLs together; convert them apart")
+    inputs: list[InputFile | MediaFolder] = []
+    for url, name in zip(urls, short_names(urls), strict=True):
+        if not _is_local_folder(url):
+            inputs.append(InputFile(url, name))
+            continue
+        folder = Path(local_path(url))
+        content = look_into(folder)
+        kind = _folder_kind(url, content, rows_as)
+        prefix = os.path.relpath(os.path.realpath(folder), root) + "/"
+        prefix = "" if prefix == "./" else prefix
+        files = [] if kind in ("tars", "media") else _files_in(folder, content, kind, prefix)
+        has_splits = len({file.split for file in files}) > 1
+        if kind == "tars" or has_splits or (kind == "media" and content.splits):
+            held = "tars of samples" if kind == "tars" else "data sets of several splits"
+            raise ConfigError(f"{url}: holds {held}; convert it alone")
+        if kind == "media":
+            inputs.append(MediaFolder(folder, name, content, prefix))
+        inputs += [replace(file, name=f"{name}/{file.name}") for file in files]
+    return inputs
+
+
+def _is_local_folder(url: str) -> bool:
+    return url != STDIN and not is_remote(url) and Path(local_path(url)).is_dir()
+
+
+def _require_kind(rows_as: RowKind | None, kind: RowKind, url: str) -> None:
+    """Refuse `rows_as` where the content is clearly something else.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if rows_as not in (None, kind):
+        raise ConfigError(f"{url}: is {NAMES_OF_KINDS[kind]}, not rows_as={rows_as!r} (--rows-as)")
 
 
 def _is_folder(url: str) -> bool:
@@ -214,23 +285,60 @@ def _open_folder(url: str, name: str, opener: _Opener, options: RowOptions) -> R
         return opener.open(with_splits(files, names))
     folder = Path(local_path(url))
     content = look_into(folder)
-    kind = options.rows_as if options.rows_as in ("media", "tars") else content.kind(url)
+    kind = _folder_kind(url, content, options.rows_as)
     if kind == "tars":
         return SampleSource.open(str(folder), name, options.limit)
     if kind == "media":
         return opener.open_media(folder, content)
+    return opener.open(_files_in(folder, content, kind, ""))
+
+
+def _folder_kind(url: str, content: FolderContent, rows_as: RowKind | None) -> str:
+    """Return what the rows of a folder are.
+
+    Raises:
+        ConfigError: It holds nothing, may be read in two ways, or holds no such rows as `rows_as`.
+    """
+    if rows_as is None:
+        return content.kind(url)
+    if rows_as in ("tars", "media", "transcripts"):
+        has = {
+            "tars": content.has_tars,
+            "media": content.num_media,
+            "transcripts": content.transcripts,
+        }[rows_as]
+        kind: str = rows_as
+    else:
+        has = content.tables
+        kind = "metadata" if content.metadata and content.num_media else "tables"
+    if not has:
+        raise ConfigError(
+            f"{url}: holds no {NAMES_OF_KINDS[rows_as]}; leave out rows_as={rows_as!r} (--rows-as)"
+        )
+    return kind
+
+
+def _files_in(folder: Path, content: FolderContent, kind: str, prefix: str) -> list[InputFile]:
+    """Return the files of rows of a folder.
+
+    Args:
+        folder: Where they lie.
+        content: Of the folder.
+        kind: What the rows are.
+        prefix: Of the folder in that of all media: empty, or ending with a slash.
+    """
     paths = {"metadata": content.metadata, "transcripts": content.transcripts}.get(
-        str(kind), content.tables
+        kind, content.tables
     )
     files = [
         InputFile(
             str(folder / path),
             path,
-            folder=path[: path.rfind("/") + 1] if kind == "metadata" else "",
+            folder=prefix + path[: path.rfind("/") + 1] if kind == "metadata" else "",
         )
         for path in paths
     ]
-    return opener.open(with_splits(files, paths))
+    return with_splits(files, paths)
 
 
 class _Opener:
@@ -253,6 +361,25 @@ class _Opener:
             for file in files:
                 if self._rows_left != 0:
                     self._add_file(file, offsets)
+        return self._source()
+
+    def open_inputs(self, inputs: Sequence[InputFile | MediaFolder]) -> RowSource:
+        """Return the source of files and folders of media. Their classes are numbered together."""
+        folders = [each for each in inputs if isinstance(each, MediaFolder)]
+        names = {name for each in folders for name in each.content.classes.get(None, {})}
+        classes = {name: i for i, name in enumerate(sorted(names))}
+        with self._offsets_path.open("wb") as offsets:
+            for each in inputs:
+                if self._rows_left == 0:
+                    break
+                if isinstance(each, InputFile):
+                    self._add_file(each, offsets)
+                    continue
+                content = each.content
+                if None in content.classes:
+                    content = replace(content, classes={None: classes})
+                rows = with_media_prefix(iter_media(each.folder, content, None), each.prefix)
+                self._add_spool(rows, InputFile("", each.name), offsets)
         return self._source()
 
     def open_python(self, rows: Any) -> RowSource:
@@ -298,6 +425,7 @@ class _Opener:
         for file in files:
             if read_head(file.url, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
                 return None
+            _require_kind(self._options.rows_as, "parquet", file.url)
             tables.append(ParquetFile.open(file))
             if max(tables[-1].group_sizes, default=0) > 2 * self._options.run_length:
                 return None
@@ -320,6 +448,7 @@ class _Opener:
 
     def _add_file(self, file: InputFile, offsets: BinaryIO) -> None:
         if file.url != STDIN and read_head(file.url, len(PARQUET_MAGIC)) == PARQUET_MAGIC:
+            _require_kind(self._options.rows_as, "parquet", file.url)
             self._add_spool(iter_parquet(ParquetFile.open(file)), file, offsets)
             return
         path = self._plain(file)
@@ -380,23 +509,21 @@ class _Opener:
         return plain
 
     def _kind(self, path: Path, file: InputFile) -> tuple[RowKind, str]:
-        match self._options.rows_as:
-            case "csv":
-                return "csv", ","
-            case "tsv":
-                return "tsv", "\t"
-            case "jsonl" | "json" | "coco" as kind:
-                refuse_wrong_kind(read_head(str(path), HEAD_BYTES), file.url)
-                return kind, ""
+        rows_as = self._options.rows_as
         head = read_head(str(path), HEAD_BYTES)
         if head.startswith(PARQUET_MAGIC):
+            _require_kind(rows_as, "parquet", file.url)
             return "parquet", ""
         if is_tar(head):
             raise ConfigError(
                 f"{file.url}: this is a tar among other files, or a compressed one; name tars "
                 "alone, and unpack them with `mmstream index --repack`"
             )
-        return text_kind(path, file.url)
+        if rows_as is None:
+            return text_kind(path, file.url)
+        refuse_wrong_kind(head, file.url)
+        require_text_kind(rows_as, path, file.url)
+        return rows_as, {"csv": ",", "tsv": "\t"}.get(rows_as, "")
 
     def _unrolled(self, path: Path, url: str) -> tuple[Path, RowKind]:
         target = self._new_path()
