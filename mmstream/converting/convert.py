@@ -316,6 +316,10 @@ def convert(
     with open_rows(rows, row_options) as source, ExitStack() as locks:
         if isinstance(source, SampleSource):
             _refuse_options_of_rows(options)
+            if source.num_left_out:
+                logger.warning(
+                    "%s: %d samples on its bad list are left out", source.name, source.num_left_out
+                )
         require_columns(source, options.format.columns)
         outputs = [
             locked(output, locks, root)

@@ -47,7 +47,7 @@ class Options:
             if action not in (None, "report", "drop"):
                 raise ConfigError(f"{name}={action!r}: must be 'report' or 'drop'")
             if action is not None and not self.sidecar:
-                raise ConfigError(f"{name}={action!r}: needs the sidecars; leave out sidecar=False")
+                raise ConfigError(f"{name}={action!r}: needs the sidecars; do not switch them off")
         if self.splits is not None:
             _check_splits(self.splits)
         elif self.split_by is not None:

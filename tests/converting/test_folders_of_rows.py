@@ -15,6 +15,7 @@ from PIL import Image
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rows.open import RowOptions, open_rows
+from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
@@ -373,6 +374,15 @@ def test_samples_of_the_bad_list_are_left_out_and_the_list_is_part_of_the_plan(t
     assert [row.value.key for row in rows] == [
         sample["__key__"] for i, sample in enumerate(whole) if i not in bad
     ]
+
+
+def test_samples_that_the_bad_list_leaves_out_are_counted(tmp_path, caplog):
+    tar_of(tmp_path / "in.tar", [(f"{i}.txt", b"a") for i in range(5)])
+    run(tmp_path / "in.tar", tmp_path / "first")
+    assert not caplog.messages
+    write_bad(open_dataset(tmp_path / "first"), [(0, 1), (0, 3)])
+    assert run(tmp_path / "first", tmp_path / "second").num_samples == 3
+    assert "first: 2 samples on its bad list are left out" in caplog.messages
 
 
 def test_tars_that_cannot_be_read_are_rejects_or_clear_errors(tmp_path):

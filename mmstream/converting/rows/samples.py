@@ -117,6 +117,11 @@ class SampleSource:
         """
         return SampleSource(name, open_dataset(source), limit)
 
+    @property
+    def num_left_out(self) -> int:
+        """Samples that the bad list names."""
+        return len(self._left_out)
+
     @cached_property
     def _left_out(self) -> IntArray:
         """int64 [num_bad], ascending: numbers of the bad samples, over all shards."""
