@@ -96,7 +96,7 @@ GROUPS = {
 @click.option(
     "--rows-as",
     metavar="KIND",
-    help="What ROWS lie in: jsonl, json, csv, tsv, coco, parquet, tars or media.  "
+    help="What ROWS lie in: jsonl, json, csv, tsv, coco, parquet, arrow, tars or media.  "
     "[default: their content says it]",
 )
 @click.option(

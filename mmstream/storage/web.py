@@ -80,7 +80,7 @@ def read_ranges(
                     answer.close()  # not all of the object
                     raise StorageError(
                         f"{url}: this server knows no ranges (it answers {answer.status} where "
-                        "206 is right); serve the shards by another one, or download them first"
+                        "206 is right); serve the file by another one, or download it first"
                     )
                 data = await answer.read()
                 size = answer.headers.get("Content-Range", f"/{stop}").rpartition("/")[2]

@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -18,6 +19,7 @@ from mmstream.converting.rows import json_values, records
 from mmstream.converting.rows.open import RowOptions, open_rows
 from mmstream.errors import ConfigError
 from tests.helpers.convert_corpus import rejects, run, shards
+from tests.helpers.web_stubs import WebStub, running
 
 ROWS = [
     {"id": f"r{i}", "text": text}
@@ -224,7 +226,6 @@ WRONG = {
     b"PK\x03\x04....a.jpg": "this is a zip archive; unpack it",
     b"version https://git-lfs.github.com/spec/v1\noid sha256:": "Git LFS pointer",
     b"\x80\x04\x95\0\0": "this is a pickle",
-    b"ARROW1\0\0": "this is an Arrow file",
     b"\xff\xfea\0": "is UTF-16; save it as UTF-8",
     b"\x01\x00\x00\x00binary": "a binary file of an unknown kind",
     b"just some words": "plain text, not JSON, and no table",
@@ -364,3 +365,51 @@ def test_a_limit_reads_no_further(tmp_path, monkeypatch):
     assert values(tmp_path / "bad.json", limit=2) == [{"text": "a"}, {"text": "b"}]
     with pytest.raises(ConfigError, match="limit=0"):
         RowOptions(limit=0)
+
+
+def test_arrow_files_and_saved_data_sets_are_read(tmp_path):
+    table = pa.Table.from_pylist([{"text": f"t{i}", "id": None} for i in range(70)])
+    for split in ("train", "test"):
+        (tmp_path / "saved" / split).mkdir(parents=True)
+        (tmp_path / "saved" / split / "state.json").write_text("{}")
+        path = tmp_path / "saved" / split / "data-00000-of-00001.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    (tmp_path / "saved/dataset_dict.json").write_text("{}")
+    expected = [{"text": f"t{i}"} for i in range(70)]
+    assert values(path) == expected
+    assert values(path, rows_as="arrow") == expected
+    splits = run(tmp_path / "saved", tmp_path / "out").splits
+    assert {name: split.num_samples for name, split in splits.items()} == {"train": 70, "test": 70}
+    feather = pa.OSFile(str(tmp_path / "a.feather"), "wb")
+    with feather, pa.ipc.new_file(feather, table.schema) as writer:
+        writer.write_table(table)
+    assert values(tmp_path / "a.feather") == expected
+    (tmp_path / "cut.arrow").write_bytes(path.read_bytes()[:600])
+    with pytest.raises(ConfigError, match=r"cut\.arrow: damaged Arrow behind row 0"):
+        values(tmp_path / "cut.arrow")
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ('{"text": "a"},', "a comma stands behind the value"),
+        ("{'text': 'a'}", "a dict of Python"),
+        ('{"text": None}', "a dict of Python"),
+    ],
+)
+def test_usual_mistakes_in_lines_have_a_hint(tmp_path, line, hint):
+    (tmp_path / "rows.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
+    assert hint in str(values(tmp_path / "rows.jsonl")[1])
+
+
+@pytest.mark.parametrize("name", ["image", "frame"])
+def test_pixels_of_numpy_are_rejects_that_say_what_to_pass(name):
+    row = {name: np.zeros((4, 4, 3), np.uint8), "text": "t"}
+    assert "pass PIL.Image.fromarray(array)" in str(values([row])[0])
+
+
+def test_rows_of_a_server_without_ranges_are_read_whole(tmp_path):
+    objects = {"rows.jsonl": b'{"text": "t"}\n' * 9000}
+    with running(WebStub, objects, has_ranges=False) as server:
+        assert len(values(f"{server.url}/rows.jsonl")) == 9000

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 RowKind: TypeAlias = Literal[
-    "jsonl", "json", "csv", "tsv", "coco", "parquet", "tars", "media", "transcripts"
+    "jsonl", "json", "csv", "tsv", "coco", "parquet", "arrow", "tars", "media", "transcripts"
 ]
 """What rows may lie in; the values of ``rows_as``."""
 
@@ -46,6 +46,7 @@ NAMES_OF_KINDS: dict[RowKind, str] = {
     "tsv": "tsv",
     "coco": "COCO's annotations",
     "parquet": "Parquet",
+    "arrow": "Arrow",
     "tars": "tars of samples",
     "media": "media files",
     "transcripts": "transcripts of LibriSpeech",
@@ -59,7 +60,6 @@ _COCO = re.compile(rb'\s*\{\s*"(info|licenses|images|annotations|categories|type
 _WRONG_MAGIC = (
     (b"%PDF", "a PDF"),
     (b"\xd0\xcf\x11\xe0", "an old Excel or Word file; save it as csv"),
-    (b"ARROW1", "an Arrow file; save it as Parquet, or pass its table from Python"),
     (b"\x89HDF", "HDF5"),
     (b"SQLite format 3", "a SQLite database"),
     (b"\x93NUMPY", "a NumPy array"),
@@ -113,7 +113,7 @@ def refuse_wrong_kind(head: bytes, rows: str) -> None:
     if b"\0" in head:
         raise ConfigError(
             f"{rows}: a binary file of an unknown kind; rows are JSONL, JSON, csv, tsv, Parquet, "
-            "or tars of samples"
+            "Arrow, or tars of samples"
         )
 
 

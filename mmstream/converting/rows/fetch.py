@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmstream.dataset.open import expand_braces
-from mmstream.errors import ConfigError, escaped
+from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage import is_remote, open_file, open_store, split_url
 from mmstream.storage.urls import require_no_secret
 
@@ -169,7 +169,14 @@ def read_head(url: str, num_bytes: int) -> bytes:
     if is_remote(url):
         folder, name = split_url(url)
         store = open_store(folder)
-        return store.read_range(name, 0, min(num_bytes, store.size(name)))
+        size = store.size(name)
+        try:
+            return store.read_range(name, 0, min(num_bytes, size))
+        except StorageError:
+            if size > _BLOCK:
+                raise
+        # Some servers know no ranges. They send whole files, as `download` asks for them.
+        return store.read_range(name, 0, size)[:num_bytes]
     try:
         with os.fdopen(open_file(local_path(url)), "rb") as file:
             return file.read(num_bytes)

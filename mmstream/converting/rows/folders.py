@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_TEXT_BYTES = 1 << 20
 """Longest text file beside a picture."""
 
-_ROW_EXTENSIONS = frozenset({"jsonl", "ndjson", "json", "csv", "tsv", "parquet"})
+_ROW_EXTENSIONS = frozenset({"jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"})
 _COMPRESSIONS = frozenset({"gz", "zst", "bz2", "xz"})
 _NOT_ROWS = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}

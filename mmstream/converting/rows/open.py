@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
+from mmstream.converting.rows.arrow import is_arrow, iter_arrow
 from mmstream.converting.rows.coco import iter_coco, parse_coco
 from mmstream.converting.rows.compressed import compression_of, decompress
 from mmstream.converting.rows.detect import (
@@ -514,6 +515,9 @@ class _Opener:
         if head.startswith(PARQUET_MAGIC):
             _require_kind(rows_as, "parquet", file.url)
             return "parquet", ""
+        if is_arrow(head):
+            _require_kind(rows_as, "arrow", file.url)
+            return "arrow", ""
         if is_tar(head):
             raise ConfigError(
                 f"{file.url}: this is a tar among other files, or a compressed one; name tars "
@@ -540,6 +544,8 @@ class _Opener:
     ) -> Iterator[NumberedRow]:
         if kind == "parquet":
             return iter_parquet(ParquetFile.open(InputFile(str(path), file.name)))
+        if kind == "arrow":
+            return iter_arrow(path, file.url)
         if kind == "transcripts":
             return iter_transcripts(path, local_path(file.url), self._root)
         if kind in ("csv", "tsv"):

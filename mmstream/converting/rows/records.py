@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -274,10 +275,19 @@ def parse_row(line: bytes | None) -> Any:
         position = max(0, line.find(error.object)) + error.start
         return RowError(f"not UTF-8: {error.reason} (byte {position})")
     except msgspec.MsgspecError as error:
-        return RowError(f"not JSON: {error}")
+        return RowError(f"not JSON: {error}{_hint(line)}")
     except RecursionError:
         return RowError("not JSON: nested too deeply")
     return RowError("not JSON: nested too deeply") if is_too_deep(line, value) else value
+
+
+def _hint(line: bytes) -> str:
+    """Return what to do about a line that is no JSON, if it is a usual mistake."""
+    if line.endswith(b","):
+        return "; a comma stands behind the value, and lines of JSONL have none"
+    if line.startswith((b"{'", b'{"')) and re.search(rb"': |: (True|False|None)\b", line[:4096]):
+        return "; this is a dict of Python: write it with json.dumps"
+    return ""
 
 
 def scan_lines(path: Path, offsets: BinaryIO, limit: int | None = None) -> tuple[int, str]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["plain", "plain_row", "without_nulls"]
 
 _MAX_INTEGER = 1 << 63
+_IMAGE_KEYS = ("image", "images", "img", "photo", "picture")
 _PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 
 
@@ -61,7 +62,7 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, f"{name}[{i}]", depth + 1) for i, item in enumerate(value)]
     if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist(), name, depth + 1)
+        return plain(_listed(value, name), name, depth + 1)
     for kinds, convert in _CONVERTERS:
         if isinstance(value, kinds):
             return convert(value, name)
@@ -70,6 +71,19 @@ def plain(value: Any, name: str, depth: int = 0) -> Any:
     if type(value).__name__ in ("NAType", "NaTType"):  # what pandas has for missing values
         return None
     raise RowError(f"{name}: a {type(value).__name__} is no JSON value, bytes or picture")
+
+
+def _listed(value: np.ndarray[Any, Any] | np.generic, name: str) -> Any:
+    """Return an array as lists, or a number of NumPy as Python's. An image is no list."""
+    if isinstance(value, np.ndarray):
+        key = name.partition("[")[0].lower()
+        is_image = value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] in (1, 3, 4)
+        if is_image or (key in _IMAGE_KEYS and value.ndim > 1 and value.dtype.kind in "uif"):
+            raise RowError(
+                f"{name}: a NumPy array of pixels; pass PIL.Image.fromarray(array), or the bytes "
+                "of an image file"
+            )
+    return value.tolist()
 
 
 def without_nulls(value: Any) -> Any:
