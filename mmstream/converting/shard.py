@@ -340,7 +340,8 @@ def _samples(
             left_out = isinstance(draft, LeftOutError)
             rejects.add(Reject(row.file, row.number, str(draft), key, left_out))
             if sidecar is not None:
-                sidecar.add_reject(row, key, str(draft))
+                own_key = row.value.key if isinstance(row.value, StoredSample) else key
+                sidecar.add_reject(row, own_key, str(draft))
             continue
         stored = media or (media_of(draft.fields) if draft.key is not None else media)
         counter.add(draft, stored)

@@ -310,6 +310,7 @@ def test_media_of_stored_samples_are_checked_and_changed_where_that_is_asked_for
     assert "min_image_side is 30" in reasons[2]
     assert "not an image" in reasons[3]
     table = pq.read_table(tmp_path / "out/shard-000000.parquet").to_pylist()
+    assert [row["key"] for row in table] == ["a", "b", "c", "d"]
     assert [medium["original_width"] for medium in table[0]["media"]] == [400, 300]
     with pytest.raises(MMStreamError, match="min_image_side is 3000"):
         run(tmp_path / "in.tar", tmp_path / "none", media=MediaOptions(min_image_side=3000))
