@@ -477,7 +477,7 @@ def _counts(report: ConvertReport) -> str:
 def _left_out(report: ConvertReport) -> str:
     if not report.num_left_out:
         return ""
-    return f" ({report.num_left_out:,} of them left out by your function)"
+    return f" ({report.num_left_out:,} of them blank lines, or left out by your function)"
 
 
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:

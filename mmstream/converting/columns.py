@@ -26,22 +26,16 @@ def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> No
 
     Args:
         source: The rows.
-        columns: Pairs (name that the formats know, name in the rows). A row that has the first name
-            needs no column of the second.
+        columns: Pairs (name that the formats know, name in the rows).
     """
-    absent = dict(columns)
+    absent = {theirs: ours for ours, theirs in columns}
     first: tuple[int, list[str]] | None = None
     if not absent or not source.num_rows:
         return
     for row in source.select(range(min(source.num_rows, MAX_ROWS))).read():
         if isinstance(row.value, dict):
-            keys = row.value
-            first = first or (row.number, list(keys))
-            absent = {
-                ours: theirs
-                for ours, theirs in absent.items()
-                if theirs not in keys and ours not in keys
-            }
+            first = first or (row.number, list(row.value))
+            absent = {theirs: ours for theirs, ours in absent.items() if theirs not in row.value}
         if not absent:
             return
     if first is None:
@@ -50,7 +44,7 @@ def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> No
     shown = ", ".join(escaped(name, 60) for name in names[:_MAX_NAMED])
     more = f" and {len(names) - _MAX_NAMED:,} others" if len(names) > _MAX_NAMED else ""
     of_first = f" of the first {MAX_ROWS:,}" if source.num_rows > MAX_ROWS else ""
-    missing = ", ".join(f"{theirs} (as {ours})" for ours, theirs in absent.items())
+    missing = ", ".join(f"{theirs} (as {ours})" for theirs, ours in absent.items())
     raise ConfigError(
         f"columns: no row{of_first} has the column {escaped(missing, 200)}; row {number:,} has "
         f"{shown}{more}"

@@ -107,7 +107,8 @@ class ConvertReport:
     reject_kinds: tuple[RejectGroup, ...] = ()
     """Rejected rows by their reason, the most frequent first, with an example each."""
     num_left_out: int = 0
-    """Those of `num_rejects` that a function of yours left out, by returning None."""
+    """Those of `num_rejects` that are no fault: blank lines, and rows for which a function of yours
+    returned None."""
     num_retried: int = 0
     """Rejected rows that this call tried again, with `retry_rejects`."""
     num_recovered: int = 0
@@ -127,7 +128,7 @@ class ConvertReport:
     def has_more_rejects_than(self, limit: float) -> bool:
         """Tell whether more rows were rejected than a limit allows.
 
-        Rows that a function of yours left out do not count.
+        Blank lines, and rows that a function of yours left out, do not count.
 
         Args:
             limit: A fraction of all rows (a float from 0 to 1), or a number of rows (an int).
@@ -429,7 +430,7 @@ def require_samples(
     store = next(output.store for output in outputs if len(output.rows))
     first = first_rejects(store, 1)[0]
     hint = ""
-    if "no such file" in first.reason or first.reason.endswith("media root"):
+    if "no such file" in first.reason or "outside the media root" in first.reason:
         hint = f". Media paths are relative to {root}; name another folder with media_root="
     elif first.reason.startswith("not JSON"):
         hint = ". Rows are JSON objects, one per line, or one JSON array of them"

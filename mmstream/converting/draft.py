@@ -42,7 +42,7 @@ class RowError(MMStreamError):
 
 
 class LeftOutError(RowError):
-    """The caller's function left the row out. It is listed as a reject, but it is no fault."""
+    """A blank line, or a row that the caller's function left out: a reject, but no fault."""
 
 
 class MediaRef(msgspec.Struct, frozen=True):

@@ -59,7 +59,7 @@ class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str = ""
     """Key that its sample would have. It names the row among those of all files."""
     left_out: bool = False
-    """The caller's function left it out."""
+    """It is no fault: a blank line, or a row that the caller's function left out."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class CorpusReport:
     reject_kinds: tuple[RejectGroup, ...] = ()
     """Rejected rows by their reason, whatever names and numbers it quotes."""
     num_left_out: int = 0
-    """Rejected rows that a function of the caller left out."""
+    """Rejects that are no fault: blank lines, and rows that the caller's function left out."""
 
 
 class RowCounter:

@@ -368,6 +368,7 @@ def test_no_value_of_any_key_raises_anything_but_a_row_error():
         {"photo": "Bilder\\Sommer 2024\\Foto Ä 0.JPG", "text": "x"},
         {"photo": "file:///home/my pictures/a.heic", "text": "x"},
         {"photo": b"\xff\xd8", "text": "x"},
+        {"photo": {"bytes": b"\xff\xd8", "path": None}, "text": "x"},
         {"photo": "data:image/png;base64,AAAA", "text": "x"},
         {"imgs": ["0.png"], "messages": [{"role": "user", "content": "x"}]},
     ],
@@ -375,6 +376,12 @@ def test_no_value_of_any_key_raises_anything_but_a_row_error():
 def test_a_media_file_under_an_unknown_key_is_not_dropped_in_silence(row):
     with pytest.raises(RowError, match="no format reads this key"):
         draft_of(row)
+
+
+@pytest.mark.parametrize("value", [{"bytes": b"\xff\xd8", "path": None}, b"\xff\xd8", "my a.jpg"])
+def test_a_medium_beside_unknown_keys_is_named_in_the_reason(value):
+    with pytest.raises(RowError, match=r"the keys note, img; img looks .* say --map image=img"):
+        draft_of({"note": 1, "img": value})
 
 
 def test_addresses_and_words_beside_a_text_are_no_media_files():

@@ -38,6 +38,8 @@ def test_columns_are_read_under_the_names_that_formats_know():
     draft = row_format.draft({"photo": "a.jpg", "alt": "a cat", "image": 3})
     assert (draft.media[0].path, draft.texts) == ("a.jpg", ("a cat",))
     assert draft.unread == ("row_image",)
+    draft = RowFormat("labels", (("text", "Alt Text"),)).draft({"image": "a.jpg", "Alt Text": "x"})
+    assert draft.unread == ("Alt Text",)
 
 
 def test_a_column_that_no_row_has_is_refused_before_the_first_shard(tmp_path):
@@ -49,6 +51,12 @@ def test_a_column_that_no_row_has_is_refused_before_the_first_shard(tmp_path):
     ):
         run(path, tmp_path / "out", columns={"text": "Words", "image": "photo"})
     assert not (tmp_path / "out").exists()
+
+
+def test_a_column_with_a_known_name_may_be_read_under_another_one():
+    row_format = RowFormat("laion", (("URL", "image_url"), ("TEXT", "caption")))
+    draft = row_format.draft({"image_url": "https://host/a", "caption": "a cat"})
+    assert (draft.media[0].path, draft.texts) == ("https://host/a", ("a cat",))
 
 
 def test_a_row_may_lack_a_mapped_column_that_another_row_has(tmp_path):
@@ -104,6 +112,7 @@ def test_rows_that_a_function_leaves_out_are_listed_and_count_as_no_fault(tmp_pa
         ({"name": "no_such_module:f"}, "no module 'no_such_module'"),
         ({"name": f"{__name__}:nothing"}, "has no function 'nothing'"),
         ({"name": f"{__name__}:caption", "function": caption}, "give one"),
+        ({"columns": (("bild", "image"),)}, "comes first: image=bild"),
         ({"columns": (("image", "a"), ("images", "a"))}, "'a' is no name of a column, or twice"),
     ],
 )

@@ -142,13 +142,17 @@ def _refuse_unread_media(row: dict[str, Any], draft: Draft, name: str) -> None:
     for key in draft.unread:
         value = row[key]
         for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, bytes) or (isinstance(item, str) and _is_media(item)):
-                shown = repr(item[:200]) if isinstance(item, str) else f"{len(item)} bytes"
+            if _looks_like_media(item):
+                shown = repr(item[:200]) if isinstance(item, str) else _size_of(item)
                 raise RowError(
                     f"{key}: {shown} looks like a media file, but no format reads this key; "
                     f"rename it to image, video or audio, such as with --map image={key}, or keep "
                     f"it as it is with --format {name}"
                 )
+
+
+def _size_of(medium: bytes | dict[str, Any]) -> str:
+    return f"{len(medium)} bytes" if isinstance(medium, bytes) else "an object"
 
 
 def _is_media(text: str) -> bool:
@@ -159,6 +163,15 @@ def _is_media(text: str) -> bool:
     path = text.strip().removeprefix("file://")
     is_path = "\n" not in path and "://" not in path and kind_by_name(path) is not None
     return is_path or is_base64_media(text) or _is_data_url(text)
+
+
+def _looks_like_media(value: Any) -> bool:
+    """Tell whether a value is a medium in any of the forms of `media_values`."""
+    if isinstance(value, dict):  # a struct of Hugging Face
+        return "bytes" in value and any(
+            _looks_like_media(value.get(key)) for key in ("bytes", "path")
+        )
+    return isinstance(value, bytes) or (isinstance(value, str) and _is_media(value))
 
 
 def _is_data_url(text: str) -> bool:
@@ -230,7 +243,13 @@ def _by_media(row: dict[str, Any]) -> str:
         return "captions"
     if "text" in row:
         return "text"
-    raise RowError(f"no known format has the keys {_keys(row)}; {OPTIONS}")
+    hint = OPTIONS
+    medium = next((key for key in row if _looks_like_media(row[key])), None)
+    if medium is not None:
+        hint = (
+            f"{escaped(medium, 40)} looks like a media file: say --map image={escaped(medium, 40)}"
+        )
+    raise RowError(f"no known format has the keys {_keys(row)}; {hint}")
 
 
 def _labels_or_refuse(row: dict[str, Any]) -> str:

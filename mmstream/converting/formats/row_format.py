@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from mmstream.converting.draft import Draft, LeftOutError, RowError
+from mmstream.converting.formats.fields import MEDIA_KEYS
 from mmstream.converting.formats.formats import FORMATS, draft_of
 from mmstream.converting.formats.function import (
     function_name,
@@ -29,6 +30,9 @@ from mmstream.converting.formats.tags import Tags, read_tags, retagged
 from mmstream.errors import BUGS, ConfigError, escaped
 
 __all__ = ["RowFormat"]
+
+_URL_KEYS = {"url", "URL", "contentUrl", "path", "videoid", "videoID", "YoutubeID"}
+"""Names of media that single formats know, besides `MEDIA_KEYS`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class RowFormat:
             once, when this is made.
 
     Raises:
-        ConfigError: An unknown format, a column twice, or a function that cannot be imported.
+        ConfigError: An unknown format, a column twice, a map whose sides are swapped, or a function
+            that cannot be imported.
     """
 
     name: str | None = None
@@ -69,11 +74,23 @@ class RowFormat:
                 f"format={self.name!r}: must be one of {', '.join(FORMATS)}, or a function of "
                 "yours as module:function"
             )
+        self._check_columns()
+
+    def _check_columns(self) -> None:
         for i in (0, 1):
             names = [column[i] for column in self.columns]
             for name in names:
                 if not isinstance(name, str) or not name or names.count(name) > 1:
                     raise ConfigError(f"columns: {name!r} is no name of a column, or twice there")
+        media = {key for keys in MEDIA_KEYS.values() for key in keys}
+        if self.function is not None or any(ours in media | _URL_KEYS for ours, _ in self.columns):
+            return
+        for ours, theirs in self.columns:
+            if theirs in media:
+                raise ConfigError(
+                    f"columns: {ours}={theirs}: would hide {theirs} from the formats, which do not "
+                    f"read {ours}; the name that the formats know comes first: {theirs}={ours}"
+                )
 
     def draft(self, value: Any, file: str = "") -> Draft:
         """Return the draft of one parsed row.
@@ -88,6 +105,7 @@ class RowFormat:
             NameError, ImportError, AttributeError, AssertionError, MemoryError: The caller's
                 function has a bug. It stops the conversion.
         """
+        original = value if isinstance(value, dict) else {}
         if isinstance(value, dict):
             value = self._renamed(value)
             if self.function is not None:
@@ -96,6 +114,10 @@ class RowFormat:
         if self.tags is not None and isinstance(value, dict):
             value, format = retagged(value, self._tags_of(file))
         draft = draft_of(value, format)
+        if self.columns and draft.unread:
+            named = {ours: theirs for ours, theirs in self.columns if theirs in original}
+            unread = tuple(named.get(key, key) for key in draft.unread)
+            draft = msgspec.structs.replace(draft, unread=unread)
         if self.function is not None:
             self._require_json(draft)
         return draft

@@ -119,7 +119,9 @@ class LocalFolder:
         if name in ("", ".", "..") or os.path.islink(real):  # noqa: PTH114
             real = os.path.realpath(real)
         if not real.startswith(self._root.rstrip("/") + "/"):
-            raise RowError("lies outside the media root")
+            spelled = os.path.normpath(os.path.join(self._root, path))  # noqa: PTH118
+            is_link = spelled.startswith(self._root.rstrip("/") + "/")
+            raise RowError(f"lies outside the media root{', behind a link' * is_link}")
         if real.startswith(_KERNEL_FOLDERS) and not real.startswith("/dev/shm/"):
             raise RowError("not a file")
         return real

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.converting.draft import RowError
+from mmstream.converting.draft import LeftOutError, RowError
 from mmstream.converting.rows.identity import ID_KEYS, hash_ids, identity_of
 from mmstream.converting.rows.source import Row
 from mmstream.converting.rows.spool import read_spooled
@@ -268,7 +268,7 @@ def parse_row(line: bytes | None) -> Any:
     if line is None:
         return RowError(f"a line of more than {MAX_ROW_BYTES} bytes")
     if not line:
-        return RowError("empty row")
+        return LeftOutError("empty row")
     try:
         value = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
