@@ -181,7 +181,7 @@ def test_classes_of_several_folders_are_numbered_together(tmp_path):
 
 def test_a_folder_of_splits_or_tars_is_converted_alone(tmp_path):
     pictures(tmp_path, "a/1.jpg", "b/train/1.jpg", "b/test/2.jpg")
-    with pytest.raises(ConfigError, match=r"b: holds data sets of several splits; convert it al"):
+    with pytest.raises(ConfigError, match=r"b: holds data sets of splits; convert it al"):
         values([tmp_path / "a", tmp_path / "b"])
     (tmp_path / "c").mkdir()
     tar_of(tmp_path / "c/0.tar", [("0.txt", b"a")])

@@ -403,6 +403,12 @@ def test_usual_mistakes_in_lines_have_a_hint(tmp_path, line, hint):
     assert hint in str(values(tmp_path / "rows.jsonl")[1])
 
 
+def test_a_list_as_python_writes_it_has_a_hint(tmp_path):
+    (tmp_path / "rows.json").write_text("[{'text': 'a'},\n{'text': 'b'}]")
+    with pytest.raises(ConfigError, match="this looks like Python's lists"):
+        values(tmp_path / "rows.json")
+
+
 @pytest.mark.parametrize("name", ["image", "frame"])
 def test_pixels_of_numpy_are_rejects_that_say_what_to_pass(name):
     row = {name: np.zeros((4, 4, 3), np.uint8), "text": "t"}

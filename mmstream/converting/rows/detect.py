@@ -162,7 +162,7 @@ def require_text_kind(rows_as: RowKind, path: Path, rows: str) -> None:
     if not fits.get(rows_as, False):
         raise ConfigError(
             f"{rows}: is {'JSON' if is_json else 'text'}, not {NAMES_OF_KINDS[rows_as]}; leave out "
-            f"rows_as={rows_as!r} (--rows-as {rows_as}), and the content says what it is"
+            f"rows_as={rows_as!r}, and the content says what it is"
         )
 
 
@@ -230,9 +230,7 @@ def _table_kind(head: bytes, rows: str) -> tuple[RowKind, str]:
         raise ConfigError(
             f"{rows}: plain text, not JSON, and no table. Rows are JSON objects, one per line, or "
             "a table whose first line names its columns. For a table of one column, "
-            "say rows_as='csv' (--rows-as csv)"
+            "say rows_as='csv'"
         )
     names = " and ".join(DELIMITERS[delimiter] for delimiter in delimiters)
-    raise ConfigError(
-        f"{rows}: may be {names}; choose one with rows_as='csv' or rows_as='tsv' (--rows-as)"
-    )
+    raise ConfigError(f"{rows}: may be {names}; choose one with rows_as='csv' or rows_as='tsv'")

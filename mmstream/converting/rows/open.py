@@ -206,7 +206,7 @@ def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
         _require_kind(options.rows_as, "tars", urls[0])
         return SampleSource.open(urls, name, options.limit)
     if options.rows_as == "tars":
-        raise ConfigError(f"{urls[0]}: is no tar; leave out rows_as='tars' (--rows-as tars)")
+        raise ConfigError(f"{urls[0]}: is no tar; leave out rows_as='tars'")
     return opener.open(
         [InputFile(url, name) for url, name in zip(urls, short_names(urls), strict=True)]
     )
@@ -242,7 +242,7 @@ def _inputs_of(
         files = [] if kind in ("tars", "media") else _files_in(folder, content, kind, prefix)
         has_splits = len({file.split for file in files}) > 1
         if kind == "tars" or has_splits or (kind == "media" and content.splits):
-            held = "tars of samples" if kind == "tars" else "data sets of several splits"
+            held = "tars of samples" if kind == "tars" else "data sets of splits"
             raise ConfigError(f"{url}: holds {held}; convert it alone")
         if kind == "media":
             inputs.append(MediaFolder(folder, name, content, prefix))
@@ -261,7 +261,7 @@ def _require_kind(rows_as: RowKind | None, kind: RowKind, url: str) -> None:
         ConfigError: It is.
     """
     if rows_as not in (None, kind):
-        raise ConfigError(f"{url}: is {NAMES_OF_KINDS[kind]}, not rows_as={rows_as!r} (--rows-as)")
+        raise ConfigError(f"{url}: is {NAMES_OF_KINDS[kind]}, not rows_as={rows_as!r}")
 
 
 def _is_folder(url: str) -> bool:
@@ -314,7 +314,7 @@ def _folder_kind(url: str, content: FolderContent, rows_as: RowKind | None) -> s
         kind = "metadata" if content.metadata and content.num_media else "tables"
     if not has:
         raise ConfigError(
-            f"{url}: holds no {NAMES_OF_KINDS[rows_as]}; leave out rows_as={rows_as!r} (--rows-as)"
+            f"{url}: holds no {NAMES_OF_KINDS[rows_as]}; leave out rows_as={rows_as!r}"
         )
     return kind
 
@@ -534,7 +534,12 @@ class _Opener:
         try:
             write_lines(path, target, self._rows_left)
         except NotJSONError as error:
-            raise ConfigError(f"{url}: not a JSON array of rows: {error}") from None
+            hint = " (this looks like Python's lists: write it with json.dumps)"
+            head = b"".join(read_head(str(path), HEAD_BYTES).split())
+            is_python = head.startswith((b"[{'", b"[['"))
+            raise ConfigError(
+                f"{url}: not a JSON array of rows: {error}{hint if is_python else ''}"
+            ) from None
         if self._is_temporary(path):
             path.unlink()
         return target, "jsonl"
