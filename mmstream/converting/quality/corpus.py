@@ -22,8 +22,9 @@ from mmstream.converting.quality.contents import (
 )
 from mmstream.converting.sidecar import open_sidecar
 from mmstream.dataset.dataset import Dataset
-from mmstream.errors import SampleError
+from mmstream.errors import ConfigError, SampleError
 from mmstream.types import IntArray
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Corpus", "Entries", "SampleName", "read_corpus"]
 
@@ -185,7 +186,13 @@ def read_corpus(
         left_out: {name: int64 [n, 2] (shard, index) of the samples that do not count}
         num_threads: Threads that hash samples of shards without a sidecar.
         progress: Show a progress bar (on a terminal only).
+
+    Raises:
+        ConfigError: `num_threads` is not 1 or more.
     """
+    refuse_bools(num_threads=num_threads)
+    if num_threads < 1:
+        raise ConfigError(f"num_threads={num_threads}: must be 1 or more")
     kinds = set(kinds)
     corpus = Corpus(dict(datasets))
     start = 0

@@ -173,7 +173,10 @@ def converted(tmp_path: Path) -> mm.Dataset:
     (tmp_path / "1.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(100))
     (tmp_path / "2.wav").write_bytes(b"RIFF\x24\0\0\0WAVEfmt " + bytes(100))
     (tmp_path / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(r) + b"\n" for r in ROWS))
-    mm.convert(tmp_path / "rows.jsonl", tmp_path / "out", num_workers=0, progress=False)
+    unread = mm.MediaOptions(check="none")  # of video and audio, only the first bytes are there
+    mm.convert(
+        tmp_path / "rows.jsonl", tmp_path / "out", num_workers=0, media=unread, progress=False
+    )
     return mm.open_dataset(tmp_path / "out")
 
 
@@ -229,8 +232,9 @@ def test_converting_videos_and_showing_them_says_once_that_nothing_decodes_them(
     rows.write_bytes(b"\n".join(msgspec.json.encode({**row, "id": i}) for i in range(4)))
     splits = {"train": 0.5, "val": 0.5}
     with caplog.at_level(logging.WARNING):
-        mm.convert(rows, tmp_path / "whole", progress=False)
-        mm.convert(rows, tmp_path / "parts", progress=False, splits=splits)
+        unread = mm.MediaOptions(check="none")  # only the first bytes are there
+        mm.convert(rows, tmp_path / "whole", media=unread, progress=False)
+        mm.convert(rows, tmp_path / "parts", media=unread, progress=False, splits=splits)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(";")[0] for message in messages] == ["stored, not decoded: 4 wav"] * 2
     shown = CliRunner().invoke(cli, ["info", str(tmp_path / "whole")]).output
