@@ -30,6 +30,7 @@ from mmstream.converting.rows.source import Row
 from mmstream.converting.url_secrets import without_secrets
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.storage import Store
+from mmstream.storage.object_file import ObjectFile
 
 __all__ = ["SCHEMA", "SidecarWriter", "id_of", "open_sidecar", "sidecar_name"]
 
@@ -299,10 +300,10 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
         pyarrow.ArrowInvalid: It is damaged.
     """
     name = sidecar_name(shard)
-    size = store.size(name)
-    if size <= MAX_BUFFERED_BYTES:
+    stat = store.stat(name)
+    if stat.size <= MAX_BUFFERED_BYTES:
         return pq.ParquetFile(pa.BufferReader(store.read(name)))
-    return pq.ParquetFile(pa.PythonFile(_Ranges(store, name, size), mode="r"))
+    return pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
 
 
 def _sha256_of(data: bytes) -> str:
@@ -355,31 +356,3 @@ class _Output(io.RawIOBase):
     def abandon(self) -> None:
         """Take what is written from now on for nothing: the file will be removed."""
         self._file = None
-
-
-class _Ranges(io.RawIOBase):
-    """An object of a store, read by ranges."""
-
-    def __init__(self, store: Store, name: str, size: int) -> None:
-        self._store, self._name, self._size = store, name, size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
-        self._position = starts[whence] + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._size, self._position + size)
-        data = self._store.read_range(self._name, self._position, stop)
-        self._position = stop
-        return data

@@ -24,6 +24,7 @@
     running_quantiles.py  quantiles of the last minute or hour
     allowance.py        what may happen to a share of the requests only
     memory.py    objects in this process (``memory://``), for tests and small corpora
+    object_file.py   an object as a file that other libraries read
     new_file.py  a new local file: a temporary name, then renamed
     write_lock.py    one writer at a time in a folder or prefix
     urls.py      names of objects

@@ -35,6 +35,7 @@ from mmstream.converting.rows.spool import NumberedRow
 from mmstream.converting.rows.values import plain_row, without_nulls
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.storage import ObjectStat, Store, open_store, split_url
+from mmstream.storage.object_file import ObjectFile
 from mmstream.types import IntArray
 
 __all__ = ["PARQUET_MAGIC", "ParquetFile", "ParquetSource", "iter_parquet", "rows_of_batch"]
@@ -81,7 +82,7 @@ class ParquetFile:
         folder, file_name = split_url(local_path(file.url))
         store = open_store(folder)
         stat = store.stat(file_name)
-        with _StoreFile(store, file_name, stat) as handle:
+        with ObjectFile(store, file_name, stat) as handle:
             try:
                 metadata = _reader(handle).metadata
             except _DAMAGE as error:
@@ -103,7 +104,7 @@ class ParquetFile:
             MMStreamError: The file is damaged, or changed since it was opened.
         """
         url = self.store.url_of(self.file_name)
-        with _StoreFile(self.store, self.file_name, self.stat) as handle:
+        with ObjectFile(self.store, self.file_name, self.stat) as handle:
             try:
                 yield from _reader(handle).iter_batches(
                     BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False
@@ -116,7 +117,7 @@ class ParquetFile:
 
     def column_names(self) -> list[str]:
         """Return the names of its columns."""
-        with _StoreFile(self.store, self.file_name, self.stat) as handle:
+        with ObjectFile(self.store, self.file_name, self.stat) as handle:
             return list(_reader(handle).schema_arrow.names)
 
 
@@ -299,36 +300,3 @@ def iter_parquet(file: ParquetFile) -> Iterator[NumberedRow]:
             for row in rows_of_batch(batch):
                 number += 1
                 yield number, row
-
-
-class _StoreFile(io.RawIOBase):
-    """An object of a store, as a file that Arrow reads."""
-
-    def __init__(self, store: Store, name: str, stat: ObjectStat) -> None:
-        self._store, self._name, self._size = store, name, stat.size
-        self._known = {name: stat}
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        stop = self._size if size is None or size < 0 else min(self._size, self._position + size)
-        if stop <= self._position:
-            return b""
-        answer = self._store.read_ranges([(self._name, self._position, stop)], self._known)[0]
-        if isinstance(answer, OSError):
-            raise answer
-        self._position = stop
-        return answer
