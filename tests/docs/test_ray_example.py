@@ -78,6 +78,7 @@ def test_a_killed_worker_is_started_again_and_training_goes_on_from_the_checkpoi
         while len(metrics(out, 1)) <= CHECKPOINT_STEP and driver.poll() is None:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)
+        assert driver.poll() is None, log.read_text()
         process_that_writes(driver, out / "metrics-rank1.jsonl").kill()
         before = metrics(out, 1)
         assert driver.wait(timeout=240) == 0, log.read_text()
