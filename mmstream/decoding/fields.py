@@ -6,7 +6,7 @@ and one rule limits every field of text. A conversion asks how deep JSON may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -214,7 +214,7 @@ def own_names(names: Iterable[str]) -> list[str]:
         >>> own_names(["jpg", "0.jpg", "mask.png"])
         ['mask.png']
     """
-    return [name for name in names if _image_rank(name)[0] == 2]
+    return [name for name in names if _rank(name)[0] == 2]
 
 
 def image_fields(sample: Iterable[str]) -> list[str]:
@@ -232,16 +232,49 @@ def image_fields(sample: Iterable[str]) -> list[str]:
         >>> image_fields(["json", "10.jpg", "mask.png", "2.png"])
         ['2.png', '10.jpg', 'mask.png']
     """
-    names = [
+    return _fields_of(sample, IMAGE_EXTENSIONS)
+
+
+def video_fields(sample: Iterable[str]) -> list[str]:
+    """List the fields that hold videos, in the order of `image_fields`.
+
+    Examples:
+        >>> video_fields(["json", "10.mp4", "0.jpg", "2.webm"])
+        ['2.webm', '10.mp4']
+    """
+    return _fields_of(sample, VIDEO_EXTENSIONS)
+
+
+def audio_fields(sample: Iterable[str]) -> list[str]:
+    """List the fields that hold recordings, in the order of `image_fields`.
+
+    Examples:
+        >>> audio_fields(["json", "1.flac", "0.mp4", "wav"])
+        ['wav', '1.flac']
+    """
+    return _fields_of(sample, AUDIO_EXTENSIONS)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sort names of fields of any media as `image_fields` does.
+
+    Examples:
+        >>> in_order(["1.wav", "extra.mp4", "0.mp4", "wav"])
+        ['wav', '0.mp4', '1.wav', 'extra.mp4']
+    """
+    return sorted(names, key=_rank)
+
+
+def _fields_of(sample: Iterable[str], extensions: Collection[str]) -> list[str]:
+    return in_order(
         name
         for name in sample
-        if name.rpartition(".")[2] in IMAGE_EXTENSIONS and not name.startswith("__")
-    ]
-    return sorted(names, key=_image_rank)
+        if name.rpartition(".")[2] in extensions and not name.startswith("__")
+    )
 
 
-def _image_rank(name: str) -> tuple[int, int, str]:
-    """Return the sort key of an image field."""
+def _rank(name: str) -> tuple[int, int, str]:
+    """Return the sort key of a field of media."""
     number = name.rpartition(".")[0]
     if not number:
         return (0, 0, name)
