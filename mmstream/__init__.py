@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
     from mmstream.errors import TimeoutError as TimeoutError
+    from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
     from mmstream.order import Order as Order
     from mmstream.pipeline import Pipeline as Pipeline
@@ -110,6 +111,7 @@ _NAMES_OF = {
         "ChecksumError",
         "TimeoutError",
     ),
+    "lazy_bytes": ("LazyBytes",),
     "loader.loader": ("Loader",),
     "order": ("Order",),
     "pipeline": ("Pipeline",),

@@ -22,6 +22,7 @@ FLOORS = [
     {
         "agreement",
         "errors",
+        "lazy_bytes",
         "types",
         "processes",
         "progress",
