@@ -31,7 +31,15 @@ FLOORS = [
         "_torchvision",
         "wrong_arguments",
     },
-    {"storage", "tar", "order", "decoding.fields", "decoding.image", "decoding.text"},
+    {
+        "storage",
+        "tar",
+        "order",
+        "decoding.fields",
+        "decoding.image",
+        "decoding.media_shapes",
+        "decoding.text",
+    },
     {"display"},  # shows the classes of the floors above by their attributes
     {"dataset"},
     {"bad_samples"},

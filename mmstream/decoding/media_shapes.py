@@ -1,0 +1,71 @@
+"""The shapes that media will have after decoding, known before any frame or sample is decoded.
+
+Place in the flow: decoders plan a medium from its header (`ImageDecoder.prepared_shape`,
+`VideoDecoder.plan`, `AudioDecoder.plan`). `decoding.text` counts the tokens of each medium with the
+shape of its plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mmstream.decoding.image.image_shape import ImageShape
+
+__all__ = ["AudioShape", "MediaShapes", "VideoShape"]
+
+
+class VideoShape(NamedTuple):
+    """The shape that a `VideoDecoder` gives a video. Functions of video length take it.
+
+    Examples:
+        Three seconds of 25 frames per second at two frames per second, padded to a multiple of 2:
+
+        >>> shape = VideoShape(
+        ...     num_frames=6, height=224, width=392, picture=(270, 480),
+        ...     times_s=(0.0, 0.6, 1.2, 1.76, 2.36, 2.96), fps=25.0, sampled_fps=2.0,
+        ... )
+        >>> len(shape.times_s)
+        6
+    """
+
+    num_frames: int
+    """Number of frames, with those that pad it to ``frame_multiple_of``."""
+    height: int
+    """Height in pixels of the results."""
+    width: int
+    """Width in pixels of the results."""
+    picture: tuple[int, int]
+    """(height, width) of the upright picture in its file, in pixels."""
+    times_s: tuple[float, ...]
+    """The time of each frame in seconds, from the container. A frame that pads repeats the last."""
+    fps: float
+    """Frames per second of the file: its number of frames divided by its duration."""
+    sampled_fps: float
+    """Frames per second of the result: its frames without padding, by the length of the span."""
+    start_s: float = 0.0
+    """Where the span begins, in the container's time: that of the first frame for a whole video."""
+
+
+class AudioShape(NamedTuple):
+    """The shape that an `AudioDecoder` gives an audio. Functions of audio length take it.
+
+    Examples:
+        >>> AudioShape(num_samples=48_000, num_feature_frames=300, sample_rate=16_000).num_samples
+        48000
+    """
+
+    num_samples: int
+    """Samples per channel, after the span, the crop and resampling."""
+    num_feature_frames: int
+    """Frames of its log-mel features that are not padding. 0 without features."""
+    sample_rate: int
+    """Samples per second of the result."""
+
+
+class MediaShapes(NamedTuple):
+    """The shapes of all media of a sample. Each kind is in the order in which messages count it."""
+
+    images: Sequence[ImageShape] = ()
+    videos: Sequence[VideoShape] = ()
+    audios: Sequence[AudioShape] = ()
