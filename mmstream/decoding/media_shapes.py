@@ -24,6 +24,7 @@ class VideoShape(NamedTuple):
         >>> shape = VideoShape(
         ...     num_frames=6, height=224, width=392, picture=(270, 480),
         ...     times_s=(0.0, 0.6, 1.2, 1.76, 2.36, 2.96), fps=25.0, sampled_fps=2.0,
+        ...     indices=(0, 15, 30, 44, 59, 74),
         ... )
         >>> len(shape.times_s)
         6
@@ -45,6 +46,10 @@ class VideoShape(NamedTuple):
     """Frames per second of the result: its frames without padding, by the length of the span."""
     start_s: float = 0.0
     """Where the span begins, in the container's time: that of the first frame for a whole video."""
+    indices: tuple[int, ...] = ()
+    """The number of each frame in the file, from 0, in the order in which frames are shown."""
+    num_padding: int = 0
+    """How many frames at the end repeat the last one. A pixel budget does not count them."""
 
 
 class AudioShape(NamedTuple):
