@@ -1,5 +1,6 @@
 """The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
 
 collate.py  makes a batch of the samples of a step: a dict of tensors and lists
+media.py    joins the videos and recordings of a step
 split.py    cuts a delivered batch into micro-batches
 """

@@ -8,13 +8,14 @@ A field whose shape differs from row to row becomes a list. So one odd sample ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
+from mmstream.batching.media import join_audio, join_videos
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
@@ -78,6 +79,8 @@ def collate(
     padding_side: str = "right",
     picture_fields: Collection[str] = (),
     list_fields: Collection[str] = (),
+    video_fields: Collection[str] = ("video",),
+    audio_fields: Collection[str] = ("audio", "audio_features"),
 ) -> Batch:
     """Make a batch of decoded samples.
 
@@ -92,6 +95,8 @@ def collate(
         picture_fields: Pictures that are decoded by field. They are joined as ``image`` is, without
             a copy where they lie in one buffer. Pictures of several shapes are a list of B.
         list_fields: Fields that are lists of B even if all shapes are the same, such as boxes.
+        video_fields: Fields of videos, which come with ``NAME_pts_s``, the time of each frame.
+        audio_fields: Fields of recordings, and of their features: those end with ``_features``.
 
     Returns:
         A dict of fields. Fields whose names start with ``__`` are left out.
@@ -101,6 +106,19 @@ def collate(
         [num_images, 3, H, W], or as a list where shapes differ. Then ``image_row``, int64
         [num_images], is the row of each image. Where the GPU will decode some images, ``image`` is
         `EncodedImages`.
+
+        ``video`` holds the frames of all videos of the batch in the order of rows, uint8
+        [num_frames, 3, H, W], channels_last. Videos of several sizes are a list, each
+        [F, 3, H, W]. ``video_row`` and ``video_frames``, int64 [num_videos], are the row of each
+        video and its number of frames. ``video_pts_s``, float64 [num_frames], is the time of each
+        frame in its file in seconds.
+
+        ``audio`` is [num_audios, T], or [num_audios, C, T] with channels, in the decoder's dtype.
+        It is padded with 0 at the end. ``audio_row`` and ``audio_length``, int64 [num_audios], are
+        the row of each recording and its samples without padding. ``audio_features`` is float32
+        [num_audios, M, F], with ``audio_features_length``, the frames without padding. Where videos
+        are decoded with their tracks, ``audio_video``, int64 [num_audios], is the number of the
+        video that a recording belongs to, or -1. Recordings that differ in channels are a list.
 
         ``input_ids``, ``attention_mask`` and ``labels`` are int64 [B, T], padded with
         `pad_token_id`, 0 and -100.
@@ -119,7 +137,11 @@ def collate(
     batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
+    media = _media(names, samples, video_fields, audio_fields)
     for name in names:
+        if name in media:
+            batch |= media[name]
+            continue
         if name.startswith("__"):
             continue
         values = [sample.get(name) for sample in samples]
@@ -144,6 +166,25 @@ def collate(
         else:
             batch[name] = _stack(values)
     return batch
+
+
+def _media(
+    names: Iterable[str],
+    samples: Sequence[Sample],
+    video_fields: Collection[str],
+    audio_fields: Collection[str],
+) -> dict[str, Batch]:
+    """Return what the fields of videos and recordings become, with nothing for their companions."""
+    media: dict[str, Batch] = {}
+    for name in names:
+        joined = None
+        if name in video_fields:
+            joined = join_videos(name, samples)
+        elif name in audio_fields:
+            joined = join_audio(name, samples)
+        if joined is not None:
+            media |= {key: {} for key in joined} | {name: joined}
+    return media
 
 
 def _has_token_labels(batch: Batch) -> bool:

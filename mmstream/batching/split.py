@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
     - A ragged field has a companion, a tensor that names the row of each entry, as ``image`` has
       ``image_row``. It is cut where its rows end. In each micro-batch the companion counts rows
       from 0. On CUDA, reading the companion makes the host wait for the device.
+    - ``video`` is cut where a video ends that is the last one of its rows, and so are the times of
+      its frames. The companions of videos and recordings go with them.
     - A dict is cut field by field.
     - Single numbers, strings and None are repeated in each micro-batch.
     - ``__lineage__`` describes the rows of the micro-batch. Bytes and requests of the whole
@@ -66,25 +68,67 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
 def _split(fields: dict[str, Any], cuts: list[int]) -> list[dict[str, Any]]:
     """Cut all fields of a dict. Rows cuts[i] to cuts[i + 1] go to micro-batch i."""
     micro_batches: list[dict[str, Any]] = [{} for _ in cuts[1:]]
+    ragged_cuts = _cuts_of_ragged_fields(fields, cuts)
     for name, value in fields.items():
-        companion = f"{name}_row"
-        if name.removesuffix("_row") in fields and _is_companion(name, value):
-            rows = _slices(value, _ragged_cuts(name, value, cuts))
-            slices = [
-                rows_of_entries - start for rows_of_entries, start in zip(rows, cuts, strict=False)
-            ]
-        elif _is_companion(companion, fields.get(companion)):
-            slices = _slices(value, _ragged_cuts(companion, fields[companion], cuts))
+        if name in ragged_cuts:
+            slices = _slices(value, ragged_cuts[name])
         else:
             slices = _slices_by_row(name, value, cuts)
+        numbered = cuts if name.endswith("_row") else ragged_cuts.get(_videos_of(name))
+        if name in ragged_cuts and numbered is not None:
+            slices = [
+                _from_zero(part, start) for part, start in zip(slices, numbered, strict=False)
+            ]
         for micro_batch, micro_value in zip(micro_batches, slices, strict=True):
             micro_batch[name] = micro_value
     return micro_batches
 
 
-def _is_companion(name: str, value: Any) -> bool:
-    """Tell whether a field names the row of each entry of another, as ``image_row``."""
-    return name.endswith("_row") and isinstance(value, torch.Tensor)
+def _cuts_of_ragged_fields(fields: dict[str, Any], cuts: list[int]) -> dict[str, list[int]]:
+    """Return where each field is cut that has a companion, or is one.
+
+    Example: videos of the rows [0, 0, 1] with [2, 1, 3] frames, cut at the rows [0, 1, 2]. The rows
+    and the numbers of frames are cut at [0, 2, 3], the frames and their times at [0, 3, 6].
+    """
+    ragged: dict[str, list[int]] = {}
+    for companion, rows in fields.items():
+        name = companion.removesuffix("_row")
+        features = f"{name}_features"
+        is_companion = companion.endswith("_row") and isinstance(rows, torch.Tensor)
+        if not is_companion or not (name in fields or features in fields):
+            continue
+        entries = _ragged_cuts(companion, rows, cuts)
+        ragged |= {companion: entries, name: entries}
+        lengths = (features, f"{features}_length", f"{name}_length", f"{name}_video")
+        ragged |= {
+            length: entries
+            for length in lengths
+            if isinstance(fields.get(length), torch.Tensor | list)
+            and len(fields[length]) == len(rows)
+        }
+        frames, times = f"{name}_frames", f"{name}_pts_s"
+        if times in fields and isinstance(fields.get(frames), torch.Tensor):
+            starts = list(accumulate(fields[frames].tolist(), initial=0))
+            frame_cuts = [starts[entry] for entry in entries]
+            ragged |= {frames: entries, times: frame_cuts}
+            if isinstance(fields[name], torch.Tensor):
+                ragged[name] = frame_cuts
+    return ragged
+
+
+def _videos_of(name: str) -> str:
+    """Return the companion of the videos that a field numbers: ``audio_video`` and ``video_row``.
+
+    Tracks of ``mp4`` are in ``mp4_audio``. "": the field numbers no videos.
+    """
+    if not name.endswith("audio_video"):
+        return ""
+    return f"{name.removesuffix('audio_video').removesuffix('_') or 'video'}_row"
+
+
+def _from_zero(numbers: torch.Tensor, start: int) -> torch.Tensor:
+    """Count rows or videos of a micro-batch from 0. -1 means none."""
+    return torch.where(numbers < 0, numbers, numbers - start)
 
 
 def _slices_by_row(name: str, value: Any, cuts: list[int]) -> list[Any]:

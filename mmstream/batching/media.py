@@ -1,0 +1,207 @@
+"""Videos and recordings of the samples of a step, joined: as many as there are, of every length.
+
+    collate -> media.py
+
+A row may have none, one or several of them. So a batch holds all of them one after another, in the
+order of rows, and companions say what belongs to which:
+
+    video        frames of all videos    video_row, video_frames, video_pts_s
+    audio        padded to the longest   audio_row, audio_length, audio_video
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from mmstream.errors import ConfigError
+from mmstream.types import Batch, Sample
+
+__all__ = ["join_audio", "join_videos"]
+
+FEATURES = "_features"
+"""How the name of a field ends that holds features of recordings in place of their samples."""
+
+Tensors: TypeAlias = list[torch.Tensor]
+
+
+def join_videos(name: str, samples: Sequence[Sample]) -> Batch | None:
+    """Join a field of videos, each [F, C, H, W] with as many times in seconds.
+
+    Args:
+        name: The field. A sample has one video, a list of them, or none.
+        samples: The decoded samples, one per row.
+
+    Returns:
+        The field and its companions, as `collate` describes them. None: these are no videos as
+        `VideoDecoder` makes them.
+
+    Raises:
+        ConfigError: A video has not as many times as frames.
+    """
+    times = f"{name}_pts_s"
+    if not all(times in sample for sample in samples if name in sample):
+        return None
+    of_rows = _tensors_of_rows(samples, name, lambda tensor: tensor.ndim == 4)
+    times_of_rows = _tensors_of_rows(samples, times, lambda tensor: tensor.ndim == 1)
+    if of_rows is None or times_of_rows is None:
+        return None
+    _check_times(name, samples, of_rows, times_of_rows)
+    videos = _flat(of_rows)
+    return {
+        name: _frames(videos),
+        f"{name}_row": _rows(of_rows),
+        f"{name}_frames": torch.tensor([len(video) for video in videos], dtype=torch.int64),
+        times: torch.cat([torch.empty(0, dtype=torch.float64), *_flat(times_of_rows)]),
+    }
+
+
+def join_audio(name: str, samples: Sequence[Sample]) -> Batch | None:
+    """Join a field of recordings, each [T] or [C, T], or of their features, each [M, T].
+
+    Args:
+        name: The field. A sample has one recording, a list of them, or none.
+        samples: The decoded samples, one per row.
+
+    Returns:
+        The field and its companions, as `collate` describes them. None: these are no recordings as
+        `AudioDecoder` makes them.
+    """
+    stem = name.removesuffix(FEATURES)
+    length, video = f"{name}_length", f"{stem}_video"
+    of_rows = _tensors_of_rows(samples, name, lambda tensor: tensor.ndim in (1, 2))
+    if of_rows is None:
+        return None
+    recordings = _flat(of_rows)
+    lengths = [recording.shape[-1] for recording in recordings]
+    if name.endswith(FEATURES) and all(length in sample for sample in samples if name in sample):
+        # The features of a recording may be padded already.
+        own = _tensors_of_rows(samples, length, lambda tensor: tensor.ndim == 1)
+        if own is not None and sum(map(len, _flat(own))) == len(recordings):
+            lengths = [int(number) for tensor in _flat(own) for number in tensor]
+    batch: Batch = {
+        name: _padded(recordings),
+        f"{stem}_row": _rows(of_rows),
+        length: torch.tensor(lengths, dtype=torch.int64),
+    }
+    if any(video in sample for sample in samples):
+        batch[video] = _videos_of_tracks(video, samples, of_rows)
+    return batch
+
+
+def _tensors_of_rows(
+    samples: Sequence[Sample], name: str, is_fit: Callable[[torch.Tensor], bool]
+) -> list[Tensors] | None:
+    """Return the tensors of a field for each row. None: some value is something else."""
+    rows: list[Tensors] = []
+    for sample in samples:
+        value = sample.get(name)
+        if value is None:
+            value = ()
+        values = value if isinstance(value, list | tuple) else (value,)
+        tensors = [_as_tensor(item) for item in values]
+        rows.append([tensor for tensor in tensors if tensor is not None and is_fit(tensor)])
+        if len(rows[-1]) < len(tensors):
+            return None
+    return rows
+
+
+def _as_tensor(value: Any) -> torch.Tensor | None:
+    """Return a tensor of numbers, without a copy where that is possible; None: there is none."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
+        # torch refuses reversed views, and warns about read-only arrays.
+        return torch.from_numpy(np.require(value, requirements=("C", "W")))
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _check_times(
+    name: str, samples: Sequence[Sample], of_rows: list[Tensors], times_of_rows: list[Tensors]
+) -> None:
+    for sample, videos, times in zip(samples, of_rows, times_of_rows, strict=True):
+        if list(map(len, videos)) != list(map(len, times)):
+            raise ConfigError(
+                f"{sample.get('__key__', '')}: {name} has {list(map(len, videos))} frames and "
+                f"{name}_pts_s {list(map(len, times))} times: a transform that leaves out frames "
+                "must leave out their times too"
+            )
+
+
+def _flat(of_rows: Sequence[Tensors]) -> Tensors:
+    return [tensor for row in of_rows for tensor in row]
+
+
+def _rows(of_rows: Sequence[Tensors]) -> torch.Tensor:
+    """Return the row of each entry: rows with 2, 0 and 1 entries give [0, 0, 2]."""
+    return torch.repeat_interleave(torch.tensor([len(row) for row in of_rows], dtype=torch.int64))
+
+
+def _frames(videos: Tensors) -> torch.Tensor | Tensors:
+    """Return the frames of all videos as one tensor; videos of several sizes stay a list.
+
+    Decoders write the videos of a batch one behind the other. Then nothing is copied.
+    """
+    if not videos:
+        return torch.empty((0, 3, 1, 1), dtype=torch.uint8)
+    first = videos[0]
+    kinds = {(video.shape[1:], video.dtype, video.device) for video in videos}
+    if len(kinds) > 1:
+        return videos
+    if not all(video.is_contiguous(memory_format=torch.channels_last) for video in videos):
+        return torch.cat(videos).contiguous(memory_format=torch.channels_last)
+    channels, height, width = first.shape[1:]
+    shape = (sum(map(len, videos)), channels, height, width)
+    strides = (channels * height * width, 1, width * channels, channels)
+    sizes = [video.numel() * video.element_size() for video in videos]
+    starts = accumulate(sizes, initial=first.data_ptr())
+    memory = first.untyped_storage()
+    is_whole = all(video.data_ptr() == start for video, start in zip(videos, starts, strict=False))
+    end = first.data_ptr() + sum(sizes)
+    if is_whole and end <= memory.data_ptr() + memory.nbytes():
+        return first.as_strided(shape, strides, first.storage_offset())
+    return torch.cat(videos).contiguous(memory_format=torch.channels_last)
+
+
+def _padded(recordings: Tensors) -> torch.Tensor | Tensors:
+    """Return [N, ..., T], filled with zeros; recordings that differ in channels stay a list."""
+    if not recordings:
+        return torch.empty((0, 0), dtype=torch.float32)
+    kinds = {(recording.shape[:-1], recording.dtype) for recording in recordings}
+    if len(kinds) > 1:
+        return recordings
+    first = recordings[0]
+    longest = max(recording.shape[-1] for recording in recordings)
+    padded = first.new_empty((len(recordings), *first.shape[:-1], longest))
+    for recording, row in zip(recordings, padded, strict=True):
+        num_samples = recording.shape[-1]
+        row[..., :num_samples] = recording
+        row[..., num_samples:] = 0
+    return padded
+
+
+def _videos_of_tracks(
+    video: str, samples: Sequence[Sample], of_rows: list[Tensors]
+) -> torch.Tensor:
+    """Return the number of the video that each recording is the track of, and -1 for the others.
+
+    A sample numbers its own videos. A batch numbers all videos of all rows.
+    """
+    numbers: list[int] = []
+    num_before = 0
+    # "audio_video" counts the videos of "video", and "mp4_audio_video" those of "mp4".
+    videos = video.removesuffix("audio_video").removesuffix("_") or "video"
+    for sample, row in zip(samples, of_rows, strict=True):
+        own = np.atleast_1d(np.asarray(sample.get(video, ()), dtype=np.int64)).tolist()
+        if len(own) != len(row):
+            own = [-1] * len(row)
+        numbers += [number + num_before if number >= 0 else -1 for number in own]
+        num_before += _count(sample, videos)
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def _count(sample: Mapping[str, Any], name: str) -> int:
+    value = sample.get(name)
+    return 0 if value is None else len(value) if isinstance(value, list | tuple) else 1

@@ -1,0 +1,238 @@
+"""Collating and cutting videos and recordings: all of a batch, one after another, and whose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mmstream as mm
+
+LAST = torch.channels_last
+
+
+def video(number: int, num_frames: int, height: int = 2, width: int = 4) -> torch.Tensor:
+    """Frames as a decoder makes them: a view of [F, H, W, 3]."""
+    pixels = torch.full((num_frames, height, width, 3), number, dtype=torch.uint8)
+    return pixels.permute(0, 3, 1, 2)
+
+
+def times(number: int, num_frames: int) -> torch.Tensor:
+    return number + torch.arange(num_frames, dtype=torch.float64) / 4
+
+
+def with_videos(*numbers_of_frames: int, first: int = 0) -> dict[str, Any]:
+    """A decoded sample of such videos."""
+    numbered = list(enumerate(numbers_of_frames, start=first))
+    videos, stamps = [video(*each) for each in numbered], [times(*each) for each in numbered]
+    if len(videos) == 1:
+        return {"__key__": "k", "video": videos[0], "video_pts_s": stamps[0]}
+    return {"__key__": "k", "video": videos, "video_pts_s": stamps}
+
+
+def test_videos_of_one_size_are_one_tensor_of_frames_with_their_rows_and_times() -> None:
+    batch = mm.collate([with_videos(2, 1), with_videos(), with_videos(3, first=2)])
+    assert batch["video"].shape == (6, 3, 2, 4)
+    assert batch["video"].is_contiguous(memory_format=LAST)
+    assert batch["video"][:, 0, 0, 0].tolist() == [0, 0, 1, 2, 2, 2]
+    assert batch["video_row"].tolist() == [0, 0, 2]
+    assert batch["video_frames"].tolist() == [2, 1, 3]
+    assert batch["video_pts_s"].tolist() == [0, 0.25, 1, 2, 2.25, 2.5]
+    assert batch["video_pts_s"].dtype == torch.float64
+    assert {batch[f"video_{name}"].dtype for name in ("row", "frames")} == {torch.int64}
+
+
+def test_videos_of_several_sizes_are_a_list() -> None:
+    samples = [with_videos(2), with_videos(3)]
+    samples[1]["video"] = video(1, 3, height=4)
+    batch = mm.collate(samples)
+    assert [tuple(each.shape) for each in batch["video"]] == [(2, 3, 2, 4), (3, 3, 4, 4)]
+    assert batch["video_frames"].tolist() == [2, 3]
+    assert len(batch["video_pts_s"]) == 5
+
+
+@pytest.mark.parametrize("counts", [[1], [3, 2], [1, 1, 1]])
+def test_videos_in_one_buffer_become_a_batch_without_a_copy(counts: list[int]) -> None:
+    memory = torch.arange(sum(counts) * 24).to(torch.uint8).view(-1, 2, 4, 3)
+    videos = memory.permute(0, 3, 1, 2).split(counts)
+    samples = [
+        {"video": each, "video_pts_s": times(0, len(each)), "__key__": "k"} for each in videos
+    ]
+    batch = mm.collate(samples)
+    assert batch["video"].data_ptr() == memory.data_ptr()
+    assert torch.equal(batch["video"], memory.permute(0, 3, 1, 2))
+    backwards = mm.collate(samples[::-1])
+    assert torch.equal(backwards["video"], torch.cat(videos[::-1]))
+
+
+def test_a_batch_without_videos_has_the_same_fields() -> None:
+    batch = mm.collate([with_videos(), with_videos()])
+    assert list(batch) == list(mm.collate([with_videos(1)]))
+    assert batch["video"].shape == (0, 3, 1, 1)
+    assert batch["video"].dtype == torch.uint8
+    assert [len(value) for value in batch.values()] == [0] * 4
+
+
+def test_a_video_of_a_user_without_times_is_stacked_as_before() -> None:
+    batch = mm.collate([{"video": torch.zeros(2, 3, 4, 4)}, {"video": torch.ones(2, 3, 4, 4)}])
+    assert list(batch) == ["video"]
+    assert batch["video"].shape == (2, 2, 3, 4, 4)
+
+
+def test_a_transform_that_loses_frames_but_not_their_times_is_a_mistake() -> None:
+    sample = with_videos(3)
+    with pytest.raises(mm.ConfigError, match=r"k: video has \[2\] frames and video_pts_s \[3\]"):
+        mm.collate([{**sample, "video": sample["video"][:2]}])
+
+
+def recording(number: int, length: int) -> np.ndarray:
+    return np.full(length, number + 1, np.float32)
+
+
+def test_recordings_are_padded_with_silence() -> None:
+    samples = [{"audio": recording(0, 3)}, {"audio": [recording(1, 1), recording(2, 2)]}]
+    batch = mm.collate([*samples, {"audio": []}])
+    assert batch["audio"].tolist() == [[1, 1, 1], [2, 0, 0], [3, 3, 0]]
+    assert batch["audio"].dtype == torch.float32
+    assert batch["audio_row"].tolist() == [0, 1, 1]
+    assert batch["audio_length"].tolist() == [3, 1, 2]
+
+
+def test_channels_stay_and_their_number_may_differ() -> None:
+    stereo = torch.ones(2, 3, dtype=torch.int16)
+    batch = mm.collate([{"audio": stereo}, {"audio": stereo[:, :1]}])
+    assert batch["audio"].shape == (2, 2, 3)
+    assert batch["audio"].dtype == torch.int16
+    assert batch["audio"][1].tolist() == [[1, 0, 0], [1, 0, 0]]
+    mixed = mm.collate([{"audio": stereo}, {"audio": stereo[:1]}])
+    assert [tuple(each.shape) for each in mixed["audio"]] == [(2, 3), (1, 3)]
+    assert mixed["audio_length"].tolist() == [3, 3]
+
+
+def test_a_batch_without_recordings_has_the_same_fields() -> None:
+    batch = mm.collate([{"audio": []}, {}])
+    assert batch["audio"].shape == (0, 0)
+    assert batch["audio_row"].tolist() == batch["audio_length"].tolist() == []
+
+
+def test_features_say_how_many_frames_are_no_padding() -> None:
+    features = torch.ones(4, 5)
+    one = {"audio_features": features, "audio_features_length": np.array([3])}
+    batch = mm.collate([one, {"audio_features": [], "audio_features_length": np.zeros(0)}])
+    assert batch["audio_features"].shape == (1, 4, 5)
+    assert batch["audio_features_length"].tolist() == [3]
+    assert batch["audio_row"].tolist() == [0]
+    longest = mm.collate([{"audio_features": features}, {"audio_features": features[:, :2]}])
+    assert longest["audio_features"].shape == (2, 4, 5)
+    assert longest["audio_features_length"].tolist() == [5, 2]
+    assert longest["audio_features"][1, :, 2:].eq(0).all()
+
+
+def test_tracks_name_their_video_among_those_of_the_batch() -> None:
+    two = {**with_videos(1, 1), "audio": [recording(0, 1)], "audio_video": np.array([1])}
+    more = {
+        **with_videos(1),
+        "audio": [recording(1, 1), recording(2, 1)],
+        "audio_video": np.array([0, -1]),
+    }
+    assert mm.collate([two, more])["audio_video"].tolist() == [1, 2, -1]
+
+
+@pytest.mark.parametrize("value", [b"RIFF", "a name", 7, [b"RIFF"], {"rate": 8000}])
+def test_an_audio_field_of_something_else_is_a_list(value: Any) -> None:
+    batch = mm.collate([{"audio": value}, {"audio": recording(0, 2)}])
+    assert list(batch) == ["audio"]
+    assert batch["audio"][0] == value
+
+
+def test_fields_of_other_names_are_joined_where_a_pipeline_says_so() -> None:
+    sample = {"mp4": video(0, 2), "mp4_pts_s": times(0, 2), "wav": recording(0, 2)}
+    batch = mm.collate([sample, sample], video_fields=["mp4"], audio_fields=["wav"])
+    assert batch["mp4"].shape == (4, 3, 2, 4)
+    assert batch["mp4_row"].tolist() == batch["wav_row"].tolist() == [0, 1]
+    assert batch["wav_length"].tolist() == [2, 2]
+
+
+@st.composite
+def media_batches(draw: Any) -> dict[str, Any]:
+    """Batches of rows that have 0 to 2 videos, and their tracks or other recordings."""
+    num_rows = draw(st.integers(1, 6))
+    has_one_size = draw(st.booleans())
+    samples = []
+    for row in range(num_rows):
+        lengths = draw(st.lists(st.integers(1, 3), max_size=2))
+        sample = with_videos(*lengths, first=2 * row)
+        if not has_one_size and lengths:
+            sample["video"] = [video(2 * row + i, n, height=1 + row) for i, n in enumerate(lengths)]
+            sample["video_pts_s"] = [times(2 * row + i, n) for i, n in enumerate(lengths)]
+        tracks = draw(st.lists(st.integers(-1, len(lengths) - 1), max_size=3))
+        sample["audio"] = [recording(10 * row + i, 1 + i) for i, _ in enumerate(tracks)]
+        sample["audio_video"] = np.array(tracks, dtype=np.int64)
+        samples.append(sample)
+    batch = mm.collate(samples)
+    batch["__key__"] = [str(row) for row in range(num_rows)]
+    batch["__valid__"] = torch.ones(num_rows, dtype=torch.bool)
+    return batch
+
+
+def by_row(batch: dict[str, Any]) -> dict[str, list[Any]]:
+    """What each row of a batch has: its videos with their times, and its recordings."""
+    counts = batch["video_frames"].tolist()
+    videos = batch["video"]
+    frames = videos if isinstance(videos, list) else list(torch.split(videos, counts))
+    stamps = torch.split(batch["video_pts_s"], counts)
+    rows: dict[str, list[Any]] = {key: [] for key in batch["__key__"]}
+    keys = batch["__key__"]
+    of_videos = [
+        [tuple(each.shape), each.flatten().tolist(), stamp.tolist()]
+        for each, stamp in zip(frames, stamps, strict=True)
+    ]
+    for row, shown in zip(batch["video_row"].tolist(), of_videos, strict=True):
+        rows[keys[row]].append(shown)
+    columns = zip(
+        batch["audio_row"].tolist(),
+        batch["audio"],
+        batch["audio_length"].tolist(),
+        batch["audio_video"].tolist(),
+        strict=True,
+    )
+    for row, samples, length, number in columns:
+        track = None if number < 0 else of_videos[number]
+        rows[keys[row]].append([samples[:length].tolist(), track])
+    return rows
+
+
+@given(batch=media_batches(), num_parts=st.integers(1, 7))
+def test_each_row_keeps_its_videos_and_recordings_in_a_micro_batch(
+    batch: dict[str, Any], num_parts: int
+) -> None:
+    parts = mm.split_rows(batch, num_parts)
+    shown: dict[str, list[Any]] = {}
+    for part in parts:
+        shown |= by_row(part)
+    assert shown == by_row(batch)
+    assert list(shown) == batch["__key__"]
+
+
+def test_micro_batches_of_media_are_views() -> None:
+    samples = [{**with_videos(2), "audio": recording(0, 3)} for _ in range(4)]
+    batch = mm.collate(samples) | {"__valid__": torch.ones(4, dtype=torch.bool)}
+    for part in mm.split_rows(batch, 2):
+        for name in ("video", "video_pts_s", "audio", "video_frames"):
+            first, second = part[name], batch[name]
+            assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        assert part["video"].is_contiguous(memory_format=LAST)
+
+
+def test_lengths_for_each_row_are_cut_by_rows_where_no_recordings_have_them() -> None:
+    batch = {
+        "boxes": torch.zeros(5, 4),
+        "boxes_row": torch.tensor([0, 0, 0, 1, 1]),
+        "boxes_length": torch.tensor([3, 2]),
+        "__valid__": torch.ones(2, dtype=torch.bool),
+    }
+    assert [part["boxes_length"].tolist() for part in mm.split_rows(batch, 2)] == [[3], [2]]
