@@ -36,6 +36,7 @@ FLOORS = [
         "tar",
         "order",
         "decoding.fields",
+        "decoding.ffmpeg",
         "decoding.image",
         "decoding.media_shapes",
         "decoding.text",

@@ -2,44 +2,34 @@
 
     check -> PROBE
 
-WAV and FLAC state them in their first bytes. For all other files FFmpeg (PyAV) reads the headers.
-The files may be a stranger's, so FFmpeg is told the format that their first bytes have, and gets
-bytes in memory only: a playlist named ``a.mp4`` cannot make it open other files or hosts.
-
-FFmpeg runs in this process. It cannot be interrupted within one call. So the bytes and streams that
-it looks at are limited, and whole files are decoded frame by frame, with a limit on time.
+WAV and FLAC state them in their first bytes. For all other files FFmpeg reads the headers.
+`decoding.ffmpeg.open` opens the file, as safely as in training.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import struct
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmstream.converting.draft import RowError
+from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.image.limits import MAX_PIXELS
+from mmstream.errors import DecodeError
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+
+    from mmstream.decoding.ffmpeg.open import MediaKind
 
 __all__ = ["Facts", "probe"]
 
 Facts: TypeAlias = dict[str, int | float | str]
 """What is known about a file, by the names of `Media.facts`."""
 
-_FORMATS = {
-    **dict.fromkeys(("mp4", "mov", "m4a"), "mov"),
-    **dict.fromkeys(("mkv", "webm"), "matroska"),
-    **{name: name for name in ("avi", "ogg", "mp3", "wav", "flac")},
-}
-"""FFmpeg's name of the format, by the type of the file."""
-_PROBE_LIMITS = {"probesize": str(5 << 20), "analyzeduration": "5000000", "max_streams": "64"}
-"""FFmpeg looks at so many bytes, and microseconds, to learn what the headers do not say."""
 DECODE_TIMEOUT_S = 300.0
-"""Seconds that decoding a whole file may take."""
+"""Seconds that reading or decoding a file may take."""
 MAX_CHUNKS = 1000
 """Most chunks or boxes of a file that are looked at."""
 
@@ -49,7 +39,7 @@ _EXTENSIBLE = 0xFFFE
 _BOX_HEADER_BYTES = 8
 
 
-def probe(data: bytes, kind: str, extension: str, decode: bool) -> Facts:
+def probe(data: bytes, kind: MediaKind, extension: str, decode: bool) -> Facts:
     """Return the facts about an audio or video file.
 
     Args:
@@ -76,8 +66,8 @@ def probe(data: bytes, kind: str, extension: str, decode: bool) -> Facts:
         if name in (b"moov", b"mdat") and stop > len(data):
             raise RowError(f"truncated: {stop - len(data):,} bytes are missing at least")
         if name == b"moov":
-            return _read(data, kind, extension, decode, _mp4_rotation(data, start, stop))
-    return _read(data, kind, extension, decode, 0)
+            return _read(data, kind, decode, _mp4_rotation(data, start, stop))
+    return _read(data, kind, decode, 0)
 
 
 def _unknown(_data: bytes) -> Facts:
@@ -174,35 +164,28 @@ def _mp4_rotation(data: bytes, start: int, stop: int) -> int:
     return 0
 
 
-def _read(data: bytes, kind: str, extension: str, decode: bool, rotation: int) -> Facts:
+def _read(data: bytes, kind: MediaKind, decode: bool, rotation: int) -> Facts:
     """Read the facts with FFmpeg."""
-    import av
+    from mmstream.decoding.ffmpeg.open import open_media  # loads PyAV
 
+    deadline = Deadline.start(DECODE_TIMEOUT_S)
     try:
-        with av.open(
-            io.BytesIO(data), "r", format=_FORMATS[extension], options=dict(_PROBE_LIMITS)
-        ) as container:
+        with open_media(data, deadline, MAX_PIXELS) as container:
             facts = _facts(container, kind, rotation)
             if decode:
-                _decode(container, kind)
-    except (RowError, MemoryError):
-        raise
-    except (av.FFmpegError, ValueError, OverflowError, ArithmeticError) as error:
-        raise RowError(f"damaged {extension}: {_reason(error)}") from None
+                _decode(container, kind, deadline)
+    except DecodeError as error:
+        raise RowError(str(error)) from None
     return facts
 
 
-def _facts(container: InputContainer, kind: str, rotation: int) -> Facts:
-    streams: Any = container.streams.video if kind == "video" else container.streams.audio
-    pictures: Any = container.streams.video
-    if kind == "audio" and any(not _is_cover(stream) for stream in pictures):
+def _facts(container: InputContainer, kind: MediaKind, rotation: int) -> Facts:
+    from mmstream.decoding.ffmpeg.open import is_cover, media_stream
+
+    if kind == "audio" and not all(map(is_cover, container.streams.video)):
         raise RowError("not an audio but a video")
-    if not streams:
-        raise RowError(f"has no {kind} in it")
-    stream = streams[0]
+    stream = media_stream(container, kind)
     context = stream.codec_context
-    if context is None:
-        raise RowError("its codec is not known")
     facts: Facts = {"codec": context.codec.canonical_name}
     if stream.duration and stream.time_base:
         facts["duration_s"] = round(float(stream.duration * stream.time_base), 6)
@@ -213,11 +196,6 @@ def _facts(container: InputContainer, kind: str, rotation: int) -> Facts:
     if kind == "audio":
         return {**facts, "sample_rate": context.sample_rate, "num_channels": context.channels}
     return {**facts, **_video_facts(stream, rotation)}
-
-
-def _is_cover(stream: Any) -> bool:
-    """Tell whether the pictures of a stream are the cover of a song."""
-    return bool(stream.disposition & stream.disposition.__class__.attached_pic)
 
 
 def _video_facts(stream: Any, rotation: int) -> Facts:
@@ -236,20 +214,15 @@ def _video_facts(stream: Any, rotation: int) -> Facts:
     return facts
 
 
-def _decode(container: InputContainer, kind: str) -> None:
+def _decode(container: InputContainer, kind: MediaKind, deadline: Deadline) -> None:
     """Decode the first stream of a kind, and keep nothing."""
-    stream: Any = (container.streams.video if kind == "video" else container.streams.audio)[0]
-    stream.codec_context.options = {"err_detect": "explode"}
-    deadline = time.monotonic() + DECODE_TIMEOUT_S
+    from mmstream.decoding.ffmpeg.open import media_stream
+
+    stream = media_stream(container, kind)
+    stream.codec_context.options = {**stream.codec_context.options, "err_detect": "explode"}
     num_frames = 0
-    for _ in container.decode(stream):
-        num_frames += 1
-        if time.monotonic() > deadline:
-            raise RowError(f"takes longer than {DECODE_TIMEOUT_S:.0f} s to decode")
+    for packet in container.demux(stream):
+        num_frames += len(packet.decode())
+        deadline.check()
     if not num_frames:
         raise RowError("no frame in it can be decoded")
-
-
-def _reason(error: Exception) -> str:
-    strerror = getattr(error, "strerror", None)
-    return str(strerror or error)[:160]

@@ -1,0 +1,1 @@
+"""Audio and video files of strangers, opened by FFmpeg (PyAV) with limits."""
