@@ -40,11 +40,24 @@ if TYPE_CHECKING:
     from mmstream.decoding.image.image_shape import ImageShape as ImageShape
     from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
     from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
+    from mmstream.decoding.media_shapes import AudioShape as AudioShape
+    from mmstream.decoding.media_shapes import MediaShapes as MediaShapes
+    from mmstream.decoding.media_shapes import VideoShape as VideoShape
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
+    from mmstream.decoding.text.audio_lengths import (
+        qwen3_omni_audio_length as qwen3_omni_audio_length,
+    )
+    from mmstream.decoding.text.audio_lengths import qwen_audio_length as qwen_audio_length
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
     from mmstream.decoding.text.image_lengths import internvl_length as internvl_length
     from mmstream.decoding.text.image_lengths import llava_next_length as llava_next_length
     from mmstream.decoding.text.image_lengths import qwen_vl_length as qwen_vl_length
+    from mmstream.decoding.text.media_text import MediaText as MediaText
+    from mmstream.decoding.text.video_lengths import (
+        llava_onevision_video_length as llava_onevision_video_length,
+    )
+    from mmstream.decoding.text.video_lengths import qwen3_vl_video_length as qwen3_vl_video_length
+    from mmstream.decoding.text.video_lengths import qwen_vl_video_length as qwen_vl_video_length
     from mmstream.device.normalize import Normalize as Normalize
     from mmstream.device.to_device import to_device as to_device
     from mmstream.display import show as show
@@ -88,11 +101,19 @@ _NAMES_OF = {
     "decoding.image.tiles": ("LlavaNextTiles", "InternVLTiles"),
     "decoding.decode": ("Decode",),
     "decoding.image.coordinates": ("Boxes", "Points"),
+    "decoding.media_shapes": ("AudioShape", "MediaShapes", "VideoShape"),
+    "decoding.text.audio_lengths": ("qwen3_omni_audio_length", "qwen_audio_length"),
     "decoding.text.decoder": ("TextDecoder",),
     "decoding.text.image_lengths": (
         "internvl_length",
         "llava_next_length",
         "qwen_vl_length",
+    ),
+    "decoding.text.media_text": ("MediaText",),
+    "decoding.text.video_lengths": (
+        "llava_onevision_video_length",
+        "qwen3_vl_video_length",
+        "qwen_vl_video_length",
     ),
     "device.normalize": ("Normalize",),
     "device.to_device": ("to_device",),

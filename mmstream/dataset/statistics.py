@@ -178,7 +178,7 @@ def statistics(
         progress: Show a progress bar (on a terminal only).
 
     Raises:
-        ConfigError: `num_samples` or `num_threads` is below 1, or the length of images in tokens is
+        ConfigError: `num_samples` or `num_threads` is below 1, or the length of media in tokens is
             a function.
         StorageError: The storage failed after retries.
 
@@ -192,8 +192,8 @@ def statistics(
     for name, number in (("num_samples", num_samples), ("num_threads", num_threads)):
         if number < 1:
             raise ConfigError(f"statistics: {name} is {number}; give 1 or more")
-    if text is not None and text.needs_shapes:
-        raise ConfigError("statistics: image_length is a function; give a TextDecoder without it")
+    for kind in sorted(text.needs_shapes) if text is not None else ():
+        raise ConfigError(f"statistics: {kind}_length is a function; give a TextDecoder without it")
     addresses = _addresses(dataset, num_samples, seed)
     _load_indexes(dataset, addresses)
     records = _records(dataset, addresses, num_threads, progress)

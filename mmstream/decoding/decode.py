@@ -94,7 +94,7 @@ class Decode:
         groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
         object.__setattr__(self, "same_geometry", tuple(groups))
         if self.image is None and text is not None and text.image_length is not None:
-            if text.needs_shapes:
+            if "image" in text.needs_shapes:
                 raise ConfigError(
                     "image_length is a function of the image: give Decode(image=) too"
                 )

@@ -36,6 +36,7 @@ from mmstream.decoding.fields import (
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder
 from mmstream.decoding.image.encoded import EncodedImage, encode_or_decode
 from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.text.decoder import DecodedText
 from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample
@@ -169,7 +170,7 @@ def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextT
         for sample, image_shapes in zip(parsed, shapes, strict=True)
     ]
     ready_samples = list(compress(parsed, is_ready))
-    ready_shapes = list(compress(shapes, is_ready))
+    ready_shapes = [MediaShapes(image_shapes or ()) for image_shapes in compress(shapes, is_ready)]
     texts = [_text_sample(sample, decode) for sample in ready_samples]
     tokens = iter(decode.text.decode_all(texts, ready_shapes, media=decode.media))
     return [
@@ -185,7 +186,7 @@ def _prepared_shapes(sample: Sample, decode: Decode) -> list[ImageShape] | None:
         One shape per image, or an empty list where the text needs none. None where a header does
         not tell.
     """
-    if decode.image is None or decode.text is None or not decode.text.needs_shapes:
+    if decode.image is None or decode.text is None or "image" not in decode.text.needs_shapes:
         return []
     names = _free_images(sample, decode)
     shapes = [decode.image.prepared_shape(sample[name]) for name in names]
@@ -290,7 +291,7 @@ def _decode_text(
     if tokens is None:
         shapes = _image_shapes(sample, decode)
         texts = [_text_sample(sample, decode)]
-        tokens = decoder.decode_all(texts, [shapes], media=decode.media)[0]
+        tokens = decoder.decode_all(texts, [MediaShapes(shapes)], media=decode.media)[0]
     text = with_address(sample, name, partial(_text_or_raise, tokens))
     decoded: dict[str, Any] = dict(text.tokens)
     if text.num_dropped_parts or text.num_tokens > decoder.max_length:

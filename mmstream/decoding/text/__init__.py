@@ -2,6 +2,10 @@
 
 decoder.py        `TextDecoder`: the settings, and the texts of samples from start to end
 chat.py           renders chat templates and finds the assistant's turns
-placeholders.py   makes as many tokens of an image's placeholder as the model needs
+media_parts.py    says what happens to media that nothing decodes
+placeholders.py   makes as many tokens of a medium's placeholder as the model needs
 image_lengths.py  says how many tokens an image takes, per model family
+video_lengths.py  the same for videos; with times between the frames, where a model wants them
+audio_lengths.py  the same for audio
+media_text.py     `MediaText`: what stands for a medium where equal tokens are not enough
 """

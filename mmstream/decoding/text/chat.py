@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -73,14 +74,14 @@ class Chat:
 
     Attributes:
         tokenizer: A tokenizer of `transformers` with a chat template.
-        image_token: The text for an image where the template takes only strings.
-        takes_parts: Whether content may be a list of parts (texts and images).
+        tokens: By kind of media, the text for a medium where the template takes only strings.
+        takes_parts: Whether content may be a list of parts (texts and media).
         end_of_turn: The text that follows the assistant's content, such as ``<|im_end|>``.
         marks_turns: Whether the template marks turns itself, with ``{% generation %}`` blocks.
     """
 
     tokenizer: Any
-    image_token: str
+    tokens: Mapping[str, str]
     takes_parts: bool
     end_of_turn: str
     marks_turns: bool
@@ -134,7 +135,7 @@ class Chat:
         """
         kinds = [_kind_of(part) for message in messages for part in _parts(message)]
         if not self.takes_parts:
-            return sum(kind is not None for kind in kinds)
+            return sum(kind is not None and kind not in self.tokens for kind in kinds)
         options = {"tools": tools} if tools else {}
         num_unwritten = 0
         for kind in sorted({kind for kind in kinds if kind is not None}):
@@ -162,7 +163,7 @@ class Chat:
         self, messages: list[Message], i: int, text: str, position: int, **options: Any
     ) -> Span | None:
         """Find message i, an assistant's, in the text. Earlier turns end before `position`."""
-        content = flatten(messages[i]["content"], self.image_token).strip()
+        content = flatten(messages[i]["content"], self.tokens).strip()
         # The content is no part of the pattern: to compile a megabyte takes seconds.
         end = re.compile(_SPACE + re.escape(self.end_of_turn))
         before = _try_render(self.tokenizer, messages[:i], add_generation_prompt=True, **options)
@@ -192,7 +193,7 @@ class Chat:
             takewhile(lambda message: message["role"] != "assistant", reversed(earlier))
         )
         for message in reversed(newest_first):
-            content = flatten(message["content"], self.image_token).strip()
+            content = flatten(message["content"], self.tokens).strip()
             start = text.find(content, position)
             position = start + len(content) if start >= 0 else position
         return position
@@ -206,37 +207,42 @@ class Chat:
         """Return a message with content of the kind that the template takes."""
         content = message["content"]
         if not self.takes_parts:
-            return {**message, "content": flatten(content, self.image_token)}
+            return {**message, "content": flatten(content, self.tokens)}
         if isinstance(content, str):
             return {**message, "content": [{"type": "text", "text": content}]}
         return message
 
 
-def probe_chat(tokenizer: Any, image_token: str) -> Chat:
+def probe_chat(
+    tokenizer: Any, tokens: Mapping[str, str], kinds: Collection[str] = ("image",)
+) -> Chat:
     """Find out what a chat template can do, by rendering a few short conversations.
 
     Args:
         tokenizer: A tokenizer of `transformers` with a chat template.
-        image_token: The text for an image where the template takes only strings.
+        tokens: By kind of media, the text for a medium where the template takes only strings.
+        kinds: The kinds of media that the template should write.
 
     Returns:
         The template's description. A template gets strings as content if it prints a list as it is,
-        drops images or fails on them.
+        drops media of all these kinds or fails on them.
     """
     item = {"type": "text", "text": _PROBE}
     from_string = _try_render(tokenizer, _conversation(_PROBE))
     from_parts = _try_render(tokenizer, _conversation([item]))
-    with_image = _try_render(tokenizer, _conversation([{"type": "image"}, item], [item]))
+    with_media = [
+        _try_render(tokenizer, _conversation([{"type": kind}, item], [item])) for kind in kinds
+    ]
     takes_parts = (
         _has_both_probes(from_parts)
         and (from_string == from_parts or not _has_both_probes(from_string))
-        and with_image not in (None, from_parts)
+        and any(text not in (None, from_parts) for text in with_media)
     )
     rendered = (from_parts if takes_parts else from_string) or ""
     tail = rendered.rpartition(_PROBE)[2]
     return Chat(
         tokenizer=tokenizer,
-        image_token=image_token,
+        tokens=tokens,
         takes_parts=takes_parts,
         end_of_turn=tail.strip() or tail,
         marks_turns=bool(_GENERATION.search(tokenizer.get_chat_template())),
@@ -334,14 +340,12 @@ def _is_trained(message: Message) -> bool:
     return all(message.get(key) in (None, 1) for key in _TRAINED_KEYS)
 
 
-def flatten(content: str | list[dict[str, Any]], image_token: str) -> str:
-    """Join a message's content to one string: its texts, and a token per image."""
+def flatten(content: str | list[dict[str, Any]], tokens: Mapping[str, str]) -> str:
+    """Join a message's content to one string: its texts, and the token of each medium's kind."""
     if isinstance(content, str):
         return content
-    strings = {"image": image_token}
     return "".join(
-        item["text"] if item["type"] == "text" else strings.get(item["type"], "")
-        for item in content
+        item["text"] if item["type"] == "text" else tokens.get(item["type"], "") for item in content
     )
 
 

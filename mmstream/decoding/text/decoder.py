@@ -5,7 +5,7 @@ once:
 
     messages -> `chat` renders them with the chat template -> tokenizer -> labels of the turns
     caption  -> tokenizer
-             -> `placeholders` repeats the tokens of images, where there are any
+             -> `placeholders` repeats the tokens of media, where there are any
 
 Ids stay unpadded here, int64 [T]. `batching.collate` pads them, because only it knows the longest
 text of the batch. It asks `TextDecoder` for what to pad with.
@@ -28,14 +28,22 @@ from mmstream.decoding.fields import (
     check_text,
     decode_text,
     field_names,
-    image_fields,
     value_at,
 )
-from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.media_shapes import MediaShapes
+from mmstream.decoding.text.audio_lengths import AudioLength
 from mmstream.decoding.text.chat import Chat, Span, check_messages, check_tools, probe_chat
 from mmstream.decoding.text.image_lengths import ImageLength
 from mmstream.decoding.text.media_parts import DECODED, MediaParts, UndecodedParts, media_parts
-from mmstream.decoding.text.placeholders import Ids, Placeholders, check_fields, make_placeholders
+from mmstream.decoding.text.placeholders import (
+    FIELDS_OF,
+    Ids,
+    Placeholders,
+    WrittenText,
+    check_fields,
+    make_placeholders,
+)
+from mmstream.decoding.text.video_lengths import VideoLength
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.types import IGNORED_LABEL
 from mmstream.wrong_arguments import refuse_bools
@@ -75,6 +83,13 @@ class _Prompt(NamedTuple):
     spans: list[Span] | None
     """The assistant's turns in a conversation. None: this is plain text."""
     num_dropped_parts: int
+    written: WrittenText | None = None
+    """The tokens of media in the text. None: media do not concern it."""
+
+    @property
+    def needs_offsets(self) -> bool:
+        """Whether the labels depend on which characters a token comes from."""
+        return self.spans is not None or (self.written is not None and bool(self.written.stamps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +122,14 @@ class TextDecoder:
             Each ``image_token`` in the text becomes that many tokens. The text must hold one for
             each image of the sample. Plain text without any, such as a caption, gets all images at
             its start. None: images do not concern the text.
+        video_token: The same for a video.
+        video_length: How many tokens a video takes: a number, or a function from `VideoShape` to
+            it, such as ``mm.qwen_vl_video_length()``. A function may return a `MediaText` instead:
+            a text with the tokens, such as ``mm.qwen3_vl_video_length()`` writes with times. The
+            rest is as for images.
+        audio_token: The same for an audio.
+        audio_length: How many tokens an audio takes: a number, or a function from `AudioShape`,
+            such as ``mm.qwen_audio_length()``. The rest is as for images.
         max_bytes: The most bytes of a text in UTF-8, from 1 up, before it is tokenized: of plain
             text, and of a rendered conversation. A longer text makes its sample bad. Time and
             memory of a tokenizer follow this number, not `max_length`.
@@ -122,8 +145,8 @@ class TextDecoder:
     Raises:
         ConfigError: The tokenizer is slow: it does not say which characters a token comes from. Or
             a number or a choice is wrong. Or a subclass overrides `__call__`. Or ``field="json"``
-            is given without a chat template. Or `image_length` is given, and the tokenizer would
-            split `image_token`.
+            is given without a chat template. Or a length of media is given, and the tokenizer
+            would split their token.
 
     Examples:
         >>> from mmstream.train.tokenizer import byte_tokenizer  # or AutoTokenizer.from_pretrained
@@ -138,12 +161,16 @@ class TextDecoder:
     field: str | Callable[[dict[str, Any]], str | list[dict[str, Any]]] | None = None
     image_token: str = "<image>"
     image_length: int | ImageLength | None = None
+    video_token: str = "<video>"
+    video_length: int | VideoLength | None = None
+    audio_token: str = "<audio>"
+    audio_length: int | AudioLength | None = None
     max_bytes: int = MAX_TEXT_BYTES
     undecoded_parts: UndecodedParts = "bad"
     unlabeled_texts: Literal["bad", "keep"] = "bad"
     _chat: Chat | None = dataclasses.field(init=False, repr=False)
     _core: Any = dataclasses.field(init=False, repr=False)
-    _images: Placeholders | None = dataclasses.field(init=False, repr=False)
+    _placeholders: Placeholders | None = dataclasses.field(init=False, repr=False)
     _media: MediaParts = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -167,17 +194,14 @@ class TextDecoder:
         )
         core.no_padding()
         core.no_truncation()  # the whole length is counted, and the library keeps the rest anyway
-        images = make_placeholders(core, self.image_token, self.image_length, self.max_length)
-        chat = probe_chat(self.tokenizer, self.image_token) if has_template else None
+        placeholders = make_placeholders(core, self._lengths, self.max_length)
+        tokens = {kind: token for kind, (token, _) in self._lengths.items()}
+        kinds = self.counted_media
+        chat = probe_chat(self.tokenizer, tokens, kinds or {"image"}) if has_template else None
+        media = media_parts(self.tokenizer, tokens, action=self.undecoded_parts, counted=kinds)
         object.__setattr__(self, "_chat", chat)
         object.__setattr__(self, "_core", core)
-        object.__setattr__(self, "_images", images)
-        media = media_parts(
-            self.tokenizer,
-            self.image_token,
-            action=self.undecoded_parts,
-            counts_images=images is not None,
-        )
+        object.__setattr__(self, "_placeholders", placeholders)
         object.__setattr__(self, "_media", media)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -202,9 +226,23 @@ class TextDecoder:
         return str(self.tokenizer.padding_side)
 
     @property
-    def needs_shapes(self) -> bool:
-        """Whether the tokens of a text depend on the shapes of its sample's images."""
-        return callable(self.image_length)
+    def counted_media(self) -> frozenset[str]:
+        """The kinds of media that have tokens in the text: "image", "video", "audio"."""
+        return frozenset(kind for kind, (_, length) in self._lengths.items() if length is not None)
+
+    @property
+    def needs_shapes(self) -> frozenset[str]:
+        """The kinds of media on whose shapes the tokens of a text depend."""
+        return frozenset(kind for kind, (_, length) in self._lengths.items() if callable(length))
+
+    @property
+    def _lengths(self) -> dict[str, tuple[str, Any]]:
+        """By kind of media: its token, and how many of them a medium takes."""
+        return {
+            "image": (self.image_token, self.image_length),
+            "video": (self.video_token, self.video_length),
+            "audio": (self.audio_token, self.audio_length),
+        }
 
     def source(self, sample: dict[str, Any]) -> str:
         """Return the name of the field that a sample's text comes from; "" for a function."""
@@ -214,31 +252,30 @@ class TextDecoder:
         has_turns = isinstance(row, dict) and bool(row.get("messages"))
         return "json" if has_turns and self._chat is not None else "txt"
 
-    def __call__(
-        self, sample: dict[str, Any], shapes: Sequence[ImageShape] | None = None
-    ) -> Tokens:
+    def __call__(self, sample: dict[str, Any], shapes: MediaShapes | None = None) -> Tokens:
         """Tokenize one sample.
 
         Args:
             sample: A sample with ``json`` parsed. Text fields are bytes in UTF-8, or strings.
-            shapes: What `ImageDecoder.prepared_shape` returns for each of the sample's images, in
-                the order of `image_fields`. Needed where ``image_length`` is a function.
+            shapes: Of the sample's media: what `ImageDecoder.prepared_shape` returns for each
+                image, and the shape of the plan of each video and audio, in the order of their
+                fields. Needed where a length is a function.
 
         Returns:
             ``input_ids``, ``attention_mask`` (ones) and ``labels``, each int64 [T] with
             1 <= T <= max_length. Labels of plain text are the ids. Labels of messages are the ids
             in the assistant's turns (content and end-of-turn mark), and -100 elsewhere. Labels of
-            image tokens are -100 with ``image_length``, and then only text after the last image is
-            cut off.
+            media's tokens are -100, also of what a `MediaText` writes between them. Only text after
+            the last medium is cut off.
 
         Raises:
             DecodeError: There is no text, it is not UTF-8 or too long, or the template or the
                 tokenizer refuses it. It has media that nothing decodes, or no label (see
-                `undecoded_parts` and `unlabeled_texts`). With ``image_length`` also: the text does
-                not show the sample's images, each once and in order, or ``max_length`` ends before
-                an image does.
-            ConfigError: ``image_length`` is a function, and it returned no whole number from 1 up,
-                or the shape of an image is missing.
+                `undecoded_parts` and `unlabeled_texts`). With a length of media also: the text
+                does not show the sample's media, each once and in order, or ``max_length`` ends
+                before one of them does.
+            ConfigError: A length is a function, and it returned no whole number from 1 up, or the
+                shape of a medium is missing.
         """
         decoded = self.decode_all([sample], [shapes])[0]
         if isinstance(decoded, SampleError):
@@ -248,7 +285,7 @@ class TextDecoder:
     def decode_all(
         self,
         samples: Sequence[dict[str, Any]],
-        shapes: Sequence[Sequence[ImageShape] | None] | None = None,
+        shapes: Sequence[MediaShapes | None] | None = None,
         *,
         media: Collection[str] = DECODED,
     ) -> list[DecodedText | SampleError]:
@@ -269,29 +306,30 @@ class TextDecoder:
         Raises:
             ConfigError: As in a call.
         """
-        prompts = [self._try(self._prompt, sample, media) for sample in samples]
+        prompts = [
+            self._try(self._prompt, sample, media, sample_shapes)
+            for sample, sample_shapes in zip(samples, shapes or [None] * len(samples), strict=True)
+        ]
         results: list[DecodedText | SampleError] = list(prompts)
-        all_shapes = shapes or [None] * len(samples)
-        for is_chat in (False, True):
-            rows = [
-                row
-                for row, prompt in enumerate(prompts)
-                if isinstance(prompt, _Prompt) and (prompt.spans is not None) is is_chat
-            ]
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            if isinstance(prompt, _Prompt):
+                group = (prompt.spans is not None, prompt.needs_offsets)
+                groups.setdefault(group, []).append(row)
+        for (is_chat, needs_offsets), rows in groups.items():
             for call in _calls(rows, [len(prompts[row].text) for row in rows]):
                 texts = [prompts[row].text for row in call]
-                for row, encoding in zip(call, self._encode(texts, is_chat), strict=True):
-                    results[row] = self._try(
-                        self._finish, samples[row], prompts[row], encoding, all_shapes[row]
-                    )
+                encodings = self._encode(texts, is_chat, needs_offsets)
+                for row, encoding in zip(call, encodings, strict=True):
+                    results[row] = self._try(self._finish, prompts[row], encoding)
         return results
 
-    def _encode(self, texts: list[str], is_chat: bool) -> list[Any]:
+    def _encode(self, texts: list[str], is_chat: bool, needs_offsets: bool) -> list[Any]:
         """Return the encoding of each text, or its error.
 
         Plain text is encoded without offsets, which would take as much time as the ids.
         """
-        encode = self._core.encode_batch if is_chat else self._core.encode_batch_fast
+        encode = self._core.encode_batch if needs_offsets else self._core.encode_batch_fast
         try:
             return list(encode(texts, add_special_tokens=not is_chat)) if texts else []
         except MemoryError:
@@ -300,41 +338,45 @@ class TextDecoder:
             if len(texts) == 1:
                 return [DecodeError(f"tokenizer: {escaped(' '.join(str(error).split()))}")]
         # One bad text fails the whole call. Encode each text by itself to know which.
-        return [self._encode([text], is_chat)[0] for text in texts]
+        return [self._encode([text], is_chat, needs_offsets)[0] for text in texts]
 
-    def _prompt(self, sample: dict[str, Any], media: Collection[str]) -> _Prompt:
-        """Return the text of a sample."""
+    def _prompt(
+        self, sample: dict[str, Any], media: Collection[str], shapes: MediaShapes | None
+    ) -> _Prompt:
+        """Return the text of a sample, with what takes the places of its media."""
         value = self._text_or_messages(sample)
         if isinstance(value, list):
-            return self._render(value, sample, media)
-        text, num_dropped = self._media.of_text(value, sample, media)
-        if self._images:
-            text = self._images.put_before(text, sample)
-        return _Prompt(text, None, num_dropped)
+            prompt = self._render(value, sample, media)
+        else:
+            text, num_dropped = self._media.of_text(value, sample, media)
+            if self._placeholders:
+                text = self._placeholders.put_before(text, sample)
+            prompt = _Prompt(text, None, num_dropped)
+        if self._placeholders is None:
+            return prompt
+        written = self._placeholders.write(prompt.text, prompt.spans, sample, shapes)
+        if written.stamps:
+            check_text(written.text, self.max_bytes)
+        return prompt._replace(text=written.text, spans=written.spans, written=written)
 
-    def _finish(
-        self,
-        sample: dict[str, Any],
-        prompt: _Prompt,
-        encoding: Any,
-        shapes: Sequence[ImageShape] | None,
-    ) -> DecodedText:
+    def _finish(self, prompt: _Prompt, encoding: Any) -> DecodedText:
         """Make tokens of an encoding."""
         if isinstance(encoding, DecodeError):
             raise encoding
         ids = labels = np.asarray(encoding.ids, dtype=np.int64)
         if prompt.spans is not None:
-            labels = _labels(ids, encoding, prompt.spans)
+            labels = np.where(_touching(encoding, prompt.spans), ids, IGNORED_LABEL)
         # Special tokens that the tokenizer put at the end. A chat template writes its own.
         num_special = 0
         is_longer = len(ids) > self.max_length
-        if prompt.spans is None and (is_longer or self._images is not None):
+        if prompt.spans is None and (is_longer or prompt.written is not None):
             is_special = reversed(encoding.special_tokens_mask)
             num_special = sum(1 for _ in takewhile(bool, is_special))
-        if self._images is not None:
-            ids, labels = self._images.expand(
-                sample, prompt.text, ids, labels, shapes=shapes, keep=num_special
-            )
+        if self._placeholders is not None and prompt.written is not None:
+            if prompt.written.stamps:
+                is_stamp = _touching(encoding, prompt.written.stamps)
+                labels = np.where(is_stamp, IGNORED_LABEL, labels)
+            ids, labels = self._placeholders.expand(prompt.written, ids, labels, keep=num_special)
         num_tokens = len(ids)
         if not num_tokens:
             raise DecodeError("empty text: no tokens")
@@ -360,8 +402,8 @@ class TextDecoder:
         if spans is None:
             # Not the special tokens that the tokenizer adds to any text, even to an empty one.
             num_added = self._core.num_special_tokens_to_add(False)
-            num_labels = len(labels)  # of plain text, every token but those of images
-            if self._images is not None:
+            num_labels = len(labels)  # of plain text, every token but those of media
+            if self._placeholders is not None:
                 num_labels = int(np.count_nonzero(labels != IGNORED_LABEL))
             if num_labels > num_added:
                 return
@@ -444,8 +486,8 @@ class TextDecoder:
     def _render(self, value: list[Any], sample: dict[str, Any], media: Collection[str]) -> _Prompt:
         assert self._chat is not None  # _text_or_messages has refused messages without it
         messages, num_dropped = self._media.of_messages(check_messages(value), sample, media)
-        if self._images is not None:
-            check_fields(messages, image_fields(sample))
+        for kind in sorted(self.counted_media):
+            check_fields(messages, FIELDS_OF[kind](sample), kind)
         row = sample.get("json")
         tools = check_tools(row.get("tools")) if isinstance(row, dict) else None
         text, spans = self._chat.render(messages, tools)
@@ -492,15 +534,17 @@ def _check_use(decoder: TextDecoder) -> None:
         )
 
 
-def _labels(ids: Ids, encoding: Any, spans: list[Span]) -> Ids:
-    """Return the ids of the tokens that touch one of the assistant's spans, and -100 elsewhere."""
-    if not len(ids) or not spans:
-        return np.full_like(ids, IGNORED_LABEL)
+def _touching(encoding: Any, spans: list[Span]) -> NDArray[np.bool_]:
+    """Return which tokens touch one of the spans of characters, bool [T]."""
+    if not len(encoding.ids) or not spans:
+        return np.zeros(len(encoding.ids), dtype=bool)
     starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
     # Of the spans, which are in order, only the first that ends after a token's start can touch it.
     span_starts, span_stops = np.asarray([*spans, (_NOWHERE, _NOWHERE)], dtype=np.int64).T
-    is_inside = span_starts[np.searchsorted(span_stops, starts, side="right")] < stops
-    return np.where(is_inside, ids, IGNORED_LABEL)
+    touching: NDArray[np.bool_] = (
+        span_starts[np.searchsorted(span_stops, starts, side="right")] < stops
+    )
+    return touching
 
 
 def _cut(values: Ids, max_length: int, num_special: int) -> Ids:

@@ -10,13 +10,14 @@ shown. So such a sample is bad, unless the user says what to do with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
-from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS, image_fields
+from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.decoding.text.chat import Message, flatten
-from mmstream.decoding.text.placeholders import check_fields
+from mmstream.decoding.text.placeholders import FIELDS_OF, check_fields
 from mmstream.errors import DecodeError, escaped
 
 UndecodedParts: TypeAlias = Literal["bad", "drop", "keep"]
@@ -25,17 +26,10 @@ UndecodedParts: TypeAlias = Literal["bad", "drop", "keep"]
 DECODED = frozenset({"image"})
 """The kinds of media that a text decoder takes for decoded, unless it is told otherwise."""
 
-MEDIA_TOKENS = (
-    "<video>",
-    "<audio>",
-    "<|video_pad|>",
-    "<|audio_pad|>",
-    "<|VIDEO|>",
-    "<|AUDIO|>",
-    "<|audio|>",
-    "<video_soft_token>",
-    "<audio_soft_token>",
-)
+MEDIA_TOKENS = {
+    "video": ("<video>", "<|video_pad|>", "<|VIDEO|>", "<video_soft_token>"),
+    "audio": ("<audio>", "<|audio_pad|>", "<|AUDIO|>", "<|audio|>", "<audio_soft_token>"),
+}
 """What stands for a video or an audio: in rows that no converter split, and in models."""
 
 _ADVICE = (
@@ -50,21 +44,19 @@ class MediaParts:
 
     Attributes:
         action: "bad": the sample is refused. "drop": the text loses the part. "keep": nothing.
-        image_token: The text that stands for an image.
-        counts_images: Whether the text must have an image token per image of the sample.
+        tokens: By kind of media, the text that stands for a medium.
+        counted: The kinds of which the text must have a token per medium of the sample.
             `Placeholders` checks that later.
-        others: Finds what stands for video and audio in a conversation.
-        others_or_image: Finds ``<image>`` too.
-        special: Finds those tokens that the tokenizer takes for media, for plain text. A text may
-            be about anything, such as the ``<video>`` of HTML. None: there are none.
+        placeholders: By kind, what stands for it in conversations.
+        special: Those tokens of video and audio that the tokenizer takes for media, for plain text.
+            A text may be about anything, such as the ``<video>`` of HTML.
     """
 
     action: UndecodedParts
-    image_token: str
-    counts_images: bool
-    others: re.Pattern[str]
-    others_or_image: re.Pattern[str]
-    special: re.Pattern[str] | None
+    tokens: Mapping[str, str]
+    counted: frozenset[str]
+    placeholders: Mapping[str, frozenset[str]]
+    special: Mapping[str, frozenset[str]]
 
     def of_messages(
         self, messages: list[Message], sample: dict[str, Any], decoded: Collection[str]
@@ -84,23 +76,18 @@ class MediaParts:
         """
         if self.action == "keep":
             return messages, 0
-        images = image_fields(sample)
-        shows_images = self.counts_images or "image" in decoded
-        pattern = self.others if images and shows_images else self.others_or_image
+        fields = {kind: fields_of(sample) for kind, fields_of in FIELDS_OF.items()}
+        shown = {kind for kind in fields if kind in self.counted or kind in decoded}
+        refused = [self.placeholders[k] for k in fields if not (k in shown and fields[k])]
+        pattern = _any_of(frozenset().union(*refused))
         num_dropped = 0
         kept: list[Message] = []
         for message in messages:
-            content, num_lost = self._of_content(message["content"], pattern, shows_images)
+            content, num_lost = self._of_content(message["content"], pattern, shown)
             kept.append({**message, "content": content} if num_lost else message)
             num_dropped += num_lost
-        if not self.counts_images:
-            check_fields(kept, images)
-            texts = (flatten(message["content"], self.image_token) for message in kept)
-            num_shown = sum(text.count(self.image_token) for text in texts)
-            if num_shown > len(images):
-                raise DecodeError(
-                    f"{num_shown} images in the conversation, {len(images)} in the sample"
-                )
+        for kind in fields.keys() - self.counted:
+            self._check_number(kept, fields[kind], kind)
         return kept, num_dropped
 
     def of_text(
@@ -124,15 +111,14 @@ class MediaParts:
         if self.action == "keep":
             return text, 0
         num_dropped = 0
-        for name in sample if self.counts_images else ():
+        for name in sample if self.counted else ():
             kind = _kind(name)
-            if kind is not None and kind not in decoded:
+            if kind is not None and kind not in decoded and kind not in self.counted:
                 self._refuse(f"the text belongs to {_a(kind)} ({escaped(name, 80)})")
                 num_dropped += 1
-        if self.special is not None:
-            text, num_lost = self._of_string(text, self.special)
-            num_dropped += num_lost
-        return text, num_dropped
+        special = [self.special[kind] for kind in self.special if kind not in self.counted]
+        text, num_lost = self._of_string(text, _any_of(frozenset().union(*special)))
+        return text, num_dropped + num_lost
 
     def drop_tools(self) -> int:
         """Return how many parts a conversation loses whose template does not write its tools.
@@ -148,8 +134,22 @@ class MediaParts:
             )
         return 1
 
+    def _check_number(self, messages: list[Message], fields: list[str], kind: str) -> None:
+        """Refuse messages with more media of a kind than the sample has, or with other fields."""
+        check_fields(messages, fields, kind)
+        token = self.tokens[kind]
+        texts = (flatten(message["content"], self.tokens) for message in messages)
+        num_shown = sum(text.count(token) for text in texts)
+        if num_shown > len(fields):
+            raise DecodeError(
+                f"{num_shown} {kind}s in the conversation, {len(fields)} in the sample"
+            )
+
     def _of_content(
-        self, content: str | list[dict[str, Any]], pattern: re.Pattern[str], shows_images: bool
+        self,
+        content: str | list[dict[str, Any]],
+        pattern: re.Pattern[str] | None,
+        shown: Collection[str],
     ) -> tuple[str | list[dict[str, Any]], int]:
         """Return the content of a message without undecoded media, and their number."""
         if isinstance(content, str):
@@ -161,17 +161,17 @@ class MediaParts:
                 text, num_lost = self._of_string(part["text"], pattern)
                 kept.append({**part, "text": text} if num_lost else part)
                 num_dropped += num_lost
-            elif part["type"] == "image" and shows_images:
+            elif part["type"] in shown:
                 kept.append(part)
             else:
                 self._refuse(f"the conversation has {_a(part['type'])} part, which nothing decodes")
                 num_dropped += 1
         return kept, num_dropped
 
-    def _of_string(self, text: str, pattern: re.Pattern[str]) -> tuple[str, int]:
+    def _of_string(self, text: str, pattern: re.Pattern[str] | None) -> tuple[str, int]:
         """Return a string without the placeholders of undecoded media, and their number."""
-        match = pattern.search(text)
-        if match is None:
+        match = pattern.search(text) if pattern is not None else None
+        if pattern is None or match is None:
             return text, 0
         self._refuse(f"the text has {match[0]}, which stands for media that nothing decodes")
         return pattern.subn("", text)
@@ -182,25 +182,34 @@ class MediaParts:
 
 
 def media_parts(
-    tokenizer: Any, image_token: str, *, action: UndecodedParts, counts_images: bool
+    tokenizer: Any,
+    tokens: Mapping[str, str],
+    *,
+    action: UndecodedParts,
+    counted: Collection[str],
 ) -> MediaParts:
-    """Return what a text decoder of these settings does with media that nothing decodes."""
-    named = [getattr(tokenizer, name, None) for name in ("video_token", "audio_token")]
-    others = {*MEDIA_TOKENS, *(token for token in named if token)} - {image_token}
+    """Return what a text decoder of these settings does with media that nothing decodes.
+
+    Args:
+        tokenizer: A tokenizer of `transformers`.
+        tokens: By kind of media, the text that stands for a medium.
+        action: See `MediaParts`.
+        counted: See `MediaParts`.
+    """
+    placeholders = {"image": frozenset({"<image>"})}
+    for kind in ("video", "audio"):
+        own = getattr(tokenizer, f"{kind}_token", None)
+        names = {*MEDIA_TOKENS[kind], tokens[kind], *([own] if own else [])}
+        placeholders[kind] = frozenset(names - {tokens["image"]})
     added = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    special = others & added
-    return MediaParts(
-        action,
-        image_token,
-        counts_images,
-        _any_of(others),
-        _any_of({*others, "<image>"}),
-        _any_of(special) if special else None,
-    )
+    special = {kind: placeholders[kind] & added for kind in ("video", "audio")}
+    return MediaParts(action, tokens, frozenset(counted), placeholders, special)
 
 
-def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(tokens))))
+@lru_cache(maxsize=64)
+def _any_of(tokens: frozenset[str]) -> re.Pattern[str] | None:
+    """Return a pattern of these tokens. None: there are none."""
+    return re.compile("|".join(map(re.escape, sorted(tokens)))) if tokens else None
 
 
 def _a(kind: str) -> str:

@@ -1,175 +1,364 @@
-"""Images in text: each placeholder becomes as many tokens as the model makes vectors of the image.
+"""Media in text: each placeholder becomes as many tokens as the model makes vectors of the medium.
 
-Place in the flow: `TextDecoder` calls it when it has an ``image_length``.
+Place in the flow: `TextDecoder` calls it when it has an ``image_length``, ``video_length`` or
+``audio_length``: `Placeholders.write` before the text is tokenized, `Placeholders.expand` after.
 
-A chat template writes one token per image (Llava ``<image>``, Qwen-VL ``<|image_pad|>`` between two
-marks). The model needs one token per vector, because it replaces these tokens by the vectors. So
-the tokens and the images of a sample must agree exactly. A sample that does not agree is refused
+A chat template writes one token per medium (Llava ``<image>``, Qwen-VL ``<|video_pad|>`` between
+two marks). The model needs one token per vector, because it replaces these tokens by the vectors.
+So the tokens and the media of a sample must agree exactly. A sample that does not agree is refused
 here, as one bad sample. In the model, it would stop the run or learn from the wrong picture.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.fields import image_fields
-from mmstream.decoding.image.image_shape import ImageShape
-from mmstream.decoding.text.image_lengths import ImageLength
+from mmstream.decoding.fields import audio_fields, image_fields, video_fields
+from mmstream.decoding.media_shapes import MediaShapes
+from mmstream.decoding.text.chat import Span
+from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.types import IGNORED_LABEL
 
 Ids = NDArray[np.int64]
 
+Length: TypeAlias = int | Callable[[Any], int | MediaText]
+"""How many tokens a medium takes, or a function from its shape to that number or to a text."""
+
+FIELDS_OF = {"image": image_fields, "video": video_fields, "audio": audio_fields}
+"""The fields that hold media of a kind, in the order in which messages count them."""
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """How a text decoder treats the media of one kind.
+
+    Attributes:
+        kind: "image", "video" or "audio".
+        token: The token that stands for a medium, as the chat template writes it.
+        token_id: Its id.
+        length: How many tokens a medium takes.
+    """
+
+    kind: str
+    token: str
+    token_id: int
+    length: Length
+
+    def lengths(
+        self, num_placeholders: int, num_media: int, shapes: MediaShapes | None
+    ) -> list[int | MediaText]:
+        """Return what each medium takes in the text.
+
+        Args:
+            num_placeholders: How many tokens the text has.
+            num_media: How many media of this kind the sample has.
+            shapes: The shapes of its media.
+
+        Raises:
+            DecodeError: The two numbers differ.
+            ConfigError: A shape is missing, or the function returned no number of tokens.
+        """
+        if num_placeholders != num_media:
+            raise DecodeError(
+                f"{num_placeholders} {self.token} in the text, {num_media} {self.kind}s"
+            )
+        if isinstance(self.length, int):
+            return [self.length] * num_media
+        given = _shapes_of(self.kind, shapes)
+        if len(given) != num_media:
+            shape = "prepared_shape" if self.kind == "image" else "planned shape"
+            raise ConfigError(
+                f"{self.kind}_length is a function: the text of {num_media} {self.kind}s needs the "
+                f"{shape} of each, not {len(given)}"
+            )
+        return [self._checked(self.length(shape), shape) for shape in given]
+
+    def _checked(self, length: Any, shape: Any) -> int | MediaText:
+        """Return what the function returned, if it is a number of tokens or a text with them."""
+        if isinstance(length, MediaText):
+            is_valid = (
+                0 < len(length.lengths) == length.text.count(self.token)
+                and min(map(_number, length.lengths)) >= 1
+            )
+            if is_valid:
+                return length
+            advice = f"its text needs {self.token} once for each of its lengths, from 1 up"
+        else:
+            number = _number(length)
+            if number >= 1:
+                return number
+            advice = "give a whole number from 1 up"
+        function: Any = self.length
+        inner = function.func if isinstance(function, partial) else function
+        name = getattr(inner, "__name__", type(inner).__name__)
+        raise ConfigError(f"{self.kind}_length: {name} returned {length!r} for {shape}: {advice}")
+
+
+class MediaTokens(NamedTuple):
+    """The tokens of media in a text, in the order of the text."""
+
+    kind: str
+    token: str
+    token_id: int
+    medium: list[int]
+    """The number of the medium that each token belongs to, from 0."""
+    lengths: list[int]
+    """How many tokens each of them becomes."""
+
+
+class WrittenText(NamedTuple):
+    """A text in which each medium has its tokens."""
+
+    text: str
+    spans: list[Span] | None
+    """The assistant's turns, as in the text before."""
+    tokens: list[MediaTokens]
+    """Of each kind."""
+    stamps: list[Span]
+    """What was written in place of a placeholder, in order, such as times between frames."""
+
 
 @dataclass(frozen=True)
 class Placeholders:
-    """How a text decoder treats images.
+    """How a text decoder treats media.
 
     Attributes:
-        token: The token that stands for an image, as the chat template writes it.
-        token_id: Its id.
-        length: How many tokens an image takes, or a function from the image's shape to it.
+        kinds: The kinds of media that have tokens in the text.
         max_length: The most tokens of a text.
     """
 
-    token: str
-    token_id: int
-    length: int | ImageLength
+    kinds: tuple[Placeholder, ...]
     max_length: int
 
-    def put_before(self, text: str, sample: dict[str, Any]) -> str:
-        """Put a placeholder per image before plain text, unless the text has placeholders."""
-        return text if self.token in text else self.token * len(image_fields(sample)) + text
+    def put_before(self, text: str, sample: Mapping[str, Any]) -> str:
+        """Put a placeholder per medium before plain text, unless the text has such placeholders."""
+        missing = [
+            each.token * len(FIELDS_OF[each.kind](sample))
+            for each in self.kinds
+            if each.token not in text
+        ]
+        return "".join(missing) + text
 
-    def expand(
+    def write(
         self,
-        sample: dict[str, Any],
         text: str,
-        ids: Ids,
-        labels: Ids,
-        *,
-        shapes: Sequence[ImageShape] | None,
-        keep: int,
-    ) -> tuple[Ids, Ids]:
-        """Repeat each image's token.
-
-        Only text after the last image may be cut later. An image never is: a sample whose images do
-        not all fit is refused. Its pictures are in the batch anyway, and without the text about
-        them the sample would say something else.
+        spans: list[Span] | None,
+        sample: Mapping[str, Any],
+        shapes: MediaShapes | None,
+    ) -> WrittenText:
+        """Find how many tokens each medium takes, and write the texts that some media take.
 
         Args:
-            sample: The sample. Its fields say how many images there are.
-            text: The text that was tokenized.
-            ids: int64 [T], the ids of `text`.
+            text: The text, with a token per medium.
+            spans: The assistant's turns in it. None: this is plain text.
+            sample: The sample. Its fields say how many media there are.
+            shapes: The shapes of its media. Needed where a length is a function.
+
+        Raises:
+            DecodeError: The text has more or fewer placeholders than the sample has media.
+            ConfigError: A shape is missing, or a function returned no number of tokens.
+        """
+        tokens: list[MediaTokens] = []
+        texts: dict[str, list[str]] = {}
+        for each in self.kinds:
+            num_media = len(FIELDS_OF[each.kind](sample))
+            lengths = each.lengths(text.count(each.token), num_media, shapes)
+            rows = [
+                (medium, number)
+                for medium, length in enumerate(lengths)
+                for number in (length.lengths if isinstance(length, MediaText) else (length,))
+            ]
+            media, numbers = [row[0] for row in rows], [int(row[1]) for row in rows]
+            tokens.append(MediaTokens(each.kind, each.token, each.token_id, media, numbers))
+            if any(isinstance(length, MediaText) for length in lengths):
+                texts[each.token] = [
+                    length.text if isinstance(length, MediaText) else each.token
+                    for length in lengths
+                ]
+        if not texts:
+            return WrittenText(text, spans, tokens, [])
+        text, spans, stamps = _replace_tokens(text, spans, texts)
+        return WrittenText(text, spans, tokens, stamps)
+
+    def expand(self, written: WrittenText, ids: Ids, labels: Ids, *, keep: int) -> tuple[Ids, Ids]:
+        """Repeat the tokens of media.
+
+        Only text after the last medium may be cut later. A medium never is: a sample whose media do
+        not all fit is refused. They are in the batch anyway, and without the text about them the
+        sample would say something else.
+
+        Args:
+            written: What `write` has returned.
+            ids: int64 [T], the ids of its text.
             labels: int64 [T].
-            shapes: The shapes of the sample's images, in order. Needed where `length` is a
-                function.
             keep: How many tokens at the end survive a cut, such as that for the end of text.
 
         Returns:
-            Ids and labels, int64 [T + the added tokens]. Labels of image tokens are -100.
+            Ids and labels, int64 [T + the added tokens]. Labels of media's tokens are -100.
 
         Raises:
-            DecodeError: The text has more or fewer placeholders than the sample has images, or an
-                image does not fit.
-            ConfigError: A shape is missing, or the function returned no number of tokens.
+            DecodeError: The tokenizer made more or fewer tokens of a kind than the text has, or a
+                medium does not fit.
         """
-        num_images = len(image_fields(sample))
-        num_placeholders = text.count(self.token)
-        if num_placeholders != num_images:
-            raise DecodeError(f"{num_placeholders} {self.token} in the text, {num_images} images")
-        lengths = self._lengths(num_images, shapes)
-        is_image = ids == self.token_id
-        num_tokens = int(np.count_nonzero(is_image))
-        if num_tokens != num_images:  # a tokenizer may change the text before it looks for tokens
-            raise DecodeError(f"{num_tokens} tokens {self.token} of the text, {num_images} images")
         repeats = np.ones_like(ids)
-        repeats[is_image] = lengths
+        is_media = np.zeros(len(ids), dtype=bool)
+        for tokens in written.tokens:
+            is_kind = ids == tokens.token_id
+            num_tokens = int(np.count_nonzero(is_kind))
+            if num_tokens != len(tokens.lengths):  # a tokenizer may change the text first
+                raise DecodeError(
+                    f"{num_tokens} tokens {tokens.token} of the text, {len(tokens.lengths)} for "
+                    f"its {tokens.kind}s"
+                )
+            repeats[is_kind] = tokens.lengths
+            is_media |= is_kind
+        ends = np.cumsum(repeats)
         room = self.max_length - keep
-        num_whole = int(np.count_nonzero(np.cumsum(repeats)[is_image] <= room))
-        if num_whole < num_images:
-            raise DecodeError(
-                f"max_length={self.max_length} ends before image {num_whole + 1} of {num_images} "
-                f"does, which takes {lengths[num_whole]} tokens"
-            )
-        return ids.repeat(repeats), np.where(is_image, IGNORED_LABEL, labels).repeat(repeats)
+        if is_media.any() and ends[is_media][-1] > room:
+            raise self._does_not_fit(written.tokens, ids, ends, room)
+        return ids.repeat(repeats), np.where(is_media, IGNORED_LABEL, labels).repeat(repeats)
 
-    def _lengths(self, num_images: int, shapes: Sequence[ImageShape] | None) -> list[int]:
-        if isinstance(self.length, int):
-            return [self.length] * num_images
-        shapes = shapes or ()
-        if len(shapes) != num_images:
-            raise ConfigError(
-                f"image_length is a function: the text of {num_images} images needs the "
-                f"prepared_shape of each, not {len(shapes)}"
-            )
-        return [_checked_length(self.length(shape), self.length, shape) for shape in shapes]
+    def _does_not_fit(
+        self, kinds: Iterable[MediaTokens], ids: Ids, ends: Ids, room: int
+    ) -> DecodeError:
+        """Return the error of the first medium that ends behind the room there is."""
+        first = []  # (position, kind, number of the medium)
+        for tokens in kinds:
+            positions = np.flatnonzero(ids == tokens.token_id)
+            behind = np.flatnonzero(ends[positions] > room)
+            if len(behind):
+                first.append((int(positions[behind[0]]), tokens, tokens.medium[behind[0]]))
+        _, tokens, medium = min(first, key=lambda entry: entry[0])
+        length = sum(
+            length
+            for owner, length in zip(tokens.medium, tokens.lengths, strict=True)
+            if owner == medium
+        )
+        return DecodeError(
+            f"max_length={self.max_length} ends before {tokens.kind} {medium + 1} of "
+            f"{_num_media(tokens)} does, which takes {length} tokens"
+        )
 
 
 def make_placeholders(
-    core: Any, token: str, length: int | ImageLength | None, max_length: int
+    core: Any, lengths: Mapping[str, tuple[str, Length | None]], max_length: int
 ) -> Placeholders | None:
-    """Return how a text decoder of these settings treats images.
+    """Return how a text decoder of these settings treats media.
 
     Args:
         core: A tokenizer of the library `tokenizers`.
-        token: The token that stands for an image, as the chat template writes it.
-        length: How many tokens an image takes, or a function. None: images do not concern the text.
+        lengths: By kind: the token that stands for a medium, as the chat template writes it, and
+            how many tokens it takes. None: media of this kind do not concern the text.
         max_length: The most tokens of a text.
 
     Returns:
-        The placeholders. None where `length` is None.
+        The placeholders. None where no kind has a length.
 
     Raises:
-        ConfigError: The length is neither a number from 1 up nor a function. Or the tokenizer would
-            split the token.
+        ConfigError: A length is neither a number from 1 up nor a function. Or the tokenizer would
+            split a token. Or two kinds have the same token.
     """
-    if length is None:
-        return None
-    is_number = isinstance(length, int) and not isinstance(length, bool)
-    if not (length >= 1 if is_number else callable(length)):  # type: ignore[operator]
-        raise ConfigError(f"image_length={length!r}: give a number from 1 up, or a function")
-    for token_id, added in core.get_added_tokens_decoder().items():
-        if added.content == token:
-            return Placeholders(token, int(token_id), length, max_length)
-    raise ConfigError(f"image_token={token!r}: not an added or special token of the tokenizer")
+    ids = {added.content: int(i) for i, added in core.get_added_tokens_decoder().items()}
+    kinds: dict[str, Placeholder] = {}
+    for kind, (token, length) in lengths.items():
+        if length is None:
+            continue
+        is_number = isinstance(length, int) and not isinstance(length, bool)
+        if not (length >= 1 if is_number else callable(length)):  # type: ignore[operator]
+            raise ConfigError(f"{kind}_length={length!r}: give a number from 1 up, or a function")
+        if token not in ids:
+            raise ConfigError(
+                f"{kind}_token={token!r}: not an added or special token of the tokenizer"
+            )
+        if token in kinds:
+            raise ConfigError(f"{kind}_token={token!r}: {kinds[token].kind}s have the same token")
+        kinds[token] = Placeholder(kind, token, ids[token], length)
+    return Placeholders(tuple(kinds.values()), max_length) if kinds else None
 
 
-def check_fields(messages: list[dict[str, Any]], fields: list[str]) -> None:
-    """Check that the messages show the sample's images in the order in which they are decoded.
+def check_fields(
+    messages: list[dict[str, Any]], fields: Sequence[str], kind: str = "image"
+) -> None:
+    """Check that the messages show the sample's media in the order in which they are decoded.
 
     Args:
-        messages: As `check_messages` returns them. An image without a ``field`` is the next one.
-        fields: The names of the sample's image fields, in order.
+        messages: As `check_messages` returns them. A medium without a ``field`` is the next one.
+        fields: The names of the sample's fields of this kind, in order.
+        kind: "image", "video" or "audio".
 
     Raises:
         DecodeError: The messages name other fields, or the same ones in another order.
     """
     contents = [message["content"] for message in messages]
     items = [item for content in contents if isinstance(content, list) for item in content]
-    images = [item for item in items if item["type"] == "image"]
-    for i, (image, field) in enumerate(zip(images, fields, strict=False)):
-        if isinstance(image.get("field"), str) and image["field"] != field:
-            raise DecodeError(f"image {i + 1} of the messages is {image['field']}, not {field}")
+    media = [item for item in items if item["type"] == kind]
+    for i, (item, field) in enumerate(zip(media, fields, strict=False)):
+        if isinstance(item.get("field"), str) and item["field"] != field:
+            raise DecodeError(f"{kind} {i + 1} of the messages is {item['field']}, not {field}")
 
 
-def _checked_length(length: Any, function: ImageLength, shape: ImageShape) -> int:
-    """Return what a function of image length returned, if it is a number of tokens."""
+def _replace_tokens(
+    text: str, spans: list[Span] | None, texts: Mapping[str, Sequence[str]]
+) -> tuple[str, list[Span] | None, list[Span]]:
+    """Put texts in place of tokens.
+
+    Args:
+        text: The text.
+        spans: Spans of its characters, in order.
+        texts: By token: what takes the place of each one, in the order of the text.
+
+    Returns:
+        The text, the same spans of it, and the spans of what was put.
+
+    Examples:
+        The span of "cat" in "a <v> cat" is (6, 9). With "1 s<v>" for "<v>", the text has three more
+        characters before it, and the span is (9, 12).
+    """
+    queues = {token: iter(replacements) for token, replacements in texts.items()}
+    pieces: list[str] = []
+    stops: list[int] = []  # of each token in the old text
+    shifts = [0]  # by how much what stands behind so many tokens moves
+    stamps: list[Span] = []
+    copied = 0
+    for match in re.finditer("|".join(map(re.escape, texts)), text):
+        replacement = next(queues[match[0]])
+        start = match.start() + shifts[-1]
+        stamps.append((start, start + len(replacement)))
+        pieces += [text[copied : match.start()], replacement]
+        copied = match.end()
+        stops.append(copied)
+        shifts.append(shifts[-1] + len(replacement) - len(match[0]))
+    pieces.append(text[copied:])
+    if spans:
+        # A turn begins and ends between tokens, never inside one.
+        edges = np.asarray(spans, dtype=np.int64)
+        moved = edges + np.asarray(shifts)[np.searchsorted(stops, edges, side="right")]
+        spans = [(int(start), int(stop)) for start, stop in moved]
+    return "".join(pieces), spans, stamps
+
+
+def _shapes_of(kind: str, shapes: MediaShapes | None) -> Sequence[Any]:
+    if shapes is None:
+        return ()
+    return {"image": shapes.images, "video": shapes.videos, "audio": shapes.audios}[kind]
+
+
+def _number(value: Any) -> int:
+    """Return a whole number; 0 for anything else."""
     try:
-        number = 0 if isinstance(length, bool) else operator.index(length)
+        return 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = 0
-    if number < 1:
-        inner = function.func if isinstance(function, partial) else function
-        name = getattr(inner, "__name__", type(inner).__name__)
-        raise ConfigError(
-            f"image_length: {name} returned {length!r} for {shape}: give a whole number from 1 up"
-        )
-    return number
+        return 0
+
+
+def _num_media(tokens: MediaTokens) -> int:
+    return tokens.medium[-1] + 1 if tokens.medium else 0

@@ -14,6 +14,7 @@ from PIL import Image
 import mmstream as mm
 from mmstream import Decode, ImageDecoder
 from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.sample import decode_sample, decode_texts
 from mmstream.decoding.text.image_lengths import ImageLength
 from mmstream.errors import ConfigError, DecodeError
@@ -60,7 +61,7 @@ def test_thousands_of_shapes_take_as_many_tokens_as_the_processor_says(name: str
 def test_an_image_is_never_cut_and_the_text_behind_the_last_one_is() -> None:
     sample = conversation(*(encoded(photo(3, width), "png") for width in (3, 6, 9)))
     shapes = [ImageDecoder().prepared_shape(sample[f"{i}.jpg"]) for i in range(3)]
-    whole = native(CHATML).text(sample, shapes)
+    whole = native(CHATML).text(sample, MediaShapes(shapes))
     starts = np.flatnonzero(
         whole["input_ids"] == byte_chat(CHATML).convert_tokens_to_ids("<image>")
     )
@@ -70,19 +71,19 @@ def test_an_image_is_never_cut_and_the_text_behind_the_last_one_is() -> None:
         text = native(CHATML, max_length=length).text
         num_whole = int((ends <= length).sum())
         if num_whole == 3:
-            for name, array in text(sample, shapes).items():
+            for name, array in text(sample, MediaShapes(shapes)).items():
                 np.testing.assert_array_equal(array, whole[name][:length])
         else:
             reason = (
                 f"ends before image {num_whole + 1} of 3 does, which takes {12 + 3 * num_whole}"
             )
             with pytest.raises(DecodeError, match=reason):
-                text(sample, shapes)
+                text(sample, MediaShapes(shapes))
 
 
 def test_a_caption_keeps_its_special_tokens_behind_its_image() -> None:
     decode = native("", max_length=15)
-    fast, shapes = decode.text.tokenizer, [ImageShape(2, 4, (2, 4))]
+    fast, shapes = decode.text.tokenizer, MediaShapes([ImageShape(2, 4, (2, 4))])
     ids = decode.text({"txt": b"a caption", "jpg": b""}, shapes)["input_ids"].tolist()
     image = [fast.convert_tokens_to_ids("<image>")] * 10
     assert ids == [fast.bos_token_id, *image, *fast.encode("a c")[1:-1], fast.eos_token_id]

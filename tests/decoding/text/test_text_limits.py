@@ -147,9 +147,9 @@ def test_a_step_of_long_texts_is_tokenized_a_mebibyte_at_a_time() -> None:
     text = TextDecoder(byte_tokenizer(), max_length=8)
     encode = text._encode
 
-    def watched(texts: list[str], is_chat: bool) -> list[Any]:
+    def watched(texts: list[str], *options: bool) -> list[Any]:
         sizes.append([len(text) for text in texts])
-        return encode(texts, is_chat)
+        return encode(texts, *options)
 
     object.__setattr__(text, "_encode", watched)
     rows = [300_000, 300_000, 300_000, 300_000, 1_000_000, 5, 5]

@@ -1,0 +1,192 @@
+"""How many tokens a video takes in the text, by the rules of common models.
+
+Place in the flow: `VideoDecoder.plan` says which frames of a video there will be, and of which
+size. A function of this module says how many vectors a model makes of them. `placeholders.py` then
+puts as many tokens into the text.
+
+Each public function here returns such a function, for ``TextDecoder(video_length=)``. It can be
+pickled, so that it travels to worker processes. A function of your own must be defined in a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from mmstream.decoding.media_shapes import VideoShape
+from mmstream.decoding.text.media_text import MediaText
+from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = [
+    "VideoLength",
+    "llava_onevision_video_length",
+    "qwen3_vl_video_length",
+    "qwen_vl_video_length",
+]
+
+
+VideoLength: TypeAlias = Callable[[VideoShape], int | MediaText]
+"""Says how many tokens a video of a shape takes, from 1 up, or which text takes its place."""
+
+
+def qwen_vl_video_length(
+    patch_size: int = 14, merge_size: int = 2, temporal_patch_size: int = 2
+) -> VideoLength:
+    """Count the tokens of a video for Qwen2-VL, Qwen2.5-VL and the Qwen omni models.
+
+    A video takes one token per square of merged patches and pair of frames. The rule is that of
+    transformers' ``Qwen2_5_VLProcessor.replace_video_token``: the product of ``video_grid_thw``
+    divided by ``merge_size`` squared. A single frame at the end counts as a pair.
+
+    Args:
+        patch_size: Side of a patch in pixels.
+        merge_size: How many patches on each side are merged into one token.
+        temporal_patch_size: How many frames are merged.
+
+    Returns:
+        A function for ``TextDecoder(video_length=)``. Use it with
+        ``VideoDecoder.from_processor(processor)``. It raises ConfigError for frames whose sides are
+        not multiples of ``patch_size * merge_size``.
+
+    Examples:
+        >>> length = qwen_vl_video_length()
+        >>> shape = VideoShape(
+        ...     num_frames=4, height=224, width=392, picture=(270, 480),
+        ...     times_s=(0.0, 0.5, 1.0, 1.5), fps=30.0, sampled_fps=2.0,
+        ... )
+        >>> length(shape)  # 2 pairs of 8 x 14 squares of 28 pixels
+        224
+    """
+    refuse_bools(
+        patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
+    )
+    return partial(_merged_patches, side=patch_size * merge_size, num_merged=temporal_patch_size)
+
+
+def qwen3_vl_video_length(
+    patch_size: int = 16,
+    merge_size: int = 2,
+    temporal_patch_size: int = 2,
+    *,
+    video_token: str = "<|video_pad|>",
+    vision_start_token: str = "<|vision_start|>",
+    vision_end_token: str = "<|vision_end|>",
+) -> VideoLength:
+    """Write the tokens of a video for Qwen3-VL, with the time of each pair of frames before it.
+
+    The rule is that of transformers' ``Qwen3VLProcessor.replace_video_token``. The time of a pair
+    is the mean of its frames, in seconds with one digit. It counts from the start of the span that
+    is shown.
+
+    On a constant frame rate, a frame's time is its number divided by the rate, as the processor
+    has it. Otherwise it is the container's time, which the processor does not know.
+
+    Args:
+        patch_size: Side of a patch in pixels.
+        merge_size: How many patches on each side are merged into one token.
+        temporal_patch_size: How many frames are merged.
+        video_token: The ``video_token`` of the text decoder.
+        vision_start_token: What stands before the tokens of each pair.
+        vision_end_token: What stands behind them.
+
+    Returns:
+        A function for ``TextDecoder(video_length=)``. Use it with
+        ``VideoDecoder.from_processor(processor)``. It raises ConfigError for frames whose sides are
+        not multiples of ``patch_size * merge_size``.
+
+    Examples:
+        >>> length = qwen3_vl_video_length()
+        >>> shape = VideoShape(
+        ...     num_frames=2, height=64, width=96, picture=(60, 90), times_s=(0.0, 0.5), fps=30.0,
+        ...     sampled_fps=2.0, indices=(0, 15),
+        ... )
+        >>> length(shape)  # one pair of 2 x 3 squares of 32 pixels
+        MediaText(text='<0.2 seconds><|vision_start|><|video_pad|><|vision_end|>', lengths=(6,))
+    """
+    refuse_bools(
+        patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
+    )
+    return partial(
+        _stamped,
+        side=patch_size * merge_size,
+        num_merged=temporal_patch_size,
+        marked=f"{vision_start_token}{video_token}{vision_end_token}",
+    )
+
+
+def llava_onevision_video_length(patch_size: int = 14) -> VideoLength:
+    """Count the tokens of a video for LLaVA-OneVision.
+
+    The patches of a frame are pooled two by two, and one token ends the video. The rule is that of
+    transformers' ``LlavaOnevisionProcessor.replace_video_token``.
+
+    Args:
+        patch_size: Side of a patch of the vision tower in pixels.
+
+    Returns:
+        A function for ``TextDecoder(video_length=)``. Use it with
+        ``VideoDecoder.from_processor(processor)``. It raises ConfigError for frames that are no
+        squares.
+
+    Examples:
+        >>> length = llava_onevision_video_length()
+        >>> shape = VideoShape(
+        ...     num_frames=8, height=384, width=384, picture=(270, 480), times_s=(0.0,) * 8,
+        ...     fps=30.0, sampled_fps=2.0,
+        ... )
+        >>> length(shape)  # 8 frames of 14 x 14, and one
+        1569
+    """
+    refuse_bools(patch_size=patch_size)
+    return partial(_pooled_patches, patch_size=patch_size)
+
+
+def _merged_patches(shape: VideoShape, side: int, num_merged: int) -> int:
+    return _num_groups(shape, num_merged) * _squares(shape, side)
+
+
+def _stamped(shape: VideoShape, side: int, num_merged: int, marked: str) -> MediaText:
+    times = _times(shape)
+    times += times[-1:] * (-len(times) % num_merged)
+    num_squares = _squares(shape, side)
+    texts = []
+    for start in range(0, len(times), num_merged):
+        # The sum and the division are those of the processor: they decide how a half is rounded.
+        time = (times[start] + times[start + num_merged - 1]) / 2
+        texts.append(f"<{time:.1f} seconds>{marked}")
+    return MediaText("".join(texts), (num_squares,) * len(texts))
+
+
+def _times(shape: VideoShape) -> list[float]:
+    """Return the times of frames in seconds, from the start of the span."""
+    times = [time - shape.start_s for time in shape.times_s]
+    numbered = [index / shape.fps for index in shape.indices] if shape.fps > 0 else []
+    is_constant = len(numbered) == len(times) and all(
+        abs(time - number) < 0.5 / shape.fps for time, number in zip(times, numbered, strict=True)
+    )
+    return numbered if is_constant else times
+
+
+def _pooled_patches(shape: VideoShape, patch_size: int) -> int:
+    if shape.height != shape.width:
+        raise ConfigError(
+            f"video_length: frames of {shape.width}x{shape.height} are no squares: give "
+            "VideoDecoder(size=384, resize=...), or VideoDecoder.from_processor(processor)"
+        )
+    side = -(-(shape.height // patch_size) // 2)
+    return shape.num_frames * side * side + 1
+
+
+def _num_groups(shape: VideoShape, num_merged: int) -> int:
+    return -(-shape.num_frames // num_merged)
+
+
+def _squares(shape: VideoShape, side: int) -> int:
+    if shape.height % side or shape.width % side:
+        raise ConfigError(
+            f"video_length: frames of {shape.width}x{shape.height} are not made of squares of "
+            f'{side} pixels: give VideoDecoder(resize="max_pixels", multiple_of={side})'
+        )
+    return shape.height // side * (shape.width // side)

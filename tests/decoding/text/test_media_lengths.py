@@ -1,0 +1,329 @@
+"""Videos and audio in text: as many tokens, and the same times, as the models' own processors."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream import AudioShape, MediaShapes, MediaText, TextDecoder, VideoShape
+from mmstream.errors import ConfigError, DecodeError
+from tests.helpers.chats import assistant, byte_chat, user
+from tests.helpers.media_families import (
+    MEDIA_SPECIAL,
+    SEEING_TEMPLATE,
+    MediaFamily,
+    llava_onevision,
+    qwen2_5_omni,
+    qwen2_audio,
+    qwen2_vl,
+    qwen3_vl,
+    transformers,
+)
+
+FRAMES = [1, 2, 5, 6]
+"""Of four videos. The third has an odd number."""
+SECONDS = [0.31, 1.0, 2.005, 29.99, 31.0]
+
+
+def video_of(num_frames: int, height: int, width: int, fps: float = 25.0) -> Any:
+    """A video's frames, its metadata for a processor, and its shape for us."""
+    indices = [round(i * 17.3) for i in range(num_frames)]
+    metadata = transformers.video_utils.VideoMetadata(
+        total_num_frames=indices[-1] + 9, fps=fps, frames_indices=list(indices)
+    )
+    shape = VideoShape(
+        num_frames,
+        height,
+        width,
+        (height, width),
+        tuple(index / fps + 1.4 for index in indices),  # a container may begin at any time
+        fps,
+        metadata.sampled_fps,
+        start_s=1.4,
+        indices=tuple(indices),
+    )
+    return torch.zeros(num_frames, 3, height, width, dtype=torch.uint8), metadata, shape
+
+
+def conversation(kind: str, count: int, extension: str) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "look: "}]
+    for i in range(count):
+        parts += [{"type": kind, "field": f"{i}.{extension}"}, {"type": "text", "text": f" {i}?"}]
+    answer = [{"type": "text", "text": "a cat at <1.0 seconds>"}]
+    messages = [user(parts), assistant(answer), user("and?"), assistant("a mat")]
+    return {
+        "json": {"messages": messages},
+        **{f"{i}.{extension}": b"" for i in range(count)},
+    }
+
+
+def expected_ids(family: MediaFamily, sample: dict[str, Any], **media: Any) -> list[int]:
+    text = family.tokenizer.apply_chat_template(sample["json"]["messages"], tokenize=False)
+    processed = family.processor(text=[text], add_special_tokens=False, **media)
+    return list(processed["input_ids"][0])
+
+
+def assert_labels_are_the_answers(family: MediaFamily, tokens: dict[str, Any]) -> None:
+    learned = family.tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
+    assert learned == "a cat at <1.0 seconds><|im_end|>a mat<|im_end|>"
+
+
+@pytest.mark.parametrize("fps", [25.0, 30.0, 30000 / 1001, 23.976, 10.0])
+@pytest.mark.parametrize(
+    "make", [qwen2_vl, qwen3_vl, llava_onevision, qwen2_5_omni], ids=lambda make: make.__name__
+)
+def test_the_ids_of_videos_are_those_of_the_models_own_processor(make: Any, fps: float) -> None:
+    family = make(do_sample_frames=False, do_resize=False)
+    side = 384 if make is llava_onevision else 224
+    width = 384 if make is llava_onevision else 448
+    videos = [video_of(count, side, width, fps) for count in FRAMES]
+    sample = conversation("video", len(FRAMES), "mp4")
+    tokens = family.text(sample, MediaShapes(videos=[shape for _, _, shape in videos]))
+    expected = expected_ids(
+        family,
+        sample,
+        videos=[frames for frames, _, _ in videos],
+        video_metadata=[[metadata for _, metadata, _ in videos]],
+    )
+    assert tokens["input_ids"].tolist() == expected
+    assert_labels_are_the_answers(family, tokens)
+
+
+def test_times_of_a_variable_frame_rate_are_the_containers() -> None:
+    times = (10.0, 10.04, 13.5, 13.9)
+    shape = VideoShape(4, 32, 32, (32, 32), times, 25.0, 1.0, start_s=10.0, indices=(0, 1, 2, 3))
+    text = mm.qwen3_vl_video_length()(shape)
+    assert isinstance(text, MediaText)
+    assert text.text.split("<|vision_start|><|video_pad|><|vision_end|>") == [
+        "<0.0 seconds>",
+        "<3.7 seconds>",
+        "",
+    ]
+    span = shape._replace(start_s=9.5)  # a span that begins before its first frame
+    assert mm.qwen3_vl_video_length()(span).text.startswith("<0.5 seconds>")
+
+
+@pytest.mark.parametrize("make", [qwen2_audio, qwen2_5_omni], ids=lambda make: make.__name__)
+def test_the_ids_of_audio_are_those_of_the_models_own_processor(make: Any) -> None:
+    family = make()
+    extractor = family.processor.feature_extractor
+    sounds = [np.zeros(round(seconds * 16_000), np.float32) for seconds in SECONDS]
+    most = extractor.n_samples // extractor.hop_length
+    shapes = [AudioShape(len(s), min(-(-len(s) // 160), most), 16_000) for s in sounds]
+    sample = conversation("audio", len(sounds), "wav")
+    tokens = family.text(sample, MediaShapes(audios=shapes))
+    expected = expected_ids(family, sample, audio=sounds, sampling_rate=16_000)
+    assert tokens["input_ids"].tolist() == expected
+    assert_labels_are_the_answers(family, tokens)
+
+
+def test_thousands_of_audio_lengths_take_as_many_tokens_as_the_omni_model_says() -> None:
+    module = transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe
+    frames = np.arange(1, 5000)
+    expected = module._get_feat_extract_output_lengths(frames)
+    length = mm.qwen3_omni_audio_length()
+    counted = [length(AudioShape(int(n) * 160, int(n), 16_000)) for n in frames]
+    assert counted == expected.tolist()
+
+
+# -- all kinds together ---------------------------------------------------------------------------
+
+
+def mixed() -> tuple[dict[str, Any], MediaShapes]:
+    parts = [
+        {"type": "video", "field": "0.mp4"},
+        {"type": "text", "text": "and"},
+        {"type": "image", "field": "1.jpg"},
+        {"type": "audio", "field": "2.wav"},
+        {"type": "video"},
+    ]
+    messages = [user(parts), assistant("a cat")]
+    fields = dict.fromkeys(("0.mp4", "1.jpg", "2.wav", "3.mp4"), b"")
+    videos = [video_of(3, 64, 96)[2], video_of(2, 32, 32)[2]]
+    shapes = MediaShapes([mm.ImageShape(64, 64, (60, 60))], videos, [AudioShape(1600, 10, 16_000)])
+    return {"json": {"messages": messages}, **fields}, shapes
+
+
+def all_kinds(**options: Any) -> TextDecoder:
+    settings: dict[str, Any] = {
+        "max_length": 1000,
+        "image_token": "<|image_pad|>",
+        "image_length": mm.qwen_vl_length(patch_size=16),
+        "video_token": "<|video_pad|>",
+        "video_length": mm.qwen3_vl_video_length(),
+        "audio_token": "<|AUDIO|>",
+        "audio_length": mm.qwen_audio_length(),
+    }
+    return TextDecoder(byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL), **{**settings, **options})
+
+
+def test_images_videos_and_audio_of_one_conversation_have_their_own_tokens() -> None:
+    sample, shapes = mixed()
+    decoder = all_kinds()
+    tokens = decoder(sample, shapes)
+    names = {name: decoder.tokenizer.convert_tokens_to_ids(name) for name in MEDIA_SPECIAL}
+    counts = {name: int((tokens["input_ids"] == number).sum()) for name, number in names.items()}
+    # Two pairs of 2 x 3 squares and one square; 2 x 2 squares; 10 feature frames.
+    assert [counts[name] for name in ("<|video_pad|>", "<|image_pad|>", "<|AUDIO|>")] == [13, 4, 2]
+    text = decoder.tokenizer.decode(tokens["input_ids"])
+    assert "<0.3 seconds>" in text  # of the frames 0 and 17: (0 + 17 / 25) / 2
+    assert "<1.4 seconds>" in text  # of frame 35, which is a pair with itself
+    learned = decoder.tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
+    assert learned == "a cat<|im_end|>"
+
+
+def test_media_are_never_cut_and_the_message_names_the_first_that_is_too_long() -> None:
+    sample, shapes = mixed()
+    whole = all_kinds()(sample, shapes)["input_ids"]
+    fast = all_kinds().tokenizer
+    media = {
+        kind: np.flatnonzero(whole == fast.convert_tokens_to_ids(token))
+        for kind, token in (
+            ("video", "<|video_pad|>"),
+            ("image", "<|image_pad|>"),
+            ("audio", "<|AUDIO|>"),
+        )
+    }
+    cases = [
+        (media["video"][11], "video 1 of 2 does, which takes 12 tokens"),
+        (media["image"][3], "image 1 of 1 does, which takes 4 tokens"),
+        (media["audio"][1], "audio 1 of 1 does, which takes 2 tokens"),
+        (media["video"][12], "video 2 of 2 does, which takes 1 tokens"),
+    ]
+    for position, reason in cases:
+        with pytest.raises(DecodeError, match=f"ends before {reason}"):
+            all_kinds(max_length=int(position))(sample, shapes)
+    last = int(media["video"][12])
+    cut = all_kinds(max_length=last + 1, unlabeled_texts="keep")(sample, shapes)
+    np.testing.assert_array_equal(cut["input_ids"], whole[: last + 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"3.mp4": None}, r"2 <\|video_pad\|> in the text, 1 videos"),
+        ({"4.mp4": b""}, r"2 <\|video_pad\|> in the text, 3 videos"),
+        ({"2.wav": None}, r"1 <\|AUDIO\|> in the text, 0 audios"),
+        ({"0.mp4": None, "5.mp4": b""}, r"video 1 of the messages is 0\.mp4, not 3\.mp4"),
+    ],
+)
+def test_a_sample_that_does_not_agree_with_its_text_is_bad(
+    change: dict[str, Any], reason: str
+) -> None:
+    sample, shapes = mixed()
+    changed = {name: value for name, value in {**sample, **change}.items() if value is not None}
+    with pytest.raises(DecodeError, match=reason):
+        all_kinds()(changed, shapes)
+
+
+def test_a_caption_gets_its_media_in_front_and_learns_no_time() -> None:
+    decoder = all_kinds()
+    shapes = MediaShapes(videos=[video_of(4, 32, 32)[2]], audios=[AudioShape(1600, 10, 16_000)])
+    tokens = decoder({"txt": b"a cat", "mp4": b"", "wav": b""}, shapes)
+    text = decoder.tokenizer.decode(tokens["input_ids"])
+    assert text.startswith("<bos><0.3 seconds><|vision_start|><|video_pad|><|vision_end|><1.7 sec")
+    assert text.endswith("<|AUDIO|><|AUDIO|>a cat<eos>")
+    learned = decoder.tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
+    assert learned == "<bos>a cat<eos>"
+
+
+def test_a_template_of_strings_gets_the_token_of_each_medium() -> None:
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}</s>{% endfor %}"
+    decoder = TextDecoder(
+        byte_chat(template, MEDIA_SPECIAL), video_length=2, audio_token="<|AUDIO|>", audio_length=1
+    )
+    parts = [{"type": "video"}, {"type": "text", "text": "hear "}, {"type": "audio"}]
+    sample = {"json": {"messages": [user(parts), assistant("yes")]}, "mp4": b"", "wav": b""}
+    assert decoder.tokenizer.decode(decoder(sample)["input_ids"]) == (
+        "user:<video><video>hear <|AUDIO|></s>assistant:yes</s>"
+    )
+
+
+def test_a_video_in_an_answer_is_not_learned_and_the_words_around_it_are() -> None:
+    answer = [
+        {"type": "text", "text": "see "},
+        {"type": "video", "field": "0.mp4"},
+        {"type": "text", "text": " here"},
+    ]
+    sample = {"json": {"messages": [user("show"), assistant(answer)]}, "0.mp4": b""}
+    decoder = all_kinds()
+    tokens = decoder(sample, MediaShapes(videos=[video_of(4, 32, 32)[2]]))
+    learned = decoder.tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
+    assert learned == "see <|vision_start|><|vision_end|> here<|im_end|>"
+
+
+# -- what cannot work -----------------------------------------------------------------------------
+
+
+def wrong_text(shape: VideoShape) -> MediaText:
+    return MediaText("<|video_pad|>", (1, shape.num_frames))
+
+
+def no_text(shape: VideoShape) -> MediaText:
+    return MediaText("no token", (0,) * (shape.num_frames == 0))
+
+
+@pytest.mark.parametrize("length", [wrong_text, no_text])
+def test_a_text_without_a_token_for_each_length_is_refused(length: Any) -> None:
+    sample, shapes = mixed()
+    with pytest.raises(ConfigError, match=rf"video_length: {length.__name__} returned MediaText"):
+        all_kinds(video_length=length)(sample, shapes)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"video_length": 0}, "video_length=0: give a number from 1 up"),
+        ({"audio_length": True}, "audio_length=True: give a number"),
+        ({"audio_token": "<sound>"}, "audio_token='<sound>': not an added or special token"),
+        ({"audio_token": "<|video_pad|>"}, "videos have the same token"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        all_kinds(**options)
+
+
+def test_shapes_that_the_model_does_not_take_are_told_in_one_line() -> None:
+    sample, shapes = mixed()
+    with pytest.raises(ConfigError, match="2 videos needs the planned shape of each, not 0"):
+        all_kinds()(sample, shapes._replace(videos=()))
+    odd = [shape._replace(height=33) for shape in shapes.videos]
+    with pytest.raises(ConfigError, match="96x33 are not made of squares of 32 pixels: give Vid"):
+        all_kinds()(sample, shapes._replace(videos=odd))
+    with pytest.raises(ConfigError, match="448x224 are no squares: give VideoDecoder"):
+        mm.llava_onevision_video_length()(video_of(2, 224, 448)[2])
+    with pytest.raises(ConfigError, match="the audio has no features, of which the tokens"):
+        mm.qwen_audio_length()(AudioShape(1600, 0, 16_000))
+    with pytest.raises(DecodeError, match="audio of 300 samples is too short"):
+        mm.qwen_audio_length()(AudioShape(300, 2, 16_000))
+
+
+@pytest.mark.parametrize(
+    "length",
+    [mm.qwen_vl_video_length(), mm.qwen3_vl_video_length(), mm.llava_onevision_video_length()],
+)
+def test_functions_travel_to_workers(length: Any) -> None:
+    shape = video_of(4, 448, 448)[2]
+    assert pickle.loads(pickle.dumps(length))(shape._replace(height=448)) == length(shape)
+
+
+def test_what_is_counted_is_decoded_for_a_text_and_the_rest_is_not() -> None:
+    seeing = TextDecoder(
+        byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL), video_token="<|video_pad|>", video_length=2
+    )
+    parts = [{"type": "video"}, {"type": "audio"}]
+    sample = {"json": {"messages": [user(parts), assistant("a cat")]}, "mp4": b"", "wav": b""}
+    with pytest.raises(DecodeError, match="an audio part, which nothing decodes"):
+        seeing(sample)
+    with pytest.raises(DecodeError, match=r"the text belongs to an audio \(wav\)"):
+        seeing({"txt": b"a cat", "mp4": b"", "wav": b""})
+    plain = TextDecoder(byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL), video_token="<|video_pad|>")
+    messages = [user([{"type": "video"}]), assistant("no")]
+    [decoded] = plain.decode_all([{"json": {"messages": messages}}], media={"video"})
+    assert str(decoded) == "1 videos in the conversation, 0 in the sample"

@@ -1,0 +1,137 @@
+"""Processors of models that see videos or hear, and the text decoders that do without them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mmstream as mm
+from mmstream import TextDecoder
+from tests.helpers.chats import QWEN_VL, SPECIAL, byte_chat
+from tests.helpers.families import transformers
+
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+AUDIO = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+SEEING_TEMPLATE = QWEN_VL.replace(
+    "{% elif 'text' in p %}",
+    f"{{% elif p.type == 'video' %}}{VIDEO}"
+    f"{{% elif p.type == 'audio' %}}{AUDIO}"
+    "{% elif 'text' in p %}",
+)
+"""Renders what the templates of Qwen's models render for images, videos and audio."""
+LLAVA_TEMPLATE = (
+    SEEING_TEMPLATE.replace(VIDEO, "<video>\n")
+    .replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>\n")
+    .replace(AUDIO, "")
+)
+MEDIA_SPECIAL = [*SPECIAL, "<|video_pad|>", "<video>", "<|AUDIO|>", "<|audio_bos|>",
+                 "<|audio_eos|>"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MediaFamily:
+    """A processor of transformers, and the text decoder that makes the same ids."""
+
+    processor: Any
+    text: TextDecoder
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.text.tokenizer
+
+
+def qwen_tokens(tokenizer: Any) -> Any:
+    """Give a tokenizer the names of tokens that the omni processors look for."""
+    names = {
+        "image": "<|image_pad|>",
+        "video": "<|video_pad|>",
+        "audio": "<|AUDIO|>",
+        "vision_bos": "<|vision_start|>",
+        "vision_eos": "<|vision_end|>",
+        "audio_bos": "<|audio_bos|>",
+        "audio_eos": "<|audio_eos|>",
+    }
+    for name, token in names.items():
+        setattr(tokenizer, f"{name}_token", token)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+    return tokenizer
+
+
+QWEN_TEXT = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+
+
+def qwen2_vl(name: str = "Qwen2_5_VLProcessor", **settings: Any) -> MediaFamily:
+    tokenizer = byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL)
+    pictures = transformers.Qwen2VLImageProcessor(max_pixels=200_000)
+    videos = transformers.Qwen2VLVideoProcessor(cap_pixels_per_frame=False, **settings)
+    processor = getattr(transformers, name)(pictures, tokenizer, videos)
+    text = TextDecoder(
+        tokenizer,
+        200_000,
+        **QWEN_TEXT,
+        image_length=mm.qwen_vl_length(),
+        video_length=mm.qwen_vl_video_length(),
+    )
+    return MediaFamily(processor, text)
+
+
+def qwen3_vl(**settings: Any) -> MediaFamily:
+    tokenizer = byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL)
+    pictures = transformers.Qwen2VLImageProcessor(patch_size=16, min_pixels=2**16, max_pixels=2**18)
+    videos = transformers.Qwen3VLVideoProcessor(**{"cap_pixels_per_frame": False, **settings})
+    processor = transformers.Qwen3VLProcessor(pictures, tokenizer, videos)
+    text = TextDecoder(
+        tokenizer,
+        200_000,
+        **QWEN_TEXT,
+        image_length=mm.qwen_vl_length(patch_size=16),
+        video_length=mm.qwen3_vl_video_length(),
+    )
+    return MediaFamily(processor, text)
+
+
+def llava_onevision(side: int = 384, **settings: Any) -> MediaFamily:
+    tokenizer = byte_chat(LLAVA_TEMPLATE, MEDIA_SPECIAL)
+    size = {"height": side, "width": side}
+    videos = transformers.LlavaOnevisionVideoProcessor(size=size, **settings)
+    processor = transformers.LlavaOnevisionProcessor(
+        transformers.LlavaOnevisionImageProcessor(size=size),
+        tokenizer,
+        videos,
+        num_image_tokens=(side // 14) ** 2,
+        vision_feature_select_strategy="full",
+    )
+    text = TextDecoder(tokenizer, 200_000, video_length=mm.llava_onevision_video_length())
+    return MediaFamily(processor, text)
+
+
+def qwen2_audio() -> MediaFamily:
+    tokenizer = byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
+    processor = transformers.Qwen2AudioProcessor(
+        extractor, tokenizer, chat_template=SEEING_TEMPLATE
+    )
+    text = TextDecoder(
+        tokenizer, 200_000, audio_token="<|AUDIO|>", audio_length=mm.qwen_audio_length()
+    )
+    return MediaFamily(processor, text)
+
+
+def qwen2_5_omni(**settings: Any) -> MediaFamily:
+    tokenizer = qwen_tokens(byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL))
+    processor = transformers.Qwen2_5OmniProcessor(
+        transformers.Qwen2VLImageProcessor(max_pixels=200_000),
+        transformers.Qwen2VLVideoProcessor(cap_pixels_per_frame=False, **settings),
+        transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=300),
+        tokenizer,
+    )
+    text = TextDecoder(
+        tokenizer,
+        200_000,
+        **QWEN_TEXT,
+        image_length=mm.qwen_vl_length(),
+        video_length=mm.qwen_vl_video_length(),
+        audio_token="<|AUDIO|>",
+        audio_length=mm.qwen_audio_length(),
+    )
+    return MediaFamily(processor, text)
