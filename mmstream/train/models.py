@@ -24,7 +24,7 @@ from mmstream.device.to_device import Normalize
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.train import clip
 from mmstream.train.config import TrainConfig
-from mmstream.train.pretrained import read_json
+from mmstream.train.pretrained import image_settings, read_json
 from mmstream.train.tokenizer import open_tokenizer
 from mmstream.types import Batch
 
@@ -138,11 +138,8 @@ def decode_for(config: TrainConfig, tokenizer: Any, model: Any) -> Decode:
 def normalize_for(config: TrainConfig) -> Normalize:
     """Return the pixel statistics of the model's folder; those of CLIP if it has none."""
     folder = _folder(config)
-    path = None if folder is None else Path(folder, "preprocessor_config.json")
-    if path is None or not path.exists():
-        return CLIP_NORMALIZE
-    settings = read_json(path)
-    if "image_mean" not in settings or "image_std" not in settings:
+    path, settings = (None, {}) if folder is None else image_settings(Path(folder))
+    if path is None or "image_mean" not in settings or "image_std" not in settings:
         return CLIP_NORMALIZE
     try:
         return Normalize(tuple(settings["image_mean"]), tuple(settings["image_std"]))

@@ -15,7 +15,7 @@ import msgspec
 
 from mmstream.errors import ConfigError, escaped
 
-__all__ = ["load_pretrained", "read_json"]
+__all__ = ["image_settings", "load_pretrained", "read_json"]
 
 
 def load_pretrained(kind: Any, folder: str, message: str, **settings: Any) -> Any:
@@ -55,6 +55,23 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a JSON object")
     return content
+
+
+def image_settings(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """Return the settings of a folder's image processor and their file; None: it has none.
+
+    transformers 5 writes those of all processors into one file, older versions one file for each.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    whole = folder / "processor_config.json"
+    if whole.exists():
+        settings = read_json(whole).get("image_processor")
+        if isinstance(settings, dict):
+            return whole, settings
+    alone = folder / "preprocessor_config.json"
+    return (alone, read_json(alone)) if alone.exists() else (None, {})
 
 
 def _reason(folder: str, error: Exception) -> str:

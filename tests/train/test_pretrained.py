@@ -119,3 +119,15 @@ def test_pixel_statistics_that_are_no_numbers_are_refused(clip_folder, values):
     (clip_folder / "preprocessor_config.json").write_text(json.dumps(statistics))
     config = TrainConfig(url="", out="", model=str(clip_folder))
     assert "image_mean and image_std" in message_of(normalize_for, config)
+
+
+def test_pixel_statistics_are_taken_from_the_file_of_all_processors(clip_folder):
+    whole = {"image_processor": {"image_mean": [0.1] * 3, "image_std": [0.2] * 3}}
+    (clip_folder / "processor_config.json").write_text(json.dumps(whole))
+    config = TrainConfig(url="", out="", model=str(clip_folder))
+    assert normalize_for(config).mean == (0.1, 0.1, 0.1)
+    alone = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (clip_folder / "preprocessor_config.json").write_text(json.dumps(alone))
+    assert normalize_for(config).mean == (0.1, 0.1, 0.1)
+    (clip_folder / "processor_config.json").write_text(json.dumps({"feature_extractor": {}}))
+    assert normalize_for(config).mean == (0.5, 0.5, 0.5)
