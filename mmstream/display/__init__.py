@@ -6,6 +6,10 @@ datasets.py    a dataset or a slice of it, with some samples
 spread.py      which samples stand for a dataset
 mixtures.py    a mixture and its sources
 samples.py     samples and batches as contact sheets, and whole samples
+recordings.py  videos and sounds of samples and batches, raw or decoded
+clips.py       frames of a video
+sounds.py      a waveform, a player, a picture of features
+media_files.py files of videos and sounds: what they hold, and a part of it drawn
 cards.py       whole samples one below the other, as a page or for a terminal
 pairs.py       pairs of samples side by side
 tokens.py      text as a model gets it, with the masked labels apart

@@ -19,8 +19,10 @@ from mmstream.display.contents import (
     text_of,
 )
 from mmstream.display.markup import QUIET, html_text, page
+from mmstream.display.media_files import field_text, is_media_file
 from mmstream.display.mixtures import key_text
-from mmstream.display.samples import MAX_TURNS, sample_html
+from mmstream.display.recordings import recording_text, recordings_of
+from mmstream.display.samples import DEFAULT_SAMPLE_RATE, MAX_TURNS, sample_html
 from mmstream.display.tokens import count_text, tokens_text
 from mmstream.errors import escaped
 
@@ -52,13 +54,19 @@ class Card:
     problem: str = ""
 
 
-def cards_html(head: str, cards: Iterable[Card], tokenizer: Any = None) -> str:
+def cards_html(
+    head: str,
+    cards: Iterable[Card],
+    tokenizer: Any = None,
+    sample_rate: int = DEFAULT_SAMPLE_RATE,
+) -> str:
     """Return all samples one below the other.
 
     Args:
         head: What they are, as text.
         cards: The samples. Each is read when its turn comes.
         tokenizer: Shows ``input_ids`` and ``labels`` as text.
+        sample_rate: Samples per second of decoded sounds.
     """
     style = "border-top:1px solid rgba(128,128,128,.35);padding:12px 0"
     parts: list[str] = []
@@ -74,6 +82,7 @@ def cards_html(head: str, cards: Iterable[Card], tokenizer: Any = None) -> str:
                 tokenizer=tokenizer,
                 note=card.note,
                 max_file_bytes=max(0, min(MAX_EMBEDDED_BYTES, left)),
+                sample_rate=sample_rate,
             )
         parts.append(f'<div style="{style}">{shown}</div>')
         num_characters += len(shown)
@@ -89,7 +98,9 @@ def _problem_html(problem: str) -> str:
     return f'<div style="color:#b00020">{html_text(problem, 1000)}</div>' if problem else ""
 
 
-def card_lines(card: Card, tokenizer: Any = None) -> Iterator[str]:
+def card_lines(
+    card: Card, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE
+) -> Iterator[str]:
     """Yield the lines of a sample for a terminal: address, fields, text, conversation, tokens."""
     key = "" if card.sample is None else escaped(key_text(card.sample), 200)
     yield "  ".join(filter(None, (escaped(card.address), key, card.note)))
@@ -98,9 +109,7 @@ def card_lines(card: Card, tokenizer: Any = None) -> Iterator[str]:
     if card.sample is None:
         return
     sample = card.sample
-    public = ((name, value) for name, value in sample.items() if name[:2] != "__")
-    for name, value in islice(public, MAX_FIELDS):
-        yield f"  {escaped(name, 60)}: {kind_of(value)}"
+    yield from _field_lines(sample, sample_rate)
     messages = messages_of(sample)
     text = sample.get("txt") or (not messages and text_of(sample))
     if isinstance(text, str | bytes) and text:
@@ -116,6 +125,18 @@ def card_lines(card: Card, tokenizer: Any = None) -> Iterator[str]:
         yield f"  {count_text(sample)} in [[ ]]:"
         for line in tokens_text(tokenizer, sample).splitlines():
             yield f"    {_line(line)}"
+
+
+def _field_lines(sample: Mapping[str, Any], sample_rate: int) -> Iterator[str]:
+    """Yield what each field holds, and what its recording was decoded to."""
+    public = ((name, value) for name, value in sample.items() if name[:2] != "__")
+    for name, value in islice(public, MAX_FIELDS):
+        is_media = is_media_file(name, value)
+        shown = escaped(field_text(value), 300) if is_media else kind_of(value)
+        yield f"  {escaped(name, 60)}: {shown}"
+    for name, recording in islice(recordings_of(sample).items(), MAX_FIELDS):
+        if not isinstance(recording, bytes):
+            yield f"  {escaped(name, 60)} decoded: {recording_text(recording, sample_rate)}"
 
 
 def _content_text(turn: Mapping[str, Any]) -> str:

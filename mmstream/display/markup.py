@@ -25,10 +25,13 @@ __all__ = [
     "details",
     "document",
     "html_text",
+    "media_player",
     "page",
     "picture",
+    "picture_of_pixels",
     "pixels_of",
     "player",
+    "png",
     "size_text",
     "table",
 ]
@@ -164,14 +167,34 @@ def picture(value: Any, side: int, label: str = "") -> str:
         pixels = pixels_of(value)
     except DecodeError as error:
         return f'<div style="color:#b00020;max-width:{side}px">{html_text(error, 200)}</div>'
+    return picture_of_pixels(pixels, side, label)
+
+
+def picture_of_pixels(pixels: Pixels, side: int, label: str = "") -> str:
+    """Return a thumbnail of pixels, uint8 [H, W, 3]."""
     from PIL import Image
 
     image = Image.fromarray(pixels)
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
+    return _image(image, _data_url("image/jpeg", buffer.getvalue()), label)
+
+
+def png(pixels: Pixels, label: str = "") -> str:
+    """Return pixels as they are, uint8 [H, W] or [H, W, 4], for drawings: nothing is blurred."""
+    if not pixels.size:
+        return ""
+    from PIL import Image
+
+    image = Image.fromarray(pixels)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return _image(image, _data_url("image/png", buffer.getvalue()), label)
+
+
+def _image(image: Any, source: str, label: str) -> str:
     name = html.escape(escaped(label), quote=True)
-    source = _data_url("image/jpeg", buffer.getvalue())
     return (
         f'<img alt="{name}" title="{name}" width="{image.width}" height="{image.height}" '
         f'style="border-radius:4px;margin:0;vertical-align:top" src="{source}">'
@@ -192,12 +215,17 @@ def player(field: str, data: bytes, max_bytes: int = MAX_FILE_BYTES) -> str:
         return name
     if len(data) > max_bytes:
         return f"{name}, not embedded: more than {size_text(max_bytes)}"
-    source = _data_url(kind, data)
     note = f'<div style="{QUIET};font-size:11px">{name}</div>'
+    return f"{media_player(kind, data)}{note}"
+
+
+def media_player(kind: str, data: bytes) -> str:
+    """Return a player for a file of a media type such as ``audio/wav``."""
+    source = _data_url(kind, data)
     if kind.startswith("audio/"):
-        return f'<audio controls preload="metadata" src="{source}"></audio>{note}'
+        return f'<audio controls preload="metadata" src="{source}"></audio>'
     style = "max-width:100%;max-height:320px"
-    return f'<video controls preload="metadata" style="{style}" src="{source}"></video>{note}'
+    return f'<video controls preload="metadata" style="{style}" src="{source}"></video>'
 
 
 def details(summary: str, text: object, max_characters: int) -> str:

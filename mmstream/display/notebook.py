@@ -11,8 +11,14 @@ from typing import Any
 from mmstream.display.cards import Card, cards_html
 from mmstream.display.contents import address_of, describe
 from mmstream.display.markup import document, page
-from mmstream.display.samples import batch_html, sample_html, samples_html
+from mmstream.display.samples import (
+    DEFAULT_SAMPLE_RATE,
+    batch_html,
+    sample_html,
+    samples_html,
+)
 from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Shown", "show"]
 
@@ -61,8 +67,11 @@ class Shown:
         return self.text
 
 
-def show(value: Any, *, tokenizer: Any = None) -> Shown:
+def show(value: Any, *, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE) -> Shown:
     """Return a view of samples, batches or datasets that a notebook displays.
+
+    Videos are shown as some of their frames, and sounds as a waveform with a player. Decoded ones
+    are shown as the model gets them.
 
     The output is bounded: long texts are cut, images are thumbnails, and of many rows the first are
     shown. Batches on a device are copied to the host. Datasets read some samples that are spread
@@ -73,23 +82,29 @@ def show(value: Any, *, tokenizer: Any = None) -> Shown:
             or a device), a Dataset, a slice of a Dataset, a Mixture, a Pipeline or a Loader.
         tokenizer: shows ``input_ids`` as text, with the tokens that the model learns in colour. For
             samples that a `TextDecoder` with this tokenizer has decoded.
+        sample_rate: samples per second of decoded sounds, as of the `AudioDecoder`. The samples
+            themselves do not say it.
 
     Returns:
         An object that a notebook displays as HTML. Elsewhere its ``repr`` is text. Its `Shown.save`
         writes a page.
 
     Raises:
-        ConfigError: `value` is none of these, or has no tokens to show.
+        ConfigError: `value` is none of these, or has no tokens to show. Or `sample_rate` is
+            below 1.
 
     Examples:
         >>> dataset = mm.open_dataset("shards/")
         >>> mm.show(dataset[0])
         <sample 000000001: ...>
     """
+    refuse_bools(sample_rate=sample_rate)
+    if sample_rate < 1:
+        raise ConfigError(f"show: sample_rate is {sample_rate}; give 1 or more")
     if tokenizer is not None:
-        return _show_tokens(value, tokenizer)
+        return _show_tokens(value, tokenizer, sample_rate)
     if isinstance(value, Mapping) and isinstance(value.get("__key__"), str):
-        return Shown(sample_html(value), describe(value))
+        return Shown(sample_html(value, sample_rate=sample_rate), describe(value))
     if isinstance(value, Mapping) and isinstance(value.get("__key__"), list):
         return Shown(batch_html(value), describe(value))
     if hasattr(value, "_repr_html_"):
@@ -102,7 +117,7 @@ def show(value: Any, *, tokenizer: Any = None) -> Shown:
     )
 
 
-def _show_tokens(value: Any, tokenizer: Any) -> Shown:
+def _show_tokens(value: Any, tokenizer: Any, sample_rate: int) -> Shown:
     """Show decoded samples whole, with their tokens."""
     samples = [value] if isinstance(value, Mapping) else value
     if not isinstance(samples, Sequence) or not all(
@@ -115,4 +130,4 @@ def _show_tokens(value: Any, tokenizer: Any) -> Shown:
         )
     cards = [Card(address_of(sample), sample) for sample in samples]
     text = "\n".join(describe(sample) for sample in samples)
-    return Shown(cards_html("", cards, tokenizer), text)
+    return Shown(cards_html("", cards, tokenizer, sample_rate), text)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from mmstream.display.clips import clip_html, clip_tiles
 from mmstream.display.contents import (
     address_of,
     batch_pictures,
@@ -21,18 +22,33 @@ from mmstream.display.contents import (
 )
 from mmstream.display.markup import (
     MAX_FILE_BYTES,
-    PLAYED_TYPES,
     QUIET,
     details,
     html_text,
     page,
     picture,
-    player,
+    size_text,
 )
+from mmstream.display.media_files import file_html, file_thumbnail
 from mmstream.display.mixtures import key_text, rows_of_sources
+from mmstream.display.recordings import (
+    Clip,
+    Features,
+    Recording,
+    batch_recordings,
+    recordings_of,
+)
+from mmstream.display.sounds import features_html, sound_html, spectrogram, waveform
 from mmstream.display.tokens import tokens_html
 
-__all__ = ["MAX_TILES", "batch_html", "batch_sheet", "sample_html", "samples_html"]
+__all__ = [
+    "DEFAULT_SAMPLE_RATE",
+    "MAX_TILES",
+    "batch_html",
+    "batch_sheet",
+    "sample_html",
+    "samples_html",
+]
 
 MAX_TILES = 16
 """Samples of a contact sheet."""
@@ -40,9 +56,11 @@ MAX_PICTURES = 12
 """Pictures of one sample."""
 MAX_TURNS = 20
 """Turns of one conversation."""
-MAX_PLAYERS = 4
-"""Recordings of one sample."""
+MAX_RECORDINGS = 4
+"""Videos and sounds of one sample."""
 MAX_JSON_CHARACTERS = 20_000
+DEFAULT_SAMPLE_RATE = 16_000
+"""Of decoded sounds, as of `AudioDecoder`."""
 
 
 def samples_html(samples: Iterable[Any]) -> str:
@@ -56,6 +74,9 @@ def samples_html(samples: Iterable[Any]) -> str:
         first = next(iter(pictures.items()), None)
         shown = "" if first is None else picture(first[1], 144, sample["__key__"])
         more = f'<div style="{QUIET}">{len(pictures)} images</div>' if len(pictures) > 1 else ""
+        if first is None:
+            for name, recording in islice(recordings_of(sample).items(), 1):
+                shown = _recording_thumbnail(name, recording)
         tiles.append(_tile(shown, more, html_text(text_of(sample), 110), key=key_text(sample)))
     return _sheet(tiles)
 
@@ -66,14 +87,16 @@ def sample_html(
     tokenizer: Any = None,
     note: str = "",
     max_file_bytes: int = MAX_FILE_BYTES,
+    sample_rate: int = DEFAULT_SAMPLE_RATE,
 ) -> str:
-    """Return a whole sample: pictures, text, players, or a conversation with its media inline.
+    """Return a whole sample: pictures, text, recordings, or a conversation with its media inline.
 
     Args:
         sample: raw or decoded.
         tokenizer: shows ``input_ids`` and ``labels`` as text, where the sample has them.
         note: what to say of the sample, such as its step and row.
-        max_file_bytes: larger recordings are named, not embedded.
+        max_file_bytes: larger recordings get no player.
+        sample_rate: samples per second of decoded sounds.
     """
     head = f"<b>{html_text(key_text(sample))}</b>"
     for words in filter(None, (address_of(sample), note)):
@@ -91,11 +114,14 @@ def sample_html(
         parts.append(
             f'<div style="max-width:60em;white-space:pre-wrap">{html_text(text, 2000)}</div>'
         )
-    parts += [_turn(turn, sample, pictures, max_file_bytes) for turn in messages[:MAX_TURNS]]
+    recordings = {
+        name: _recording_html(name, recording, max_file_bytes, sample_rate)
+        for name, recording in islice(recordings_of(sample).items(), MAX_RECORDINGS)
+    }
+    parts += [_turn(turn, sample, pictures, recordings) for turn in messages[:MAX_TURNS]]
     if len(messages) > MAX_TURNS:
         parts.append(f'<div style="{QUIET}">... {len(messages) - MAX_TURNS} more turns</div>')
-    played = [(n, v) for n, v in sample.items() if _is_played(n, v) and n not in inline]
-    parts += [f"<div>{player(n, v, max_file_bytes)}</div>" for n, v in played[:MAX_PLAYERS]]
+    parts += [f"<div>{html}</div>" for name, html in recordings.items() if name not in inline]
     if tokenizer is not None and "input_ids" in sample:
         parts.append(tokens_html(tokenizer, sample))
     parts.append(field_table(sample))
@@ -126,10 +152,13 @@ def batch_sheet(batch: Mapping[str, Any]) -> str:
     start = lineage.start if lineage else 0
     bad = {record.row - start: record.reason for record in lineage.bad} if lineage else {}
     pictures = batch_pictures(batch)
+    recordings = batch_recordings(batch)
     tiles = []
     for row in range(min(len(keys), MAX_TILES)):
         side = 144 if len(pictures[row]) == 1 else 68
-        shown = " ".join(picture(value, side, keys[row]) for value in pictures[row][:4])
+        thumbnails = [picture(value, side, keys[row]) for value in pictures[row][:4]]
+        thumbnails += [_recording_thumbnail(*named) for named in recordings[row][:2]]
+        shown = " ".join(thumbnails)
         note = "" if valid[row] else "not valid: padding"
         if row in bad:
             note = f"substitute for {bad[row]}" if valid[row] else f"not valid: {bad[row]}"
@@ -158,20 +187,21 @@ def _turn(
     turn: Mapping[str, Any],
     sample: Mapping[str, Any],
     pictures: Mapping[str, Any],
-    max_file_bytes: int,
+    recordings: Mapping[str, str],
 ) -> str:
-    """Return a message of a conversation as a bubble, with the images and audio that it names."""
+    """Return a message of a conversation as a bubble, with the media that it names."""
     role = str(turn.get("role", "?"))
     content = turn.get("content", "")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     shown = []
     for part in parts:
         field = part.get("field") if isinstance(part, Mapping) else None
-        data = sample.get(field) if isinstance(field, str) else None
         if isinstance(field, str) and field in pictures:
             shown.append(f"<div>{picture(pictures[field], 224, field)}</div>")
-        elif isinstance(field, str) and isinstance(data, bytes):
-            shown.append(f"<div>{player(field, data, max_file_bytes)}</div>")
+        elif isinstance(field, str) and field in recordings:
+            shown.append(f"<div>{recordings[field]}</div>")
+        elif isinstance(field, str) and isinstance(sample.get(field), bytes):
+            shown.append(f"<div>{html_text(field, 60)}: {size_text(len(sample[field]))}</div>")
         else:
             text = part.get("text", part) if isinstance(part, Mapping) else part
             shown.append(html_text(text, 1500))
@@ -187,8 +217,27 @@ def _turn(
     )
 
 
-def _is_played(name: str, value: Any) -> bool:
-    return name.rpartition(".")[2] in PLAYED_TYPES and isinstance(value, bytes)
+def _recording_html(name: str, recording: Recording, max_file_bytes: int, sample_rate: int) -> str:
+    """Return a video or a sound of a sample, as large as a page has room."""
+    if isinstance(recording, bytes):
+        return file_html(name, recording, max_file_bytes)
+    if isinstance(recording, Clip):
+        return clip_html(name, recording)
+    if isinstance(recording, Features):
+        return features_html(name, recording)
+    return sound_html(name, recording, sample_rate, max_file_bytes)
+
+
+def _recording_thumbnail(name: str, recording: Recording) -> str:
+    """Return a video or a sound as a tile."""
+    if isinstance(recording, bytes):
+        return file_thumbnail(name, recording, 144)
+    if isinstance(recording, Clip):
+        tiles = clip_tiles(recording, 68, 4, label=name)
+        return f'<div style="display:flex;flex-wrap:wrap;gap:4px">{"".join(tiles)}</div>'
+    if isinstance(recording, Features):
+        return spectrogram(recording.values, name, width=144)
+    return waveform(recording.samples, 144, label=name)
 
 
 def _json_text(value: Any) -> object:

@@ -266,7 +266,7 @@ def test_a_page_of_hostile_samples_has_no_tag_or_address_of_theirs(mmstream, evi
     assert {name for _, name, _ in page.attributes} <= {*names.split(), "preload"}
     for _, name, value in page.attributes:
         if name == "src":
-            assert re.match(r"data:(image/jpeg|audio/wav|video/mp4);base64,[\w+/=]+$", value)
+            assert re.match(r"data:(image/(jpeg|png)|audio/wav|video/mp4);base64,[\w+/=]+$", value)
         if name == "style":
             assert not re.search(r"url|@|\\|expression", value)
     assert len(text) < 400_000

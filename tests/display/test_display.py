@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
     def images(self):
         urls = [value for tag, name, value in self.attributes if (tag, name) == ("img", "src")]
-        matches = [re.fullmatch(r"data:image/jpeg;base64,(.+)", url) for url in urls]
+        matches = [re.fullmatch(r"data:image/(?:jpeg|png);base64,(.+)", url) for url in urls]
         return [Image.open(io.BytesIO(base64.b64decode(match[1]))) for match in matches]
 
 
@@ -60,7 +60,9 @@ def parse(shown):
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     for _, name, value in page.attributes:
         if name in ("src", "href"):
-            assert value.startswith(("data:image/jpeg", "data:audio/", "data:video/"))
+            assert value.startswith(
+                ("data:image/jpeg", "data:image/png", "data:audio/", "data:video/")
+            )
     return page
 
 

@@ -1,0 +1,198 @@
+"""Videos and sounds in notebooks, pages and terminals, raw and decoded."""
+
+import base64
+import io
+import re
+import wave
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmstream as mm
+from mmstream.display.cards import Card, card_lines
+from mmstream.display.recordings import batch_recordings, recordings_of, seconds_text
+from mmstream.display.sounds import spectrogram, wav_of, waveform
+from tests.display.test_display import parse
+
+
+def tone(seconds: float, peak: float = 0.5, rate: int = 16_000) -> torch.Tensor:
+    times = torch.arange(int(seconds * rate)) / rate
+    return peak * torch.sin(2 * torch.pi * 440 * times)
+
+
+def frames(count: int, height: int = 24, width: int = 32) -> torch.Tensor:
+    grey = torch.arange(count, dtype=torch.uint8) * 20
+    return grey[:, None, None, None].expand(count, 3, height, width)
+
+
+def chat(*fields: str) -> dict:
+    parts = [
+        {"type": "video" if name.endswith("mp4") else "audio", "field": name} for name in fields
+    ]
+    turns = [{"role": "user", "content": [*parts, {"type": "text", "text": "What happens?"}]}]
+    return {"messages": turns}
+
+
+def picture_in(html: str) -> Image.Image:
+    data = re.search(r'src="data:image/\w+;base64,([^"]+)"', html)[1]
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def lines_of(sample: dict, **options) -> str:
+    return "\n".join(card_lines(Card("a[0]", sample), **options))
+
+
+def test_a_decoded_clip_is_a_row_of_frames_with_their_times():
+    times = torch.tensor([0.0, 0.4, 1.7, 2.5])
+    sample = {"__key__": "a", "video": frames(4), "video_pts_s": times}
+    page = parse(mm.show(sample))
+    images = page.images()
+    assert [image.size for image in images] == [(32, 24)] * 4
+    assert [image.getpixel((5, 5))[0] // 10 for image in images] == [0, 2, 4, 6]
+    assert re.findall(r"\d\.\d\d s", page.words)[:4] == ["0.00 s", "0.40 s", "1.70 s", "2.50 s"]
+    assert "video decoded: 4 frames of 32x24, 0.00 to 2.50 s" in lines_of(sample)
+
+
+def test_of_a_long_clip_frames_that_are_spread_over_it_are_shown():
+    sample = {"__key__": "a", "video": frames(12), "video_pts_s": np.arange(12) / 2}
+    page = parse(mm.show(sample))
+    assert len(page.images()) == 8
+    assert "0.00 s" in page.words
+    assert "5.50 s" in page.words
+
+
+def test_normalised_frames_are_stretched_alike():
+    clip = (frames(3).float() - 40) / 7
+    sample = {"__key__": "a", "video": clip, "video_pts_s": torch.arange(3.0)}
+    shades = [image.getpixel((1, 1))[0] for image in parse(mm.show(sample)).images()]
+    assert shades == pytest.approx([0, 127, 255], abs=2)
+
+
+def test_a_decoded_sound_is_a_waveform_and_a_player_of_what_the_model_hears():
+    sample = {"__key__": "a", "audio": tone(0.5, rate=8000)}
+    html = mm.show(sample, sample_rate=8000).html
+    assert "4,000 samples, 0.50 s at 8,000 Hz" in html
+    data = base64.b64decode(re.search(r'<audio[^>]*base64,([^"]+)"', html)[1])
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getframerate(), file.getnframes(), file.getnchannels()) == (8000, 4000, 1)
+    assert "audio decoded: 4,000 samples, 0.50 s at 8,000 Hz" in lines_of(sample, sample_rate=8000)
+    parse(mm.show(sample))
+
+
+def test_a_long_decoded_sound_has_a_waveform_and_no_player():
+    html = mm.show({"__key__": "a", "audio": tone(90)}).html
+    assert "<audio" not in html
+    assert "no player: more than 2.0 MB" in html
+    assert picture_in(html).size == (480, 56)
+
+
+def test_a_waveform_is_as_high_as_the_sound_is_loud():
+    def num_lines(samples):
+        alpha = np.asarray(picture_in(waveform(samples, 100, 50)))[..., 3]
+        return int((alpha.max(axis=1) > 0).sum())
+
+    assert num_lines(torch.zeros(1000)) <= 2
+    assert num_lines(tone(0.2, 0.5)) == pytest.approx(25, abs=3)
+    assert num_lines(tone(0.2, 9.0)) == 50
+    assert num_lines((tone(0.2, 0.5) * 32767).to(torch.int16)) == pytest.approx(25, abs=3)
+    assert num_lines(torch.stack([tone(0.2), tone(0.2)])) == pytest.approx(25, abs=3)
+    assert num_lines(torch.zeros(0)) == 0
+    assert num_lines(torch.ones(3)) == 1
+
+
+def test_a_wav_keeps_channels_and_cuts_what_is_too_loud():
+    data = wav_of(torch.tensor([[0.0, 2.0], [-2.0, 0.5]]), 8000)
+    with wave.open(io.BytesIO(data)) as file:
+        samples = np.frombuffer(file.readframes(2), "<i2").reshape(2, 2)
+    assert samples.tolist() == [[0, -32767], [32767, 16384]]
+
+
+def test_features_are_a_picture_with_the_low_bins_below():
+    values = torch.zeros(80, 1000)
+    values[0] = 1.0
+    sample = {"__key__": "a", "audio_features": values}
+    image = np.asarray(picture_in(mm.show(sample).html))
+    assert image.shape == (80, 334)
+    assert image[-1].min() == 255
+    assert image[:-1].max() == 0
+    assert "audio_features decoded: 80 bins x 1,000 frames" in lines_of(sample)
+    assert spectrogram(np.zeros((4, 0))) == ""
+
+
+def test_decoded_recordings_stand_where_messages_name_them():
+    sample = {
+        "__key__": "a",
+        "json": chat("0.mp4", "1.wav", "2.mp4"),
+        "video": [frames(2), frames(3, 40, 20)],
+        "video_pts_s": [np.array([0.0, 1.0]), np.array([0.0, 1.0, 2.0])],
+        "audio": tone(0.1),
+    }
+    assert list(recordings_of(sample)) == ["0.mp4", "2.mp4", "1.wav"]
+    html = mm.show(sample).html
+    marks = ("0.mp4: 2 frames", "1.wav: 1,600", "2.mp4: 3 frames of 20x40", "What happens?")
+    places = [html.index(mark) for mark in marks]
+    assert places == sorted(places)
+
+
+def test_recordings_of_other_fields_keep_names_of_their_own():
+    sample = {"__key__": "a", "json": chat("0.mp4"), "audio": [tone(0.1), tone(0.2)]}
+    sample |= {"a.mp4": frames(2), "a.mp4_pts_s": np.array([0.0, 1.5]), "b.wav": tone(0.3)}
+    sample |= {"c.wav_features": torch.zeros(80, 30), "c.wav_features_length": torch.tensor([20])}
+    text = lines_of(sample)
+    assert "a.mp4 decoded: 2 frames of 32x24, 0.00 to 1.50 s" in text
+    assert "b.wav decoded: 4,800 samples" in text
+    assert "audio 0 decoded: 1,600 samples" in text
+    assert "c.wav_features decoded: 80 bins x 20 frames" in text
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_rows_of_a_batch_show_their_own_recordings(as_list):
+    clips = [frames(2), frames(3)]
+    batch = {
+        "__key__": ["a", "b", "c"],
+        "__valid__": torch.ones(3, dtype=torch.bool),
+        "video": clips if as_list else torch.cat(clips),
+        "video_row": torch.tensor([0, 2]),
+        "video_frames": torch.tensor([2, 3]),
+        "video_pts_s": torch.tensor([0.0, 1.0, 5.0, 6.0, 7.0]),
+        "audio": torch.stack([tone(1), tone(1)]),
+        "audio_row": torch.tensor([1, 2]),
+        "audio_length": torch.tensor([8000, 16_000]),
+        "audio_features": torch.zeros(2, 80, 30),
+        "audio_features_length": torch.tensor([10, 30]),
+    }
+    rows = batch_recordings(batch)
+    assert [[name for name, _ in row] for row in rows] == [
+        ["video"], ["audio", "audio_features"], ["video", "audio", "audio_features"]
+    ]  # fmt: skip
+    assert rows[2][0][1].times_s.tolist() == [5.0, 6.0, 7.0]
+    assert len(rows[2][0][1].frames) == 3
+    assert rows[1][0][1].samples.shape == (8000,)
+    assert rows[1][1][1].values.shape == (80, 10)
+    page = parse(mm.show(batch))
+    assert len(page.images()) == 2 + 2 + 4
+
+
+def test_files_that_have_the_names_of_decoded_fields_are_no_recordings():
+    sample = {"__key__": "a", "video": b"x", "audio": b"y", "audio_features": [b"z", 3]}
+    assert recordings_of(sample) == {}
+    parse(mm.show(sample))
+    assert "decoded" not in lines_of(sample)
+
+
+def test_a_clip_without_frames_is_said():
+    sample = {"__key__": "a", "video": frames(0), "video_pts_s": torch.zeros(0)}
+    assert "no video" in parse(mm.show(sample)).words
+
+
+def test_a_sample_rate_below_one_is_refused():
+    with pytest.raises(mm.ConfigError, match="sample_rate is 0; give 1 or more"):
+        mm.show({"__key__": "a"}, sample_rate=0)
+
+
+def test_durations_read_well():
+    assert [seconds_text(s) for s in (0.04, 59.9, 60, 125.4, 3725)] == [
+        "0.0 s", "59.9 s", "1:00", "2:05", "1:02:05"
+    ]  # fmt: skip
