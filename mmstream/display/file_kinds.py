@@ -23,7 +23,6 @@ _MAGIC = (
     (b"ID3", "MP3"),
     (b"\xff\xfb", "MP3"),
     (b"\xff\xf3", "MP3"),
-    (b"\x1aE\xdf\xa3", "WebM"),
     (b"\x93NUMPY", "NPY"),
     (b"%PDF", "PDF"),
     (b"\x1f\x8b", "gzip"),
@@ -57,6 +56,10 @@ def _kind(data: bytes) -> str:
         return f"WebP{_webp_size(data)}"
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return f"WAV{_wav_length(data)}"
+    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
+        return "AVI"
+    if data[:4] == b"\x1aE\xdf\xa3":  # EBML, whose header names the kind of document
+        return "WebM" if b"webm" in data[:64] else "MKV"
     if data[4:8] == b"ftyp":
         return _FTYP.get(data[8:12], "MP4")
     if data[:2] == b"BM" and data[6:10] == b"\0\0\0\0":

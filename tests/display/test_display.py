@@ -207,6 +207,9 @@ def test_the_first_bytes_tell_other_files_too():
     assert file_kind(recording(1.5)) == "WAV 1.5 s"
     assert file_kind(b"\0\0\0\x20ftypisom") == "MP4"
     assert file_kind(b"ID3\x04") == "MP3"
+    assert file_kind(b"RIFF....AVI LIST") == "AVI"
+    assert file_kind(b"\x1aE\xdf\xa3..B\x82\x84webmB") == "WebM"
+    assert file_kind(b"\x1aE\xdf\xa3..B\x82\x88matroskaB") == "MKV"
     assert file_kind(b"words") == ""
 
 
@@ -303,7 +306,7 @@ def test_a_conversation_shows_images_and_audio_where_they_are_said(tmp_path):
     dataset = make(tmp_path, [4], lambda _: {**fields, "json": fields["json"].encode()})
     html = mm.show(dataset[0])._repr_html_()
     page = parse(mm.show(dataset[0]))
-    assert len(page.images()) == 1
+    assert len(page.images()) == 2  # the picture and the waveform
     assert page.tags.count("audio") == 1
     places = [html.index(mark) for mark in ("<img", "What is it?", "&lt;script", "<audio", "beep")]
     assert places == sorted(places)
@@ -311,7 +314,7 @@ def test_a_conversation_shows_images_and_audio_where_they_are_said(tmp_path):
         dataset, global_batch_size=1, decode=mm.Decode(image=mm.ImageDecoder(size=16))
     ).take(1)[0]
     page = parse(mm.show(decoded))
-    assert [image.size for image in page.images()] == [(16, 16)]
+    assert [image.size for image in page.images()] == [(16, 16), (480, 56)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import io
 import re
 import wave
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -196,3 +197,62 @@ def test_durations_read_well():
     assert [seconds_text(s) for s in (0.04, 59.9, 60, 125.4, 3725)] == [
         "0.0 s", "59.9 s", "1:00", "2:05", "1:02:05"
     ]  # fmt: skip
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def clip_file(container: str = "mp4", num_frames: int = 20) -> bytes:
+    """A film of 10 frames a second that grows brighter, with a tone."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as file:
+        video = file.add_stream("mpeg4", rate=10, width=64, height=48)
+        audio = file.add_stream("mp3" if container == "avi" else "aac", rate=16_000)
+        audio.layout = "mono"
+        for number in range(num_frames):
+            pixels = np.full((48, 64, 3), number * 12, np.uint8)
+            file.mux(video.encode(av.VideoFrame.from_ndarray(pixels)))
+        samples = tone(num_frames / 10).numpy()[None]
+        frame = av.AudioFrame.from_ndarray(samples, "fltp", "mono")
+        frame.rate = 16_000
+        file.mux([*video.encode(), *audio.encode(frame), *audio.encode()])
+    return buffer.getvalue()
+
+
+def test_a_file_of_a_video_shows_frames_of_all_of_it_and_what_it_holds():
+    sample = {"__key__": "a", "mp4": clip_file()}
+    text = lines_of(sample)
+    assert re.search(r"mp4: [\d.]+ kB MP4: mpeg4 64x48, 10 fps, 20 frames, 2\.0 s; aac 16,000 Hz, "
+                     r"1 channel, 2\.\d s", text)  # fmt: skip
+    html = mm.show(sample).html
+    assert html.count("<video") == 1
+    page = parse(mm.show(sample))
+    assert len(page.images()) == 8
+    shades = [image.getpixel((9, 9))[0] for image in page.images()]
+    assert shades == sorted(shades)
+    assert shades[-1] > 200
+    assert "0.00 s" in page.words
+    assert "1.90 s" in page.words
+
+
+def test_a_file_that_no_browser_plays_is_shown_by_its_frames():
+    sample = {"__key__": "a", "json": chat("0.avi"), "0.avi": clip_file("avi")}
+    page = parse(mm.show(sample))
+    assert "video" not in page.tags
+    assert len(page.images()) == 8
+    assert page.words.index("AVI") > 0
+
+
+def test_samples_side_by_side_show_a_frame_or_a_waveform_each():
+    samples = [{"__key__": "a", "mp4": clip_file()}, {"__key__": "b", "wav": wav_of(tone(1), 8000)}]
+    assert [image.size[0] for image in parse(mm.show(samples)).images()] == [64, 144]
+
+
+@pytest.mark.parametrize("name", ["mp4", "wav"])
+def test_a_damaged_file_says_why(name):
+    data = {"mp4": clip_file(), "wav": wav_of(tone(1), 8000)}[name]
+    sample = {"__key__": "a", name: data[:30]}
+    page = parse(mm.show(sample))
+    assert page.images() == []
+    assert re.search("damaged|truncated|no audio|header", page.words)
+    assert re.search("damaged|truncated|no audio|header", lines_of(sample))
