@@ -53,6 +53,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "internvl_length": lambda _, **k: mm.internvl_length(**k),
     "llava_next_length": lambda _, **k: mm.llava_next_length(**k),
     "qwen_vl_length": lambda _, **k: mm.qwen_vl_length(**k),
+    "show": lambda dataset, **k: mm.show(dataset[0], **k),
     "split_rows": lambda _, **k: mm.split_rows({"__valid__": np.ones(2, bool)}, **k),
     "statistics": lambda dataset, **k: mm.statistics(dataset, **k),
 }
