@@ -30,6 +30,7 @@ from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
 from mmstream.progress import Progress, Stage
+from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
@@ -38,7 +39,7 @@ from mmstream.types import Batch, Sample
 from mmstream.world import World
 from mmstream.wrong_arguments import advise, refuse_bools
 
-__all__ = ["Pipeline", "PipelineRunner"]
+__all__ = ["Pipeline", "PipelineRunner", "large_files_of"]
 
 
 _ADVICE = {
@@ -225,9 +226,21 @@ class PipelineRunner:
         # Decoders leave the interpreter free; code that only parses would wait for it.
         in_background = num_threads > 1 and pipeline.decode is not None
         self._reader: Reader | StepReader = (
-            Reader(dataset, order, zero_copy=zero_copy, in_background=in_background)
+            Reader(
+                dataset,
+                order,
+                zero_copy=zero_copy,
+                in_background=in_background,
+                large_files=large_files_of(pipeline),
+            )
             if connection is None
-            else StepReader(dataset, order, connection, zero_copy=zero_copy)
+            else StepReader(
+                dataset,
+                order,
+                connection,
+                zero_copy=zero_copy,
+                large_files=large_files_of(pipeline),
+            )
         )
         self._decode = DecodeStage(
             self._reader.lookup,
@@ -259,13 +272,29 @@ class PipelineRunner:
         self._progress.begin_stage(Stage.READ, job.epoch, job.step)
         decoded = self._decode(self._reader.step(job))
         num_wrong_reads = self._reader.pop_wrong_reads()  # of the reads that decoding asked for too
-        lineage = replace(decoded.lineage, num_wrong_reads=num_wrong_reads)
-        return decoded._replace(lineage=lineage) if num_wrong_reads else decoded
+        num_bytes, num_requests = self._reader.pop_counts()
+        if not (num_wrong_reads or num_requests):
+            return decoded
+        lineage = replace(
+            decoded.lineage,
+            num_wrong_reads=num_wrong_reads,
+            num_bytes=decoded.lineage.num_bytes + num_bytes,
+            num_requests=decoded.lineage.num_requests + num_requests,
+        )
+        return decoded._replace(lineage=lineage)
 
     def close(self) -> None:
         """Stop reading ahead, and end all threads."""
         self._reader.close()
         self._decode.close()
+
+
+def large_files_of(pipeline: Pipeline) -> LargeFiles | None:
+    """Return which files of large samples are read by ranges. None: all samples are read whole."""
+    decode = pipeline.decode
+    if decode is None or decode.min_lazy_bytes is None or not decode.has_ranged_decoders:
+        return None
+    return LargeFiles(decode.min_lazy_bytes, decode.reads_by_ranges)
 
 
 def _collate_of(pipeline: Pipeline) -> Collate:

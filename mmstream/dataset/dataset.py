@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from mmap import mmap
@@ -40,7 +40,7 @@ from mmstream.storage import (
     map_file,
     require_known,
 )
-from mmstream.tar.samples import parse_sample
+from mmstream.tar.samples import parse_sample, sample_of
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
 
 __all__ = ["Dataset", "DatasetView", "SampleBounds", "ShardIndex", "ShardLocation"]
@@ -337,6 +337,38 @@ class Dataset(Sequence[Sample]):
             answers[i] = answer
         return answers
 
+    def read_unchecked(self, shard: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of ranges that no checksum is compared with.
+
+        Args:
+            shard: position of the shard in the manifest.
+            ranges: [start, stop) of each.
+
+        Raises:
+            ShardError: the shard is absent, cut, or was replaced, even if the dataset has
+                checksums.
+            StorageError: storage failed after retries.
+        """
+        name = self.name_of(shard)
+        if name in self._accepted:
+            error = ShardError(
+                f"{name}: was replaced while this run read it, and files that are read by ranges "
+                f"cannot be compared with checksums; put the old file back into {self.store.url}"
+            )
+            error.is_replaced = True
+            raise error
+        named_ranges = [(name, start, stop) for start, stop in ranges]
+        answers = self.store.read_ranges(named_ranges, self.known)
+        for answer, (_, stop) in zip(answers, ranges, strict=True):
+            if isinstance(answer, OSError):
+                raise self.explain(answer, shard, stop) from answer
+        return cast(list[bytes], answers)
+
+    def drop_cache(self, shard: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make the next reads of ranges of a shard pass what this machine holds of them."""
+        for start, stop in ranges:
+            self.store.drop_cache(self.name_of(shard), start, stop)
+
     def accept(self, name: str, error: ReplacedError) -> None:
         """Expect a replaced shard as it is now. A warning says so once."""
         self.known[name] = error.current
@@ -397,6 +429,25 @@ class Dataset(Sequence[Sample]):
         """
         try:
             sample = parse_sample(data, self.url_of(shard), zero_copy=zero_copy)
+        except SampleError as error:
+            raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
+        sample["__lineage__"] = SampleLineage(shard, index)
+        return sample
+
+    def assemble(
+        self,
+        files: Iterable[tuple[str, int, int]],
+        value_of: Callable[[str, int, int], Any],
+        shard: int,
+        index: int,
+    ) -> Sample:
+        """Return the sample that some files of a shard make; arguments as those of `sample_of`.
+
+        Raises:
+            SampleError: the files are no sample; names its address.
+        """
+        try:
+            sample = sample_of(files, self.url_of(shard), value_of)
         except SampleError as error:
             raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
         sample["__lineage__"] = SampleLineage(shard, index)

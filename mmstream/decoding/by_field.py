@@ -29,6 +29,7 @@ from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer, decode_string
 from mmstream.errors import ConfigError, DecodeError, escaped
+from mmstream.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
 __all__ = ["FieldDecoder", "FieldPlan", "plan_fields"]
@@ -112,7 +113,7 @@ class FieldPlan:
         for name, decode in self.values.items():
             source = with_address(sample, "", partial(self.source, sample, name))
             value = sample[source]
-            if isinstance(value, bytes):
+            if isinstance(value, bytes | LazyBytes):
                 value = with_address(sample, source, partial(call_user, decode, value))
             decoded.pop(source, None)
             decoded[name] = value

@@ -52,6 +52,9 @@ class Decode:
             such tuples.
         max_json_bytes: The most bytes of a ``json`` field, from 1 up. A longer one makes its sample
             bad.
+        min_lazy_bytes: Files of this many bytes or more are read by ranges, where their decoder
+            needs a part of them. In functions of ``Pipeline(before=)`` they are `LazyBytes`. Such
+            a sample is not compared with its checksum. None: all files are read whole.
 
     Raises:
         ConfigError: Something is no decoder, or does not go together. The message says what to
@@ -76,13 +79,19 @@ class Decode:
     text: TextDecoder | None = None
     same_geometry: Sequence[str] | Sequence[Sequence[str]] = ()
     max_json_bytes: int = MAX_TEXT_BYTES
+    min_lazy_bytes: int | None = 8 << 20
     plan: FieldPlan = field(init=False, repr=False, compare=False)
     """The decoders, sorted by what they do. For the decode stage."""
 
     def __post_init__(self) -> None:
-        refuse_bools(max_json_bytes=self.max_json_bytes)
+        refuse_bools(max_json_bytes=self.max_json_bytes, min_lazy_bytes=self.min_lazy_bytes)
         if not isinstance(self.max_json_bytes, int) or self.max_json_bytes < 1:
             raise ConfigError(f"max_json_bytes={self.max_json_bytes!r}: give a number from 1 up")
+        is_size = isinstance(self.min_lazy_bytes, int) and self.min_lazy_bytes > 0
+        if self.min_lazy_bytes is not None and not is_size:
+            raise ConfigError(
+                f"min_lazy_bytes={self.min_lazy_bytes!r}: give a number from 1 up, or None"
+            )
         _check_fields(self.fields)
         _check_image(self.image)
         _check_text(self.text)
@@ -103,6 +112,24 @@ class Decode:
                     "image_length counts the pictures of Decode(image=...): give the picture that "
                     "belongs to the text as image=, not by field"
                 )
+
+    @property
+    def has_ranged_decoders(self) -> bool:
+        """Whether a decoder reads parts of a file; see `reads_by_ranges`."""
+        return any(getattr(decoder, "reads_ranges", False) for decoder in self._decoders())
+
+    def reads_by_ranges(self, field: str) -> bool:
+        """Tell whether the decoder of a field takes `LazyBytes` and reads parts of the file.
+
+        A decoder says so by a true attribute ``reads_ranges``. A function of yours may have it.
+        """
+        for key, decoder in (self.fields or {}).items():
+            if field in key.split(";"):
+                return bool(getattr(decoder, "reads_ranges", False))
+        return False
+
+    def _decoders(self) -> list[Any]:
+        return list((self.fields or {}).values())
 
     @property
     def media(self) -> frozenset[str]:

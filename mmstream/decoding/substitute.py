@@ -37,6 +37,7 @@ from mmstream.errors import (
     escaped,
     where,
 )
+from mmstream.lazy_bytes import LazyBytes
 from mmstream.order import MAX_ATTEMPTS
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Outcome, RawStep
@@ -46,7 +47,7 @@ __all__ = ["MAX_SUBSTITUTES", "BatchRows", "Lookup", "Prepared", "Row", "RowDeco
 
 Transform: TypeAlias = Callable[[Sample], Sample]
 
-Prepared: TypeAlias = TextTokens | SampleError
+Prepared: TypeAlias = TextTokens | SampleError | ShardError
 """A planned sample after the functions before decoding, with its tokens; or why it is bad."""
 
 BatchRows: TypeAlias = Mapping[str, torch.Tensor]
@@ -125,7 +126,7 @@ class RowDecoder:
         Raises:
             NameError, AttributeError, ...: a function has a bug.
         """
-        samples: list[Sample | SampleError | None] = []
+        samples: list[Sample | SampleError | ShardError | None] = []
         for position, outcome in enumerate(step.outcomes):
             if not isinstance(outcome, dict):
                 samples.append(None)
@@ -135,7 +136,7 @@ class RowDecoder:
                 ref = step.lineage.planned[position]
                 try:
                     samples.append(self._before(_address(step, position), ref, outcome))
-                except SampleError as error:
+                except (SampleError, ShardError) as error:  # a function may read more of a file
                     samples.append(error)
         texts = iter(
             decode_texts([each for each in samples if isinstance(each, dict)], self.decoders)
@@ -225,7 +226,8 @@ class RowDecoder:
                 raise
             except (SampleError, ShardError) as error:
                 is_last = len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
-                is_last |= isinstance(outcome, ShardError) and outcome.is_replaced
+                cause = error if isinstance(error, ShardError) else error.__cause__
+                is_last |= isinstance(cause, ShardError) and cause.is_replaced
                 if is_last or any(_is_same(earlier, outcome) for earlier in earlier_outcomes):
                     raise
                 # The index may have been delivered wrong, but not one that fits its checksums.
@@ -256,7 +258,22 @@ class RowDecoder:
             raise outcome
         if isinstance(outcome, SampleError):
             raise outcome
-        if isinstance(text, SampleError):
+        try:
+            return self._decode_raw(address, ref, outcome, out, text)
+        except ShardError as error:  # of a file that is read while it is decoded
+            if self.policy.shards:
+                raise SampleError(str(error)) from error
+            raise
+
+    def _decode_raw(
+        self,
+        address: _RowAddress,
+        ref: SampleRef,
+        outcome: Sample,
+        out: BatchRows,
+        text: Prepared | None,
+    ) -> Sample:
+        if isinstance(text, Exception):
             raise text
         key = str(outcome["__key__"])
         self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
@@ -266,6 +283,9 @@ class RowDecoder:
             sample, tokens = text
             sample = sample | {"__lineage__": self._lineage(address, outcome)}
         sample = decode_sample(sample, self.decoders, out, tokens)
+        unread = [name for name, value in sample.items() if isinstance(value, LazyBytes)]
+        for name in unread:  # no decoder has taken it, and nobody after this reads by ranges
+            sample[name] = bytes(sample[name])
         for transform in self.transforms:
             sample = self._transform(transform, sample, ref)
         return sample
@@ -328,4 +348,18 @@ def _is_same(outcome: Outcome, other: Outcome) -> bool:
     """
     if isinstance(outcome, ShardError) and isinstance(other, ShardError):
         return str(outcome) == str(other)
-    return isinstance(outcome, dict) and outcome == other
+    if not (isinstance(outcome, dict) and isinstance(other, dict)):
+        return False
+    if outcome.keys() != other.keys():
+        return False
+    return all(_is_same_value(value, other[name]) for name, value in outcome.items())
+
+
+def _is_same_value(value: object, other: object) -> bool:
+    """Tell whether two reads of a field gave the same bytes, as far as these were read."""
+    if not isinstance(value, LazyBytes):
+        return value == other
+    try:
+        return value.is_same(other)
+    except ShardError:
+        return False

@@ -23,7 +23,7 @@ from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
 from mmstream.order.shared_lanes import request_factor
-from mmstream.pipeline import Pipeline, PipelineRunner
+from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
 from mmstream.processes import default_threads, keep_freed_memory, num_cores, pss_bytes
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
@@ -411,8 +411,12 @@ class Loader(IterableDataset[Batch]):
         if self._reader_pipeline is not self._current:
             self._end_processes()
         if self._reader is None and needs_reader_process(self._current.dataset):
+            large_files = large_files_of(self._current)
             self._reader = ReaderProcess(
-                self._current.dataset, self._current.order, max(1, self.num_workers)
+                self._current.dataset,
+                self._current.order,
+                max(1, self.num_workers),
+                None if large_files is None else large_files.least_bytes,
             )
         self._reader_pipeline = self._current
         due = self._due_job

@@ -21,7 +21,14 @@ import numpy.typing as npt
 
 from mmstream.dataset.source import ShardSource, read_ranges
 from mmstream.errors import ShardError
-from mmstream.reading.held import NO_CHECKSUM, HeldSamples, SampleRange, SampleTable
+from mmstream.reading.held import HeldSamples, SampleRange, SampleTable
+from mmstream.reading.large_samples import (
+    NO_CHECKSUM,
+    LargeFiles,
+    LargeSample,
+    LargeSamples,
+    first_bytes,
+)
 from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store
 from mmstream.types import IntArray, SampleRef
 
@@ -55,11 +62,20 @@ class _Ranges(NamedTuple):
 
 
 class Fetcher:
-    """Fetches samples for a `Reader`, in any of its threads."""
+    """Fetches samples for a `Reader`, in any of its threads.
 
-    def __init__(self, source: ShardSource, *, zero_copy: bool) -> None:
+    Args:
+        source: what they belong to.
+        zero_copy: fields are views of what was read.
+        large_files: which files are read by ranges. None: all samples are read whole.
+    """
+
+    def __init__(
+        self, source: ShardSource, *, zero_copy: bool, large_files: LargeFiles | None = None
+    ) -> None:
         self._source = source
         self._zero_copy = zero_copy
+        self._large_files = large_files
         self._maps: WeakValueDictionary[int, mmap] = WeakValueDictionary()  # views keep them alive
         self._kept_maps: dict[int, mmap] = {}  # for the next calls, the latest last
         self._num_bytes = 0
@@ -80,7 +96,7 @@ class Fetcher:
             StorageError: storage failed after retries.
         """
         shards, indexes = np.asarray(refs, dtype=np.int64).reshape(-1, 2).T
-        held = HeldSamples(self._source, shards.size, zero_copy=self._zero_copy)
+        held = self.new_held(shards.size, past_caches=past_caches)
         samples = self._locate(shards, indexes, held)
         ranges = self._ranges(samples)
         num_bytes, num_requests = int((ranges.stop - ranges.start).sum()), ranges.first.size
@@ -91,11 +107,29 @@ class Fetcher:
             ranges = self._ranges(samples)
         for numbers in self._read_together(ranges):
             self._read(samples, ranges, numbers, held)
-        with self._lock:
-            self._num_bytes += num_bytes
-            self._num_requests += num_requests
+        self._count_reads(num_bytes, num_requests)
         self._count_wrong_reads(held.num_wrong)
         return held
+
+    def new_held(self, num_samples: int, *, past_caches: bool = False) -> HeldSamples:
+        """Return where samples are held; what is read of large ones later is counted here.
+
+        Args:
+            num_samples: how many samples.
+            past_caches: as `fetch`.
+        """
+        large_samples = None
+        if self._large_files is not None:
+            large_samples = LargeSamples(
+                self._source,
+                self._large_files,
+                self._count_reads,
+                self._count_wrong_reads,
+                past_caches=past_caches,
+            )
+        return HeldSamples(
+            self._source, num_samples, zero_copy=self._zero_copy, large_samples=large_samples
+        )
 
     def pop_counts(self) -> tuple[int, int]:
         """Return how many bytes and ranges were read since the previous call."""
@@ -109,6 +143,11 @@ class Fetcher:
         with self._lock:
             count, self._num_wrong_reads = self._num_wrong_reads, 0
         return count
+
+    def _count_reads(self, num_bytes: int, num_requests: int) -> None:
+        with self._lock:
+            self._num_bytes += num_bytes
+            self._num_requests += num_requests
 
     def _count_wrong_reads(self, count: int) -> None:
         with self._lock:
@@ -132,6 +171,13 @@ class Fetcher:
                 held.put_error(position[of_shard], error)
                 is_located[of_shard] = False
                 continue
+            if self._large_files is not None:
+                whole = bounds
+                bounds, is_large = first_bytes(whole, self._large_files.least_bytes)
+                for number in np.flatnonzero(is_large).tolist():
+                    held.large[int(position[first + number])] = LargeSample.from_bounds(
+                        whole, number
+                    )
             start[of_shard], stop[of_shard] = bounds.start, bounds.stop
             if bounds.checksum is not None:
                 checksum[of_shard] = bounds.checksum

@@ -10,6 +10,7 @@ samples are taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from mmstream.dataset.checksums import wrong_samples
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
+from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample, LargeSamples
 from mmstream.reading.step import Outcome
 from mmstream.storage import ObjectStat
 from mmstream.tar.scan import Scan, blocks_of, scan_samples
@@ -28,7 +30,8 @@ __all__ = ["HeldSamples", "SampleRange", "SampleTable"]
 
 ObjectArray = npt.NDArray[np.object_]
 
-NO_CHECKSUM = -1
+MAX_LARGE = 16
+"""Large samples of a step whose other headers are read side by side."""
 
 MAX_SCANNED = 512
 """Samples whose headers are parsed together: 256 KiB of headers at a time."""
@@ -45,7 +48,7 @@ class SampleRange(NamedTuple):
     position: IntArray
     """Position among the samples that were asked for."""
     checksum: IntArray
-    """CRC-32C of the sample's bytes; `NO_CHECKSUM` in all entries where there is none."""
+    """CRC-32C of the sample's bytes; `NO_CHECKSUM` where there is none."""
 
     def slice(self, first: int, end: int) -> SampleRange:
         """Return samples [first, end)."""
@@ -105,15 +108,26 @@ class HeldSamples:
         source: what they belong to.
         num_samples: how many there are.
         zero_copy: fields will be views of what was read, not bytes of their own.
+        large_samples: makes samples of the first bytes of large ones.
 
     Attributes:
+        large: samples of which only the first bytes are put, by position.
         num_bytes: bytes of all samples that were put.
         num_wrong: samples whose bytes are not those of their checksums. A ChecksumError takes
             their place.
     """
 
-    def __init__(self, source: ShardSource, num_samples: int, *, zero_copy: bool) -> None:
+    def __init__(
+        self,
+        source: ShardSource,
+        num_samples: int,
+        *,
+        zero_copy: bool,
+        large_samples: LargeSamples | None = None,
+    ) -> None:
         self._source = source
+        self._large_samples = large_samples
+        self.large: dict[int, LargeSample] = {}
         self._zero_copy = zero_copy
         self._num_samples = num_samples
         self.num_bytes = 0
@@ -197,7 +211,7 @@ class HeldSamples:
 
     def _right_samples(self, samples: SampleRange, data: Any, data_start: int) -> SampleRange:
         """Return the samples whose bytes fit their checksums; hold an error for the others."""
-        if samples.checksum[0] == NO_CHECKSUM:
+        if (samples.checksum == NO_CHECKSUM).all():
             return samples
         start, stop = samples.start - data_start, samples.stop - data_start
         wrong = wrong_samples(data, start, stop, samples.checksum)
@@ -282,6 +296,13 @@ class HeldSamples:
         self._shard[position], self._index[position] = shard, index
         self._start[position], self._stop[position] = start, stop
         data_of_sample = _object_array(data)[range_of_sample]
+        if self.large:
+            is_large = np.isin(position, list(self.large))
+            for i in np.flatnonzero(is_large).tolist():
+                self._data[position[i]] = bytes(data_of_sample[i][start[i] : stop[i]])
+            position, range_of_sample = position[~is_large], range_of_sample[~is_large]
+            start, stop = start[~is_large], stop[~is_large]
+            data_of_sample = data_of_sample[~is_large]
         blocks = [blocks_of(one_range) for one_range in data]
         for first in range(0, position.size, MAX_SCANNED):
             batch = slice(first, first + MAX_SCANNED)
@@ -343,12 +364,27 @@ class HeldSamples:
             for sample, name in zip(samples, self._source_name[taken].tolist(), strict=True):
                 sample["__source__"] = name
         outcomes: list[Outcome] = [*samples]
+        large = [position for position in sorted(self.large) if first <= position < end]
+        outcomes_of_large = self._assemble(large) if large else {}
         for row in np.flatnonzero(self._is_odd[taken]).tolist():
-            outcomes[row] = self._parse(first + row)
+            outcome = outcomes_of_large.get(first + row)
+            outcomes[row] = self._parse(first + row) if outcome is None else outcome
         for column in (self._data, *(members.data for members in self._members)):
             column[taken] = b""
         self._is_odd[taken], self._is_held[taken] = True, False
         return outcomes
+
+    def _assemble(self, positions: Sequence[int]) -> dict[int, Outcome]:
+        """Return large samples by position, but for those with an error."""
+        positions = [position for position in positions if position not in self._errors]
+        with ThreadPoolExecutor(MAX_LARGE, thread_name_prefix="mmstream-large") as pool:
+            outcomes = list(pool.map(self._assemble_one, positions))
+        return dict(zip(positions, outcomes, strict=True))
+
+    def _assemble_one(self, position: int) -> Outcome:
+        assert self._large_samples is not None, "only it makes samples large"
+        shard, index = int(self._shard[position]), int(self._index[position])
+        return self._large_samples.sample(shard, index, self.large[position], self._data[position])
 
     def _drop_changed_maps(self, first: int, end: int) -> None:
         """Hold an error for samples in a map whose file was changed since it was mapped."""

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
+from mmstream.reading.large_samples import LargeSample
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
 
@@ -66,6 +67,8 @@ class ReaderSetup(NamedTuple):
 
     source: ShardSource
     order: AnyOrder
+    least_large_bytes: int | None = None
+    """Of samples of this size, the first bytes are read. None: all are read whole."""
 
 
 class StepRequest(NamedTuple):
@@ -118,6 +121,8 @@ class StepHeader:
     """Sample i is bytes [ends[i - 1], ends[i]) of the block; empty where there is an error."""
     errors: dict[int, ShardError | SampleError]
     """By row."""
+    large: dict[int, LargeSample]
+    """By row: the samples of which the block has the first bytes only."""
     counts: TransferCounts
     num_wrong_reads: int
 

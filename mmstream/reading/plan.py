@@ -26,6 +26,7 @@ from mmstream.errors import ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import starts_of_ranges
 from mmstream.reading.held import SampleRange
+from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample, first_bytes
 from mmstream.storage import Access
 from mmstream.types import IntArray
 
@@ -82,6 +83,8 @@ class PlannedWindow:
     ranges: list[PlannedRange]
     errors: dict[int, ShardError]
     """By shard: why its samples cannot be had."""
+    large: dict[int, LargeSample]
+    """By position: samples of which only the first bytes are read."""
 
 
 class StepPlan(NamedTuple):
@@ -117,6 +120,8 @@ class RankPlan:
         bounds: returns where samples of a shard lie. It may raise a ShardError.
         access: returns how ranges of a shard are best cut.
         single_samples: read each sample alone, and hold no windows.
+        least_large_bytes: of samples of this size, the first bytes are read. None: all are read
+            whole.
 
     Attributes:
         next_clock: the first step that is not planned yet.
@@ -131,6 +136,7 @@ class RankPlan:
         bounds: Callable[[int, IntArray], SampleBounds],
         access: Callable[[int], Access],
         single_samples: bool = False,
+        least_large_bytes: int | None = None,
     ) -> None:
         self.next_clock = first_clock
         self._order, self._rows = order, rows
@@ -140,6 +146,7 @@ class RankPlan:
             order.global_batch_size, rows[1] - rows[0]
         )
         self._single_samples = single_samples
+        self._least_large_bytes = least_large_bytes
         self._windows: dict[tuple[int, int], PlannedWindow] = {}
         self._steps: dict[int, StepPlan] = {}
 
@@ -201,7 +208,7 @@ class RankPlan:
         start, stop = np.zeros_like(clock), np.zeros_like(clock)
         range_number = np.full_like(clock, NO_RANGE)
         planned = PlannedWindow(
-            clock, row - first_row, shard, index, start, stop, range_number, [], {}
+            clock, row - first_row, shard, index, start, stop, range_number, [], {}, {}
         )
         for positions in by_shard(shard, index):
             self._plan_shard(planned, int(shard[positions[0]]), positions)
@@ -212,10 +219,13 @@ class RankPlan:
     def _plan_shard(self, window: PlannedWindow, shard: int, positions: IntArray) -> None:
         """Plan the samples of a shard, which come by rising index."""
         try:
-            bounds = self._bounds(shard, window.index[positions])
+            whole = self._bounds(shard, window.index[positions])
         except ShardError as error:
             window.errors[shard] = error
             return
+        bounds, is_large = first_bytes(whole, self._least_large_bytes)
+        for number in np.flatnonzero(is_large).tolist():
+            window.large[int(positions[number])] = LargeSample.from_bounds(whole, number)
         window.start[positions], window.stop[positions] = bounds.start, bounds.stop
         checksum = bounds.checksum
         samples = SampleRange(
@@ -224,7 +234,7 @@ class RankPlan:
             bounds.start,
             bounds.stop,
             positions,
-            np.full(positions.size, -1, dtype=np.int64) if checksum is None else checksum,
+            np.full(positions.size, NO_CHECKSUM, dtype=np.int64) if checksum is None else checksum,
         )
         if self._single_samples:
             self._add_ranges(window, merge(samples, 0, 1))

@@ -52,13 +52,22 @@ class ReaderProcess:
         source: what it reads.
         order: which samples, and when.
         num_connections: processes that will ask it for steps.
+        least_large_bytes: of samples of this size, it reads the first bytes. None: it reads all
+            samples whole.
 
     Attributes:
         connections: one for each of them.
     """
 
-    def __init__(self, source: ShardSource, order: AnyOrder, num_connections: int) -> None:
+    def __init__(
+        self,
+        source: ShardSource,
+        order: AnyOrder,
+        num_connections: int,
+        least_large_bytes: int | None = None,
+    ) -> None:
         self._source, self._order = source, order
+        self._least_large_bytes = least_large_bytes
         ours, theirs = socket.socketpair()
         pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_connections)
@@ -88,7 +97,7 @@ class ReaderProcess:
         with suppress(OSError):  # whoever waits for a step learns that it has ended
             sys_path = [os.fspath(path) for path in sys.path]
             self._control.send((sys_path, logging.getLogger("mmstream").getEffectiveLevel()))
-            self._control.send(ReaderSetup(source, order))
+            self._control.send(ReaderSetup(source, order, least_large_bytes))
 
     @property
     def pid(self) -> int:
@@ -101,7 +110,12 @@ class ReaderProcess:
         Raises:
             ConfigError: the windows of these rows do not fit into memory.
         """
-        single_samples = needs_single_samples(self._source, self._order, rows[1] - rows[0])
+        single_samples = needs_single_samples(
+            self._source,
+            self._order,
+            rows[1] - rows[0],
+            least_large_bytes=self._least_large_bytes,
+        )
         self._iteration += 1
         with suppress(OSError), self._lock:
             self._control.send(("begin", self._iteration, epoch, step, rows, single_samples))

@@ -29,7 +29,8 @@ from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD
-from mmstream.reading.held import NO_CHECKSUM, SampleRange
+from mmstream.reading.held import SampleRange
+from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan
 from mmstream.storage import Access, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
@@ -103,6 +104,8 @@ class StepSamples:
     """The bytes of each sample in its tar, headers included; empty where there is an error."""
     errors: dict[int, ShardError | SampleError]
     """By row."""
+    large: dict[int, LargeSample]
+    """By row: the samples of which `data` has the first bytes only."""
 
     @property
     def num_bytes(self) -> int:
@@ -119,6 +122,8 @@ class RankReader:
         transfers: where ranges are requested. The clients are numbered like `datasets`.
         datasets: the datasets of `source`.
         horizon_bytes: most bytes that are read before their first step.
+        least_large_bytes: of samples of this size, the first bytes are read. None: all are read
+            whole.
     """
 
     def __init__(
@@ -129,10 +134,12 @@ class RankReader:
         datasets: Sequence[Dataset],
         *,
         horizon_bytes: int = HORIZON_BYTES,
+        least_large_bytes: int | None = None,
     ) -> None:
         self._source, self._order, self._transfers = source, order, transfers
         self._client_of = {id(dataset): number for number, dataset in enumerate(datasets)}
         self._max_horizon_bytes = horizon_bytes
+        self._least_large_bytes = least_large_bytes
         self._recent_bytes, self._taken_at = 0.0, -math.inf
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmstream-plan")
         self._rows: tuple[int, int] | None = None
@@ -185,6 +192,7 @@ class RankReader:
             bounds=self._bounds_of,
             access=self._access_of,
             single_samples=single_samples,
+            least_large_bytes=self._least_large_bytes,
         )
         self._planner = asyncio.get_running_loop().create_task(self._plan_ahead(self._plan))
 
@@ -371,7 +379,8 @@ class RankReader:
             try:
                 return await future
             except ReplacedError as error:
-                if not dataset.has_checksums or attempt == MAX_REPLACED:
+                is_checked = bool((samples.checksum != NO_CHECKSUM).all())
+                if not is_checked or attempt == MAX_REPLACED:
                     raise
                 dataset.accept(name, error)
             finally:
@@ -379,7 +388,7 @@ class RankReader:
         raise AssertionError("never reached")
 
     def _wrong_samples(self, samples: SampleRange, data: bytearray) -> list[int]:
-        if samples.checksum[0] == NO_CHECKSUM:
+        if (samples.checksum == NO_CHECKSUM).all():
             return []
         first = int(samples.start[0])
         return wrong_samples(data, samples.start - first, samples.stop - first, samples.checksum)
@@ -421,6 +430,7 @@ class RankReader:
         shard, index = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
         data = [memoryview(b"")] * num_rows
         errors: dict[int, ShardError | SampleError] = {}
+        large: dict[int, LargeSample] = {}
         for window, span in step_plan.spans():
             rows = window.row[span]
             shard[rows], index[rows] = window.shard[span], window.index[span]
@@ -440,10 +450,12 @@ class RankReader:
                 else:
                     first = int(planned.samples.start[0])
                     data[row] = arrived.data[start - first : stop - first]
+                    if position in window.large:
+                        large[row] = window.large[position]
                 arrived.num_left -= 1
                 if not arrived.num_left:
                     del self._arrived[planned]
-        return StepSamples(shard, index, step_plan.valid, data, errors)
+        return StepSamples(shard, index, step_plan.valid, data, errors, large)
 
     def _note_pace(self, num_bytes: int, asked_at: float) -> None:
         """Add to the bytes that were taken in the last `HORIZON_S`; older ones fade away.

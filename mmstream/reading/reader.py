@@ -11,6 +11,7 @@ from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.order import AnyOrder
 from mmstream.reading.blocks import BlockReads
 from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.step import BatchLineage, Job, RawStep
 from mmstream.reading.windows import WindowReads
@@ -28,6 +29,8 @@ class Reader:
             ranges stay in memory until their last view is gone.
         in_background: read local files in a thread, while the caller does other things. Object
             stores are always read in threads.
+        large_files: which files are read by ranges, when they are decoded. None: all samples are
+            read whole.
 
     Attributes:
         lookup: reads single samples, with the same connections.
@@ -40,9 +43,10 @@ class Reader:
         *,
         zero_copy: bool = False,
         in_background: bool = False,
+        large_files: LargeFiles | None = None,
     ) -> None:
         self._order = order
-        self._fetcher = Fetcher(source, zero_copy=zero_copy)
+        self._fetcher = Fetcher(source, zero_copy=zero_copy, large_files=large_files)
         self.lookup = SampleLookup(source, order, self._fetcher)
         self._reads: BlockReads | WindowReads
         if any(dataset.store.access.concurrent for dataset in datasets_of(source)):
@@ -80,6 +84,10 @@ class Reader:
             num_requests=num_requests,
         )
         return RawStep(lineage, samples)
+
+    def pop_counts(self) -> tuple[int, int]:
+        """Return how many bytes and ranges were read since the previous call."""
+        return self._fetcher.pop_counts()
 
     def pop_wrong_reads(self) -> int:
         """Return how many samples and indexes came with wrong bytes since the previous call."""

@@ -162,6 +162,7 @@ class Server:
                 samples.valid,
                 ends,
                 samples.errors,
+                samples.large,
                 counts,
                 num_wrong,
             )
@@ -215,7 +216,13 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
         [range_client(dataset.store) for dataset in datasets],
         [dataset.known for dataset in datasets],
     )
-    reader = RankReader(setup.source, setup.order, transfers, datasets)
+    reader = RankReader(
+        setup.source,
+        setup.order,
+        transfers,
+        datasets,
+        least_large_bytes=setup.least_large_bytes,
+    )
     gc.collect()
     gc.freeze()  # manifests are many objects, which live until the end
     try:

@@ -7,7 +7,7 @@ import numpy as np
 from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import Fetcher
-from mmstream.reading.held import HeldSamples
+from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.messages import StepConnection, StepHeader, StepRequest
 from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep
@@ -26,6 +26,8 @@ class StepReader:
         order: which samples, and when.
         connection: to the reader process.
         zero_copy: fields are memoryviews, not bytes of their own.
+        large_files: which files are read by ranges: this process reads them itself, when they are
+            decoded. None: all come with their step.
 
     Attributes:
         lookup: reads single samples.
@@ -38,9 +40,10 @@ class StepReader:
         connection: StepConnection,
         *,
         zero_copy: bool = False,
+        large_files: LargeFiles | None = None,
     ) -> None:
         self._source, self._zero_copy = source, zero_copy
-        self._fetcher = Fetcher(source, zero_copy=zero_copy)
+        self._fetcher = Fetcher(source, zero_copy=zero_copy, large_files=large_files)
         self.lookup = SampleLookup(source, order, self._fetcher)
         self._connection = connection
         self._num_wrong_reads = 0
@@ -70,6 +73,10 @@ class StepReader:
         )
         return RawStep(lineage, outcomes)
 
+    def pop_counts(self) -> tuple[int, int]:
+        """Return how many bytes and ranges this process has read since the previous call."""
+        return self._fetcher.pop_counts()
+
     def pop_wrong_reads(self) -> int:
         """Return how many samples and indexes came with wrong bytes since the previous call."""
         count, self._num_wrong_reads = self._num_wrong_reads, 0
@@ -80,7 +87,8 @@ class StepReader:
 
     def _samples(self, header: StepHeader, data: memoryview) -> list[Outcome]:
         """Make samples of the bytes of a step. The reader process has compared them."""
-        held = HeldSamples(self._source, header.shard.size, zero_copy=self._zero_copy)
+        held = self._fetcher.new_held(header.shard.size)
+        held.large.update(header.large)
         for row, error in header.errors.items():
             held.put_error(np.array([row]), error)
         if self._zero_copy:  # views outlive the block

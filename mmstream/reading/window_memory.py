@@ -29,13 +29,20 @@ LEAST_SINGLE_BYTES = 64_000
 too many requests."""
 
 
-def window_bytes(source: ShardSource, order: AnyOrder, num_rows: int) -> float:
+def window_bytes(
+    source: ShardSource,
+    order: AnyOrder,
+    num_rows: int,
+    *,
+    least_large_bytes: int | None = None,
+) -> float:
     """Return the bytes of all windows of a rank when they are full.
 
     Args:
         source: the datasets that `order` plans.
         order: which samples, and when.
         num_rows: rows of the rank.
+        least_large_bytes: no sample takes more, because the first bytes of a larger one are read.
     """
     identity = order.identity()
     datasets = datasets_of(source)
@@ -45,12 +52,20 @@ def window_bytes(source: ShardSource, order: AnyOrder, num_rows: int) -> float:
     for dataset, setting in zip(datasets, settings, strict=False):
         num_samples = max(1, len(dataset))
         held = min(num_samples, num_lanes * setting["window"])
-        total += held * dataset.manifest.num_bytes / num_samples
+        sample_bytes = dataset.manifest.num_bytes / num_samples
+        if least_large_bytes is not None:
+            sample_bytes = min(sample_bytes, least_large_bytes)
+        total += held * sample_bytes
     return total * num_rows / order.global_batch_size
 
 
 def needs_single_samples(
-    source: ShardSource, order: AnyOrder, num_rows: int, memory: int | None = None
+    source: ShardSource,
+    order: AnyOrder,
+    num_rows: int,
+    memory: int | None = None,
+    *,
+    least_large_bytes: int | None = None,
 ) -> bool:
     """Tell whether a rank must read its samples one by one, because its windows are too large.
 
@@ -59,11 +74,12 @@ def needs_single_samples(
         order: which samples, and when.
         num_rows: rows of the rank.
         memory: bytes of memory for all ranks of the machine. None: `memory_bytes`.
+        least_large_bytes: as `window_bytes`.
 
     Raises:
         ConfigError: the windows are too large, and the samples too small for that.
     """
-    wanted = window_bytes(source, order, num_rows)
+    wanted = window_bytes(source, order, num_rows, least_large_bytes=least_large_bytes)
     memory = memory_bytes() if memory is None else memory
     limit = MEMORY_SHARE * memory / num_local_ranks()
     if wanted <= limit:

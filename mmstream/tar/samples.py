@@ -28,6 +28,7 @@ __all__ = [
     "is_reserved",
     "iter_members",
     "parse_sample",
+    "sample_of",
     "sample_offsets",
     "split_name",
 ]
@@ -150,10 +151,31 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
             there are more than `MAX_MEMBERS` files or a name beyond `MAX_NAME_CHARACTERS`.
     """
     view = memoryview(data)
+
+    def value_of(_field: str, start: int, size: int) -> bytes | memoryview:
+        payload = view[start : start + size]
+        return payload if zero_copy else bytes(payload)
+
+    return sample_of(_files(view), url, value_of)
+
+
+def sample_of(
+    files: Iterable[tuple[str, int, int]], url: str, value_of: Callable[[str, int, int], Any]
+) -> dict[str, Any]:
+    """Return the sample that some files of a tar make, in their order.
+
+    Args:
+        files: (name, offset of the payload, size) of each file.
+        url: Of the shard.
+        value_of: Returns the value of a field, by its name, offset and size.
+
+    Raises:
+        SampleError: As `parse_sample` does.
+    """
     sample: dict[str, Any] = {"__key__": "", "__url__": url}
     sample_key = ""
     try:
-        for name, start, size in _files(view):
+        for name, start, size in files:
             split = split_name(name)
             if split is None:
                 continue
@@ -179,8 +201,7 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
                 raise SampleError(
                     f"{escaped(key)}.{escaped(field)}: this field comes twice in the sample"
                 )
-            payload = view[start : start + size]
-            sample[field] = payload if zero_copy else bytes(payload)
+            sample[field] = value_of(field, start, size)
     except ShardError as error:
         raise SampleError(f"{escaped(sample_key)}: damaged tar header: {error}") from error
     if not sample_key:

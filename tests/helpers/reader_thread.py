@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import mmstream as mm
+from mmstream.pipeline import large_files_of
 from mmstream.reading.messages import ReaderSetup, StepConnection
 from mmstream.reading.server import serve
 
@@ -41,7 +42,9 @@ def reader_thread(pipeline: mm.Pipeline, num_connections: int = 1) -> Iterator[R
         socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_connections)
     ]
     ends = [pair[1] for pair in pairs]
-    ours.send(ReaderSetup(pipeline.dataset, pipeline.order))
+    files = large_files_of(pipeline)
+    least_bytes = None if files is None else files.least_bytes
+    ours.send(ReaderSetup(pipeline.dataset, pipeline.order, least_bytes))
     thread = threading.Thread(target=lambda: asyncio.run(serve(theirs, ends)), daemon=True)
     thread.start()
     connections = [StepConnection(pair[0]) for pair in pairs]

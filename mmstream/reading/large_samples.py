@@ -1,0 +1,207 @@
+"""Samples with large files: their first bytes come with their step, the rest when it is decoded.
+
+A decoder may need little of a large file: eight frames of a long video lie in eight short ranges of
+it. So a sample of 8 MiB or more is not read whole, where its pipeline has such a decoder. All
+readers read its first bytes only, as if they were the sample. They hold the header of its first
+file, and often the whole of its small files and the header of a video.
+
+Here they become a sample, in the process that decodes it. The headers of the other files are read
+by short ranges, and small files are read whole. The value of a large file is a `LazyBytes`.
+
+Checksums are of whole samples. So a sample of which a file is read by ranges is compared with none.
+What protects it: the checksums of its tar headers, the size and version of its shard in each
+answer, and that its files must end where the index says. A sample that turns out to have no file
+for such a decoder is read whole, and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.dataset.checksums import sample_checksum
+from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.source import ShardSource
+from mmstream.errors import SampleError, ShardError
+from mmstream.lazy_bytes import LazyBytes
+from mmstream.reading.step import Outcome
+from mmstream.tar.header import BLOCK
+from mmstream.tar.samples import iter_members
+
+__all__ = ["NO_CHECKSUM", "LargeFiles", "LargeSample", "LargeSamples", "first_bytes"]
+
+NO_CHECKSUM = -1
+
+FIRST_BYTES = 64 << 10
+"""What is read of a large sample with its step. The header of a video of a minute has less."""
+
+
+@dataclass(frozen=True)
+class LargeFiles:
+    """Which files of samples are read by ranges."""
+
+    least_bytes: int
+    """Smaller ones are read whole, and so are smaller samples."""
+    is_ranged: Callable[[str], bool]
+    """Tells whether the decoder of a field reads by ranges."""
+
+
+class LargeSample(NamedTuple):
+    """Where a sample lies of which the first bytes are read."""
+
+    start: int
+    """It is bytes [start, stop) of its shard."""
+    stop: int
+    checksum: int
+    """CRC-32C of all its bytes, or `NO_CHECKSUM`."""
+
+    @classmethod
+    def from_bounds(cls, bounds: SampleBounds, number: int) -> LargeSample:
+        """Return where a sample lies, by its number among some of its shard."""
+        checksum = NO_CHECKSUM if bounds.checksum is None else int(bounds.checksum[number])
+        return cls(int(bounds.start[number]), int(bounds.stop[number]), checksum)
+
+
+def first_bytes(
+    bounds: SampleBounds, least_bytes: int | None
+) -> tuple[SampleBounds, npt.NDArray[np.bool_]]:
+    """Return what is read of samples with their step, and which of them are large.
+
+    Args:
+        bounds: Where the samples lie.
+        least_bytes: Bytes of a large sample. None: none is large.
+
+    Returns:
+        The bounds, with the first bytes of large samples and no checksum for them. And a mask.
+    """
+    if least_bytes is None:
+        return bounds, np.zeros(bounds.start.size, dtype=np.bool_)
+    is_large = bounds.stop - bounds.start >= max(least_bytes, 2 * BLOCK)
+    if not is_large.any():
+        return bounds, is_large
+    num_first = min(FIRST_BYTES, max(least_bytes // BLOCK * BLOCK, 2 * BLOCK))
+    stop = np.where(is_large, bounds.start + num_first, bounds.stop)
+    checksum = bounds.checksum
+    if checksum is not None:
+        checksum = np.where(is_large, NO_CHECKSUM, checksum)
+    return SampleBounds(bounds.start, stop, checksum), is_large
+
+
+class LargeSamples:
+    """Makes samples of first bytes, in any thread.
+
+    Args:
+        source: what they belong to.
+        files: which of their files are read by ranges.
+        count: called with the numbers of bytes and ranges of each read.
+        count_wrong: called with the number of samples that came wrong.
+        past_caches: read anew what this machine may hold of the shards.
+    """
+
+    def __init__(
+        self,
+        source: ShardSource,
+        files: LargeFiles,
+        count: Callable[[int, int], None],
+        count_wrong: Callable[[int], None],
+        *,
+        past_caches: bool = False,
+    ) -> None:
+        self._source, self._files = source, files
+        self._count, self._count_wrong = count, count_wrong
+        self._past_caches = past_caches
+
+    def sample(self, shard: int, index: int, large: LargeSample, head: bytes) -> Outcome:
+        """Return a sample, or why there is none.
+
+        Args:
+            shard: number of its shard.
+            index: position in its shard.
+            large: where it lies.
+            head: its first bytes.
+
+        Raises:
+            StorageError: storage failed after retries.
+        """
+        source, dataset, local_shard = self._source.locate(shard)
+        errors: list[ShardError] = []
+
+        def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+            absolute = [(large.start + start, large.start + stop) for start, stop in ranges]
+            if self._past_caches:
+                dataset.drop_cache(local_shard, absolute)
+            self._count(sum(stop - start for start, stop in ranges), len(ranges))
+            try:
+                return dataset.read_unchecked(local_shard, absolute)
+            except ShardError as error:
+                errors.append(error)
+                raise
+
+        whole = LazyBytes(large.stop - large.start, read_ranges, head)
+        read = _InOrder(whole)
+
+        def value_of(field: str, start: int, size: int) -> bytes | LazyBytes:
+            if size >= self._files.least_bytes and self._files.is_ranged(field):
+                return read.pass_over(start, start + size)
+            return read.read(start, start + size)
+
+        try:
+            sample = dataset.assemble(_files_of(whole), value_of, local_shard, index)
+            if read.is_whole and large.checksum != NO_CHECKSUM:
+                read.read(len(whole), len(whole))
+                if read.checksum != large.checksum:
+                    self._count_wrong(1)
+                    return dataset.checksum_error(local_shard, index)
+        except (SampleError, ShardError) as error:
+            return errors[-1] if errors else error
+        if source:
+            sample["__source__"] = source
+        return sample
+
+
+class _InOrder:
+    """Reads files of a sample one after the other, and sums up what was read.
+
+    Attributes:
+        is_whole: no file was passed over.
+        checksum: CRC-32C of all bytes so far, if `is_whole`.
+    """
+
+    def __init__(self, sample: LazyBytes) -> None:
+        self._sample = sample
+        self._position = 0
+        self.is_whole, self.checksum = True, 0
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop). Those since the call before are read, too."""
+        data = self._sample.read(start, stop)
+        if self.is_whole:
+            between = self._sample.read(self._position, start)
+            self.checksum = sample_checksum(data, sample_checksum(between, self.checksum))
+        self._position = stop
+        return data
+
+    def pass_over(self, start: int, stop: int) -> LazyBytes:
+        """Return bytes [start, stop), which are not read."""
+        self.is_whole = False
+        return self._sample.within(start, stop)
+
+
+def _files_of(whole: LazyBytes) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, offset of the payload, size) of the files of a sample.
+
+    Raises:
+        ShardError: A header is damaged, or the sample ends before it should. No checksum would
+            notice that a block of zeros has come in place of a header.
+    """
+    end = 0
+    for member in iter_members(whole.read, len(whole)):
+        if member.is_file:
+            yield member.name, member.data_offset, member.size
+        end = member.end
+    if end < len(whole):
+        raise ShardError(f"a block of zeros at byte {end} of {len(whole)}")
