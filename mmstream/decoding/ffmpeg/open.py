@@ -3,7 +3,7 @@
 Place in the flow: the ground of `decoding.audio` and `decoding.video`, and of the converter's
 check of media files:
 
-    bytes or LazyBytes -> `container_format` -> OPEN -> packets -> frames
+    bytes or LazyBytes -> `container_format` -> `check_mp4` -> OPEN -> packets -> frames
 
 FFmpeg gets the format that the first bytes have, and can read nothing but those bytes: it opens no
 other file and no host. It looks at a limited part of the file for what the headers do not say. It
@@ -21,6 +21,7 @@ from av.container import InputContainer
 from av.stream import Disposition
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
 from mmstream.decoding.ffmpeg.sniff import container_format
 from mmstream.decoding.ffmpeg.source import EncodedMedia, MediaSource
 from mmstream.errors import DecodeError
@@ -68,6 +69,8 @@ def open_media(
     name = container_format(data)
     if name is None:
         raise DecodeError("its first bytes are not those of a known audio or video format")
+    if name == "mov":
+        check_mp4(data)
     source = MediaSource(data, deadline)
     options = dict(_OPTIONS)
     if max_pixels is not None:
