@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from mmstream.dataset.open import open_dataset as open_dataset
     from mmstream.dataset.statistics import Statistics as Statistics
     from mmstream.dataset.statistics import statistics as statistics
+    from mmstream.decoding.audio.decoder import AudioDecoder as AudioDecoder
+    from mmstream.decoding.audio.features import WhisperFeatures as WhisperFeatures
     from mmstream.decoding.decode import Decode as Decode
     from mmstream.decoding.image.coordinates import Boxes as Boxes
     from mmstream.decoding.image.coordinates import Points as Points
@@ -96,6 +98,8 @@ _NAMES_OF = {
     "dataset.mixture_file": ("open_mixture",),
     "dataset.open": ("open_dataset",),
     "dataset.statistics": ("Statistics", "statistics"),
+    "decoding.audio.decoder": ("AudioDecoder",),
+    "decoding.audio.features": ("WhisperFeatures",),
     "decoding.image.decoder": ("ImageDecoder",),
     "decoding.image.image_shape": ("ImageShape",),
     "decoding.image.tiles": ("LlavaNextTiles", "InternVLTiles"),

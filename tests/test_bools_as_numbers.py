@@ -29,6 +29,7 @@ def pipeline(dataset: mm.Dataset, **settings: Any) -> mm.Pipeline:
 
 
 CALLS: dict[str, Callable[..., Any]] = {
+    "AudioDecoder": lambda _, **k: mm.AudioDecoder(**k),
     "BadSamplePolicy": lambda _, **k: mm.BadSamplePolicy(**k),
     "Decode": lambda _, **k: mm.Decode(**k),
     "DownloadOptions": lambda _, **k: mm.DownloadOptions(**k),
@@ -44,6 +45,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Pipeline.as_webdataset": lambda dataset, **k: pipeline(dataset).as_webdataset(**k),
     "Pipeline.take": lambda dataset, **k: pipeline(dataset).take(**k),
     "TextDecoder": lambda _, **k: mm.TextDecoder(byte_tokenizer(), **k),
+    "WhisperFeatures": lambda _, **k: mm.WhisperFeatures(**k),
     "World": lambda _, **k: mm.World(**{"world_size": 2, **k}),
     "collate": lambda _, **k: mm.collate([{"input_ids": np.array([1])}], **k),
     "convert": lambda _, **k: mm.convert("rows.jsonl", "corpus", **k),

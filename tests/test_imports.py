@@ -35,6 +35,7 @@ FLOORS = [
         "storage",
         "tar",
         "order",
+        "decoding.audio",
         "decoding.fields",
         "decoding.ffmpeg",
         "decoding.image",

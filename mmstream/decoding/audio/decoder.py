@@ -1,0 +1,445 @@
+"""`AudioDecoder`: the bytes of an audio file become samples, or log-mel features.
+
+Place in the flow: `decoding.sample` calls it for every audio field of a sample. One file takes
+these steps:
+
+    header -> `plan` chooses the span of the result
+           -> `source` decodes what the span needs, in pieces
+           -> channels are mixed piece by piece -> `resample` -> int16 or `features`
+
+A result is a span of one line of samples: the whole file at the rate of the result. Where in the
+file a span begins does not change its samples:
+
+- The span from `start_s` to `end_s` holds the samples ``round(start_s * rate)`` to before
+  ``round(end_s * rate)``. So spans that follow each other have no gap and no overlap.
+- Without resampling they equal the samples of the whole file, bit by bit, in every format. With
+  resampling they are equal but for the rounding of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmstream.decoding.audio.features import SAMPLE_RATE, WhisperFeatures
+from mmstream.decoding.audio.limits import MAX_BYTES, MAX_DURATION_S, TIMEOUT_S, AudioLimits
+from mmstream.decoding.audio.processors import settings_of
+from mmstream.decoding.audio.resample import num_resampled, resample, source_piece
+from mmstream.decoding.audio.source import AudioSource, open_audio
+from mmstream.decoding.ffmpeg.source import EncodedMedia
+from mmstream.decoding.media_shapes import AudioShape
+from mmstream.errors import ConfigError, DecodeError
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["AudioDecoder", "AudioPlan", "DecodedAudio"]
+
+Span = tuple[float, float]
+
+_TOLERANCE_S = 0.1
+"""Seconds by which a file may be shorter than its header says. It ends in silence then."""
+
+
+class AudioPlan(NamedTuple):
+    """Which samples of a file become the result. `AudioDecoder.plan` makes it from the header."""
+
+    source_rate: int
+    """Samples per second of the file."""
+    num_channels: int
+    """Channels of the file."""
+    num_source_samples: int
+    """Samples per channel of the whole file."""
+    start: int
+    """First sample of the result, counted from the start of the file at the result's rate."""
+    stop: int
+    """The sample behind the last."""
+    start_s: float
+    """Time of the first sample in seconds; in a file with a video, after its first frame."""
+    shape: AudioShape
+    """What a text is told about the result."""
+
+
+class DecodedAudio(NamedTuple):
+    """The result of one file."""
+
+    samples: NDArray[np.float32] | NDArray[np.int16] | None
+    """[T] with one channel, else [C, T]. None where `features` took their place."""
+    features: NDArray[np.float32] | None
+    """float32 [num_mels, num_frames]. None without `AudioDecoder.features`."""
+    plan: AudioPlan
+    """Which samples of the file they are made of."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples per channel of the result."""
+        return self.plan.shape.num_samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioDecoder:
+    """Decode one audio file: a callable from bytes to an array of samples.
+
+    It reads wav, flac, mp3, ogg (Vorbis), opus, m4a (AAC), aiff, and the audio track of a video:
+    mp4, mov, mkv, webm, avi and others that FFmpeg reads. It holds settings and no state: it can be
+    pickled, and called from many threads at once.
+
+    Attributes:
+        sample_rate: Samples per second of the result. The file is resampled to it by libsoxr, as
+            librosa does. None: the file's own rate.
+        channels: Number of channels of the result. 1: the mean of all channels, as librosa and
+            torchcodec mix stereo. A file with one channel is repeated. None: the channels of the
+            file.
+        dtype: "float32": -1 to 1. "int16": -32,768 to 32,767, half the memory.
+        offset_s: Seconds that are left out at the beginning of the span.
+        duration_s: Longest result in seconds. None: no limit.
+        span: Which part of the file is decoded, in seconds. "row": from ``start_s`` to ``end_s`` of
+            the row, where it has them, else all. (start_s, end_s): the same part of every file.
+            None: all. In a file with a video, time counts from its first frame. A span that goes
+            beyond the file ends with it.
+        crop: "random": `duration_s` seconds from a random part of the span. A shorter span is taken
+            whole. None: the span from its beginning.
+        features: `WhisperFeatures` to make log-mel features of the samples, in the worker. They
+            need ``sample_rate=16000``, ``channels=1`` and ``dtype="float32"``.
+        max_bytes: Limit on the size of the encoded file. It does not hold for a file that is read
+            by ranges (`LazyBytes`). The default is 256 MiB.
+        max_duration_s: Limit on the length of the results of one sample, all together. The default
+            is one hour.
+        timeout_s: Seconds that decoding the audio of one sample may take, all together. A sample
+            that takes longer is bad, and has an `mmstream.TimeoutError`. None: no limit.
+
+    Raises:
+        ConfigError: A setting has the wrong type or range, or does not go with another. The message
+            names the setting and says what to give.
+
+    Examples:
+        >>> speech = AudioDecoder()  # 16 kHz, mono, float32
+        >>> five_seconds = AudioDecoder(crop="random", duration_s=5.0)
+        >>> whisper = AudioDecoder(features=WhisperFeatures(num_mels=80))
+        >>> music = AudioDecoder(sample_rate=44_100, channels=2, dtype="int16")
+    """
+
+    sample_rate: int | None = SAMPLE_RATE
+    channels: int | None = 1
+    dtype: Literal["float32", "int16"] = "float32"
+    offset_s: float = 0.0
+    duration_s: float | None = None
+    span: Literal["row"] | Span | None = "row"
+    crop: Literal["random"] | None = None
+    features: WhisperFeatures | None = None
+    max_bytes: int = MAX_BYTES
+    max_duration_s: float = MAX_DURATION_S
+    timeout_s: float | None = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        _check_subclass(self)
+        _check_values(self)
+        _check_combinations(self)
+
+    @classmethod
+    def from_processor(cls, processor: Any, **settings: Any) -> AudioDecoder:
+        """Take over the settings of a Hugging Face processor.
+
+        Args:
+            processor: A feature extractor, or a processor that holds a ``feature_extractor``. Known
+                is ``WhisperFeatureExtractor``, in the processors of Whisper, Qwen2-Audio,
+                Qwen2.5-Omni and Qwen3-Omni.
+            **settings: Settings of the decoder that replace the processor's.
+
+        Returns:
+            A decoder that makes the same features. A recording that is too long is refused, where
+            the extractor cuts it: give ``duration_s=30`` to cut it.
+
+        Raises:
+            ConfigError: The processor is not known, or does something that this decoder cannot do;
+                the message says what.
+        """
+        return cls(**{**settings_of(processor), **settings})
+
+    @property
+    def is_random(self) -> bool:
+        """Whether results depend on a random generator."""
+        return self.crop == "random"
+
+    def __call__(
+        self,
+        data: EncodedMedia,
+        rng: np.random.Generator | None = None,
+        span: Span | None = None,
+    ) -> NDArray[np.float32] | NDArray[np.int16]:
+        """Decode one file.
+
+        Args:
+            data: The encoded file.
+            rng: The generator for random crops, which need one. In a pipeline it is the sample's
+                own, ``mm.sample_rng(sample, "audio")``.
+            span: (start_s, end_s), where the decoder has ``span="row"``. None: the whole file.
+
+        Returns:
+            Samples: float32 or int16, [T] with one channel, else [C, T]. Or features: float32
+            [num_mels, num_frames].
+
+        Raises:
+            DecodeError: The bytes are not a whole audio file, or exceed a limit. The reason is one
+                line.
+            TimeoutError: Decoding takes longer than `timeout_s`.
+            ConfigError: ``rng`` is missing.
+        """
+        row = None if span is None else {"start_s": span[0], "end_s": span[1]}
+        result = self.decode(data, self.plan(data, row, rng))
+        values = result.samples if result.features is None else result.features
+        assert values is not None
+        return values
+
+    def plan(
+        self,
+        data: EncodedMedia,
+        row: Mapping[str, Any] | None = None,
+        rng: np.random.Generator | None = None,
+        limits: AudioLimits | None = None,
+    ) -> AudioPlan:
+        """Choose the samples of a file that become the result, and tell how many they are.
+
+        The header tells the length of most files. Files of mkv, webm and some other containers are
+        decoded once to count their samples.
+
+        Args:
+            data: The encoded file.
+            row: What may have ``start_s`` and ``end_s`` for ``span="row"``: the row of the sample,
+                or the part of its messages that names the file.
+            rng: As in a call.
+            limits: What `start_limits` returned for this sample. None: they start now.
+
+        Raises:
+            DecodeError: The file is damaged, has no audio, has none in the span, or exceeds a
+                limit. Or the row's span is no span.
+            TimeoutError: It takes longer than `timeout_s`.
+            ConfigError: ``rng`` is missing.
+        """
+        limits = limits or self.start_limits()
+        self._check_bytes(data)
+        with open_audio(data, limits.deadline) as source:
+            return self._plan(source, row, rng, limits)
+
+    def decode(
+        self,
+        data: EncodedMedia,
+        plan: AudioPlan | None = None,
+        row: Mapping[str, Any] | None = None,
+        rng: np.random.Generator | None = None,
+        limits: AudioLimits | None = None,
+    ) -> DecodedAudio:
+        """Decode one file as a call does. The outcome also says which samples it is made of.
+
+        Args:
+            data: The encoded file.
+            plan: What `plan` returned for this file. None: it is planned now.
+            row: As for `plan`. Not used with a plan.
+            rng: As in a call. Not used with a plan.
+            limits: What `start_limits` returned for this sample. None: they start now.
+
+        Raises:
+            DecodeError: As in a call. Or the machine has not enough memory for this file.
+            TimeoutError: As in a call.
+            ConfigError: As in a call.
+        """
+        limits = limits or self.start_limits()
+        self._check_bytes(data)
+        try:
+            with open_audio(data, limits.deadline) as source:
+                if plan is None:
+                    plan = self._plan(source, row, rng, limits)
+                samples = self._samples(source, plan)
+        except MemoryError as error:
+            raise DecodeError(f"out of memory: {str(error) or 'the audio needs more'}") from None
+        if self.features is None:
+            return DecodedAudio(self._result(samples), None, plan)
+        features = self.features(torch.from_numpy(samples[:, 0]))
+        return DecodedAudio(None, features.numpy(), plan)
+
+    def start_limits(self) -> AudioLimits:
+        """Return the limits of decoding the audio of one sample. Their time starts now."""
+        return AudioLimits.start(self.max_duration_s, self.timeout_s)
+
+    def _check_bytes(self, data: EncodedMedia) -> None:
+        if isinstance(data, bytes) and len(data) > self.max_bytes:
+            raise DecodeError(f"audio of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
+
+    def _plan(
+        self,
+        source: AudioSource,
+        row: Mapping[str, Any] | None,
+        rng: np.random.Generator | None,
+        limits: AudioLimits,
+    ) -> AudioPlan:
+        rate = self.sample_rate or source.sample_rate
+        num_samples = num_resampled(source.num_samples, source.sample_rate, rate)
+        start, stop = 0, num_samples
+        span = self._span(row)
+        if span is not None:
+            start = _clipped(span[0] - source.start_s, rate, num_samples)
+            stop = _clipped(span[1] - source.start_s, rate, num_samples)
+        start = min(stop, start + round(self.offset_s * rate))
+        if start >= stop:
+            seconds = source.num_samples / source.sample_rate
+            raise DecodeError(f"no audio in the span: the file has {seconds:g} s")
+        if self.duration_s is not None:
+            num_kept = min(stop - start, max(1, round(self.duration_s * rate)))
+            if self.crop == "random":
+                start += self._draw(rng, stop - start - num_kept)
+            stop = start + num_kept
+        num_kept = stop - start
+        limits.check_duration(num_kept / rate)
+        num_frames = 0
+        if self.features is not None:
+            self._check_length(num_kept)
+            num_frames = self.features.num_frames(num_kept)
+        return AudioPlan(
+            source.sample_rate,
+            source.num_channels,
+            source.num_samples,
+            start,
+            stop,
+            source.start_s + start / rate,
+            AudioShape(num_kept, num_frames, rate),
+        )
+
+    def _span(self, row: Mapping[str, Any] | None) -> Span | None:
+        """Return the span in seconds that the settings or the row name."""
+        if self.span != "row":
+            return self.span
+        start, end = (None, None) if row is None else (row.get("start_s"), row.get("end_s"))
+        if start is None and end is None:
+            return None
+        start, end = 0.0 if start is None else start, float("inf") if end is None else end
+        if not _is_span((start, end)):
+            raise DecodeError(f"start_s={start!r}, end_s={end!r}: not a span in seconds")
+        return start, end
+
+    def _draw(self, rng: np.random.Generator | None, num_spare: int) -> int:
+        if rng is None:
+            raise ConfigError('rng: a random crop needs mm.sample_rng(sample, "audio")')
+        return int(rng.integers(num_spare + 1))
+
+    def _check_length(self, num_samples: int) -> None:
+        """Refuse a recording that is too long for the features."""
+        limit = None if self.features is None else self.features.max_samples
+        if limit is not None and num_samples > limit:
+            raise DecodeError(
+                f"audio of {num_samples / SAMPLE_RATE:.2f} s is longer than the features' "
+                f"{limit // SAMPLE_RATE} s: give spans, or duration_s={limit // SAMPLE_RATE}"
+            )
+
+    def _samples(self, source: AudioSource, plan: AudioPlan) -> NDArray[np.float32]:
+        """Return the samples of the result, float32 [T, C]."""
+        shape = plan.shape
+        piece = source_piece(
+            plan.start, plan.stop, source.num_samples, source.sample_rate, shape.sample_rate
+        )
+        num_channels = self.channels or source.num_channels
+        samples = np.empty((piece.stop - piece.start, num_channels), np.float32)
+        num_filled = 0
+        for block in source.blocks(piece.start, piece.stop):
+            mixed = _mixed(block, num_channels)
+            samples[num_filled : num_filled + len(mixed)] = mixed
+            num_filled += len(mixed)
+        num_missing = len(samples) - num_filled
+        if num_missing > _TOLERANCE_S * source.sample_rate:
+            raise DecodeError(
+                f"truncated: its header promises {source.num_samples / source.sample_rate:.2f} s, "
+                f"and it ends after {(piece.start + num_filled) / source.sample_rate:.2f} s"
+            )
+        samples[num_filled:] = 0.0
+        samples = resample(samples, source.sample_rate, shape.sample_rate)
+        samples = samples[piece.offset : piece.offset + shape.num_samples]
+        num_missing = shape.num_samples - len(samples)
+        if num_missing > 0:  # the resampler may end a sample earlier
+            samples = np.concatenate((samples, np.zeros((num_missing, num_channels), np.float32)))
+        if not np.isfinite(samples).all():
+            raise DecodeError("holds samples that are NaN or infinite")
+        return samples
+
+    def _result(self, samples: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int16]:
+        """Return samples [T, C] in the type and the shape of the result."""
+        turned = samples[:, 0] if self.channels == 1 else samples.T
+        if self.dtype == "float32":
+            return np.ascontiguousarray(turned)
+        levels = np.clip(np.rint(turned * np.float32(2**15)), -(2**15), 2**15 - 1)
+        return np.ascontiguousarray(levels, np.int16)
+
+
+def _mixed(block: NDArray[np.float32], num_channels: int) -> NDArray[np.float32]:
+    """Return samples [T, C] with another number of channels."""
+    if block.shape[1] == num_channels:
+        return block
+    if num_channels == 1:
+        mean: NDArray[np.float32] = block.mean(axis=1, keepdims=True, dtype=np.float32)
+        return mean
+    if block.shape[1] == 1:
+        return np.broadcast_to(block, (len(block), num_channels))
+    raise DecodeError(f"has {block.shape[1]} channels, and channels={num_channels} was asked for")
+
+
+def _clipped(seconds: float, rate: int, num_samples: int) -> int:
+    """Return the sample at a time, within the file."""
+    return num_samples if seconds * rate >= num_samples else max(0, round(seconds * rate))
+
+
+def _is_span(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(end, int | float) and not isinstance(end, bool) for end in value)
+        and 0 <= value[0] < value[1]
+    )
+
+
+def _check_subclass(decoder: AudioDecoder) -> None:
+    """Refuse a subclass with a method that a pipeline does not always call."""
+    if type(decoder).__call__ is not AudioDecoder.__call__:
+        raise ConfigError(
+            f"{type(decoder).__name__} overrides AudioDecoder.__call__, which a pipeline does not "
+            "always call: override `decode`, or change the samples in transforms=(function,)"
+        )
+
+
+def _check_values(decoder: AudioDecoder) -> None:
+    """Refuse settings of a wrong type or range."""
+    names = ("offset_s", "duration_s", "span", "max_bytes", "max_duration_s", "timeout_s")
+    for name in ("sample_rate", "channels", *names):
+        refuse_bools(**{name: getattr(decoder, name)})
+    for name in ("sample_rate", "channels", "max_bytes"):
+        value = getattr(decoder, name)
+        is_optional = name != "max_bytes"
+        if not ((value is None and is_optional) or (isinstance(value, int) and value >= 1)):
+            raise ConfigError(f"{name}={value!r}: give a number from 1 up")
+    for name in ("duration_s", "max_duration_s", "timeout_s"):
+        value = getattr(decoder, name)
+        is_optional = name != "max_duration_s"
+        is_time = isinstance(value, int | float) and value > 0
+        if not ((value is None and is_optional) or is_time):
+            raise ConfigError(f"{name}={value!r}: give seconds above 0")
+    if not isinstance(decoder.offset_s, int | float) or not 0 <= decoder.offset_s < float("inf"):
+        raise ConfigError(f"offset_s={decoder.offset_s!r}: give seconds from 0 up")
+    if decoder.span not in ("row", None) and not _is_span(decoder.span):
+        raise ConfigError(f'span={decoder.span!r}: give "row", (start_s, end_s) or None')
+    if decoder.dtype not in ("float32", "int16"):
+        raise ConfigError(f"dtype={decoder.dtype!r}: give 'float32' or 'int16'")
+    if decoder.crop not in (None, "random"):
+        raise ConfigError(f"crop={decoder.crop!r}: give 'random' or None")
+
+
+def _check_combinations(decoder: AudioDecoder) -> None:
+    """Refuse settings that do not go with each other."""
+    if decoder.crop == "random" and decoder.duration_s is None:
+        raise ConfigError('crop="random": give duration_s too')
+    if decoder.features is None:
+        return
+    if not isinstance(decoder.features, WhisperFeatures):
+        raise ConfigError(f"features={decoder.features!r}: give mm.WhisperFeatures(...)")
+    settings = (decoder.sample_rate, decoder.channels, decoder.dtype)
+    if settings != (SAMPLE_RATE, 1, "float32"):
+        raise ConfigError('features need sample_rate=16000, channels=1 and dtype="float32"')

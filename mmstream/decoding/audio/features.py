@@ -1,0 +1,235 @@
+"""Log-mel features as Whisper, Qwen2-Audio and the Qwen omni models take them.
+
+Place in the flow: a worker makes them right after decoding (``AudioDecoder(features=...)``). Or the
+device makes them of a batch's samples:
+
+    mel = features(batch["audio"], batch["audio_length"])
+
+They are those of transformers' ``WhisperFeatureExtractor``, which is not imported. Frames that hear
+nothing but the silence behind a recording are all alike, and are not computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["WhisperFeatures", "mel_filters"]
+
+SAMPLE_RATE = 16_000
+HOP = 160
+"""Samples from one frame to the next: 10 ms."""
+FFT_SIZE = 400
+"""Samples that a frame hears: 25 ms."""
+_HALF = FFT_SIZE // 2
+_BLOCK_FRAMES = 256
+"""Frames that a CPU works on at a time: they stay in its cache."""
+_NUM_GROUPS = 4
+"""Groups of mel bands. Each hears some of the frequencies, so most of its filters are zeros."""
+_FLOOR = 1e-10
+_RANGE = 8.0
+"""Powers of ten that a recording's features span: what is weaker is lifted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperFeatures:
+    """Log-mel features: a callable from samples at 16 kHz to float32 [num_mels, num_frames].
+
+    A frame hears 25 ms. Frames are 10 ms apart.
+
+    Attributes:
+        num_mels: Number of mel bands: 80, or 128 for Whisper large-v3, Qwen2-Audio and the Qwen
+            omni models.
+        padding: What follows a recording.
+            "max": silence, up to `chunk_s`. Every result has ``chunk_s * 100`` frames, which the
+            encoders of Whisper and Qwen2-Audio need.
+            "valid": the same silence, but only frames that begin in the recording are kept, as
+            Qwen2.5-Omni uses them.
+            "longest": nothing. The edge is mirrored, as the extractor does for a single recording
+            with ``padding="longest"``. Qwen3-Omni uses this.
+        chunk_s: Longest recording in seconds, for "max" and "valid". A longer one is refused; to
+            cut it, give ``AudioDecoder(duration_s=30)``.
+
+    Raises:
+        ConfigError: A setting has the wrong type or range.
+
+    Examples:
+        >>> import torch
+        >>> features = WhisperFeatures(num_mels=80)
+        >>> features(torch.zeros(48_000)).shape
+        torch.Size([80, 3000])
+        >>> features.num_frames(48_000)
+        300
+    """
+
+    num_mels: int = 80
+    padding: Literal["max", "valid", "longest"] = "max"
+    chunk_s: int = 30
+
+    def __post_init__(self) -> None:
+        refuse_bools(num_mels=self.num_mels, chunk_s=self.chunk_s)
+        for name in ("num_mels", "chunk_s"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r}: give a number from 1 up")
+        if self.padding not in ("max", "valid", "longest"):
+            raise ConfigError(f"padding={self.padding!r}: give one of 'max', 'valid', 'longest'")
+
+    @property
+    def max_samples(self) -> int | None:
+        """Most samples of a recording. None: no limit."""
+        return None if self.padding == "longest" else self.chunk_s * SAMPLE_RATE
+
+    def num_frames(self, num_samples: int) -> int:
+        """Return how many frames are not padding, for a recording of so many samples."""
+        return num_samples // HOP if self.padding == "longest" else -(-num_samples // HOP)
+
+    def __call__(self, samples: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        """Make the features of one recording, or of a batch, on the device of its samples.
+
+        Args:
+            samples: float32 [T] or [N, T] at 16 kHz, -1 to 1. int16 is scaled to that.
+            lengths: int64 [N]: the samples of each recording that are not padding. Only for a
+                batch. None: all.
+
+        Returns:
+            float32 [num_mels, F], or [N, num_mels, F]. F is ``chunk_s * 100`` for "max", else that
+            of the longest recording. A result does not depend on the rest of its batch; what is
+            behind its own frames is silence for "max" and 0 else.
+
+        Raises:
+            ConfigError: The samples have another shape, or a recording is longer than `chunk_s`.
+        """
+        if samples.dtype == torch.int16:
+            samples = samples * 2.0**-15
+        if samples.ndim == 1:
+            return self._one(samples.float())
+        if samples.ndim != 2:
+            raise ConfigError(f"samples of shape {tuple(samples.shape)}: give [T] or [N, T]")
+        counts = [samples.shape[1]] * len(samples) if lengths is None else lengths.tolist()
+        rows = [self._one(row[:count].float()) for row, count in zip(samples, counts, strict=True)]
+        num_frames = max((row.shape[1] for row in rows), default=0)
+        batch = samples.new_zeros((len(rows), self.num_mels, num_frames), dtype=torch.float32)
+        for target, row in zip(batch, rows, strict=True):
+            target[:, : row.shape[1]] = row
+        return batch
+
+    def _one(self, samples: torch.Tensor) -> torch.Tensor:
+        num_samples = len(samples)
+        limit = self.max_samples
+        if limit is not None and num_samples > limit:
+            raise ConfigError(
+                f"a recording of {num_samples / SAMPLE_RATE:g} s is longer than "
+                f"chunk_s={self.chunk_s}: cut it, or give a larger chunk_s"
+            )
+        num_frames = self.num_frames(num_samples)
+        num_results = self.chunk_s * SAMPLE_RATE // HOP if self.padding == "max" else num_frames
+        if not num_results:
+            return samples.new_zeros((self.num_mels, 0))
+        # Frame i hears the samples from 160 i - 200 on, so the last that hears one is this:
+        num_heard = min(num_results, (num_samples + _HALF - 1) // HOP + 1)
+        mel = self._log_mel(self._with_edges(samples, num_heard))
+        floor = mel.max() - _RANGE
+        mel = torch.maximum(mel, floor, out=mel).add_(4.0).div_(4.0)
+        if num_heard == num_results:
+            return mel
+        silence = (torch.clamp(floor, min=-10.0) + 4.0) / 4.0
+        result = silence.expand(self.num_mels, num_results).clone()
+        result[:, :num_heard] = mel
+        return result
+
+    def _with_edges(self, samples: torch.Tensor, num_heard: int) -> torch.Tensor:
+        """Return the samples that so many frames hear: mirrored at the start, and at the end."""
+        num_samples = len(samples)
+        num_padded = num_samples if self.padding == "longest" else self.chunk_s * SAMPLE_RATE
+        stop = (num_heard - 1) * HOP + FFT_SIZE - _HALF
+        before = torch.arange(-_HALF, 0, device=samples.device)
+        behind = torch.arange(num_samples, max(num_samples, stop), device=samples.device)
+        position = torch.cat((before, behind)).abs()
+        position = torch.where(position >= num_padded, 2 * (num_padded - 1) - position, position)
+        edges = samples[position.clamp(0, max(0, num_samples - 1))]
+        edges = edges.masked_fill(position >= num_samples, 0.0)
+        return torch.cat((edges[:_HALF], samples[: max(0, stop)], edges[_HALF:]))
+
+    def _log_mel(self, samples: torch.Tensor) -> torch.Tensor:
+        """Return the logarithm of the mel spectrum of each frame, [num_mels, num_frames]."""
+        window, bands = _constants(self.num_mels, samples.device)
+        frames = samples.unfold(0, FFT_SIZE, HOP)
+        mel = samples.new_empty((self.num_mels, len(frames)))
+        step = _BLOCK_FRAMES if samples.device.type == "cpu" else len(frames)
+        for start in range(0, len(frames), step):
+            spectrum = torch.view_as_real(torch.fft.rfft(frames[start : start + step] * window))
+            power = spectrum[..., 0].square().addcmul_(spectrum[..., 1], spectrum[..., 1])
+            for band in bands:
+                heard = power[:, band.first : band.first + band.filters.shape[1]]
+                mel[band.rows, start : start + step] = band.filters @ heard.T
+        return mel.clamp_(min=_FLOOR).log10_()
+
+
+class _Bands(NamedTuple):
+    """Neighbouring mel bands, and the frequencies that they hear."""
+
+    rows: slice
+    first: int
+    """The first frequency."""
+    filters: torch.Tensor
+    """float32 [bands, frequencies]."""
+
+
+@lru_cache(maxsize=16)
+def _constants(num_mels: int, device: torch.device) -> tuple[torch.Tensor, list[_Bands]]:
+    """Return the window, and the mel filters in groups without the zeros around them."""
+    filters = mel_filters(num_mels)
+    bands = []
+    size = ceil(num_mels / _NUM_GROUPS)
+    for start in range(0, num_mels, size):
+        group = filters[start : start + size]
+        heard = np.flatnonzero(group.any(axis=0))
+        first, last = (int(heard[0]), int(heard[-1])) if len(heard) else (0, 0)
+        weights = torch.from_numpy(group[:, first : last + 1].copy()).to(device)
+        bands.append(_Bands(slice(start, start + size), first, weights))
+    return torch.hann_window(FFT_SIZE, device=device), bands
+
+
+def mel_filters(num_mels: int) -> NDArray[np.float32]:
+    """Return the weights of frequencies in mel bands, float32 [num_mels, 201].
+
+    The scale is Slaney's: linear below 1 kHz, logarithmic above. Each band is a triangle from the
+    middle of the band before to the middle of the band behind, with an area of 1.
+    """
+    highest = _hertz_to_mel(np.array(SAMPLE_RATE / 2))
+    corners = _mel_to_hertz(np.linspace(0.0, highest, num_mels + 2))
+    frequencies = np.linspace(0.0, SAMPLE_RATE / 2, _HALF + 1)
+    slopes = corners[:, None] - frequencies[None, :]
+    widths = np.diff(corners)[:, None]
+    rising, falling = -slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]
+    triangles = np.maximum(0.0, np.minimum(rising, falling))
+    areas = 2.0 / (corners[2:] - corners[:-2])
+    return (triangles * areas[:, None]).astype(np.float32)
+
+
+_LINEAR_HERTZ = 200 / 3
+_LOG_START_HERTZ = 1000.0
+_LOG_START_MEL = _LOG_START_HERTZ / _LINEAR_HERTZ
+_LOG_STEP = np.log(6.4) / 27.0
+
+
+def _hertz_to_mel(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = (
+        _LOG_START_MEL + np.log(np.maximum(hertz, _LOG_START_HERTZ) / _LOG_START_HERTZ) / _LOG_STEP
+    )
+    return np.where(hertz < _LOG_START_HERTZ, hertz / _LINEAR_HERTZ, above)
+
+
+def _mel_to_hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = _LOG_START_HERTZ * np.exp(_LOG_STEP * (mel - _LOG_START_MEL))
+    return np.where(mel < _LOG_START_MEL, mel * _LINEAR_HERTZ, above)

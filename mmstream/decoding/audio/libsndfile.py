@@ -1,0 +1,93 @@
+"""FLAC, MP3, Ogg Vorbis, and what else libsndfile reads faster than FFmpeg.
+
+Place in the flow: `source.py` opens these formats here. libsndfile bundles libFLAC, mpg123 and
+libvorbis. It trims what an MP3 encoder puts before and behind the samples, as FFmpeg does.
+
+A span of an MP3 is reached by decoding up to it (0.3 ms a second): a frame takes bits from frames
+before it, so a seek would change the first samples.
+
+libsndfile reads the file through `MediaSource`, which gives it no bytes after the deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.decoding.ffmpeg.source import EncodedMedia, MediaSource
+from mmstream.errors import DecodeError
+
+__all__ = ["SoundFileSource", "open_sound_file"]
+
+_BLOCK_SAMPLES = 1 << 16
+_SHOWN_REASON = 160
+
+
+class _Stream(soundfile.SoundFile):  # type: ignore[misc]
+    """A file whose reads do not seek. Those of its base class seek to where they ended."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class SoundFileSource:
+    """A file that libsndfile has opened; see `source.AudioSource`."""
+
+    file: Any
+    source: MediaSource
+    is_sought: bool
+    """Whether a seek gives the samples that reading up to there gives."""
+    sample_rate: int
+    num_channels: int
+    num_samples: int
+    start_s: float = 0.0
+
+    def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
+        """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
+        position = self.file.tell()
+        if position > start or self.is_sought:
+            position = self.file.seek(start if self.is_sought else 0)
+        while position < stop:
+            end = stop if position >= start else start
+            block = self.file.read(min(end - position, _BLOCK_SAMPLES), "float32", always_2d=True)
+            self.source.check()
+            if not len(block):
+                return
+            position += len(block)
+            if position > start:
+                yield block
+
+
+@contextmanager
+def open_sound_file(data: EncodedMedia, deadline: Deadline) -> Iterator[SoundFileSource]:
+    """Open a file with libsndfile for the body of a with statement.
+
+    Raises:
+        DecodeError: libsndfile cannot read it, here or in the body.
+        TimeoutError: The time of the sample is over.
+    """
+    source = MediaSource(data, deadline)
+    try:
+        with _Stream(source) as file:
+            yield SoundFileSource(
+                file=file,
+                source=source,
+                is_sought=file.format != "MP3",
+                sample_rate=file.samplerate,
+                num_channels=file.channels,
+                num_samples=file.frames,
+            )
+    except soundfile.LibsndfileError as error:
+        source.check()
+        raise DecodeError(f"damaged audio: {error.error_string[:_SHOWN_REASON]}") from None
+    except BaseException:
+        source.check()
+        raise

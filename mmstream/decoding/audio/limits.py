@@ -1,0 +1,55 @@
+"""What the audio of a sample may cost: seconds of audio, seconds of time.
+
+Place in the flow: `decoding.sample` starts an `AudioLimits` for each sample, so that many files
+have no more time and memory than one. The memory of a result follows from its length.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.errors import DecodeError
+
+__all__ = ["MAX_BYTES", "MAX_DURATION_S", "TIMEOUT_S", "AudioLimits"]
+
+MAX_BYTES = 256 * 2**20
+"""Default of `AudioDecoder.max_bytes`."""
+MAX_DURATION_S = 3600.0
+"""Default of `AudioDecoder.max_duration_s`."""
+TIMEOUT_S = 60.0
+"""Default of `AudioDecoder.timeout_s`."""
+
+
+class AudioLimits(NamedTuple):
+    """The limits of decoding the audio of one sample."""
+
+    max_duration_s: float
+    """Longest results, all together."""
+    deadline: Deadline
+    """When the time is over."""
+    held_s: float = 0.0
+    """Length of the results of the sample's earlier files."""
+
+    @classmethod
+    def start(
+        cls, max_duration_s: float = MAX_DURATION_S, timeout_s: float | None = TIMEOUT_S
+    ) -> AudioLimits:
+        """Return limits whose time starts now."""
+        return cls(max_duration_s, Deadline.start(timeout_s))
+
+    def check_duration(self, duration_s: float) -> None:
+        """Refuse a result that is too long.
+
+        Raises:
+            DecodeError: Names the length and the limit.
+        """
+        if duration_s + self.held_s > self.max_duration_s:
+            held = f" after {self.held_s:.1f} s of the sample's other audio" if self.held_s else ""
+            raise DecodeError(
+                f"audio of {duration_s:.1f} s{held} exceeds max_duration_s={self.max_duration_s:g}"
+            )
+
+    def holding(self, duration_s: float) -> AudioLimits:
+        """Return the limits of the sample's next file, after a result of this length."""
+        return self._replace(held_s=self.held_s + duration_s)

@@ -1,0 +1,38 @@
+"""Settings of Hugging Face feature extractors -> settings of `AudioDecoder`.
+
+Place in the flow: before a run, `AudioDecoder.from_processor` calls it once. Settings are read by
+name, so transformers is not imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmstream.decoding.audio.features import FFT_SIZE, HOP, SAMPLE_RATE, WhisperFeatures
+from mmstream.errors import ConfigError
+
+_PADDINGS = {"Qwen2_5OmniProcessor": "valid", "Qwen3OmniMoeProcessor": "longest"}
+"""How a processor calls the extractor, by the name of its class. All others pad to the maximum."""
+
+
+def settings_of(processor: Any) -> dict[str, Any]:
+    """Return the settings of an `AudioDecoder` that makes the same features.
+
+    Raises:
+        ConfigError: The class is not known, or a setting has no counterpart. The message names it.
+    """
+    extractor = getattr(processor, "feature_extractor", processor)
+    name = type(extractor).__name__
+    if name != "WhisperFeatureExtractor":
+        raise ConfigError(f"{name}: not WhisperFeatureExtractor; run it as a transform")
+    expected = {"sampling_rate": SAMPLE_RATE, "hop_length": HOP, "n_fft": FFT_SIZE}
+    for setting, value in {**expected, "dither": 0.0, "padding_value": 0.0}.items():
+        if getattr(extractor, setting, value) != value:
+            raise ConfigError(f"{name}.{setting}={getattr(extractor, setting)}: only {value}")
+    if getattr(extractor, "do_normalize", False):
+        raise ConfigError(f"{name}.do_normalize: the samples are not normalized")
+    padding: Any = _PADDINGS.get(type(processor).__name__, "max")
+    features = WhisperFeatures(
+        num_mels=extractor.feature_size, padding=padding, chunk_s=extractor.chunk_length
+    )
+    return {"sample_rate": SAMPLE_RATE, "channels": 1, "features": features}

@@ -1,0 +1,95 @@
+"""An audio file of any format, as samples in float32 that can be read from any position.
+
+Place in the flow: `decoder.py` opens a file with `open_audio`, knows its length, and reads a span:
+
+    wav with plain numbers               -> `wav.py`           reads the bytes of the span
+    flac, mp3, ogg (vorbis), other wav   -> `libsndfile.py`    1.3 to 2 times as fast as FFmpeg
+    opus, m4a, mp4, mkv, webm, all other -> `container.py`     FFmpeg
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmstream.decoding.audio.container import open_container
+from mmstream.decoding.audio.libsndfile import open_sound_file
+from mmstream.decoding.audio.wav import open_wav
+from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.decoding.ffmpeg.sniff import container_format
+from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
+from mmstream.errors import DecodeError
+
+__all__ = ["AudioSource", "open_audio"]
+
+_VORBIS = b"\x01vorbis"
+_HEAD_BYTES = 512
+
+
+class AudioSource(Protocol):
+    """The samples of one file, at its own rate and with all of its channels."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second and channel."""
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples per channel. What an encoder puts before the first does not count."""
+
+    @property
+    def start_s(self) -> float:
+        """When the first sample is heard: 0, or in a file with a video, seconds after its start."""
+
+    def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
+        """Yield the samples from `start` to before `stop`, float32 [T, num_channels], in pieces.
+
+        Together the pieces have less than ``stop - start`` samples where the file ends too early.
+
+        Raises:
+            DecodeError: The file is damaged.
+            TimeoutError: The time of the sample is over.
+        """
+
+
+@contextmanager
+def open_audio(data: EncodedMedia, deadline: Deadline) -> Iterator[AudioSource]:
+    """Open an audio file, or the audio track of a video, for the body of a with statement.
+
+    Args:
+        data: The file.
+        deadline: When the time of the sample is over.
+
+    Yields:
+        The samples of its first audio track.
+
+    Raises:
+        DecodeError: The file is damaged, or has no audio in it.
+        TimeoutError: The time of the sample is over.
+    """
+    if not len(data):
+        raise DecodeError("the file is empty")
+    name = container_format(data)
+    wav = open_wav(data) if name == "wav" else None
+    if wav is not None:
+        yield wav
+    elif _is_for_libsndfile(data, name):
+        with open_sound_file(data, deadline) as source:
+            yield source
+    else:
+        with open_container(data, deadline) as source:
+            yield source
+
+
+def _is_for_libsndfile(data: EncodedMedia, name: str | None) -> bool:
+    if name == "ogg":
+        return _VORBIS in read_range(data, 0, _HEAD_BYTES)
+    return name in ("wav", "flac", "mp3", "aiff")
