@@ -9,6 +9,7 @@ values.py        the built-in decoders of numbers, texts, JSON and arrays
 address.py       where in a sample a decoder failed
 fields.py        which fields are images, and in which order
 image/           bytes of an image -> pixels
+audio/           bytes of a recording -> samples or log-mel features
 text/            messages or a caption -> tokens and labels
 sample_rng.py    the random generator of a sample, for transforms
 batch_memory.py  memory of batches, used again and again

@@ -25,12 +25,18 @@ def settings_of(processor: Any) -> dict[str, Any]:
     name = type(extractor).__name__
     if name != "WhisperFeatureExtractor":
         raise ConfigError(f"{name}: not WhisperFeatureExtractor; run it as a transform")
-    expected = {"sampling_rate": SAMPLE_RATE, "hop_length": HOP, "n_fft": FFT_SIZE}
-    for setting, value in {**expected, "dither": 0.0, "padding_value": 0.0}.items():
-        if getattr(extractor, setting, value) != value:
-            raise ConfigError(f"{name}.{setting}={getattr(extractor, setting)}: only {value}")
-    if getattr(extractor, "do_normalize", False):
-        raise ConfigError(f"{name}.do_normalize: the samples are not normalized")
+    expected = {
+        "sampling_rate": SAMPLE_RATE,
+        "hop_length": HOP,
+        "n_fft": FFT_SIZE,
+        "dither": 0.0,
+        "padding_value": 0.0,
+        "do_normalize": False,
+    }
+    for setting, expected_value in expected.items():
+        value = getattr(extractor, setting, expected_value)
+        if value != expected_value:
+            raise ConfigError(f"{name}: {setting}={value!r} has no counterpart in WhisperFeatures")
     padding: Any = _PADDINGS.get(type(processor).__name__, "max")
     features = WhisperFeatures(
         num_mels=extractor.feature_size, padding=padding, chunk_s=extractor.chunk_length
