@@ -54,14 +54,25 @@ CALLS: dict[str, Callable[..., Any]] = {
     "find_leaks": lambda dataset, **k: mm.find_leaks(dataset, dataset, **k),
     "internvl_length": lambda _, **k: mm.internvl_length(**k),
     "llava_next_length": lambda _, **k: mm.llava_next_length(**k),
+    "llava_onevision_video_length": lambda _, **k: mm.llava_onevision_video_length(**k),
+    "qwen3_vl_video_length": lambda _, **k: mm.qwen3_vl_video_length(**k),
     "qwen_vl_length": lambda _, **k: mm.qwen_vl_length(**k),
+    "qwen_vl_video_length": lambda _, **k: mm.qwen_vl_video_length(**k),
     "show": lambda dataset, **k: mm.show(dataset[0], **k),
     "split_rows": lambda _, **k: mm.split_rows({"__valid__": np.ones(2, bool)}, **k),
     "statistics": lambda dataset, **k: mm.statistics(dataset, **k),
 }
 """How each public name with settings that are numbers is called, by its name."""
 
-NOT_MADE_BY_USERS = {"ConvertReport", "ImageShape", "Order", "Statistics"}
+NOT_MADE_BY_USERS = {
+    "AudioShape",
+    "ConvertReport",
+    "ImageShape",
+    "LazyBytes",
+    "Order",
+    "Statistics",
+    "VideoShape",
+}
 
 
 def numeric_settings(name: str) -> list[str]:

@@ -41,6 +41,7 @@ FLOORS = [
         "decoding.image",
         "decoding.media_shapes",
         "decoding.text",
+        "decoding.video",
     },
     {"display"},  # shows the classes of the floors above by their attributes
     {"dataset"},

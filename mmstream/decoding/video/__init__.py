@@ -1,0 +1,1 @@
+"""Videos: which frames, at which times, decoded and resized."""

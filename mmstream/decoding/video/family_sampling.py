@@ -1,0 +1,176 @@
+"""Which frames the processors of transformers take from a video, by family of models.
+
+Place in the flow: a `VideoDecoder` with the `sampling` of a family asks here, with the number of
+frames of the span and their rate. Without a family, it chooses frames by their times.
+
+The processors number frames and divide by an average rate. Each family has a rule of its own, with
+its own rounding, so each has its own function here. Tests compare them with the processors' own
+``sample_frames``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from mmstream.errors import DecodeError
+from mmstream.types import IntArray
+
+__all__ = [
+    "FAMILY_SAMPLING",
+    "FamilySampling",
+    "llava_onevision_frames",
+    "qwen2_vl_frames",
+    "qwen3_vl_frames",
+]
+
+
+class FamilySampling(Protocol):
+    """Chooses frames by the rule of a family."""
+
+    def __call__(
+        self,
+        num_source_frames: int,
+        source_fps: float,
+        *,
+        fps: float | None,
+        num_frames: int | None,
+        min_frames: int,
+        max_frames: int,
+        multiple_of: int,
+    ) -> IntArray:
+        """Return the numbers of the frames, int64 [F], ascending. F is at least 1.
+
+        Args:
+            num_source_frames: Frames of the video or span, from 1 up.
+            source_fps: Their average rate per second.
+            fps: Frames to take per second. None: `num_frames` says how many, or all are taken.
+            num_frames: Frames to take, whatever the length.
+            min_frames: Least frames that `fps` gives.
+            max_frames: Most frames that `fps` gives.
+            multiple_of: The number of frames is a multiple of this, where the rule asks for it.
+
+        Raises:
+            DecodeError: The video has too few frames.
+        """
+        ...
+
+
+def qwen2_vl_frames(
+    num_source_frames: int,
+    source_fps: float,
+    *,
+    fps: float | None,
+    num_frames: int | None,
+    min_frames: int,
+    max_frames: int,
+    multiple_of: int,
+) -> IntArray:
+    """Take frames as ``Qwen2VLVideoProcessor.sample_frames`` does, for Qwen2-VL and Qwen2.5-VL.
+
+    The number is a multiple of `multiple_of`. The first frame of each of so many equal parts is
+    taken. A video with less frames than `multiple_of`, for which the processor fails, gives its
+    first frame.
+
+    Examples:
+        >>> options = {"num_frames": None, "min_frames": 4, "max_frames": 768, "multiple_of": 2}
+        >>> qwen2_vl_frames(50, 25.0, fps=2, **options).tolist()  # two seconds
+        [0, 12, 25, 37]
+    """
+    if num_frames is not None:
+        number: float = round(num_frames / multiple_of) * multiple_of
+        _check_enough(int(number), num_source_frames)
+    elif fps is not None:
+        most = math.floor(min(max_frames, num_source_frames) / multiple_of) * multiple_of
+        wanted = num_source_frames / source_fps * fps
+        wanted = min(max(wanted, min_frames), most, num_source_frames)
+        number = math.floor(wanted / multiple_of) * multiple_of
+    else:
+        return np.arange(num_source_frames, dtype=np.int64)
+    if number < 1:
+        return np.zeros(1, dtype=np.int64)
+    step = num_source_frames / number
+    count = math.ceil(num_source_frames / step)
+    # The processor has these numbers in float32 before it cuts them off.
+    positions: IntArray = (np.arange(count) * step).astype(np.float32).astype(np.int64)
+    return positions
+
+
+def qwen3_vl_frames(
+    num_source_frames: int,
+    source_fps: float,
+    *,
+    fps: float | None,
+    num_frames: int | None,
+    min_frames: int,
+    max_frames: int,
+    multiple_of: int,
+) -> IntArray:
+    """Take frames as ``Qwen3VLVideoProcessor.sample_frames`` does.
+
+    They lie at equal distances from the first frame to the last one. Their number may be odd:
+    `multiple_of` is not used.
+
+    Examples:
+        >>> options = {"num_frames": None, "min_frames": 4, "max_frames": 768, "multiple_of": 2}
+        >>> qwen3_vl_frames(50, 25.0, fps=2, **options).tolist()  # two seconds
+        [0, 16, 33, 49]
+    """
+    del multiple_of
+    if num_frames is not None:
+        number = num_frames
+    elif fps is not None:
+        number = int(num_source_frames / source_fps * fps)
+        number = min(max(number, min_frames), max_frames, num_source_frames)
+    else:
+        number = min(max(num_source_frames, min_frames), max_frames)
+    positions: IntArray = np.linspace(0, num_source_frames - 1, number).round().astype(np.int64)
+    return positions
+
+
+def llava_onevision_frames(
+    num_source_frames: int,
+    source_fps: float,
+    *,
+    fps: float | None,
+    num_frames: int | None,
+    min_frames: int,
+    max_frames: int,
+    multiple_of: int,
+) -> IntArray:
+    """Take frames as ``BaseVideoProcessor.sample_frames`` does, which LLaVA-OneVision inherits.
+
+    The first frame of each of so many equal parts is taken. `min_frames`, `max_frames` and
+    `multiple_of` are not used.
+
+    Examples:
+        >>> options = {"fps": None, "min_frames": 1, "max_frames": 768, "multiple_of": 1}
+        >>> llava_onevision_frames(50, 25.0, num_frames=4, **options).tolist()
+        [0, 12, 25, 37]
+    """
+    del min_frames, max_frames, multiple_of
+    if num_frames is None and fps is not None:
+        num_frames = max(1, int(num_source_frames / source_fps * fps))
+    if num_frames is None:
+        return np.arange(num_source_frames, dtype=np.int64)
+    _check_enough(num_frames, num_source_frames)
+    return np.arange(num_frames, dtype=np.int64) * num_source_frames // num_frames
+
+
+FAMILY_SAMPLING: Mapping[str, FamilySampling] = {
+    "llava_onevision": llava_onevision_frames,
+    "qwen2_vl": qwen2_vl_frames,
+    "qwen3_vl": qwen3_vl_frames,
+}
+"""The rules, by the name that ``VideoDecoder(sampling=)`` takes."""
+
+
+def _check_enough(num_frames: int, num_source_frames: int) -> None:
+    if num_frames > num_source_frames:
+        raise DecodeError(
+            f"{num_frames} frames are wanted, and the video has {num_source_frames}; take fewer "
+            "with VideoDecoder(num_frames=)"
+        )
