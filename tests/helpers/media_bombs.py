@@ -17,7 +17,7 @@ import av
 
 from tests.helpers.media_files import audio_file, video_file
 
-__all__ = ["BOMBS", "box", "mp4", "mp4_of_samples"]
+__all__ = ["BOMBS", "box", "mp4", "mp4_of_samples", "ogg_checksum"]
 
 _MATRIX = struct.pack(">9i", 65536, 0, 0, 0, 65536, 0, 0, 0, 0x40000000)
 HOUR = 3600
@@ -276,17 +276,26 @@ def _long_ogg() -> bytes:
     last = data.rindex(b"OggS")
     struct.pack_into("<q", data, last + 6, 365 * 24 * HOUR * 48_000)
     struct.pack_into("<I", data, last + 22, 0)
-    struct.pack_into("<I", data, last + 22, _ogg_checksum(bytes(data[last:])))
+    struct.pack_into("<I", data, last + 22, ogg_checksum(bytes(data[last:])))
     return bytes(data)
 
 
-def _ogg_checksum(page: bytes) -> int:
+def ogg_checksum(page: bytes) -> int:
+    """Return the checksum of a page of an Ogg, whose own field is zero."""
     crc = 0
     for byte in page:
-        crc ^= byte << 24
-        for _ in range(8):
-            crc = (crc << 1 ^ 0x04C11DB7 if crc & 1 << 31 else crc << 1) & 0xFFFFFFFF
+        crc = (crc << 8 & 0xFFFFFFFF) ^ _OGG_TABLE[crc >> 24 ^ byte]
     return crc
+
+
+def _ogg_entry(byte: int) -> int:
+    crc = byte << 24
+    for _ in range(8):
+        crc = (crc << 1 ^ 0x04C11DB7 if crc & 1 << 31 else crc << 1) & 0xFFFFFFFF
+    return crc
+
+
+_OGG_TABLE = [_ogg_entry(byte) for byte in range(256)]
 
 
 def _compressed_moov(num_blocks: int = 120) -> bytes:

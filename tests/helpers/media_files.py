@@ -51,6 +51,8 @@ AUDIO_KINDS = {
 }
 """FFmpeg's names of a container and of a codec, by the kind of audio."""
 
+_SAME_BYTES = {"fflags": "+bitexact"}
+"""Without it FFmpeg writes random names of tracks, and its version."""
 _BITS = 16
 _COLUMNS = 8
 _FINE_CLOCK = Fraction(1, 90_000)
@@ -149,7 +151,9 @@ def video_file(
     codec = codec or default_codec
     if times_s is None:
         times_s = tuple(float(start_s + number / fps) for number in range(num_frames))
-    options = {"movflags": "frag_keyframe+empty_moov"} if kind == "fragmented mp4" else {}
+    options = dict(_SAME_BYTES)
+    if kind == "fragmented mp4":
+        options["movflags"] = "frag_keyframe+empty_moov"
     if moov_first:
         options["movflags"] = "faststart"
     seconds = max(times_s, default=0.0) + 1 / float(fps) if num_frames else 1.0
@@ -226,7 +230,7 @@ def audio_file(
     codec = codec or default_codec
     rate = sample_rate or (48_000 if codec == "libopus" else 16_000)
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as out:
+    with av.open(file, "w", format=container, options=dict(_SAME_BYTES)) as out:
         stream = _add_audio(out, codec, rate, channels)
         picture = _add_cover(out) if cover else None
         out.start_encoding()
