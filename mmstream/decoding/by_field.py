@@ -6,17 +6,18 @@ the decoders of a `FieldPlan` on each sample:
     parsers                json, before anything else: filters and texts need it
     values                 numbers, texts, arrays, and functions of the user
     pictures               each with its own crop, or with that of the first of its group
+    videos, recordings     one of each name
     coordinates            boxes and points, placed as the picture of their group was
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -32,10 +33,15 @@ from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
-__all__ = ["FieldDecoder", "FieldPlan", "plan_fields"]
+if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
+    from mmstream.decoding.audio.decoder import AudioDecoder
+    from mmstream.decoding.video.decoder import VideoDecoder
+
+__all__ = ["FieldDecoder", "FieldPlan", "decoded_medium", "plan_fields"]
 
 FieldDecoder: TypeAlias = (
-    ImageDecoder | TextDecoder | Boxes | Points | EllipsisType | Callable[[bytes], Any]
+    "ImageDecoder | VideoDecoder | AudioDecoder | TextDecoder | Boxes | Points | EllipsisType "
+    "| Callable[[bytes], Any]"
 )
 """What a field may be given: ``...`` is the built-in decoder of its extension."""
 
@@ -72,6 +78,13 @@ class FieldPlan:
     """The files that a field may come from, where there are several: "jpg", "png"."""
     picture_sources: frozenset[str] = frozenset()
     """All files of `pictures`. ``Decode(image=)`` and the text leave them alone."""
+    videos: Mapping[str, VideoDecoder] = field(default_factory=dict)
+    recordings: Mapping[str, AudioDecoder] = field(default_factory=dict)
+    media_sources: frozenset[str] = frozenset()
+    """All files of `videos` and `recordings`. The text leaves them alone."""
+    named_sources: frozenset[str] = frozenset()
+    """These, and the files of `values`. ``Decode(video=)`` and ``Decode(audio=)`` leave them alone.
+    """
 
     def source(self, sample: Mapping[str, Any], name: str) -> str:
         """Return the name of the file that a field comes from.
@@ -215,12 +228,14 @@ def plan_fields(
     values: dict[str, Callable[[bytes], Any]] = {}
     pictures: dict[str, ImageDecoder] = {}
     coordinates: dict[str, Boxes | Points] = {}
+    media: dict[str, dict[str, Any]] = {"video": {}, "audio": {}}
     sources: dict[str, tuple[str, ...]] = {}
     for key, given in fields.items():
         decoder: Any = given
         names = _checked_names(key)
         name = names[0]
-        if name in {*values, *pictures, *coordinates} or (name == IMAGE and image is not None):
+        others = {*values, *pictures, *coordinates, *media["video"], *media["audio"]}
+        if name in others or (name == IMAGE and image is not None):
             raise ConfigError(f"Decode: two decoders make the field {name!r}")
         if len(names) > 1:
             sources[name] = names
@@ -228,23 +243,18 @@ def plan_fields(
             decoder = built_in(name, max_json_bytes)
         if isinstance(decoder, ImageDecoder):
             pictures[name] = _checked_picture(name, decoder)
+        elif (medium := decoded_medium(decoder)) is not None:
+            media[medium][name] = decoder
         elif isinstance(decoder, Boxes | Points):
             coordinates[name] = decoder
-        elif not callable(decoder):
-            raise ConfigError(
-                f"Decode: {{{key!r}: {escaped(repr(decoder))}}}: give a decoder, a function from "
-                "bytes to a value, or ... for the built-in decoder of the extension"
-            )
-        elif _is_built_in_json(name, decoder) and len(names) == 1:
-            parsers[name] = decoder
-        elif name == "json":
-            parsers[name] = partial(call_user, decoder)
         else:
-            known = decode_integer if decoder is int else decode_string if decoder is str else None
-            values[name] = known or decoder
+            _add_function(key, names, decoder, parsers, values)
     decoders = pictures if image is None else {**pictures, IMAGE: image}
     leaders = _leaders(same_geometry, decoders, coordinates)
-    files = (sources.get(name, (name,)) for name in pictures)
+
+    def files_of(fields: Iterable[str]) -> frozenset[str]:
+        return frozenset(file for name in fields for file in sources.get(name, (name,)))
+
     return FieldPlan(
         parsers,
         values,
@@ -252,8 +262,40 @@ def plan_fields(
         coordinates,
         leaders,
         sources,
-        frozenset(file for names in files for file in names),
+        picture_sources=files_of(pictures),
+        videos=media["video"],
+        recordings=media["audio"],
+        media_sources=files_of([*media["video"], *media["audio"]]),
+        named_sources=files_of([*media["video"], *media["audio"], *values]),
     )
+
+
+def _add_function(
+    key: str,
+    names: Sequence[str],
+    decoder: Any,
+    parsers: dict[str, Callable[[bytes], Any]],
+    values: dict[str, Callable[[bytes], Any]],
+) -> None:
+    """Add a function from bytes to the parsers of JSON or to the values."""
+    if not callable(decoder):
+        raise ConfigError(
+            f"Decode: {{{key!r}: {escaped(repr(decoder))}}}: give a decoder, a function from "
+            "bytes to a value, or ... for the built-in decoder of the extension"
+        )
+    name = names[0]
+    if _is_built_in_json(name, decoder) and len(names) == 1:
+        parsers[name] = decoder
+    elif name == "json":
+        parsers[name] = partial(call_user, decoder)
+    else:
+        known = decode_integer if decoder is int else decode_string if decoder is str else None
+        values[name] = known or decoder
+
+
+def decoded_medium(decoder: object) -> str | None:
+    """Return "video" or "audio" for a decoder of these, and None for everything else."""
+    return getattr(type(decoder), "decoded_medium", None)
 
 
 def _checked_names(key: object) -> tuple[str, ...]:

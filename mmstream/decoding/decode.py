@@ -6,17 +6,21 @@ Place in the flow: `Pipeline` holds it, and `sample.py` runs it on each sample.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmstream.decoding.by_field import FieldDecoder, FieldPlan, plan_fields
-from mmstream.decoding.fields import MAX_TEXT_BYTES
+from mmstream.decoding.by_field import FieldDecoder, FieldPlan, decoded_medium, plan_fields
+from mmstream.decoding.fields import MAX_TEXT_BYTES, audio_fields, video_fields
 from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError, escaped
 from mmstream.wrong_arguments import refuse_bools
+
+if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
+    from mmstream.decoding.audio.decoder import AudioDecoder
+    from mmstream.decoding.video.decoder import VideoDecoder
 
 __all__ = ["Decode"]
 
@@ -26,11 +30,14 @@ class Decode:
     """Which decoders a pipeline runs: by the names of fields, or by what they decode.
 
     Both ways go together. ``image=`` takes all pictures that `fields` does not name, and puts them
-    into ``image``. `fields` names its files, and a result keeps the name: ``batch["mask.png"]``.
+    into ``image``. ``video=`` and ``audio=`` do the same for videos and recordings. `fields` names
+    its files, and a result keeps the name: ``batch["mask.png"]``.
 
     A decoder by field is one of these:
 
     - an `ImageDecoder`: uint8 [3, H, W], or [H, W] with ``mask=True``;
+    - a `VideoDecoder`: uint8 [F, 3, H, W], with the time of each frame in ``NAME_pts_s``;
+    - an `AudioDecoder`: [T] or [C, T]. Features are called ``NAME_features``;
     - a `TextDecoder`, at most one: it takes its text from this field;
     - `Boxes` or `Points`, under a name of your choice, which follow a picture of `same_geometry`;
     - a function from bytes to a value, such as ``int``, ``str``, or your own;
@@ -46,6 +53,9 @@ class Decode:
         fields: Decoders by the names of fields.
         image: The decoder of all other image fields of a sample. None: they stay bytes.
         text: The decoder of the messages or the text of a sample. None: they stay as they are.
+        video: The decoder of all other video fields of a sample. Their tracks go to ``audio``, with
+            ``VideoDecoder(audio=...)``. None: they stay bytes.
+        audio: The decoder of all other audio fields of a sample. None: they stay bytes.
         same_geometry: Names of fields that are resized, cropped and flipped alike, a picture first:
             ``("jpg", "mask.png", "boxes")``. The others take the settings of the first. They need
             not repeat them. ``"image"`` means the picture of `image`. Several groups are a tuple of
@@ -63,6 +73,8 @@ class Decode:
     Examples:
         >>> decode = mm.Decode(image=mm.ImageDecoder(size=224))
         >>> classes = mm.Decode({"jpg;png": mm.ImageDecoder(size=224), "cls": int})
+        >>> clips = mm.Decode(video=mm.VideoDecoder(num_frames=8, size=224))
+        >>> speech = mm.Decode({"flac;wav": mm.AudioDecoder(), "txt": str})
         >>> segmentation = mm.Decode(
         ...     {
         ...         "jpg": mm.ImageDecoder(size=224, crop="random", flip=0.5),
@@ -77,6 +89,8 @@ class Decode:
     _: KW_ONLY
     image: ImageDecoder | None = None
     text: TextDecoder | None = None
+    video: VideoDecoder | None = None
+    audio: AudioDecoder | None = None
     same_geometry: Sequence[str] | Sequence[Sequence[str]] = ()
     max_json_bytes: int = MAX_TEXT_BYTES
     min_lazy_bytes: int | None = 8 << 20
@@ -95,6 +109,9 @@ class Decode:
         _check_fields(self.fields)
         _check_image(self.image)
         _check_text(self.text)
+        _check_medium("video", self.video)
+        _check_medium("audio", self.audio)
+        _check_tracks(self.video, self.audio)
         fields, text = _without_text(self.fields or {}, self.text)
         plan = plan_fields(fields, self.same_geometry, self.image, self.max_json_bytes)
         object.__setattr__(self, "fields", fields)
@@ -102,16 +119,8 @@ class Decode:
         object.__setattr__(self, "plan", plan)
         groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
         object.__setattr__(self, "same_geometry", tuple(groups))
-        if self.image is None and text is not None and text.image_length is not None:
-            if "image" in text.needs_shapes:
-                raise ConfigError(
-                    "image_length is a function of the image: give Decode(image=) too"
-                )
-            if plan.pictures:
-                raise ConfigError(
-                    "image_length counts the pictures of Decode(image=...): give the picture that "
-                    "belongs to the text as image=, not by field"
-                )
+        if text is not None:
+            _check_lengths(text, plan, self.media)
 
     @property
     def has_ranged_decoders(self) -> bool:
@@ -126,15 +135,29 @@ class Decode:
         for key, decoder in (self.fields or {}).items():
             if field in key.split(";"):
                 return bool(getattr(decoder, "reads_ranges", False))
-        return False
+        is_video, is_audio = bool(video_fields((field,))), bool(audio_fields((field,)))
+        decoder = self.video if is_video else self.audio if is_audio else None
+        return bool(getattr(decoder, "reads_ranges", False))
 
     def _decoders(self) -> list[Any]:
-        return list((self.fields or {}).values())
+        return [*(self.fields or {}).values(), self.video, self.audio]
 
     @property
     def media(self) -> frozenset[str]:
-        """The kinds of media that these decoders decode."""
-        return frozenset() if self.image is None else frozenset({"image"})
+        """The kinds of media of a text that these decoders decode."""
+        has_tracks = self.video is not None and self.video.audio is not None
+        decodes = {
+            "image": self.image is not None,
+            "video": self.video is not None,
+            "audio": self.audio is not None or has_tracks,
+        }
+        return frozenset(kind for kind, is_decoded in decodes.items() if is_decoded)
+
+    @property
+    def has_media(self) -> bool:
+        """Whether videos or recordings are decoded, by field or all of them."""
+        by_field = self.plan.videos or self.plan.recordings
+        return bool(by_field) or self.video is not None or self.audio is not None
 
     @property
     def picture_names(self) -> tuple[str, ...]:
@@ -144,7 +167,9 @@ class Decode:
             for name, decoder in self.plan.pictures.items()
             if not decoder.mask and decoder.interpolation != "nearest"
         ]
-        return (*by_field, *(("image",) if self.image is not None else ()))
+        kinds = {"image": self.image, "video": self.video}
+        named = [kind for kind, decoder in kinds.items() if decoder is not None]
+        return (*by_field, *self.plan.videos, *named)
 
 
 def _without_text(
@@ -179,6 +204,8 @@ def _check_fields(fields: object) -> None:
         advice = "write Decode(image=decoder)"
     elif isinstance(fields, TextDecoder):
         advice = "write Decode(text=decoder)"
+    elif decoded_medium(fields) is not None:
+        advice = f"write Decode({decoded_medium(fields)}=decoder)"
     elif isinstance(fields, Boxes | Points):
         advice = 'write Decode({"jpg": ..., "boxes": boxes}, same_geometry=("jpg", "boxes"))'
     elif callable(fields):
@@ -201,12 +228,66 @@ def _check_image(image: object) -> None:
         advice = f"write image=mm.ImageDecoder(size={image!r})"
     elif isinstance(image, TextDecoder):
         advice = "write text=decoder"
+    elif decoded_medium(image) is not None:
+        advice = f"write {decoded_medium(image)}=decoder"
     elif callable(image):
         advice = (
             'a function from bytes goes by field, Decode({"jpg": function}); one of decoded '
             "pictures goes to Pipeline(transforms=(function,))"
         )
     raise ConfigError(f"Decode(image=): got {_shown(image)}: {advice}")
+
+
+def _check_medium(kind: str, decoder: object) -> None:
+    """Refuse something else than a decoder of this kind."""
+    if decoder is None or decoded_medium(decoder) == kind:
+        return
+    name = f"{kind.capitalize()}Decoder"
+    advice = f"write {kind}=mm.{name}()"
+    if hasattr(decoder, f"{kind}_processor") or hasattr(decoder, "feature_extractor"):
+        advice = f"write {kind}=mm.{name}.from_processor(processor)"
+    elif decoded_medium(decoder) is not None:
+        advice = f"write {decoded_medium(decoder)}=decoder"
+    elif isinstance(decoder, ImageDecoder):
+        advice = "write image=decoder"
+    elif isinstance(decoder, TextDecoder):
+        advice = "write text=decoder"
+    elif not isinstance(decoder, type) and callable(decoder):
+        advice = f'a function from bytes goes by field, Decode({{"{_EXAMPLES[kind]}": function}})'
+    raise ConfigError(f"Decode({kind}=): got {_shown(decoder)}: {advice}")
+
+
+_EXAMPLES = {"video": "mp4", "audio": "wav"}
+"""An extension of each kind."""
+
+
+def _check_tracks(video: VideoDecoder | None, audio: AudioDecoder | None) -> None:
+    """Refuse tracks and recordings that would be joined though they are not alike."""
+    track = None if video is None else video.audio
+    if track is None or audio is None:
+        return
+    for setting in ("sample_rate", "channels", "dtype", "features"):
+        if getattr(track, setting) != getattr(audio, setting):
+            raise ConfigError(
+                f"Decode: audio= has {setting}={getattr(audio, setting)!r} and the tracks of "
+                f"video= have {getattr(track, setting)!r}, and a batch has one audio: give "
+                "VideoDecoder(audio=) the same settings, or decode one of them by field"
+            )
+
+
+def _check_lengths(text: TextDecoder, plan: FieldPlan, media: Collection[str]) -> None:
+    """Refuse a text that counts media which nothing decodes for it."""
+    by_field = {"image": plan.pictures, "video": plan.videos, "audio": plan.recordings}
+    for kind in sorted(text.counted_media - set(media)):
+        if kind in text.needs_shapes:
+            raise ConfigError(
+                f"{kind}_length is a function of the {kind}: give Decode({kind}=) too"
+            )
+        if by_field[kind]:
+            raise ConfigError(
+                f"{kind}_length counts the files of Decode({kind}=...): give the {kind} that "
+                f"belongs to the text as {kind}=, not by field"
+            )
 
 
 def _check_text(text: object) -> None:
@@ -217,6 +298,8 @@ def _check_text(text: object) -> None:
         advice = "write text=mm.TextDecoder(processor.tokenizer, max_length=512)"
     elif isinstance(text, ImageDecoder):
         advice = "write image=decoder"
+    elif decoded_medium(text) is not None:
+        advice = f"write {decoded_medium(text)}=decoder"
     elif isinstance(text, str):
         advice = f'write text=mm.TextDecoder(tokenizer, field="{escaped(text, 60)}")'
     elif not hasattr(text, "is_fast") and callable(text):

@@ -5,13 +5,15 @@ and then `decode_sample` for each row. Both parse ``json`` and run the decoders 
 
     jpg, 0.jpg, 1.png      -> "image"                                  image=ImageDecoder
                               with tiles also "image_tiles", "image_size"
+    mp4, 0.webm, 0.wav     -> "video", "audio" and more, see `media`   video=, audio=
     json messages, or txt  -> "input_ids", "attention_mask", "labels"  text=TextDecoder
     mask.png, cls, npy     -> a field of the same name                 {"mask.png": ..., "cls": int}
 
 Fields without a decoder stay bytes, compressed ones too.
 
 The number of an image's tokens may depend on the picture's shape. That shape is read from the
-header. So all texts of a step are tokenized in one call, before any picture is decoded.
+header, and so are the frames of a video. So all texts of a step are tokenized in one call, before
+any picture is decoded.
 """
 
 from __future__ import annotations
@@ -36,12 +38,20 @@ from mmstream.decoding.fields import (
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder
 from mmstream.decoding.image.encoded import EncodedImage, encode_or_decode
 from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.media import (
+    MediaPlans,
+    audio_decoders,
+    decode_media,
+    media_shapes,
+    plan_media,
+    video_decoders,
+)
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.text.decoder import DecodedText
 from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample
 
-__all__ = ["Decode", "TextTokens", "decode_sample", "decode_texts", "parse_fields"]
+__all__ = ["Decode", "RowMemory", "TextTokens", "decode_sample", "decode_texts", "parse_fields"]
 
 IMAGE_FIELDS = ("image",)
 TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
@@ -58,6 +68,19 @@ LOSS_FIELD = "__text_loss__"
 """The field of a decoded sample in which its `TextLoss` travels to the lineage of the batch."""
 
 
+class RowMemory(NamedTuple):
+    """Where decoders write a sample: into the memory of its batch."""
+
+    pictures: Mapping[str, torch.Tensor]
+    """By field: uint8 [H, W, 3], of a mask [H, W], C-contiguous. Only for decoders of fixed size
+    (`FieldPlan.shapes`). ``image`` is used for a sample that has exactly one such picture."""
+    videos: dict[str, torch.Tensor]
+    """By file: uint8 [F, H, W, 3]. Used where the video has this shape."""
+
+
+_NO_MEMORY = RowMemory({}, {})
+
+
 class TextLoss(NamedTuple):
     """What a text has lost on its way to the model."""
 
@@ -72,18 +95,18 @@ class TextLoss(NamedTuple):
 def decode_sample(
     sample: Sample,
     decode: Decode | None,
-    out: Mapping[str, torch.Tensor] | None = None,
+    out: RowMemory = _NO_MEMORY,
     tokens: DecodedText | SampleError | None = None,
+    plans: MediaPlans | None = None,
 ) -> Sample:
     """Decode one sample.
 
     Args:
         sample: A sample as read from a shard: its fields are bytes. It is not changed.
         decode: The decoders. None: only ``json`` is parsed.
-        out: Where to write pictures, by field: the batch's rows, uint8 [H, W, 3], of a mask [H, W],
-            C-contiguous. Only for decoders of fixed size (`FieldPlan.shapes`). ``image`` is used
-            for a sample that has exactly one such picture.
+        out: Where to write pictures and videos.
         tokens: The tokens of the sample's text, from `decode_texts`. None: it is tokenized now.
+        plans: What `plan_media` has planned for this very sample. None: it is planned now.
 
     Returns:
         A new sample with ``json`` parsed.
@@ -101,6 +124,11 @@ def decode_sample(
         arrays, and ``txt`` is a string. ``__text_loss__`` is a `TextLoss`, where the text was cut
         or has lost parts.
 
+        With ``decode.video``, ``video`` replaces the video fields: uint8 [F, 3, H, W], a view of
+        F, H, W, 3 memory, or a list of such where a sample has not exactly one. ``video_pts_s``,
+        float64 [F], is the time of each frame in its file. With ``decode.audio`` or tracks,
+        ``audio`` is [T] or [C, T], or a list of such. `collate` names the companions.
+
         With ``decode.fields``, each field of it has its result under its own name; see `Decode`.
 
     Raises:
@@ -116,12 +144,23 @@ def decode_sample(
         return decoded
     _require_absent(sample, TEXT_FIELDS if decode.text is not None else ())
     _require_absent(sample, IMAGE_FIELDS if decode.image is not None else ())
+    _require_absent(sample, _media_names(decode) if decode.has_media else ())
+    if decode.has_media and plans is None:
+        plans = plan_media(sample, decode, audio=needs_shapes(decode, "audio"))
     if decode.text is not None:
-        decoded.update(_decode_text(sample, decode, tokens))
-    plan = decode.plan
-    if plan.values:
-        plan.decode_values(sample, decoded)
-    out = out or {}
+        decoded.update(_decode_text(sample, decode, tokens, plans))
+    if decode.plan.values:
+        decode.plan.decode_values(sample, decoded)
+    _decode_pictures(sample, decoded, decode, out.pictures)
+    if plans is not None:
+        decode_media(sample, decoded, decode, plans, out.videos)
+    return decoded
+
+
+def _decode_pictures(
+    sample: Sample, decoded: Sample, decode: Decode, out: Mapping[str, torch.Tensor]
+) -> None:
+    """Decode all pictures, boxes and points of a sample into `decoded`."""
     single: Decoded | None = None
     if decode.image is not None:
         names = _free_images(sample, decode)
@@ -130,9 +169,8 @@ def decode_sample(
         for name in names:
             del decoded[name]
         decoded.update(images)
-    if plan.pictures or plan.coordinates:
-        plan.decode_pictures(sample, decoded, out, single)
-    return decoded
+    if decode.plan.pictures or decode.plan.coordinates:
+        decode.plan.decode_pictures(sample, decoded, out, single)
 
 
 def parse_fields(sample: Sample, decode: Decode | None) -> Sample:
@@ -148,12 +186,18 @@ def parse_fields(sample: Sample, decode: Decode | None) -> Sample:
     return sample
 
 
-def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextTokens]:
+def decode_texts(
+    samples: Sequence[Sample],
+    decode: Decode | None,
+    plans: Sequence[MediaPlans | None] | None = None,
+) -> list[TextTokens]:
     """Parse ``json`` and tokenize the texts of many samples in one call of the tokenizer.
 
     Args:
         samples: Samples as read from shards. They are not changed.
         decode: The decoders. None: only ``json`` is parsed.
+        plans: What `plan_media` has planned for each sample. Needed where videos or recordings are
+            decoded. None: nothing; the sample is not tokenized yet.
 
     Returns:
         One entry per sample: the sample and the tokens that `decode_sample` takes. With these it
@@ -164,13 +208,16 @@ def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextT
     parsed = [_try_parse(sample, decode) for sample in samples]
     if decode is None or decode.text is None:
         return [(sample, None) for sample in parsed]
-    shapes = [_prepared_shapes(sample, decode) for sample in parsed]
+    shapes = [
+        _prepared_shapes(sample, decode, media_plans)
+        for sample, media_plans in zip(parsed, plans or [{}] * len(parsed), strict=True)
+    ]
     is_ready = [
-        image_shapes is not None and not isinstance(sample.get("json"), bytes)
-        for sample, image_shapes in zip(parsed, shapes, strict=True)
+        media is not None and not isinstance(sample.get("json"), bytes)
+        for sample, media in zip(parsed, shapes, strict=True)
     ]
     ready_samples = list(compress(parsed, is_ready))
-    ready_shapes = [MediaShapes(image_shapes or ()) for image_shapes in compress(shapes, is_ready)]
+    ready_shapes = list(compress(shapes, is_ready))
     texts = [_text_sample(sample, decode) for sample in ready_samples]
     tokens = iter(decode.text.decode_all(texts, ready_shapes, media=decode.media))
     return [
@@ -179,14 +226,27 @@ def decode_texts(samples: Sequence[Sample], decode: Decode | None) -> list[TextT
     ]
 
 
-def _prepared_shapes(sample: Sample, decode: Decode) -> list[ImageShape] | None:
-    """Read the shapes of the sample's images from their headers, where its text needs them.
+def _prepared_shapes(
+    sample: Sample, decode: Decode, plans: MediaPlans | None
+) -> MediaShapes | None:
+    """Return the shapes of the sample's media, where its text needs them.
 
     Returns:
-        One shape per image, or an empty list where the text needs none. None where a header does
-        not tell.
+        The shapes of images from their headers, and those of other media from their plans. None
+        where a header does not tell, or where there are no plans.
     """
-    if decode.image is None or decode.text is None or "image" not in decode.text.needs_shapes:
+    if plans is None:
+        return None
+    images = _image_shapes_of_headers(sample, decode)
+    return None if images is None else _with_media(sample, decode, images, plans)
+
+
+def _image_shapes_of_headers(sample: Sample, decode: Decode) -> list[ImageShape] | None:
+    """Return the shapes of the sample's images where its text needs them, else an empty list.
+
+    None: a header does not tell.
+    """
+    if decode.image is None or not needs_shapes(decode, "image"):
         return []
     names = _free_images(sample, decode)
     shapes = [decode.image.prepared_shape(sample[name]) for name in names]
@@ -194,14 +254,14 @@ def _prepared_shapes(sample: Sample, decode: Decode) -> list[ImageShape] | None:
 
 
 def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
-    """Return the shapes as `_prepared_shapes`. Where headers do not tell, decode the pictures.
+    """Return the shapes of the sample's images. Where headers do not tell, decode the pictures.
 
     Such pictures are decoded a second time later. They are rare.
 
     Raises:
         DecodeError: A picture cannot be decoded.
     """
-    shapes = _prepared_shapes(sample, decode)
+    shapes = _image_shapes_of_headers(sample, decode)
     decoder = decode.image
     if shapes is not None or decoder is None:
         return shapes or []
@@ -217,6 +277,22 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
     ]
 
 
+def _with_media(
+    sample: Sample, decode: Decode, images: Sequence[ImageShape], plans: MediaPlans
+) -> MediaShapes:
+    """Add the shapes of the sample's videos and recordings, where its text needs them."""
+    needs_audio = needs_shapes(decode, "audio")
+    if not needs_audio and not needs_shapes(decode, "video"):
+        return MediaShapes(images)
+    videos, audios = media_shapes(sample, decode, plans, audio=needs_audio)
+    return MediaShapes(images, videos, audios)
+
+
+def needs_shapes(decode: Decode, kind: str) -> bool:
+    """Tell whether the tokens of a text depend on the shapes of its media of a kind."""
+    return decode.text is not None and kind in decode.text.needs_shapes
+
+
 def _free_images(sample: Sample, decode: Decode) -> list[str]:
     """Return the image fields that no decoder by field takes, in order."""
     taken = decode.plan.picture_sources
@@ -225,8 +301,8 @@ def _free_images(sample: Sample, decode: Decode) -> list[str]:
 
 
 def _text_sample(sample: Sample, decode: Decode) -> Sample:
-    """Return a sample without the pictures that do not belong to its text."""
-    taken = decode.plan.picture_sources
+    """Return a sample without the media that do not belong to its text."""
+    taken = decode.plan.picture_sources | decode.plan.media_sources
     return {name: sample[name] for name in sample if name not in taken} if taken else sample
 
 
@@ -281,17 +357,37 @@ def _try_parse(sample: Sample, decode: Decode | None) -> Sample:
         return sample
 
 
+def _media_names(decode: Decode) -> list[str]:
+    """Return the fields that decoders of videos and recordings make, also in a batch."""
+    names = [
+        f"{field}{ending}"
+        for field in video_decoders(decode)
+        for ending in ("", "_row", "_frames", "_pts_s")
+    ]
+    names += [
+        f"{field}{ending}"
+        for field, decoder in audio_decoders(decode).items()
+        for features in (("",) if decoder.features is None else ("", "_features"))
+        for ending in (features, "_row", f"{features}_length", "_video")
+    ]
+    by_field = {*decode.plan.videos, *decode.plan.recordings}
+    return [name for name in dict.fromkeys(names) if name not in by_field]
+
+
 def _decode_text(
-    sample: Sample, decode: Decode, tokens: DecodedText | SampleError | None
+    sample: Sample,
+    decode: Decode,
+    tokens: DecodedText | SampleError | None,
+    plans: MediaPlans | None,
 ) -> dict[str, Any]:
     """Return the fields that the text decoder makes; see `decode_sample`."""
     decoder = decode.text
     assert decoder is not None
     name = decoder.source(sample)
     if tokens is None:
-        shapes = _image_shapes(sample, decode)
+        shapes = _with_media(sample, decode, _image_shapes(sample, decode), plans or {})
         texts = [_text_sample(sample, decode)]
-        tokens = decoder.decode_all(texts, [MediaShapes(shapes)], media=decode.media)[0]
+        tokens = decoder.decode_all(texts, [shapes], media=decode.media)[0]
     text = with_address(sample, name, partial(_text_or_raise, tokens))
     decoded: dict[str, Any] = dict(text.tokens)
     if text.num_dropped_parts or text.num_tokens > decoder.max_length:

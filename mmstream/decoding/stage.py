@@ -11,14 +11,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.address import address
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.by_field import IMAGE
-from mmstream.decoding.sample import LOSS_FIELD, Decode, TextLoss, decode_texts
-from mmstream.decoding.substitute import BatchRows, Lookup, Row, RowDecoder, Transform
+from mmstream.decoding.media import video_files
+from mmstream.decoding.sample import LOSS_FIELD, Decode, RowMemory, TextLoss, decode_texts
+from mmstream.decoding.substitute import (
+    Lookup,
+    Prepared,
+    PreparedSample,
+    Row,
+    RowDecoder,
+    Transform,
+)
 from mmstream.errors import BadSampleLimitError
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import BatchLineage, RawStep
@@ -26,8 +36,10 @@ from mmstream.types import Sample, SampleLineage
 
 __all__ = ["DecodeStage", "DecodedStep"]
 
+T = TypeVar("T")
+
 ALIGN_BYTES = 64
-"""The pictures of each field begin at a multiple of this in the memory of a batch."""
+"""The pictures and videos of each field begin at a multiple of this in the memory of a batch."""
 
 
 class DecodedStep(NamedTuple):
@@ -35,6 +47,15 @@ class DecodedStep(NamedTuple):
 
     lineage: BatchLineage
     samples: list[Sample]
+
+
+class _PlannedVideo(NamedTuple):
+    """A video that will be decoded into the memory of its batch."""
+
+    row: int
+    file: str
+    shape: tuple[int, int, int, int]
+    """Of its frames: [F, H, W, 3]."""
 
 
 class DecodeStage:
@@ -91,15 +112,13 @@ class DecodeStage:
             decoded = self._parsed(step)
             if decoded is not None:
                 return decoded
-        prepared = self._decode_row.prepare(step)
-        rows_of_fields = self._picture_rows(len(step.outcomes))
+        prepared = self._decode_row.prepare(step, self._side_by_side)
+        memory = self._memory_of_rows(prepared)
 
         def decode_row(position: int) -> Row:
-            out = {name: rows[position] for name, rows in rows_of_fields.items()}
-            return self._decode_row(step, position, prepared[position], out)
+            return self._decode_row(step, position, prepared[position], memory[position])
 
-        rows = _all_rows(decode_row, len(step.outcomes), self._pool, self._num_helpers)
-        return _assembled(step, rows)
+        return _assembled(step, self._side_by_side(decode_row, len(step.outcomes)))
 
     def close(self) -> None:
         """End the threads."""
@@ -123,33 +142,75 @@ class DecodeStage:
             sample["__lineage__"] = SampleLineage._make((shard, index, epoch, lineage.step, seed))
         return DecodedStep(lineage, samples)
 
-    def _picture_rows(self, num_rows: int) -> BatchRows:
-        """Return uint8 [B, H, W, 3] for the pictures of a batch: decoders write right into it.
+    def _side_by_side(self, function: Callable[[int], T], count: int) -> list[T]:
+        return _all_rows(function, count, self._pool, self._num_helpers)
 
-        A batch crosses to the main process in one block, so all fields share one.
+    def _memory_of_rows(self, prepared: Sequence[Prepared | None]) -> list[RowMemory]:
+        """Return memory of the batch for the pictures and videos of each row.
+
+        Decoders write right into it. A batch crosses to the main process in one block, so all
+        fields share one. The videos of a field lie one behind the other.
         """
-        if not self._shapes:
-            return {}
-        sizes = [num_rows * math.prod(shape) for shape in self._shapes.values()]
+        num_rows = len(prepared)
+        videos = self._planned_videos(prepared)
+        groups = [[(num_rows, *shape)] for shape in self._shapes.values()]
+        groups += [[video.shape for video in of_field] for of_field in videos.values()]
+        if not groups:
+            return [RowMemory({}, {}) for _ in prepared]
+        sizes = [sum(map(math.prod, shapes)) for shapes in groups]
         starts = [0, *accumulate(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)]
         memory = self._memory
         block = memory.take(starts[-2] + sizes[-1], spare_bytes=memory.spare_bytes)
-        return {
-            name: block[start : start + size].view(num_rows, *shape)
-            for (name, shape), start, size in zip(self._shapes.items(), starts, sizes, strict=False)
-        }
+        views = [
+            _cut(block[start : start + size], shapes)
+            for start, size, shapes in zip(starts, sizes, groups, strict=False)
+        ]
+        pictures = {name: view for name, (view,) in zip(self._shapes, views, strict=False)}
+        rows = [
+            RowMemory({name: view[row] for name, view in pictures.items()}, {})
+            for row in range(num_rows)
+        ]
+        for of_field, of_videos in zip(videos.values(), views[len(pictures) :], strict=True):
+            for video, view in zip(of_field, of_videos, strict=True):
+                rows[video.row].videos[video.file] = view
+        return rows
+
+    def _planned_videos(
+        self, prepared: Sequence[Prepared | None]
+    ) -> dict[str, list[_PlannedVideo]]:
+        """Return the videos of each field, in the order of rows."""
+        videos: dict[str, list[_PlannedVideo]] = {}
+        for row, entry in enumerate(prepared):
+            if not isinstance(entry, PreparedSample) or not entry.plans or not self._decoders:
+                continue
+            for field, files in video_files(entry.sample, self._decoders).items():
+                for file in files:
+                    shape = entry.plans[file].shape
+                    pixels = (shape.num_frames, shape.height, shape.width, 3)
+                    videos.setdefault(field, []).append(_PlannedVideo(row, file, pixels))
+        return videos
+
+
+def _cut(block: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Cut bytes into tensors that lie one behind the other."""
+    stops = list(accumulate(map(math.prod, shapes)))
+    starts = [0, *stops]
+    return [
+        block[start:stop].view(shape)
+        for start, stop, shape in zip(starts, stops, shapes, strict=False)
+    ]
 
 
 def _all_rows(
-    decode_row: Callable[[int], Row], num_rows: int, pool: Executor | None, num_helpers: int
-) -> list[Row]:
+    decode_row: Callable[[int], T], num_rows: int, pool: Executor | None, num_helpers: int
+) -> list[T]:
     """Decode all rows. Each thread takes the next row, which is cheaper than one future per row.
 
     Raises the error of the first row that has one.
     """
     if pool is None:
         return list(map(decode_row, range(num_rows)))
-    rows: dict[int, Row] = {}
+    rows: dict[int, T] = {}
     errors: list[tuple[bool, int, BaseException]] = []
     positions = iter(range(num_rows))
 

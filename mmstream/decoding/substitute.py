@@ -8,23 +8,24 @@ while is no fault of the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
-
-import torch
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
+from mmstream.decoding.media import MediaPlans, plan_media
 from mmstream.decoding.sample import (
     LOSS_FIELD,
     Decode,
-    TextTokens,
+    RowMemory,
     decode_sample,
     decode_texts,
+    needs_shapes,
     parse_fields,
 )
+from mmstream.decoding.text.decoder import DecodedText
 from mmstream.errors import (
     BUGS,
     ChecksumError,
@@ -43,15 +44,22 @@ from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Outcome, RawStep
 from mmstream.types import Sample, SampleLineage, SampleRef
 
-__all__ = ["MAX_SUBSTITUTES", "BatchRows", "Lookup", "Prepared", "Row", "RowDecoder", "Transform"]
+__all__ = [
+    "MAX_SUBSTITUTES",
+    "Lookup",
+    "Prepared",
+    "PreparedSample",
+    "Row",
+    "RowDecoder",
+    "SideBySide",
+    "Transform",
+]
 
 Transform: TypeAlias = Callable[[Sample], Sample]
 
-Prepared: TypeAlias = TextTokens | SampleError | ShardError
-"""A planned sample after the functions before decoding, with its tokens; or why it is bad."""
-
-BatchRows: TypeAlias = Mapping[str, torch.Tensor]
-"""Memory of the batch for one row's pictures, by field."""
+SideBySide: TypeAlias = Callable[[Callable[[int], Any], int], list[Any]]
+"""Calls a function with the numbers from 0 to before a number, in threads, and returns the results
+in order."""
 
 MAX_SUBSTITUTES = {SkipSample: 256, SampleError: 32}
 """Substitutes tried for a row: more where a filter leaves samples out than where data is bad.
@@ -89,6 +97,20 @@ class Lookup(Protocol):
         """Return what tells a shard from one of the same name in another dataset."""
 
 
+class PreparedSample(NamedTuple):
+    """A planned sample after the functions before decoding: what is known before it is decoded."""
+
+    sample: Sample
+    tokens: DecodedText | SampleError | None
+    """Of its text. None: not tokenized yet."""
+    plans: MediaPlans | None
+    """Of its videos and recordings. None: there are no decoders of these."""
+
+
+Prepared: TypeAlias = PreparedSample | SampleError | ShardError
+"""A prepared sample, or why it is bad."""
+
+
 class Row(NamedTuple):
     """One row of a step, and what was bad about its planned sample."""
 
@@ -117,13 +139,18 @@ class RowDecoder:
     policy: BadSamplePolicy
     progress: Progress
 
-    def prepare(self, step: RawStep) -> list[Prepared | None]:
-        """Run the functions before decoding, and tokenize the texts of a step in one call.
+    def prepare(self, step: RawStep, side_by_side: SideBySide) -> list[Prepared | None]:
+        """Run the functions before decoding, plan videos, and tokenize a step's texts in one call.
+
+        Args:
+            step: raw samples.
+            side_by_side: plans the videos and recordings of several samples at a time.
 
         Returns:
             One entry per row, for a call; None for a sample that was not read.
 
         Raises:
+            StorageError: storage failed after retries.
             NameError, AttributeError, ...: a function has a bug.
         """
         samples: list[Sample | SampleError | ShardError | None] = []
@@ -138,25 +165,74 @@ class RowDecoder:
                     samples.append(self._before(_address(step, position), ref, outcome))
                 except (SampleError, ShardError) as error:  # a function may read more of a file
                     samples.append(error)
-        texts = iter(
-            decode_texts([each for each in samples if isinstance(each, dict)], self.decoders)
+        plans: list[MediaPlans | None] = [None] * len(samples)
+        if self.decoders is not None and self.decoders.has_media:
+            self._plan_all(step, samples, plans, side_by_side)
+        rows = [row for row, sample in enumerate(samples) if isinstance(sample, dict)]
+        texts = decode_texts(
+            [sample for sample in samples if isinstance(sample, dict)],
+            self.decoders,
+            [plans[row] for row in rows],
         )
-        return [next(texts) if isinstance(each, dict) else each for each in samples]
+        prepared: list[Prepared | None] = [
+            None if isinstance(sample, dict) else sample for sample in samples
+        ]
+        for row, (sample, tokens) in zip(rows, texts, strict=True):
+            prepared[row] = PreparedSample(sample, tokens, plans[row])
+        return prepared
 
-    def __call__(self, step: RawStep, position: int, text: Prepared | None, out: BatchRows) -> Row:
+    def _plan_all(
+        self,
+        step: RawStep,
+        samples: list[Sample | SampleError | ShardError | None],
+        plans: list[MediaPlans | None],
+        side_by_side: SideBySide,
+    ) -> None:
+        """Parse and plan the samples of a step in place. Those that are bad become their error."""
+        decoders = self.decoders
+        assert decoders is not None
+        audio = needs_shapes(decoders, "audio")
+        rows = [row for row, sample in enumerate(samples) if isinstance(sample, dict)]
+
+        def plan(number: int) -> tuple[Any, MediaPlans | None]:
+            row = rows[number]
+            outcome = step.outcomes[row]
+            sample: Any = samples[row]
+            assert isinstance(outcome, dict)
+            address = _address(step, row)
+            self.progress.begin_sample(
+                Stage.DECODE,
+                address.epoch,
+                address.step,
+                *step.lineage.planned[row],
+                str(outcome["__key__"]),
+            )
+            sample = sample | {"__lineage__": self._lineage(address, outcome)}
+            try:
+                sample = parse_fields(sample, decoders)
+                return sample, plan_media(sample, decoders, audio=audio)
+            except (SampleError, ShardError) as error:
+                return error, None
+
+        for row, (sample, media_plans) in zip(rows, side_by_side(plan, len(rows)), strict=True):
+            samples[row], plans[row] = sample, media_plans
+
+    def __call__(
+        self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory
+    ) -> Row:
         """Return one row of a step: its planned sample, or else a substitute.
 
         Args:
             step: raw samples.
             position: of the row among the rows of this rank.
-            text: what `prepare` has made of the planned sample.
-            out: the memory of the batch for the row's pictures.
+            prepared: what `prepare` has made of the planned sample.
+            out: the memory of the batch for the row's pictures and videos.
         """
         lineage = step.lineage
         planned = lineage.planned[position]
         address = _address(step, position)
         try:
-            sample = self._decode_planned(address, planned, step.outcomes[position], out, text)
+            sample = self._decode_planned(address, planned, step.outcomes[position], out, prepared)
             return Row(sample, planned, None)
         except SampleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
@@ -180,7 +256,7 @@ class RowDecoder:
         return Row(substitute, shown, bad, is_filled)
 
     def _substitute(
-        self, address: _RowAddress, out: BatchRows
+        self, address: _RowAddress, out: RowMemory
     ) -> tuple[Sample | None, SampleRef, bool]:
         """Return a substitute, where it comes from, and whether it counts as the row's sample."""
         ref: SampleRef = (-1, -1)
@@ -210,8 +286,8 @@ class RowDecoder:
         address: _RowAddress,
         ref: SampleRef,
         outcome: Outcome,
-        out: BatchRows,
-        text: Prepared | None = None,
+        out: RowMemory,
+        prepared: Prepared | None = None,
     ) -> Sample:
         """Return a sample ready to be collated. Read it again before calling it bad.
 
@@ -221,7 +297,7 @@ class RowDecoder:
         earlier_outcomes: list[Outcome] = []
         while True:
             try:
-                return self._decode(address, ref, outcome, out, text)
+                return self._decode(address, ref, outcome, out, prepared)
             except SkipSample:
                 raise
             except (SampleError, ShardError) as error:
@@ -238,7 +314,7 @@ class RowDecoder:
                 if isinstance(error, DecodeError) and _is_same(outcome, again):
                     raise
             earlier_outcomes.append(outcome)
-            text = None
+            prepared = None
             outcome = again
 
     def _note_read(self, address: _RowAddress, ref: SampleRef) -> None:
@@ -249,40 +325,35 @@ class RowDecoder:
         address: _RowAddress,
         ref: SampleRef,
         outcome: Outcome,
-        out: BatchRows,
-        text: Prepared | None,
+        out: RowMemory,
+        prepared: Prepared | None,
     ) -> Sample:
-        if isinstance(outcome, ShardError):
-            if self.policy.shards:
-                raise SampleError(str(outcome)) from outcome
-            raise outcome
-        if isinstance(outcome, SampleError):
-            raise outcome
+        """Decode one sample. An unreadable shard is its fault where the policy says so."""
         try:
-            return self._decode_raw(address, ref, outcome, out, text)
-        except ShardError as error:  # of a file that is read while it is decoded
+            return self._decode_outcome(address, ref, outcome, out, prepared)
+        except ShardError as error:
             if self.policy.shards:
                 raise SampleError(str(error)) from error
             raise
 
-    def _decode_raw(
+    def _decode_outcome(
         self,
         address: _RowAddress,
         ref: SampleRef,
-        outcome: Sample,
-        out: BatchRows,
-        text: Prepared | None,
+        outcome: Outcome,
+        out: RowMemory,
+        prepared: Prepared | None,
     ) -> Sample:
-        if isinstance(text, Exception):
-            raise text
+        for error in (outcome, prepared):
+            if isinstance(error, SampleError | ShardError):
+                raise error
+        assert isinstance(outcome, dict)
         key = str(outcome["__key__"])
         self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
-        if text is None:
-            sample, tokens = self._before(address, ref, outcome), None
-        else:
-            sample, tokens = text
-            sample = sample | {"__lineage__": self._lineage(address, outcome)}
-        sample = decode_sample(sample, self.decoders, out, tokens)
+        if not isinstance(prepared, PreparedSample):
+            prepared = PreparedSample(self._before(address, ref, outcome), None, None)
+        sample = prepared.sample | {"__lineage__": self._lineage(address, outcome)}
+        sample = decode_sample(sample, self.decoders, out, prepared.tokens, prepared.plans)
         unread = [name for name, value in sample.items() if isinstance(value, LazyBytes)]
         for name in unread:  # no decoder has taken it, and nobody after this reads by ranges
             sample[name] = bytes(sample[name])

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream.decoding.fields import image_fields
-from mmstream.decoding.sample import decode_sample
+from mmstream.decoding.sample import RowMemory, decode_sample
 from mmstream.errors import ConfigError, DecodeError
 
 
@@ -83,7 +83,7 @@ def test_one_image_becomes_a_channels_last_view() -> None:
 def test_one_image_is_written_into_the_row_of_the_batch() -> None:
     row = torch.zeros((4, 4, 3), dtype=torch.uint8)
     decode = Decode(image=ImageDecoder(size=4))
-    image = decode_sample(sample(png=picture(9)), decode, {"image": row})["image"]
+    image = decode_sample(sample(png=picture(9)), decode, RowMemory({"image": row}, {}))["image"]
     assert (row == 9).all()
     row[:] = 5
     assert (image == 5).all()

@@ -51,7 +51,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "image: resize": ("torch.nn.functional:interpolate",),
     "image: crop, copy to the batch": ("numpy:copyto",),
     "sample: dicts, lineage, transforms": ("mmstream.decoding.substitute:RowDecoder.__call__",),
-    "batch: memory": ("mmstream.decoding.stage:DecodeStage._picture_rows",),
+    "batch: memory": ("mmstream.decoding.stage:DecodeStage._memory_of_rows",),
     "batch: collate": ("mmstream.pipeline:make_batch",),
     "IPC: pack": ("mmstream.loader.batch_transport:SentBatch.__init__",),
     "IPC: pickle": ("multiprocessing.queues:_ForkingPickler.dumps",),

@@ -1,0 +1,340 @@
+"""The videos and recordings of one sample: planned from their headers, then decoded.
+
+Place in the flow: `stage.py` plans all rows of a step, so that their texts can be tokenized in one
+call and their frames have memory in the batch. Then `sample.py` decodes each row:
+
+    mp4, 0.webm  -> "video", "video_pts_s"                        video=VideoDecoder
+                    with their tracks also "audio", "audio_video"
+    wav, 0.flac  -> "audio", or "audio_features" and its length   audio=AudioDecoder
+    clip.mp4     -> "clip.mp4", "clip.mp4_pts_s"                  {"clip.mp4": VideoDecoder}
+
+A plan says which frames or samples become the result, and how large it is. Decoding draws nothing
+more. The limits of a decoder hold for all files of a sample that it decodes, together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+from mmstream.decoding.address import with_address
+from mmstream.decoding.fields import audio_fields, in_order, video_fields
+from mmstream.decoding.media_shapes import AudioShape, VideoShape
+from mmstream.decoding.sample_rng import sample_rng
+from mmstream.errors import ConfigError
+from mmstream.lazy_bytes import LazyBytes
+from mmstream.types import Sample
+
+if TYPE_CHECKING:
+    from mmstream.decoding.decode import Decode
+
+__all__ = [
+    "AUDIO",
+    "VIDEO",
+    "MediaPlans",
+    "audio_decoders",
+    "decode_media",
+    "media_shapes",
+    "plan_media",
+    "video_decoders",
+    "video_files",
+]
+
+VIDEO = "video"
+"""The field of the videos that ``Decode(video=)`` decodes."""
+AUDIO = "audio"
+"""The field of the recordings that ``Decode(audio=)`` decodes, and of the tracks of `VIDEO`."""
+
+MediaPlans: TypeAlias = dict[str, Any]
+"""What a decoder has planned for a file, by the file's field."""
+
+T = TypeVar("T")
+
+
+class _Video(NamedTuple):
+    """A decoded video."""
+
+    frames: torch.Tensor
+    """uint8 [F, 3, H, W], a view of [F, H, W, 3]."""
+    result: Any
+    """What its decoder returned."""
+
+
+def video_decoders(decode: Decode) -> dict[str, Any]:
+    """Return the decoders of videos by the field of their results."""
+    return {**({} if decode.video is None else {VIDEO: decode.video}), **decode.plan.videos}
+
+
+def audio_decoders(decode: Decode) -> dict[str, Any]:
+    """Return the decoders of recordings and tracks by the field of their results."""
+    decoders = dict(decode.plan.recordings)
+    for name, decoder in video_decoders(decode).items():
+        if decoder.audio is not None:
+            decoders[_track_field(name)] = decoder.audio
+    if decode.audio is not None:
+        decoders[AUDIO] = decode.audio
+    return decoders
+
+
+def video_files(sample: Sample, decode: Decode) -> dict[str, list[str]]:
+    """Return the files that become the videos of each field, in order.
+
+    Raises:
+        DecodeError: A file that is decoded by field is missing.
+    """
+    files = _files_by_field(sample, decode.plan.videos, decode)
+    if decode.video is not None:
+        files[VIDEO] = _free_files(sample, video_fields(sample), decode)
+    return files
+
+
+def _audio_files(sample: Sample, decode: Decode) -> dict[str, list[str]]:
+    """Return the files that become the recordings of each field; as `video_files`."""
+    files = _files_by_field(sample, decode.plan.recordings, decode)
+    if decode.audio is not None:
+        files[AUDIO] = _free_files(sample, audio_fields(sample), decode)
+    return files
+
+
+def plan_media(sample: Sample, decode: Decode, *, audio: bool = True) -> MediaPlans:
+    """Plan the videos and recordings of a sample, without decoding any.
+
+    Args:
+        sample: A sample with ``json`` parsed, and its lineage.
+        decode: The decoders.
+        audio: Whether recordings are planned too. Decoding plans them otherwise.
+
+    Raises:
+        DecodeError: A file is missing or damaged, or exceeds a limit.
+        ShardError, StorageError: A file that is read by ranges cannot be read.
+    """
+    plans: MediaPlans = {}
+    _plan_files(sample, VIDEO, video_files(sample, decode), video_decoders(decode), plans)
+    if audio:
+        _plan_files(sample, AUDIO, _audio_files(sample, decode), audio_decoders(decode), plans)
+    return plans
+
+
+def media_shapes(
+    sample: Sample, decode: Decode, plans: MediaPlans, *, audio: bool
+) -> tuple[list[VideoShape], list[AudioShape]]:
+    """Return the shapes of the videos and recordings that belong to a sample's text.
+
+    Tracks of videos count as recordings, in the order of the files. Files that are decoded by field
+    belong to no text.
+
+    Args:
+        sample: A sample with ``json`` parsed.
+        decode: The decoders.
+        plans: What `plan_media` has planned for it.
+        audio: Whether recordings are planned. There are no shapes of them otherwise.
+    """
+    videos = {name: plans[name] for name in video_files(sample, decode).get(VIDEO, ())}
+    audios: MediaPlans = {}
+    if audio:
+        audios = {name: plans[name] for name in _audio_files(sample, decode).get(AUDIO, ())}
+        audios |= {name: plan.audio for name, plan in videos.items() if plan.audio is not None}
+    return [plan.shape for plan in videos.values()], [audios[n].shape for n in in_order(audios)]
+
+
+def decode_media(
+    sample: Sample,
+    decoded: Sample,
+    decode: Decode,
+    plans: MediaPlans,
+    memory: Mapping[str, torch.Tensor],
+) -> None:
+    """Decode the videos and recordings of a sample into `decoded`.
+
+    Args:
+        sample: A sample with ``json`` parsed, and its lineage.
+        decoded: Where the results go. Their files are removed from it.
+        decode: The decoders.
+        plans: What `plan_media` has planned for this very sample. What it lacks is planned now.
+        memory: Where to write videos, by file: uint8 [F, H, W, 3] in the memory of the batch. It is
+            used where the shape fits.
+
+    Raises:
+        DecodeError: A file is missing or damaged, or exceeds a limit.
+        ShardError, StorageError: A file that is read by ranges cannot be read.
+    """
+    plans = dict(plans)
+    decoders = audio_decoders(decode)
+    recordings: dict[str, dict[str, Any]] = {AUDIO: {}} if AUDIO in decoders else {}
+    numbers: dict[str, dict[str, int]] = {}
+    videos = video_files(sample, decode)
+    _plan_files(sample, VIDEO, videos, video_decoders(decode), plans)
+    for field, names in videos.items():
+        decoder = video_decoders(decode)[field]
+        decoded_videos = _decode_videos(sample, names, decoder, plans, memory)
+        for name in names:
+            del decoded[name]
+        decoded[field] = _one_or_list([video.frames for video in decoded_videos.values()])
+        decoded[f"{field}_pts_s"] = _one_or_list(
+            [torch.tensor(v.result.times_s, dtype=torch.float64) for v in decoded_videos.values()]
+        )
+        if decoder.audio is not None:
+            tracks = {name: video.result.audio for name, video in decoded_videos.items()}
+            has_track = {name: track for name, track in tracks.items() if track is not None}
+            recordings.setdefault(_track_field(field), {}).update(has_track)
+            numbers[_track_field(field)] = {name: i for i, name in enumerate(names)}
+    for field, names in _audio_files(sample, decode).items():
+        results = _decode_recordings(sample, field, names, decoders[field], plans)
+        recordings.setdefault(field, {}).update(results)
+        for name in names:
+            del decoded[name]
+    for field, of_field in recordings.items():
+        has_features = decoders[field].features is not None
+        decoded |= _recorded(field, of_field, has_features, numbers.get(field))
+
+
+def _files_by_field(
+    sample: Sample, decoders: Mapping[str, Any], decode: Decode
+) -> dict[str, list[str]]:
+    """Return the one file of each field that a decoder by field makes."""
+    files = {
+        field: with_address(sample, "", partial(decode.plan.source, sample, field))
+        for field in decoders
+    }
+    return {field: [name] for field, name in files.items() if _is_encoded(sample[name])}
+
+
+def _free_files(sample: Sample, names: list[str], decode: Decode) -> list[str]:
+    """Return the files among these that no decoder by field takes."""
+    named = decode.plan.named_sources
+    return [name for name in names if name not in named and _is_encoded(sample[name])]
+
+
+def _is_encoded(value: Any) -> bool:
+    """Tell whether a value is a file. A function before decoding may have decoded it already."""
+    return isinstance(value, bytes | LazyBytes)
+
+
+def _track_field(field: str) -> str:
+    """Return the field of the tracks of a field of videos."""
+    return AUDIO if field == VIDEO else f"{field}_{AUDIO}"
+
+
+def _plan_files(
+    sample: Sample,
+    kind: str,
+    files: Mapping[str, list[str]],
+    decoders: Mapping[str, Any],
+    plans: MediaPlans,
+) -> None:
+    """Plan the files that have no plan yet, those of a field in order."""
+    for field, names in files.items():
+        if plans.keys() >= set(names):
+            continue
+        decoder = decoders[field]
+        rng = _rng(sample, kind, field, decoder)
+        limits = decoder.start_limits()
+        for name in names:
+            plan = partial(decoder.plan, sample[name], _row(sample, name), rng, limits)
+            plans[name] = with_address(sample, name, plan)
+            limits = _holding(limits, plans[name].shape)
+
+
+def _rng(sample: Sample, kind: str, field: str, decoder: Any) -> np.random.Generator | None:
+    """Return the generator of a field's draws, where its decoder draws."""
+    if not decoder.is_random:
+        return None
+    if "__lineage__" not in sample:
+        raise ConfigError("a random part or crop needs the lineage that samples of a Pipeline have")
+    return sample_rng(sample, kind if field in (VIDEO, AUDIO) else f"{kind} {field}")
+
+
+def _row(sample: Sample, name: str) -> Mapping[str, Any] | None:
+    """Return what may say which part of a file is meant: ``start_s`` and ``end_s``, in seconds.
+
+    The part of the messages that names the file comes before the row itself.
+    """
+    row = sample.get("json")
+    if not isinstance(row, dict):
+        return None
+    messages = row.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            is_named = isinstance(part, dict) and part.get("field") == name
+            if is_named and ("start_s" in part or "end_s" in part):
+                return dict(part)
+    return dict(row)
+
+
+def _holding(limits: Any, shape: VideoShape | AudioShape) -> Any:
+    """Return the limits of a sample's next file, after a result of this shape."""
+    if isinstance(shape, VideoShape):
+        return limits.holding(shape.num_frames * shape.height * shape.width * 3)
+    return limits.holding(shape.num_samples / shape.sample_rate)
+
+
+def _decode_videos(
+    sample: Sample,
+    names: Sequence[str],
+    decoder: Any,
+    plans: MediaPlans,
+    memory: Mapping[str, torch.Tensor],
+) -> dict[str, _Video]:
+    """Return the videos of these files."""
+    videos: dict[str, _Video] = {}
+    limits = decoder.start_limits()
+    for name in names:
+        plan = plans[name]
+        shape = (plan.shape.num_frames, plan.shape.height, plan.shape.width, 3)
+        out = memory.get(name)
+        if out is None or tuple(out.shape) != shape:
+            out = torch.empty(shape, dtype=torch.uint8)
+        decode = partial(decoder.decode, sample[name], plan=plan, out=out.numpy(), limits=limits)
+        videos[name] = _Video(out.permute(0, 3, 1, 2), with_address(sample, name, decode))
+        limits = _holding(limits, plan.shape)
+    return videos
+
+
+def _decode_recordings(
+    sample: Sample, field: str, names: Sequence[str], decoder: Any, plans: MediaPlans
+) -> dict[str, Any]:
+    rng = _rng(sample, AUDIO, field, decoder)
+    limits = decoder.start_limits()
+    results = {}
+    for name in names:
+        row = _row(sample, name)
+        plan = plans.get(name)
+        decode = partial(decoder.decode, sample[name], plan=plan, row=row, rng=rng, limits=limits)
+        results[name] = with_address(sample, name, decode)
+        limits = _holding(limits, results[name].plan.shape)
+    return results
+
+
+def _recorded(
+    field: str, results: Mapping[str, Any], has_features: bool, numbers: dict[str, int] | None
+) -> dict[str, Any]:
+    """Return the fields of a sample's recordings, in the order of their files.
+
+    Args:
+        field: Their field.
+        results: By file.
+        has_features: Whether they are features.
+        numbers: The number of each file among the videos, where recordings are tracks.
+    """
+    names = in_order(results)
+    fields: dict[str, Any] = {}
+    if has_features:
+        features = [torch.from_numpy(results[name].features) for name in names]
+        lengths = [results[name].plan.shape.num_feature_frames for name in names]
+        fields[f"{field}_features"] = _one_or_list(features)
+        fields[f"{field}_features_length"] = np.array(lengths, dtype=np.int64)
+    else:
+        fields[field] = _one_or_list([torch.from_numpy(results[name].samples) for name in names])
+    if numbers is not None:
+        own = [numbers.get(name, -1) for name in names]
+        fields[f"{field}_video"] = np.array(own, dtype=np.int64)
+    return fields
+
+
+def _one_or_list(values: list[T]) -> T | list[T]:
+    return values[0] if len(values) == 1 else values
