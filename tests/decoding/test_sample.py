@@ -93,7 +93,7 @@ def test_several_images_become_a_list_and_leave_the_row_alone() -> None:
     row = torch.zeros((4, 4, 3), dtype=torch.uint8)
     decode = Decode(image=ImageDecoder(size=4))
     images = decode_sample(
-        named({"0.png": picture(1), "1.png": picture(2)}), decode, {"image": row}
+        named({"0.png": picture(1), "1.png": picture(2)}), decode, RowMemory({"image": row}, {})
     )["image"]
     assert [int(image[0, 0, 0]) for image in images] == [1, 2]
     assert not row.any()
@@ -159,7 +159,9 @@ def test_without_lineage_the_key_is_the_address() -> None:
 def test_a_wrong_row_is_the_callers_mistake_and_not_a_bad_sample() -> None:
     with pytest.raises(ConfigError):
         decode_sample(
-            sample(png=picture(1)), IMAGES, {"image": torch.zeros((4, 4, 3), dtype=torch.uint8)}
+            sample(png=picture(1)),
+            IMAGES,
+            RowMemory({"image": torch.zeros((4, 4, 3), dtype=torch.uint8)}, {}),
         )
 
 
