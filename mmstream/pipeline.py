@@ -13,7 +13,9 @@ from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, islice
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.batching.collate import Collate, collate, make_batch
@@ -23,6 +25,7 @@ from mmstream.dataset.source import ShardSource
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.stage import DecodedStep, DecodeStage
 from mmstream.decoding.substitute import Transform
 from mmstream.decoding.text.decoder import TextDecoder
@@ -38,6 +41,11 @@ from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
 from mmstream.world import World
 from mmstream.wrong_arguments import advise, refuse_bools
+
+if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
+    from mmstream.decoding.audio.decoder import AudioDecoder
+
+VideoDecoder = Any
 
 __all__ = ["Pipeline", "PipelineRunner", "large_files_of"]
 
@@ -307,11 +315,34 @@ def _collate_of(pipeline: Pipeline) -> Collate:
         settings["list_fields"] = decode.plan.lists
     if decode.plan.pictures:
         settings["picture_fields"] = frozenset(decode.plan.pictures)
+    if decode.has_media:
+        settings["video_fields"] = {
+            name: _without_videos(decoder) for name, decoder in video_decoders(decode).items()
+        }
+        settings["audio_fields"] = dict(
+            _without_audio(name, decoder) for name, decoder in audio_decoders(decode).items()
+        )
     if decode.text is not None:
         settings["pad_token_id"] = decode.text.pad_token_id
         settings["pad_to"] = decode.text.pad_to
         settings["padding_side"] = decode.text.padding_side
     return partial(collate, **settings) if settings else collate
+
+
+def _without_videos(decoder: VideoDecoder) -> torch.Tensor | None:
+    """Return a field of videos in a batch that has none; None where it is a list."""
+    if decoder.output_shape is None:
+        return None
+    return torch.empty((0, 3, *decoder.output_shape), dtype=torch.uint8)
+
+
+def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]:
+    """Return the name of a field of recordings, and the field in a batch that has none."""
+    if decoder.features is not None:
+        return f"{name}_features", torch.empty((0, decoder.features.num_mels, 0))
+    channels = () if decoder.channels == 1 else (decoder.channels or 0,)
+    dtype = torch.int16 if decoder.dtype == "int16" else torch.float32
+    return name, torch.empty((0, *channels, 0), dtype=dtype)
 
 
 def _check_decode(decode: object) -> None:

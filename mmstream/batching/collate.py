@@ -27,6 +27,8 @@ __all__ = ["Collate", "collate", "make_batch", "mask_labels"]
 Collate = Callable[[list[Sample]], Batch]
 """A function from the samples of a batch to the batch."""
 
+_AUDIO_FIELDS = dict.fromkeys(("audio", "audio_features"), torch.empty((0, 0)))
+
 UNCHANGED_TYPES = frozenset({bytes, memoryview, str})
 """A field whose values all have one of these types becomes a list, whatever its name is."""
 
@@ -79,8 +81,8 @@ def collate(
     padding_side: str = "right",
     picture_fields: Collection[str] = (),
     list_fields: Collection[str] = (),
-    video_fields: Collection[str] = ("video",),
-    audio_fields: Collection[str] = ("audio", "audio_features"),
+    video_fields: Mapping[str, torch.Tensor | None] | None = None,
+    audio_fields: Mapping[str, torch.Tensor] | None = None,
 ) -> Batch:
     """Make a batch of decoded samples.
 
@@ -95,8 +97,12 @@ def collate(
         picture_fields: Pictures that are decoded by field. They are joined as ``image`` is, without
             a copy where they lie in one buffer. Pictures of several shapes are a list of B.
         list_fields: Fields that are lists of B even if all shapes are the same, such as boxes.
-        video_fields: Fields of videos, which come with ``NAME_pts_s``, the time of each frame.
-        audio_fields: Fields of recordings, and of their features: those end with ``_features``.
+        video_fields: Fields of videos, which come with the times of their frames, ``NAME_pts_s``.
+            Where all frames have one size: what the field is without any, uint8 [0, 3, H, W].
+            None: sizes differ, and the field is a list. Default: ``{"video": None}``.
+        audio_fields: Fields of recordings, and of their features, which end with ``_features``; and
+            what they are without any, such as float32 [0, 0]. Default: ``audio`` and
+            ``audio_features``.
 
     Returns:
         A dict of fields. Fields whose names start with ``__`` are left out.
@@ -108,10 +114,10 @@ def collate(
         `EncodedImages`.
 
         ``video`` holds the frames of all videos of the batch in the order of rows, uint8
-        [num_frames, 3, H, W], channels_last. Videos of several sizes are a list, each
-        [F, 3, H, W]. ``video_row`` and ``video_frames``, int64 [num_videos], are the row of each
-        video and its number of frames. ``video_pts_s``, float64 [num_frames], is the time of each
-        frame in its file in seconds.
+        [num_frames, 3, H, W], channels_last, where the settings of the decoder fix their size.
+        Else it is a list with one entry for each video, [F, 3, H, W]. ``video_row`` and
+        ``video_frames``, int64 [num_videos], are the row of each video and its number of frames.
+        ``video_pts_s``, float64 [num_frames], is the time of each frame in its file in seconds.
 
         ``audio`` is [num_audios, T], or [num_audios, C, T] with channels, in the decoder's dtype.
         It is padded with 0 at the end. ``audio_row`` and ``audio_length``, int64 [num_audios], are
@@ -137,7 +143,7 @@ def collate(
     batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
-    media = _media(names, samples, video_fields, audio_fields)
+    media = _media(names, samples, video_fields or {"video": None}, audio_fields or _AUDIO_FIELDS)
     for name in names:
         if name in media:
             batch |= media[name]
@@ -171,17 +177,17 @@ def collate(
 def _media(
     names: Iterable[str],
     samples: Sequence[Sample],
-    video_fields: Collection[str],
-    audio_fields: Collection[str],
+    video_fields: Mapping[str, torch.Tensor | None],
+    audio_fields: Mapping[str, torch.Tensor],
 ) -> dict[str, Batch]:
     """Return what the fields of videos and recordings become, with nothing for their companions."""
     media: dict[str, Batch] = {}
     for name in names:
         joined = None
         if name in video_fields:
-            joined = join_videos(name, samples)
+            joined = join_videos(name, samples, video_fields[name])
         elif name in audio_fields:
-            joined = join_audio(name, samples)
+            joined = join_audio(name, samples, audio_fields[name])
         if joined is not None:
             media |= {key: {} for key in joined} | {name: joined}
     return media

@@ -29,12 +29,13 @@ FEATURES = "_features"
 Tensors: TypeAlias = list[torch.Tensor]
 
 
-def join_videos(name: str, samples: Sequence[Sample]) -> Batch | None:
+def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None) -> Batch | None:
     """Join a field of videos, each [F, C, H, W] with as many times in seconds.
 
     Args:
         name: The field. A sample has one video, a list of them, or none.
         samples: The decoded samples, one per row.
+        empty: The field without any video, [0, C, H, W]. None: it is a list.
 
     Returns:
         The field and its companions, as `collate` describes them. None: these are no videos as
@@ -53,19 +54,20 @@ def join_videos(name: str, samples: Sequence[Sample]) -> Batch | None:
     _check_times(name, samples, of_rows, times_of_rows)
     videos = _flat(of_rows)
     return {
-        name: _frames(videos),
+        name: videos if empty is None else _frames(videos, empty),
         f"{name}_row": _rows(of_rows),
         f"{name}_frames": torch.tensor([len(video) for video in videos], dtype=torch.int64),
         times: torch.cat([torch.empty(0, dtype=torch.float64), *_flat(times_of_rows)]),
     }
 
 
-def join_audio(name: str, samples: Sequence[Sample]) -> Batch | None:
+def join_audio(name: str, samples: Sequence[Sample], empty: torch.Tensor) -> Batch | None:
     """Join a field of recordings, each [T] or [C, T], or of their features, each [M, T].
 
     Args:
         name: The field. A sample has one recording, a list of them, or none.
         samples: The decoded samples, one per row.
+        empty: The field without any recording, such as float32 [0, 0].
 
     Returns:
         The field and its companions, as `collate` describes them. None: these are no recordings as
@@ -84,7 +86,7 @@ def join_audio(name: str, samples: Sequence[Sample]) -> Batch | None:
         if own is not None and sum(map(len, _flat(own))) == len(recordings):
             lengths = [int(number) for tensor in _flat(own) for number in tensor]
     batch: Batch = {
-        name: _padded(recordings),
+        name: _padded(recordings, empty),
         f"{stem}_row": _rows(of_rows),
         length: torch.tensor(lengths, dtype=torch.int64),
     }
@@ -139,13 +141,13 @@ def _rows(of_rows: Sequence[Tensors]) -> torch.Tensor:
     return torch.repeat_interleave(torch.tensor([len(row) for row in of_rows], dtype=torch.int64))
 
 
-def _frames(videos: Tensors) -> torch.Tensor | Tensors:
+def _frames(videos: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:
     """Return the frames of all videos as one tensor; videos of several sizes stay a list.
 
     Decoders write the videos of a batch one behind the other. Then nothing is copied.
     """
     if not videos:
-        return torch.empty((0, 3, 1, 1), dtype=torch.uint8)
+        return empty
     first = videos[0]
     kinds = {(video.shape[1:], video.dtype, video.device) for video in videos}
     if len(kinds) > 1:
@@ -165,10 +167,10 @@ def _frames(videos: Tensors) -> torch.Tensor | Tensors:
     return torch.cat(videos).contiguous(memory_format=torch.channels_last)
 
 
-def _padded(recordings: Tensors) -> torch.Tensor | Tensors:
+def _padded(recordings: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:
     """Return [N, ..., T], filled with zeros; recordings that differ in channels stay a list."""
     if not recordings:
-        return torch.empty((0, 0), dtype=torch.float32)
+        return empty
     kinds = {(recording.shape[:-1], recording.dtype) for recording in recordings}
     if len(kinds) > 1:
         return recordings

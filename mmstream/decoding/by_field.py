@@ -35,7 +35,8 @@ from mmstream.types import Sample
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
-    from mmstream.decoding.video.decoder import VideoDecoder
+
+VideoDecoder = Any
 
 __all__ = ["FieldDecoder", "FieldPlan", "decoded_medium", "plan_fields"]
 

@@ -20,7 +20,8 @@ from mmstream.wrong_arguments import refuse_bools
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
-    from mmstream.decoding.video.decoder import VideoDecoder
+
+VideoDecoder = Any
 
 __all__ = ["Decode"]
 

@@ -94,9 +94,15 @@ def built_in(name: str, max_json_bytes: int) -> Any:
         raise ConfigError(
             f"Decode: {name!r} has no built-in decoder: {_REFUSED[extension]}; {advice}"
         )
-    if extension in VIDEO_EXTENSIONS | AUDIO_EXTENSIONS:
+    if extension in VIDEO_EXTENSIONS:
         raise ConfigError(
-            f"Decode: {name!r}: mmstream does not decode audio and video yet; {advice}"
+            f"Decode: {name!r} has no built-in decoder: say which frames, "
+            f"{{{name!r}: mm.VideoDecoder(num_frames=8)}}; or {advice}"
+        )
+    if extension in AUDIO_EXTENSIONS:
+        raise ConfigError(
+            f"Decode: {name!r} has no built-in decoder: say at which rate, "
+            f"{{{name!r}: mm.AudioDecoder(sample_rate=16_000)}}; or {advice}"
         )
     known = sorted(INTEGER_EXTENSIONS | TEXT_EXTENSIONS | JSON_EXTENSIONS | {*_ARRAY_DECODERS})
     raise ConfigError(

@@ -84,6 +84,7 @@ def to_device(
     - ``image`` is uint8 [B, C, H, W] without `normalize` and `dtype`, else floating. Its memory
       format is channels_last. Images of different sizes are a list of [C, H, W]. The same holds for
       pictures that a `Decode` names by field, but not for masks.
+    - The frames of videos are treated as pictures are. Recordings, features and times are moved.
 
     On CUDA, the copy and the normalisation run on a separate stream. The tensors may be used on the
     stream that is current when the batch is handed over. Memory: one batch more than without this
@@ -93,9 +94,9 @@ def to_device(
         loader: an `mmstream.Loader`, or anything with the methods of `UndeliveredLoader`.
         device: "cpu", "cuda" or "cuda:N". "cuda" is the CUDA device that is current at the first
             batch.
-        normalize: applied to ``batch["image"]`` and to pictures by field, on the device, computed
-            in float32. None: no normalisation.
-        dtype: floating type of the images. With `normalize`, None means float32. Without
+        normalize: applied to ``batch["image"]``, to pictures by field and to the frames of videos,
+            on the device, computed in float32. None: no normalisation.
+        dtype: floating type of the images and videos. With `normalize`, None means float32. Without
             `normalize`, a `dtype` scales the images to 0..1, and None leaves them uint8.
         decode_jpegs: function that decodes the JPEGs of ``ImageDecoder(device="cuda")``. None:
             nvJPEG, on CUDA only.

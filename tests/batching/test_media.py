@@ -25,6 +25,10 @@ def times(number: int, num_frames: int) -> torch.Tensor:
     return number + torch.arange(num_frames, dtype=torch.float64) / 4
 
 
+EMPTY = {"video": torch.empty((0, 3, 2, 4), dtype=torch.uint8)}
+"""The settings of a decoder whose frames all have one size."""
+
+
 def with_videos(*numbers_of_frames: int, first: int = 0) -> dict[str, Any]:
     """A decoded sample of such videos."""
     numbered = list(enumerate(numbers_of_frames, start=first))
@@ -35,7 +39,8 @@ def with_videos(*numbers_of_frames: int, first: int = 0) -> dict[str, Any]:
 
 
 def test_videos_of_one_size_are_one_tensor_of_frames_with_their_rows_and_times() -> None:
-    batch = mm.collate([with_videos(2, 1), with_videos(), with_videos(3, first=2)])
+    samples = [with_videos(2, 1), with_videos(), with_videos(3, first=2)]
+    batch = mm.collate(samples, video_fields=EMPTY)
     assert batch["video"].shape == (6, 3, 2, 4)
     assert batch["video"].is_contiguous(memory_format=LAST)
     assert batch["video"][:, 0, 0, 0].tolist() == [0, 0, 1, 2, 2, 2]
@@ -46,11 +51,13 @@ def test_videos_of_one_size_are_one_tensor_of_frames_with_their_rows_and_times()
     assert {batch[f"video_{name}"].dtype for name in ("row", "frames")} == {torch.int64}
 
 
-def test_videos_of_several_sizes_are_a_list() -> None:
+@pytest.mark.parametrize("height", [2, 4])
+def test_videos_of_any_size_are_a_list_also_if_their_sizes_agree(height: int) -> None:
     samples = [with_videos(2), with_videos(3)]
-    samples[1]["video"] = video(1, 3, height=4)
+    samples[1]["video"] = video(1, 3, height)
     batch = mm.collate(samples)
-    assert [tuple(each.shape) for each in batch["video"]] == [(2, 3, 2, 4), (3, 3, 4, 4)]
+    assert [tuple(each.shape) for each in batch["video"]] == [(2, 3, 2, 4), (3, 3, height, 4)]
+    assert mm.collate([with_videos()])["video"] == []
     assert batch["video_frames"].tolist() == [2, 3]
     assert len(batch["video_pts_s"]) == 5
 
@@ -62,17 +69,17 @@ def test_videos_in_one_buffer_become_a_batch_without_a_copy(counts: list[int]) -
     samples = [
         {"video": each, "video_pts_s": times(0, len(each)), "__key__": "k"} for each in videos
     ]
-    batch = mm.collate(samples)
+    batch = mm.collate(samples, video_fields=EMPTY)
     assert batch["video"].data_ptr() == memory.data_ptr()
     assert torch.equal(batch["video"], memory.permute(0, 3, 1, 2))
-    backwards = mm.collate(samples[::-1])
+    backwards = mm.collate(samples[::-1], video_fields=EMPTY)
     assert torch.equal(backwards["video"], torch.cat(videos[::-1]))
 
 
 def test_a_batch_without_videos_has_the_same_fields() -> None:
-    batch = mm.collate([with_videos(), with_videos()])
+    batch = mm.collate([with_videos(), with_videos()], video_fields=EMPTY)
     assert list(batch) == list(mm.collate([with_videos(1)]))
-    assert batch["video"].shape == (0, 3, 1, 1)
+    assert batch["video"].shape == (0, 3, 2, 4)
     assert batch["video"].dtype == torch.uint8
     assert [len(value) for value in batch.values()] == [0] * 4
 
@@ -151,7 +158,11 @@ def test_an_audio_field_of_something_else_is_a_list(value: Any) -> None:
 
 def test_fields_of_other_names_are_joined_where_a_pipeline_says_so() -> None:
     sample = {"mp4": video(0, 2), "mp4_pts_s": times(0, 2), "wav": recording(0, 2)}
-    batch = mm.collate([sample, sample], video_fields=["mp4"], audio_fields=["wav"])
+    batch = mm.collate(
+        [sample, sample],
+        video_fields={"mp4": EMPTY["video"]},
+        audio_fields={"wav": torch.empty((0, 0))},
+    )
     assert batch["mp4"].shape == (4, 3, 2, 4)
     assert batch["mp4_row"].tolist() == batch["wav_row"].tolist() == [0, 1]
     assert batch["wav_length"].tolist() == [2, 2]
@@ -173,7 +184,7 @@ def media_batches(draw: Any) -> dict[str, Any]:
         sample["audio"] = [recording(10 * row + i, 1 + i) for i, _ in enumerate(tracks)]
         sample["audio_video"] = np.array(tracks, dtype=np.int64)
         samples.append(sample)
-    batch = mm.collate(samples)
+    batch = mm.collate(samples, video_fields=EMPTY if has_one_size else None)
     batch["__key__"] = [str(row) for row in range(num_rows)]
     batch["__valid__"] = torch.ones(num_rows, dtype=torch.bool)
     return batch
@@ -220,7 +231,7 @@ def test_each_row_keeps_its_videos_and_recordings_in_a_micro_batch(
 
 def test_micro_batches_of_media_are_views() -> None:
     samples = [{**with_videos(2), "audio": recording(0, 3)} for _ in range(4)]
-    batch = mm.collate(samples) | {"__valid__": torch.ones(4, dtype=torch.bool)}
+    batch = mm.collate(samples, video_fields=EMPTY) | {"__valid__": torch.ones(4, dtype=torch.bool)}
     for part in mm.split_rows(batch, 2):
         for name in ("video", "video_pts_s", "audio", "video_frames"):
             first, second = part[name], batch[name]

@@ -325,7 +325,8 @@ def test_an_npz_may_not_unpack_to_more_than_the_limit(monkeypatch: pytest.Monkey
         ("pth", "torch.load"),
         ("ten", "tensor format of webdataset"),
         ("txt.gz", "may unpack to any size"),
-        ("mp4", "does not decode audio and video yet"),
+        ("mp4", r"say which frames, \{'mp4': mm.VideoDecoder\(num_frames=8\)\}"),
+        ("wav", r"say at which rate, \{'wav': mm.AudioDecoder\(sample_rate=16_000\)\}"),
         ("abc", "those of class, cls, cls2, count"),
     ],
 )

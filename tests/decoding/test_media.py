@@ -13,7 +13,7 @@ from mmstream import Decode
 from mmstream.decoding.media import plan_media
 from mmstream.decoding.sample import RowMemory, decode_sample
 from mmstream.types import SampleLineage
-from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
+from tests.helpers.fake_media import FakeAudioDecoder, FakeFeatures, FakeVideoDecoder, fake_file
 
 VIDEO, AUDIO = FakeVideoDecoder(), FakeAudioDecoder()
 
@@ -72,7 +72,7 @@ def test_tracks_of_videos_join_the_recordings_in_the_order_of_the_files() -> Non
 
 
 def test_features_take_the_place_of_samples_and_say_their_length() -> None:
-    decode = Decode(audio=FakeAudioDecoder(features=8))
+    decode = Decode(audio=FakeAudioDecoder(features=FakeFeatures(8)))
     decoded = decode_sample(sample(wav=fake_file(1, 6)), decode)
     assert decoded["audio_features"].shape == (8, 4)
     assert decoded["audio_features_length"].tolist() == [3]

@@ -46,6 +46,10 @@ class Limits(NamedTuple):
             raise DecodeError(f"{self.held + more:g} exceeds {self.most:g}")
 
 
+class FakeFeatures(NamedTuple):
+    num_mels: int
+
+
 class AudioPlan(NamedTuple):
     shape: AudioShape
     start: int
@@ -65,7 +69,7 @@ class FakeAudioDecoder:
     sample_rate: int = 100
     channels: int | None = 1
     dtype: str = "float32"
-    features: int | None = None
+    features: FakeFeatures | None = None
     duration: int | None = None
     is_random: bool = False
     max_seconds: float = 1e9
@@ -86,7 +90,9 @@ class FakeAudioDecoder:
         plan = plan or self.plan(data, row, rng, limits)
         ramp = plan.content["number"] + plan.start + np.arange(plan.shape.num_samples) / 1024
         if self.features is not None:
-            padded = np.zeros((self.features, plan.shape.num_feature_frames + 1), np.float32)
+            padded = np.zeros(
+                (self.features.num_mels, plan.shape.num_feature_frames + 1), np.float32
+            )
             padded[:, :-1] = ramp[::2]
             return DecodedAudio(None, padded, plan)
         return DecodedAudio(ramp.astype(self.dtype), None, plan)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -121,6 +121,9 @@ class AudioDecoder:
         >>> whisper = AudioDecoder(features=WhisperFeatures(num_mels=80))
         >>> music = AudioDecoder(sample_rate=44_100, channels=2, dtype="int16")
     """
+
+    decoded_medium: ClassVar[str] = "audio"
+    reads_ranges: ClassVar[bool] = True
 
     sample_rate: int | None = SAMPLE_RATE
     channels: int | None = 1
