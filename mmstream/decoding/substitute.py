@@ -335,6 +335,10 @@ class RowDecoder:
             if self.policy.shards:
                 raise SampleError(str(error)) from error
             raise
+        finally:
+            for value in outcome.values():
+                if isinstance(value, LazyBytes):
+                    value.forget()
 
     def _decode_outcome(
         self,

@@ -12,6 +12,7 @@ import io
 from typing import Protocol, TypeAlias
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.lazy_bytes import LazyBytes
 
 __all__ = ["EncodedMedia", "MediaSource", "RangeReadable", "read_range"]
 
@@ -19,7 +20,7 @@ _INVALID_ARGUMENT = -22
 
 
 class RangeReadable(Protocol):
-    """A file that is read piece by piece, such as `mmstream.types.LazyBytes`."""
+    """A file that is read piece by piece, such as `mmstream.lazy_bytes.LazyBytes`."""
 
     def __len__(self) -> int: ...
 
@@ -72,7 +73,10 @@ class MediaSource:
             return b""
         stop = self._size if size < 0 else min(self._position + size, self._size)
         try:
-            piece = bytes(read_range(self._data, self._position, stop))
+            if isinstance(self._data, LazyBytes):  # no further than what it has at hand
+                piece = self._data.read_some(self._position, stop)
+            else:
+                piece = bytes(read_range(self._data, self._position, stop))
         except BaseException as error:  # a signal's too: FFmpeg's callback would swallow it
             self._error = error
             return b""
