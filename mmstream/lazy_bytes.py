@@ -87,6 +87,7 @@ class _Cache:
         while data:
             file.write(data)
             start += len(data)
+            self._drop([piece for piece in self._passing if piece.stop <= start])
             data = self.read_some(start, stop) if start < stop else b""
         return file.getvalue()
 
@@ -115,9 +116,7 @@ class _Cache:
 
     def forget(self) -> None:
         """Give the memory back, but for the first bytes that were read."""
-        for piece in self._passing:
-            self._pieces.remove(piece)
-        self._passing.clear()
+        self._drop(list(self._passing))
         self._expected = []
         self._run_start = self._run_stop = -1
 
@@ -193,9 +192,14 @@ class _Cache:
         self._passing.append(piece)
         held = sum(len(each.data) for each in self._passing)
         while held > MAX_HELD_BYTES:
-            oldest = self._passing.pop(0)
-            self._pieces.remove(oldest)
-            held -= len(oldest.data)
+            held -= len(self._passing[0].data)
+            self._drop(self._passing[:1])
+
+    def _drop(self, pieces: Sequence[_Piece]) -> None:
+        """Give the memory of passing pieces back."""
+        for piece in pieces:
+            self._passing.remove(piece)
+            self._pieces.remove(piece)
 
 
 def _start(piece: _Piece) -> int:

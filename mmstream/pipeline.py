@@ -33,7 +33,7 @@ from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
 from mmstream.progress import Progress, Stage
-from mmstream.reading.large_samples import LargeFiles
+from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
@@ -298,11 +298,24 @@ class PipelineRunner:
 
 
 def large_files_of(pipeline: Pipeline) -> LargeFiles | None:
-    """Return which files of large samples are read by ranges. None: all samples are read whole."""
+    """Return which samples come with their first bytes only, and which files by ranges.
+
+    Without a decoder that reads by ranges, the process that decodes very large samples reads them
+    whole by itself.
+
+    Returns:
+        None where samples are views, of which nothing is read.
+    """
+    if pipeline.zero_copy:
+        return None
     decode = pipeline.decode
     if decode is None or decode.min_lazy_bytes is None or not decode.has_ranged_decoders:
-        return None
+        return LargeFiles(HUGE_SAMPLE_BYTES, _is_never_ranged)
     return LargeFiles(decode.min_lazy_bytes, decode.reads_by_ranges)
+
+
+def _is_never_ranged(_field: str) -> bool:
+    return False
 
 
 def _collate_of(pipeline: Pipeline) -> Collate:

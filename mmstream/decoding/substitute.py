@@ -336,7 +336,7 @@ class RowDecoder:
                 raise SampleError(str(error)) from error
             raise
         finally:
-            for value in outcome.values():
+            for value in outcome.values() if isinstance(outcome, dict) else ():
                 if isinstance(value, LazyBytes):
                     value.forget()
 

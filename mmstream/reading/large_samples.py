@@ -32,12 +32,23 @@ from mmstream.reading.step import Outcome
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members
 
-__all__ = ["NO_CHECKSUM", "LargeFiles", "LargeSample", "LargeSamples", "first_bytes"]
+__all__ = [
+    "HUGE_SAMPLE_BYTES",
+    "NO_CHECKSUM",
+    "LargeFiles",
+    "LargeSample",
+    "LargeSamples",
+    "first_bytes",
+]
 
 NO_CHECKSUM = -1
 
 FIRST_BYTES = 64 << 10
 """What is read of a large sample with its step. The header of a video of a minute has less."""
+
+HUGE_SAMPLE_BYTES = 256 << 20
+"""Samples of this size are left to the process that decodes them, also where they are read whole.
+Else the reader process would hold them, and share them in a block, and copy them to a worker."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
+import mmstream.pipeline as pipeline_module
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.lazy_bytes import LEAST_FETCH_BYTES, LazyBytes
-from mmstream.pipeline import PipelineRunner, large_files_of
+from mmstream.pipeline import PipelineRunner
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import FIRST_BYTES, LargeFiles
 from mmstream.reading.step import Job
@@ -161,20 +162,28 @@ def test_a_file_that_no_decoder_has_taken_becomes_bytes(folder: str) -> None:
         assert isinstance(taken["original"], bytes)
 
 
-def test_a_sample_without_such_a_file_is_read_whole_and_compared(tmp_path: Path) -> None:
+def test_a_sample_without_such_a_file_is_read_whole_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_module, "HUGE_SAMPLE_BYTES", MIN_LAZY_BYTES)
     fields = {"npy": video(0), "json": b"1"}
     folder = write_corpus(tmp_path, [4], lambda _: fields, checksums=True)
     decode = mm.Decode({"json": ..., "mp4;npy": len}, min_lazy_bytes=MIN_LAZY_BYTES)
     pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=4, decode=decode)
-    assert large_files_of(pipeline) is None
-    with pytest.MonkeyPatch.context() as patch:  # as if it had a decoder for other files
-        patch.setattr(mm.Decode, "has_ranged_decoders", True)
-        assert [taken["mp4"] for taken in pipeline.take(4)] == [len(fields["npy"])] * 4
-        shard = tmp_path / "shard-000000.tar"
-        data = bytearray(shard.read_bytes())
-        data[len(data) // 2] ^= 1  # in one of the files
-        shard.write_bytes(data)
-        (bad,) = bad_samples(replace(pipeline, dataset=mm.open_dataset(folder)))
+    with reader_thread(pipeline) as reader, closing(reader.connections[0]) as connection:
+        iteration = reader.begin(0, 0, (0, 4))
+        with closing(PipelineRunner(pipeline, connection=connection)) as runner:
+            batch = runner.batch(Job(0, 0, 0, 4, iteration=iteration))
+    assert batch["mp4"].tolist() == [len(fields["npy"])] * 4
+    lineage = batch["__lineage__"]
+    assert lineage.num_bytes > 4 * len(fields["npy"])
+    assert lineage.transfers.num_bytes == 4 * FIRST_BYTES  # the reader process holds no more
+
+    shard = tmp_path / "shard-000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1  # in one of the files
+    shard.write_bytes(data)
+    (bad,) = bad_samples(replace(pipeline, dataset=mm.open_dataset(folder)))
     assert bad.kind == "ChecksumError"
 
 
