@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,56 +28,76 @@ __all__ = ["ContainerSource", "open_container"]
 
 _NEAR_S = 0.1
 """Seconds by which the sizes of packets and the duration in a header may differ."""
+_BLOCK_SAMPLES = 1 << 15
 _SCALES = {"s16": 2.0**-15, "s32": 2.0**-31, "u8": 2.0**-7}
 
 
-@dataclass(frozen=True)
 class ContainerSource:
-    """The audio track of a container; see `source.AudioSource`."""
+    """The audio track of a container; see `source.AudioSource`.
 
-    data: EncodedMedia
-    deadline: Deadline
-    sample_rate: int
-    num_channels: int
-    start_s: float
-    stated_samples: int | None
-    """Number of samples that the header tells. None: only decoding tells it."""
+    Args:
+        data: The file.
+        deadline: When the time of the sample is over.
+        container: The file, opened.
+    """
+
+    def __init__(self, data: EncodedMedia, deadline: Deadline, container: Any) -> None:
+        self._data, self._deadline = data, deadline
+        stream = media_stream(container, "audio")
+        packets: list[Any] = []
+        frames = _decoded(container, stream, deadline, packets)
+        first = next(frames, None)
+        if first is None:
+            raise DecodeError("has no samples in its audio")
+        self.sample_rate = int(first.sample_rate)
+        self.num_channels = int(first.layout.nb_channels)
+        self.start_s = _start_s(container, first)
+        self._stated_samples = _stated_samples(container, stream, packets, first)
+        self._unread: Iterator[Any] | None = chain((first,), frames)
 
     @cached_property
     def num_samples(self) -> int:
         """Number of samples per channel. Where no header tells, all are decoded to count them."""
-        if self.stated_samples is not None:
-            return self.stated_samples
+        if self._stated_samples is not None:
+            return self._stated_samples
         return sum(frame.samples for frame in self._frames())
 
     def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
-        position = 0
+        position = num_waiting = 0
+        waiting = []
         for frame in self._frames():
             first, last = max(0, start - position), min(frame.samples, stop - position)
             if first < last:
-                yield _floats(frame)[first:last]
+                waiting.append(_floats(frame)[first:last])
+                num_waiting += last - first
             position += frame.samples
             if position >= stop:
-                return
+                break
+            if num_waiting >= _BLOCK_SAMPLES:
+                yield np.concatenate(waiting)
+                waiting, num_waiting = [], 0
+        if waiting:
+            yield np.concatenate(waiting)
 
     def _frames(self) -> Iterator[Any]:
-        with open_media(self.data, self.deadline) as container:
+        """Yield all frames. The first time those of the opened file, then those of a new one."""
+        frames, self._unread = self._unread, None
+        if frames is not None:
+            yield from map(self._checked, frames)
+            return
+        with open_media(self._data, self._deadline) as container:
             stream = media_stream(container, "audio")
-            stream.codec_context.options = {"err_detect": "explode"}
-            for packet in container.demux(stream):
-                self.deadline.check()
-                for frame in packet.decode():
-                    self._check(frame)
-                    yield frame
+            yield from map(self._checked, _decoded(container, stream, self._deadline, []))
 
-    def _check(self, frame: Any) -> None:
+    def _checked(self, frame: Any) -> Any:
         rate, num_channels = frame.sample_rate, frame.layout.nb_channels
-        if (rate, num_channels) != (self.sample_rate, self.num_channels):
-            raise DecodeError(
-                f"its audio changes from {self.sample_rate} Hz and {self.num_channels} channels to "
-                f"{rate} Hz and {num_channels}"
-            )
+        if rate == self.sample_rate and num_channels == self.num_channels:
+            return frame
+        raise DecodeError(
+            f"its audio changes from {self.sample_rate} Hz and {self.num_channels} channels to "
+            f"{rate} Hz and {num_channels}"
+        )
 
 
 @contextmanager
@@ -89,27 +109,29 @@ def open_container(data: EncodedMedia, deadline: Deadline) -> Iterator[Container
         TimeoutError: The time of the sample is over.
     """
     with open_media(data, deadline) as container:
-        stream = media_stream(container, "audio")
-        packets, frame = _first_frame(container, stream)
-        source = ContainerSource(
-            data=data,
-            deadline=deadline,
-            sample_rate=frame.sample_rate,
-            num_channels=frame.layout.nb_channels,
-            start_s=_start_s(container, frame),
-            stated_samples=_stated_samples(container, stream, packets, frame),
-        )
-    yield source
+        yield ContainerSource(data, deadline, container)
 
 
-def _first_frame(container: Any, stream: Any) -> tuple[list[Any], Any]:
-    """Return the first decoded frame, and the packets that gave it."""
-    packets = []
+def _decoded(
+    container: Any, stream: Any, deadline: Deadline, first_packets: list[Any]
+) -> Iterator[Any]:
+    """Yield the decoded frames of a stream. Damage is an error, and is not concealed.
+
+    Args:
+        container: The file.
+        stream: Its audio.
+        deadline: When the time of the sample is over.
+        first_packets: Gets the packets that the first frame needs.
+    """
+    stream.codec_context.options = {"err_detect": "explode"}
+    num_frames = 0
     for packet in container.demux(stream):
-        packets.append(packet)
+        deadline.check()
+        if not num_frames:
+            first_packets.append(packet)
         for frame in packet.decode():
-            return packets, frame
-    raise DecodeError("has no samples in its audio")
+            num_frames += 1
+            yield frame
 
 
 def _start_s(container: Any, frame: Any) -> float:

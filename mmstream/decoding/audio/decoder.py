@@ -5,7 +5,7 @@ these steps:
 
     header -> `plan` chooses the span of the result
            -> `source` decodes what the span needs, in pieces
-           -> channels are mixed piece by piece -> `resample` -> int16 or `features`
+           -> channels are mixed and resampled piece by piece -> int16 or `features`
 
 A result is a span of one line of samples: the whole file at the rate of the result. Where in the
 file a span begins does not change its samples:
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from mmstream.decoding.audio.features import SAMPLE_RATE, WhisperFeatures
 from mmstream.decoding.audio.limits import MAX_BYTES, MAX_DURATION_S, TIMEOUT_S, AudioLimits
 from mmstream.decoding.audio.processors import settings_of
-from mmstream.decoding.audio.resample import num_resampled, resample, source_piece
+from mmstream.decoding.audio.resample import Resampler, num_resampled, source_piece
 from mmstream.decoding.audio.source import AudioSource, open_audio
 from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.media_shapes import AudioShape
@@ -343,24 +343,21 @@ class AudioDecoder:
             plan.start, plan.stop, source.num_samples, source.sample_rate, shape.sample_rate
         )
         num_channels = self.channels or source.num_channels
-        samples = np.empty((piece.stop - piece.start, num_channels), np.float32)
-        num_filled = 0
+        resampler = Resampler(source.sample_rate, shape.sample_rate, num_channels)
+        samples = np.zeros((shape.num_samples, num_channels), np.float32)
+        num_missing, position = piece.stop - piece.start, -piece.offset
         for block in source.blocks(piece.start, piece.stop):
+            num_missing -= len(block)
             mixed = _mixed(block, num_channels)
-            samples[num_filled : num_filled + len(mixed)] = mixed
-            num_filled += len(mixed)
-        num_missing = len(samples) - num_filled
+            position = _put(resampler.resample(mixed, num_missing <= 0), samples, position)
         if num_missing > _TOLERANCE_S * source.sample_rate:
             raise DecodeError(
                 f"truncated: its header promises {source.num_samples / source.sample_rate:.2f} s, "
-                f"and it ends after {(piece.start + num_filled) / source.sample_rate:.2f} s"
+                f"and it ends after {(piece.stop - num_missing) / source.sample_rate:.2f} s"
             )
-        samples[num_filled:] = 0.0
-        samples = resample(samples, source.sample_rate, shape.sample_rate)
-        samples = samples[piece.offset : piece.offset + shape.num_samples]
-        num_missing = shape.num_samples - len(samples)
-        if num_missing > 0:  # the resampler may end a sample earlier
-            samples = np.concatenate((samples, np.zeros((num_missing, num_channels), np.float32)))
+        if num_missing > 0:
+            silence = np.zeros((num_missing, num_channels), np.float32)
+            _put(resampler.resample(silence, last=True), samples, position)
         if not np.isfinite(samples).all():
             raise DecodeError("holds samples that are NaN or infinite")
         return samples
@@ -374,13 +371,25 @@ class AudioDecoder:
         return np.ascontiguousarray(levels, np.int16)
 
 
+def _put(block: NDArray[np.float32], samples: NDArray[np.float32], position: int) -> int:
+    """Write a block into a result from `position` on, as far as it fits. Return where it ends."""
+    stop = position + len(block)
+    first, last = max(0, position), min(stop, len(samples))
+    if first < last:
+        samples[first:last] = block[first - position : last - position]
+    return stop
+
+
 def _mixed(block: NDArray[np.float32], num_channels: int) -> NDArray[np.float32]:
     """Return samples [T, C] with another number of channels."""
     if block.shape[1] == num_channels:
         return block
     if num_channels == 1:
-        mean: NDArray[np.float32] = block.mean(axis=1, keepdims=True, dtype=np.float32)
-        return mean
+        total = block[:, :1] + block[:, 1:2]
+        for channel in range(2, block.shape[1]):
+            total += block[:, channel : channel + 1]
+        total /= block.shape[1]
+        return total
     if block.shape[1] == 1:
         return np.broadcast_to(block, (len(block), num_channels))
     raise DecodeError(f"has {block.shape[1]} channels, and channels={num_channels} was asked for")

@@ -1,6 +1,7 @@
 """Samples at one rate -> samples at another, by libsoxr's high-quality filter, as librosa does.
 
-Place in the flow: `decoder.py` plans with `num_resampled` and `source_range`, and calls `resample`.
+Place in the flow: `decoder.py` plans with `num_resampled` and `source_piece`, and then feeds a
+`Resampler`.
 
 A span of the result is a span of the whole file's result. So the samples around it are read too
 (`MARGIN_S`), and the piece begins where both rates have a sample at the same time:
@@ -19,7 +20,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-__all__ = ["Piece", "num_resampled", "resample", "source_piece"]
+__all__ = ["Piece", "Resampler", "num_resampled", "source_piece"]
 
 MARGIN_S = 0.2
 """Seconds beside a span that take part in its resampling."""
@@ -72,9 +73,28 @@ def source_piece(start: int, stop: int, num_samples: int, source_rate: int, rate
     return Piece(num_steps * source_step, min(last, num_samples), start - num_steps * step)
 
 
-def resample(samples: NDArray[np.float32], source_rate: int, rate: int) -> NDArray[np.float32]:
-    """Return samples [T] or [T, C] at another rate."""
-    if source_rate == rate:
-        return samples
-    resampled: NDArray[np.float32] = soxr.resample(samples, source_rate, rate, quality="HQ")
-    return resampled
+class Resampler:
+    """Resamples a recording piece by piece. The result is that of all samples at once.
+
+    Args:
+        source_rate: Samples per second of the source.
+        rate: Samples per second of the result.
+        num_channels: Number of channels.
+    """
+
+    def __init__(self, source_rate: int, rate: int, num_channels: int) -> None:
+        self._stream = None
+        if source_rate != rate:
+            self._stream = soxr.ResampleStream(source_rate, rate, num_channels, dtype="float32")
+
+    def resample(self, samples: NDArray[np.float32], last: bool) -> NDArray[np.float32]:
+        """Return the next samples [T, num_channels] of the result, as far as they are known.
+
+        Args:
+            samples: The next samples of the source, [T, num_channels].
+            last: Whether no others follow.
+        """
+        if self._stream is None:
+            return samples
+        resampled: NDArray[np.float32] = self._stream.resample_chunk(samples, last=last)
+        return resampled

@@ -25,7 +25,7 @@ _MAX_CHUNKS = 1000
 """Most chunks of a file that are looked at."""
 _UNKNOWN_SIZE = 0x7FFF_0000
 """A pipe does not know its size when it writes the header: programs write such a number or more."""
-_BLOCK_SAMPLES = 1 << 18
+_BLOCK_VALUES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ class WavSource:
     def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
         frame_bytes = self.num_channels * self.sample_bytes
-        for first in range(start, stop, _BLOCK_SAMPLES):
-            last = min(first + _BLOCK_SAMPLES, stop)
+        step = max(1, _BLOCK_VALUES // self.num_channels)
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
             raw = read_range(
                 self.data, self.position + first * frame_bytes, self.position + last * frame_bytes
             )
@@ -56,16 +57,21 @@ class WavSource:
 
     def _floats(self, raw: bytes) -> NDArray[np.float32]:
         """Return the numbers as float32; integers are scaled to -1 to 1."""
+        values: NDArray[np.float32]
+        scale = 2.0 ** (1 - 8 * self.sample_bytes)
         if self.codec == _FLOAT:
-            return np.frombuffer(raw, "<f4" if self.sample_bytes == 4 else "<f8").astype(np.float32)
-        if self.sample_bytes == 1:  # the only integers without a sign
-            return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) * np.float32(2**-7)
-        if self.sample_bytes == 3:
+            values = np.frombuffer(raw, f"<f{self.sample_bytes}").astype(np.float32)
+        elif self.sample_bytes == 1:  # the only integers without a sign
+            levels = np.subtract(np.frombuffer(raw, np.uint8), 128.0, dtype=np.float32)
+            values = levels * np.float32(scale)
+        elif self.sample_bytes == 3:
             wide = np.zeros((len(raw) // 3, 4), np.uint8)
             wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
-            return wide.view("<i4")[:, 0] * np.float32(2**-31)
-        integers = np.frombuffer(raw, f"<i{self.sample_bytes}")
-        return integers * np.float32(2.0 ** (1 - 8 * self.sample_bytes))
+            values = np.multiply(wide.view("<i4")[:, 0], scale / 256, dtype=np.float32)
+        else:
+            integers = np.frombuffer(raw, f"<i{self.sample_bytes}")
+            values = np.multiply(integers, scale, dtype=np.float32)
+        return values
 
 
 def open_wav(data: EncodedMedia) -> WavSource | None:
