@@ -29,7 +29,15 @@ __all__ = ["ContainerSource", "open_container"]
 _NEAR_S = 0.1
 """Seconds by which the sizes of packets and the duration in a header may differ."""
 _BLOCK_SAMPLES = 1 << 15
-_SCALES = {"s16": 2.0**-15, "s32": 2.0**-31, "u8": 2.0**-7}
+_PACKED_TYPES = {
+    "flt": (np.float32, 0, 1.0),
+    "dbl": (np.float64, 0, 1.0),
+    "u8": (np.uint8, 128, 2.0**-7),
+    "s16": (np.int16, 0, 2.0**-15),
+    "s32": (np.int32, 0, 2.0**-31),
+}
+_TYPES = {**_PACKED_TYPES, **{f"{name}p": type_ for name, type_ in _PACKED_TYPES.items()}}
+"""FFmpeg's name of a type of sample -> the type, the number of silence, the size of a step."""
 
 
 class ContainerSource:
@@ -64,21 +72,23 @@ class ContainerSource:
 
     def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
-        position = num_waiting = 0
-        waiting = []
+        position = num_filled = 0
+        block = np.empty((self.num_channels, _BLOCK_SAMPLES), np.float32)
         for frame in self._frames():
             first, last = max(0, start - position), min(frame.samples, stop - position)
-            if first < last:
-                waiting.append(_floats(frame)[first:last])
-                num_waiting += last - first
             position += frame.samples
+            if first < last:
+                if num_filled + last - first > block.shape[1]:
+                    yield block[:, :num_filled].T
+                    block = np.empty((self.num_channels, max(_BLOCK_SAMPLES, last)), np.float32)
+                    num_filled = 0
+                end = num_filled + last - first
+                _write_floats(frame, slice(first, last), block[:, num_filled:end])
+                num_filled = end
             if position >= stop:
                 break
-            if num_waiting >= _BLOCK_SAMPLES:
-                yield np.concatenate(waiting)
-                waiting, num_waiting = [], 0
-        if waiting:
-            yield np.concatenate(waiting)
+        if num_filled:
+            yield block[:, :num_filled].T
 
     def _frames(self) -> Iterator[Any]:
         """Yield all frames. The first time those of the opened file, then those of a new one."""
@@ -165,15 +175,19 @@ def _stated_samples(container: Any, stream: Any, packets: list[Any], frame: Any)
     return None
 
 
-def _floats(frame: Any) -> NDArray[np.float32]:
-    """Return the samples of a frame, float32 [T, num_channels]."""
-    samples: NDArray[Any] = frame.to_ndarray()
-    num_channels = frame.layout.nb_channels
-    samples = samples.T if frame.format.is_planar else samples.reshape(-1, num_channels)
-    floats = samples.astype(np.float32, copy=False)
-    if samples.dtype.kind == "f":
-        return floats
-    name = frame.format.name.removesuffix("p")
-    if name not in _SCALES:
+def _write_floats(frame: Any, span: slice, out: NDArray[np.float32]) -> None:
+    """Write samples of a frame into float32 [num_channels, T]."""
+    name = frame.format.name
+    if name not in _TYPES:
         raise DecodeError(f"its audio has samples of type {name}: convert it to s16")
-    return (floats - 128 if name == "u8" else floats) * np.float32(_SCALES[name])
+    dtype, offset, scale = _TYPES[name]
+    num_channels, planes = len(out), frame.planes
+    if frame.format.is_planar:
+        for channel, plane in zip(out, planes, strict=True):
+            channel[:] = np.frombuffer(plane, dtype, frame.samples)[span]
+    else:
+        values = np.frombuffer(planes[0], dtype, frame.samples * num_channels)
+        out[:] = values.reshape(-1, num_channels)[span].T
+    if scale != 1:
+        out -= offset
+        out *= np.float32(scale)

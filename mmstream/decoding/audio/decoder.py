@@ -192,7 +192,7 @@ class AudioDecoder:
             ConfigError: ``rng`` is missing.
         """
         row = None if span is None else {"start_s": span[0], "end_s": span[1]}
-        result = self.decode(data, self.plan(data, row, rng))
+        result = self.decode(data, row=row, rng=rng)
         values = result.samples if result.features is None else result.features
         assert values is not None
         return values

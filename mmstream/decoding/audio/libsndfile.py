@@ -6,12 +6,14 @@ libvorbis. It trims what an MP3 encoder puts before and behind the samples, as F
 A span of an MP3 is reached by decoding up to it (0.3 ms a second): a frame takes bits from frames
 before it, so a seek would change the first samples.
 
-libsndfile reads the file through `MediaSource`, which gives it no bytes after the deadline.
+mpg123 reads a few bytes at a time, so a file in memory is a `BytesIO`, which is fast. The deadline
+is asked between blocks. A file that is read by ranges goes through `MediaSource`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +44,8 @@ class SoundFileSource:
     """A file that libsndfile has opened; see `source.AudioSource`."""
 
     file: Any
-    source: MediaSource
+    check: Callable[[], None]
+    """Raises what ended the reading, such as the deadline."""
     is_sought: bool
     """Whether a seek gives the samples that reading up to there gives."""
     sample_rate: int
@@ -58,7 +61,7 @@ class SoundFileSource:
         while position < stop:
             end = stop if position >= start else start
             block = self.file.read(min(end - position, _BLOCK_SAMPLES), "float32", always_2d=True)
-            self.source.check()
+            self.check()
             if not len(block):
                 return
             position += len(block)
@@ -74,20 +77,21 @@ def open_sound_file(data: EncodedMedia, deadline: Deadline) -> Iterator[SoundFil
         DecodeError: libsndfile cannot read it, here or in the body.
         TimeoutError: The time of the sample is over.
     """
-    source = MediaSource(data, deadline)
+    source = io.BytesIO(data) if isinstance(data, bytes) else MediaSource(data, deadline)
+    check = source.check if isinstance(source, MediaSource) else deadline.check
     try:
         with _Stream(source) as file:
             yield SoundFileSource(
                 file=file,
-                source=source,
+                check=check,
                 is_sought=file.format != "MP3",
                 sample_rate=file.samplerate,
                 num_channels=file.channels,
                 num_samples=file.frames,
             )
     except soundfile.LibsndfileError as error:
-        source.check()
+        check()
         raise DecodeError(f"damaged audio: {error.error_string[:_SHOWN_REASON]}") from None
     except BaseException:
-        source.check()
+        check()
         raise

@@ -96,5 +96,6 @@ class Resampler:
         """
         if self._stream is None:
             return samples
+        samples = np.ascontiguousarray(samples)
         resampled: NDArray[np.float32] = self._stream.resample_chunk(samples, last=last)
         return resampled
