@@ -87,7 +87,8 @@ def recording(source: bytes | None, seconds: float, rate: int, num_channels: int
         noise = rng.standard_normal((num_samples, num_channels)).cumsum(axis=0)
         noise -= soxr.resample(soxr.resample(noise, rate, 200), 200, rate)[:num_samples]
         swell = np.sin(2 * np.pi * 2 * time_s) ** 2
-        return (0.3 * noise / np.abs(noise).max() * swell).astype(np.float32)
+        artificial: Samples = (0.3 * noise / np.abs(noise).max() * swell).astype(np.float32)
+        return artificial
     decoder = mm.AudioDecoder(sample_rate=rate, channels=num_channels)
     samples = np.atleast_2d(decoder(source)).T
     return np.resize(samples, (num_samples, num_channels))
@@ -156,7 +157,7 @@ def with_pyav(data: bytes) -> Samples:
             else frame.to_ndarray().reshape(-1, num_channels).T
             for frame in container.decode(stream)
         ]
-    samples = np.concatenate(pieces, axis=1)
+    samples: Any = np.concatenate(pieces, axis=1)
     if samples.dtype == np.int16:
         samples = samples / np.float32(2**15)
     resampled: Samples = soxr.resample(samples.mean(axis=0), rate, RATE)

@@ -26,8 +26,8 @@ from mmstream.errors import DecodeError
 
 __all__ = ["ContainerSource", "open_container"]
 
-_NEAR_S = 0.1
-"""Seconds by which the sizes of packets and the duration in a header may differ."""
+_NEAR_S = 0.2
+"""Seconds by which what a header says and what there is may differ."""
 _BLOCK_SAMPLES = 1 << 15
 _PACKED_TYPES = {
     "flt": (np.float32, 0, 1.0),
@@ -61,6 +61,7 @@ class ContainerSource:
         self.num_channels = int(first.layout.nb_channels)
         self.start_s = _start_s(container, first)
         self._stated_samples = _stated_samples(container, stream, packets, first)
+        self._stated_s = _stated_s(container, stream)
         self._unread: Iterator[Any] | None = chain((first,), frames)
 
     @cached_property
@@ -68,7 +69,13 @@ class ContainerSource:
         """Number of samples per channel. Where no header tells, all are decoded to count them."""
         if self._stated_samples is not None:
             return self._stated_samples
-        return sum(frame.samples for frame in self._frames())
+        num_samples = int(sum(frame.samples for frame in self._frames()))
+        if self._stated_s is not None and num_samples / self.sample_rate < self._stated_s - _NEAR_S:
+            raise DecodeError(
+                f"damaged or truncated: its header promises {self._stated_s:.2f} s, "
+                f"and it ends after {num_samples / self.sample_rate:.2f} s"
+            )
+        return num_samples
 
     def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
@@ -150,6 +157,15 @@ def _start_s(container: Any, frame: Any) -> float:
     if not videos or videos[0].start_time is None or frame.pts is None:
         return 0.0
     return float(frame.pts * frame.time_base - videos[0].start_time * videos[0].time_base)
+
+
+def _stated_s(container: Any, stream: Any) -> float | None:
+    """Return how long the header says the audio is. None where it speaks of the video as well."""
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    if container.duration and len(container.streams) == 1:
+        return float(container.duration / 1_000_000)
+    return None
 
 
 def _stated_samples(container: Any, stream: Any, packets: list[Any], frame: Any) -> int | None:

@@ -27,7 +27,13 @@ import torch
 from numpy.typing import NDArray
 
 from mmstream.decoding.audio.features import SAMPLE_RATE, WhisperFeatures
-from mmstream.decoding.audio.limits import MAX_BYTES, MAX_DURATION_S, TIMEOUT_S, AudioLimits
+from mmstream.decoding.audio.limits import (
+    MAX_BYTES,
+    MAX_DURATION_S,
+    TIMEOUT_S,
+    AudioLimits,
+    check_result,
+)
 from mmstream.decoding.audio.processors import settings_of
 from mmstream.decoding.audio.resample import Resampler, num_resampled, source_piece
 from mmstream.decoding.audio.source import AudioSource, open_audio
@@ -296,6 +302,7 @@ class AudioDecoder:
             stop = start + num_kept
         num_kept = stop - start
         limits.check_duration(num_kept / rate)
+        check_result(num_kept, self.channels or source.num_channels)
         num_frames = 0
         if self.features is not None:
             self._check_length(num_kept)
@@ -352,7 +359,7 @@ class AudioDecoder:
             position = _put(resampler.resample(mixed, num_missing <= 0), samples, position)
         if num_missing > _TOLERANCE_S * source.sample_rate:
             raise DecodeError(
-                f"truncated: its header promises {source.num_samples / source.sample_rate:.2f} s, "
+                f"damaged or truncated: its header promises {source.num_samples / source.sample_rate:.2f} s, "
                 f"and it ends after {(piece.stop - num_missing) / source.sample_rate:.2f} s"
             )
         if num_missing > 0:

@@ -70,8 +70,13 @@ class SoundFileSource:
 
 
 @contextmanager
-def open_sound_file(data: EncodedMedia, deadline: Deadline) -> Iterator[SoundFileSource]:
+def open_sound_file(data: EncodedMedia, name: str, deadline: Deadline) -> Iterator[SoundFileSource]:
     """Open a file with libsndfile for the body of a with statement.
+
+    Args:
+        data: The file.
+        name: Its format, for messages.
+        deadline: When the time of the sample is over.
 
     Raises:
         DecodeError: libsndfile cannot read it, here or in the body.
@@ -91,7 +96,14 @@ def open_sound_file(data: EncodedMedia, deadline: Deadline) -> Iterator[SoundFil
             )
     except soundfile.LibsndfileError as error:
         check()
-        raise DecodeError(f"damaged audio: {error.error_string[:_SHOWN_REASON]}") from None
+        raise DecodeError(f"damaged {name}: {_reason(error)}") from None
     except BaseException:
         check()
         raise
+
+
+def _reason(error: soundfile.LibsndfileError) -> str:
+    text = str(error.error_string).removeprefix("Error : ")
+    if "does not exist" in text:  # what libsndfile says where mpg123 cannot read the first frame
+        return "no frame in it can be decoded"
+    return text[:_SHOWN_REASON]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.errors import DecodeError
 
-__all__ = ["MAX_BYTES", "MAX_DURATION_S", "TIMEOUT_S", "AudioLimits"]
+__all__ = ["MAX_BYTES", "MAX_DURATION_S", "TIMEOUT_S", "AudioLimits", "check_result"]
 
 MAX_BYTES = 256 * 2**20
 """Default of `AudioDecoder.max_bytes`."""
@@ -19,6 +19,10 @@ MAX_DURATION_S = 3600.0
 """Default of `AudioDecoder.max_duration_s`."""
 TIMEOUT_S = 60.0
 """Default of `AudioDecoder.timeout_s`."""
+
+
+MAX_RESULT_BYTES = 2 << 30
+"""Most bytes of a result as float32: an hour of 48 kHz with three channels."""
 
 
 class AudioLimits(NamedTuple):
@@ -53,3 +57,17 @@ class AudioLimits(NamedTuple):
     def holding(self, duration_s: float) -> AudioLimits:
         """Return the limits of the sample's next file, after a result of this length."""
         return self._replace(held_s=self.held_s + duration_s)
+
+
+def check_result(num_samples: int, num_channels: int) -> None:
+    """Refuse a result of one file that needs too much memory, such as one with 200 channels.
+
+    Raises:
+        DecodeError: Names the need and the limit.
+    """
+    num_bytes = num_samples * num_channels * 4
+    if num_bytes > MAX_RESULT_BYTES:
+        raise DecodeError(
+            f"audio of {num_samples:,} samples and {num_channels} channels needs "
+            f"{num_bytes >> 20:,} MiB, more than {MAX_RESULT_BYTES >> 20:,}"
+        )

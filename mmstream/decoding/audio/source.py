@@ -10,13 +10,14 @@ Place in the flow: `decoder.py` opens a file with `open_audio`, knows its length
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.audio.container import open_container
+from mmstream.decoding.audio.headers import check_last_page, flac_tells_length
 from mmstream.decoding.audio.libsndfile import open_sound_file
 from mmstream.decoding.audio.wav import open_wav
 from mmstream.decoding.ffmpeg.deadline import Deadline
@@ -28,6 +29,8 @@ __all__ = ["AudioSource", "open_audio"]
 
 _VORBIS = b"\x01vorbis"
 _HEAD_BYTES = 512
+_RATES = range(1_000, 1_000_001)
+"""Samples per second that files have. The filter of an absurd rate takes seconds to compute."""
 
 
 class AudioSource(Protocol):
@@ -78,18 +81,29 @@ def open_audio(data: EncodedMedia, deadline: Deadline) -> Iterator[AudioSource]:
     if not len(data):
         raise DecodeError("the file is empty")
     name = container_format(data)
+    if name == "ogg":
+        check_last_page(data)
+    with _opened(data, name, deadline) as source:
+        if source.sample_rate not in _RATES:
+            raise DecodeError(f"its audio has a sample rate of {source.sample_rate} Hz")
+        yield source
+
+
+def _opened(
+    data: EncodedMedia, name: str | None, deadline: Deadline
+) -> AbstractContextManager[AudioSource]:
+    """Open a file of this format by the library that reads it fastest."""
     wav = open_wav(data) if name == "wav" else None
     if wav is not None:
-        yield wav
-    elif _is_for_libsndfile(data, name):
-        with open_sound_file(data, deadline) as source:
-            yield source
-    else:
-        with open_container(data, deadline) as source:
-            yield source
+        return nullcontext(wav)
+    if name is not None and _is_for_libsndfile(data, name):
+        return open_sound_file(data, name, deadline)
+    return open_container(data, deadline)
 
 
-def _is_for_libsndfile(data: EncodedMedia, name: str | None) -> bool:
+def _is_for_libsndfile(data: EncodedMedia, name: str) -> bool:
     if name == "ogg":
         return _VORBIS in read_range(data, 0, _HEAD_BYTES)
-    return name in ("wav", "flac", "mp3", "aiff")
+    if name == "flac":
+        return flac_tells_length(data)
+    return name in ("wav", "mp3", "aiff")
