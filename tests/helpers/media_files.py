@@ -270,6 +270,8 @@ def _encode_audio(out: Any, stream: Any, samples: NDArray[np.float32], rate: int
     layout = "stereo" if channels == 2 else "mono"
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples), "fltp", layout)
     frame.sample_rate = rate
+    # Without a time, encoders do not tell what they put before the first sample.
+    frame.pts, frame.time_base = 0, Fraction(1, rate)
     resampler = av.AudioResampler(
         stream.codec_context.format, layout, rate, stream.codec_context.frame_size or None
     )

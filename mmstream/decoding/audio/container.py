@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmstream.decoding.audio.headers import num_opus_samples
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.open import is_cover, media_stream, open_media
 from mmstream.decoding.ffmpeg.source import EncodedMedia
@@ -60,7 +61,7 @@ class ContainerSource:
         self.sample_rate = int(first.sample_rate)
         self.num_channels = int(first.layout.nb_channels)
         self.start_s = _start_s(container, first)
-        self._stated_samples = _stated_samples(container, stream, packets, first)
+        self._stated_samples = _stated_samples(data, container, stream, packets, first)
         self._stated_s = _stated_s(container, stream)
         self._unread: Iterator[Any] | None = chain((first,), frames)
 
@@ -168,13 +169,14 @@ def _stated_s(container: Any, stream: Any) -> float | None:
     return None
 
 
-def _stated_samples(container: Any, stream: Any, packets: list[Any], frame: Any) -> int | None:
+def _stated_samples(
+    data: EncodedMedia, container: Any, stream: Any, packets: list[Any], frame: Any
+) -> int | None:
     """Return the number of samples that the header tells, None where it does not tell exactly.
 
     The first frame lacks what was dropped before it. In an mp4 all packets of AAC have as many
     samples as each other, such as 1,024. If the second of 205 packets gave the first frame, and it
-    has 1,024 samples, then 1,024 were dropped: 205 x 1,024 - 1,024 are left. In ogg the last page
-    says where the audio ends.
+    has 1,024 samples, then 1,024 were dropped: 205 x 1,024 - 1,024 are left.
     """
     rate = frame.sample_rate
     seconds = float(stream.duration * stream.time_base) if stream.duration else None
@@ -186,8 +188,9 @@ def _stated_samples(container: Any, stream: Any, packets: list[Any], frame: Any)
         if abs(num_samples / rate - seconds) < _NEAR_S:  # else the packets are in fragments
             return int(num_samples)
     if name == "ogg" and stream.codec_context.name in ("opus", "libopus") and seconds:
-        num_read = round(sum(packet.duration or 0 for packet in packets) * stream.time_base * rate)
-        return int(round(seconds * rate) - (num_read - frame.samples))
+        num_opus = num_opus_samples(data)
+        if num_opus is not None and abs(num_opus / rate - seconds) < _NEAR_S:
+            return num_opus
     return None
 
 

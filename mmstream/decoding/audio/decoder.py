@@ -358,9 +358,11 @@ class AudioDecoder:
             mixed = _mixed(block, num_channels)
             position = _put(resampler.resample(mixed, num_missing <= 0), samples, position)
         if num_missing > _TOLERANCE_S * source.sample_rate:
+            promised_s = source.num_samples / source.sample_rate
+            end_s = (piece.stop - num_missing) / source.sample_rate
             raise DecodeError(
-                f"damaged or truncated: its header promises {source.num_samples / source.sample_rate:.2f} s, "
-                f"and it ends after {(piece.stop - num_missing) / source.sample_rate:.2f} s"
+                f"damaged or truncated: its header promises {promised_s:.2f} s, and it ends after "
+                f"{end_s:.2f} s"
             )
         if num_missing > 0:
             silence = np.zeros((num_missing, num_channels), np.float32)
