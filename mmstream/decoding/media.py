@@ -15,6 +15,7 @@ more. The limits of a decoder hold for all files of a sample that it decodes, to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -50,9 +51,24 @@ AUDIO = "audio"
 """The field of the recordings that ``Decode(audio=)`` decodes, and of the tracks of `VIDEO`."""
 
 MediaPlans: TypeAlias = dict[str, Any]
-"""What a decoder has planned for a file, by the file's field."""
+"""What decoders have planned for a file, by the file's field."""
 
 T = TypeVar("T")
+
+
+class _VideoPlans(NamedTuple):
+    """What is planned for the frames of a video, and for its track."""
+
+    frames: Any
+    track: Any = None
+    """None: it has no sound, or its sound is planned when it is decoded."""
+    is_track_planned: bool = False
+
+    @property
+    def shape(self) -> VideoShape:
+        """The shape of the frames."""
+        shape: VideoShape = self.frames.shape
+        return shape
 
 
 class _Video(NamedTuple):
@@ -60,8 +76,10 @@ class _Video(NamedTuple):
 
     frames: torch.Tensor
     """uint8 [F, 3, H, W], a view of [F, H, W, 3]."""
-    result: Any
-    """What its decoder returned."""
+    times_s: torch.Tensor
+    """float64 [F]."""
+    track: Any
+    """Its decoded sound. None: it has none, or nobody wants it."""
 
 
 def video_decoders(decode: Decode) -> dict[str, Any]:
@@ -113,9 +131,9 @@ def plan_media(sample: Sample, decode: Decode, *, audio: bool = True) -> MediaPl
         ShardError, StorageError: A file that is read by ranges cannot be read.
     """
     plans: MediaPlans = {}
-    _plan_files(sample, VIDEO, video_files(sample, decode), video_decoders(decode), plans)
+    _plan_videos(sample, video_files(sample, decode), video_decoders(decode), plans, audio)
     if audio:
-        _plan_files(sample, AUDIO, _audio_files(sample, decode), audio_decoders(decode), plans)
+        _plan_recordings(sample, _audio_files(sample, decode), audio_decoders(decode), plans)
     return plans
 
 
@@ -137,7 +155,7 @@ def media_shapes(
     audios: MediaPlans = {}
     if audio:
         audios = {name: plans[name] for name in _audio_files(sample, decode).get(AUDIO, ())}
-        audios |= {name: plan.audio for name, plan in videos.items() if plan.audio is not None}
+        audios |= {name: plan.track for name, plan in videos.items() if plan.track is not None}
     return [plan.shape for plan in videos.values()], [audios[n].shape for n in in_order(audios)]
 
 
@@ -167,18 +185,16 @@ def decode_media(
     recordings: dict[str, dict[str, Any]] = {AUDIO: {}} if AUDIO in decoders else {}
     numbers: dict[str, dict[str, int]] = {}
     videos = video_files(sample, decode)
-    _plan_files(sample, VIDEO, videos, video_decoders(decode), plans)
+    _plan_videos(sample, videos, video_decoders(decode), plans, audio=False)
     for field, names in videos.items():
         decoder = video_decoders(decode)[field]
         decoded_videos = _decode_videos(sample, names, decoder, plans, memory)
         for name in names:
             del decoded[name]
         decoded[field] = _one_or_list([video.frames for video in decoded_videos.values()])
-        decoded[f"{field}_pts_s"] = _one_or_list(
-            [torch.tensor(v.result.times_s, dtype=torch.float64) for v in decoded_videos.values()]
-        )
+        decoded[f"{field}_pts_s"] = _one_or_list([v.times_s for v in decoded_videos.values()])
         if decoder.audio is not None:
-            tracks = {name: video.result.audio for name, video in decoded_videos.items()}
+            tracks = {name: video.track for name, video in decoded_videos.items()}
             has_track = {name: track for name, track in tracks.items() if track is not None}
             recordings.setdefault(_track_field(field), {}).update(has_track)
             numbers[_track_field(field)] = {name: i for i, name in enumerate(names)}
@@ -219,22 +235,84 @@ def _track_field(field: str) -> str:
     return AUDIO if field == VIDEO else f"{field}_{AUDIO}"
 
 
-def _plan_files(
+def _plan_videos(
     sample: Sample,
-    kind: str,
     files: Mapping[str, list[str]],
     decoders: Mapping[str, Any],
     plans: MediaPlans,
+    audio: bool,
 ) -> None:
-    """Plan the files that have no plan yet, those of a field in order."""
+    """Plan the videos that have no plan yet, those of a field in order, and their tracks."""
     for field, names in files.items():
         if plans.keys() >= set(names):
             continue
         decoder = decoders[field]
-        rng = _rng(sample, kind, field, decoder)
+        rng = _rng(sample, VIDEO, field, decoder)
+        limits = decoder.start_limits()
+        track_limits = None if decoder.audio is None else decoder.audio.start_limits()
+        for name in names:
+            row = _row(sample, name)
+            plan = partial(decoder.plan, sample[name], row=row, rng=rng, limits=limits)
+            frames = with_address(sample, name, plan)
+            limits = _holding(limits, frames.shape)
+            plans[name] = _VideoPlans(frames)
+            if audio and decoder.audio is not None:
+                track = _on_track(sample, name, "plan", decoder, frames, track_limits)
+                plans[name] = _VideoPlans(frames, track, is_track_planned=True)
+                if track is not None:
+                    track_limits = _holding(track_limits, track.shape)
+
+
+def _on_track(
+    sample: Sample, name: str, method: str, decoder: Any, frames: Any, limits: Any, **options: Any
+) -> Any:
+    """Call a method of the decoder of a video's track. Returns None where there is no sound.
+
+    The track is that of the video's span, also where it was drawn.
+
+    Args:
+        sample: The sample.
+        name: Its video.
+        method: "plan" or "decode".
+        decoder: Of the video.
+        frames: What it has planned.
+        limits: Of the decoder of the track.
+        options: More arguments of the method.
+    """
+    from mmstream.decoding.ffmpeg.open import NoStreamError
+
+    shape: VideoShape = frames.shape
+    row = None
+    if decoder.span is not None or decoder.clip_s is not None:
+        seconds = (shape.num_frames - shape.num_padding) / shape.sampled_fps
+        row = {"start_s": shape.start_s, "end_s": shape.start_s + seconds}
+    audio = decoder.audio
+    if audio.span == "row" and row is None:
+        audio = replace(audio, span=None)
+
+    def call() -> Any:
+        try:
+            return getattr(audio, method)(sample[name], row=row, limits=limits, **options)
+        except NoStreamError:
+            return None
+
+    return with_address(sample, name, call)
+
+
+def _plan_recordings(
+    sample: Sample,
+    files: Mapping[str, list[str]],
+    decoders: Mapping[str, Any],
+    plans: MediaPlans,
+) -> None:
+    """Plan recordings, those of a field in order."""
+    for field, names in files.items():
+        decoder = decoders[field]
+        rng = _rng(sample, AUDIO, field, decoder)
         limits = decoder.start_limits()
         for name in names:
-            plan = partial(decoder.plan, sample[name], _row(sample, name), rng, limits)
+            row = _row(sample, name)
+            plan = partial(decoder.plan, sample[name], row=row, rng=rng, limits=limits)
             plans[name] = with_address(sample, name, plan)
             limits = _holding(limits, plans[name].shape)
 
@@ -283,15 +361,26 @@ def _decode_videos(
     """Return the videos of these files."""
     videos: dict[str, _Video] = {}
     limits = decoder.start_limits()
+    track_limits = None if decoder.audio is None else decoder.audio.start_limits()
     for name in names:
-        plan = plans[name]
+        plan: _VideoPlans = plans[name]
         shape = (plan.shape.num_frames, plan.shape.height, plan.shape.width, 3)
         out = memory.get(name)
         if out is None or tuple(out.shape) != shape:
             out = torch.empty(shape, dtype=torch.uint8)
-        decode = partial(decoder.decode, sample[name], plan=plan, out=out.numpy(), limits=limits)
-        videos[name] = _Video(out.permute(0, 3, 1, 2), with_address(sample, name, decode))
+        decode = partial(
+            decoder.decode, sample[name], plan=plan.frames, out=out.numpy(), limits=limits
+        )
+        times = torch.tensor(with_address(sample, name, decode).times_s, dtype=torch.float64)
         limits = _holding(limits, plan.shape)
+        track = None
+        if decoder.audio is not None and (plan.track is not None or not plan.is_track_planned):
+            track = _on_track(
+                sample, name, "decode", decoder, plan.frames, track_limits, plan=plan.track
+            )
+        if track is not None:
+            track_limits = _holding(track_limits, track.plan.shape)
+        videos[name] = _Video(out.permute(0, 3, 1, 2), times, track)
     return videos
 
 

@@ -56,17 +56,19 @@ def test_tracks_of_videos_join_the_recordings_in_the_order_of_the_files() -> Non
     decoded = decode_sample(
         sample(
             **{
-                "3__mp4": fake_file(4, 1, has_track=True),
+                "3__mp4": fake_file(4, 1),
                 "2__wav": fake_file(3, 1),
-                "1__mp4": fake_file(2, 1),
-                "0__mp4": fake_file(1, 1, has_track=True),
+                "1__mp4": fake_file(2, 1, has_track=False),
+                "0__mp4": fake_file(1, 1),
             }
         ),
         decode,
     )
     assert [int(samples[0]) for samples in decoded["audio"]] == [1, 3, 4]
     assert decoded["audio_video"].tolist() == [0, -1, 2]
-    silent = decode_sample(sample(mp4=fake_file(1, 1)), Decode(video=FakeVideoDecoder(audio=AUDIO)))
+    silent = decode_sample(
+        sample(mp4=fake_file(1, 1, has_track=False)), Decode(video=FakeVideoDecoder(audio=AUDIO))
+    )
     assert silent["audio"] == []
     assert silent["audio_video"].tolist() == []
 
@@ -86,7 +88,7 @@ def test_a_decoder_by_field_takes_its_file_and_keeps_the_name() -> None:
         audio=AUDIO,
     )
     files = {
-        "clip__mp4": fake_file(1, 2, has_track=True),
+        "clip__mp4": fake_file(1, 2),
         "0__mp4": fake_file(2, 1),
         "mp4": b"not a video",
         "flac": fake_file(3, 1),

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from mmstream.decoding.ffmpeg.open import NoStreamError
 from mmstream.decoding.media_shapes import AudioShape, VideoShape
 from mmstream.errors import DecodeError
 
@@ -21,7 +22,7 @@ def fake_file(
     length: int,
     *,
     size: tuple[int, int] = (4, 6),
-    has_track: bool = False,
+    has_track: bool = True,
     bad: str = "",
 ) -> bytes:
     """A video of `length` frames, or a recording of so many samples, that shows a number.
@@ -71,6 +72,7 @@ class FakeAudioDecoder:
     dtype: str = "float32"
     features: FakeFeatures | None = None
     duration: int | None = None
+    span: str | None = "row"
     is_random: bool = False
     max_seconds: float = 1e9
 
@@ -79,6 +81,8 @@ class FakeAudioDecoder:
 
     def plan(self, data, row=None, rng=None, limits=None) -> AudioPlan:
         content = parsed(data, "plan")
+        if not content["track"]:
+            raise NoStreamError("has no audio in it")
         length = content["length"] if self.duration is None else self.duration
         start = int(rng.integers(1000)) if self.is_random else span_of(row)[0]
         (limits or self.start_limits()).check(length / self.sample_rate)
@@ -101,13 +105,11 @@ class FakeAudioDecoder:
 class VideoPlan(NamedTuple):
     shape: VideoShape
     content: dict[str, Any]
-    audio: AudioPlan | None
 
 
 class DecodedVideo(NamedTuple):
     pixels: Any
     times_s: Any
-    audio: DecodedAudio | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class FakeVideoDecoder:
     num_frames: int | None = None
     size: tuple[int, int] | None = None
     audio: FakeAudioDecoder | None = None
+    span: str | None = None
+    clip_s: float | None = None
     is_random: bool = False
     max_memory: float = 1e9
 
@@ -135,19 +139,13 @@ class FakeVideoDecoder:
         (limits or self.start_limits()).check(num_frames * height * width * 3)
         times = tuple(start + np.arange(num_frames) / 4)
         shape = VideoShape(num_frames, height, width, tuple(content["size"]), times, 4.0, 4.0)
-        track = None
-        if self.audio is not None and content["track"]:
-            track = self.audio.plan(data, row, rng)
-        return VideoPlan(shape, content, track)
+        return VideoPlan(shape, content)
 
     def decode(self, data, plan=None, out=None, rng=None, limits=None) -> DecodedVideo:
         parsed(data, "decode")
         frames = np.arange(plan.shape.num_frames)[:, None, None, None]
         out[:] = (plan.content["number"] * 10 + frames) % 256
-        track = None
-        if plan.audio is not None:
-            track = self.audio.decode(data, plan.audio)
-        return DecodedVideo(out, np.array(plan.shape.times_s), track)
+        return DecodedVideo(out, np.array(plan.shape.times_s))
 
 
 def parsed(data: bytes, call: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from mmstream.decoding.ffmpeg.sniff import container_format
 from mmstream.decoding.ffmpeg.source import EncodedMedia, MediaSource
 from mmstream.errors import DecodeError
 
-__all__ = ["MediaKind", "is_cover", "media_stream", "open_media"]
+__all__ = ["MediaKind", "NoStreamError", "is_cover", "media_stream", "open_media"]
 
 MediaKind: TypeAlias = Literal["audio", "video"]
 
@@ -43,6 +43,10 @@ _PADDING_PIXELS = 1 << 16
 _SHOWN_REASON = 160
 _KNOWN_AS = {"mov": "mp4", "matroska": "mkv"}
 """What people call a format, where FFmpeg's name is another."""
+
+
+class NoStreamError(DecodeError):
+    """A file has no audio, or no video, in it."""
 
 
 @contextmanager
@@ -107,7 +111,8 @@ def media_stream(container: InputContainer, kind: MediaKind) -> Any:
     """Return the first stream of a kind. The cover of a song is no video.
 
     Raises:
-        DecodeError: There is none, or its codec is not known.
+        NoStreamError: There is none.
+        DecodeError: Its codec is not known.
     """
     streams = container.streams.audio if kind == "audio" else container.streams.video
     for stream in cast("Iterable[Any]", streams):
@@ -115,7 +120,7 @@ def media_stream(container: InputContainer, kind: MediaKind) -> Any:
             if stream.codec_context is None:
                 raise DecodeError(f"the codec of its {kind} is not known")
             return stream
-    raise DecodeError(f"has no {kind} in it")
+    raise NoStreamError(f"has no {kind} in it")
 
 
 def is_cover(stream: Any) -> bool:

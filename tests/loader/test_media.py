@@ -1,0 +1,200 @@
+"""Videos and recordings through the whole pipeline: same batches everywhere, and after a resume."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.pipeline import PipelineRunner
+from mmstream.reading.step import Job
+from mmstream.world import World, rows_of_rank
+from tests.helpers.corpora import write_corpus
+from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
+from tests.helpers.media_rows import media_rows
+
+NUM_SAMPLES = 26
+BAD = {5: "plan", 11: "decode", 17: "plan"}
+"""Samples whose video is refused, and when."""
+
+
+def files(number: int) -> dict[str, bytes]:
+    """A sample of 0 to 2 videos, some with a track, and sometimes a recording."""
+    fields = {
+        f"{i}.mp4": fake_file(
+            number, 1 + (number + i) % 3, has_track=number % 2 == 0, bad=BAD.get(number, "")
+        )
+        for i in range(1 if number in BAD else number % 3)
+    }
+    if number % 4 == 1:
+        fields["9.wav"] = fake_file(number, 3 + number)
+    return {**fields, "json": json.dumps({"start_s": number % 5}).encode()}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
+    return mm.open_dataset(write_corpus(tmp_path_factory.mktemp("media"), [10, 16], files))
+
+
+def decode(size: tuple[int, int] | None = None) -> mm.Decode:
+    audio = FakeAudioDecoder()
+    return mm.Decode(
+        video=FakeVideoDecoder(audio=audio, is_random=True, size=size),
+        audio=FakeAudioDecoder(is_random=True),
+    )
+
+
+def make_pipeline(dataset: Any, size: tuple[int, int] | None = None) -> mm.Pipeline:
+    return mm.Pipeline(
+        dataset,
+        global_batch_size=6,
+        seed=4,
+        window=9,
+        drop_last=False,
+        decode=decode(size),
+        bad_samples=mm.BadSamplePolicy(max_fraction=1.0, quarantine=None),
+    )
+
+
+def steps_of(
+    pipeline: mm.Pipeline, size: int = 1, num_workers: int = 1, num_threads: int = 1
+) -> list[list[Any]]:
+    """The rows of each global batch, put together from ranks and workers."""
+    steps: list[list[Any]] = [[] for _ in range(pipeline.order.steps_per_epoch)]
+    for rank in range(size):
+        rows = rows_of_rank(pipeline.global_batch_size, World(rank, size), "balanced")
+        for worker in range(num_workers):
+            with closing(PipelineRunner(pipeline, num_threads=num_threads)) as runner:
+                for step in range(worker, len(steps), num_workers):
+                    steps[step] += media_rows(runner.batch(Job(0, step, *rows, num_workers)))
+    return steps
+
+
+@pytest.mark.parametrize("size", [None, (4, 6)])
+def test_batches_are_the_same_on_every_topology(
+    dataset: mm.Dataset, size: tuple[int, int] | None
+) -> None:
+    pipeline = make_pipeline(dataset, size)
+    expected = steps_of(pipeline)
+    assert sum(len(row) > 2 for step in expected for row in step) > NUM_SAMPLES // 2
+    for topology in ((2, 1, 1), (3, 2, 1), (1, 3, 4), (2, 1, 3)):
+        assert steps_of(pipeline, *topology) == expected
+
+
+def test_batches_of_a_mixture_are_the_same_on_every_topology(dataset: mm.Dataset) -> None:
+    pipeline = make_pipeline(mm.Mixture({"a": (dataset, 2), "b": (dataset, 1)}, epoch_steps=5))
+    expected = steps_of(pipeline)
+    assert steps_of(pipeline, 2, 2, 2) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_resumes_exactly_at_every_step(dataset: mm.Dataset, num_workers: int) -> None:
+    pipeline = make_pipeline(dataset)
+
+    def loader() -> Any:
+        return mm.to_device(mm.Loader(pipeline, num_workers=num_workers), "cpu")
+
+    walker = loader()
+    states, rows = [walker.state_dict()], []
+    for batch in walker:
+        rows.append(media_rows(batch))
+        states.append(walker.state_dict())
+    assert rows == steps_of(pipeline)
+    tried = list(enumerate(states[:-1]))
+    for step, state in tried[1::3] if num_workers else tried:  # workers take a second to start
+        other = walker if num_workers else loader()
+        other.load_state_dict(state)
+        assert [media_rows(batch) for batch in other] == rows[step:]
+    walker.loader.close()
+
+
+def test_bad_videos_are_substituted_with_their_reason(dataset: mm.Dataset) -> None:
+    pipeline = make_pipeline(dataset)
+    records = [bad for batch in mm.Loader(pipeline) for bad in batch["__lineage__"].bad]
+    reasons = sorted(bad.reason for bad in records)
+    assert len(reasons) == len(BAD)
+    assert [reason.rpartition(": ")[2] for reason in reasons] == [
+        "plan refuses it",
+        "decode refuses it",
+        "plan refuses it",
+    ]
+    assert "000005.0.mp4: " in reasons[0]
+    assert {bad.kind for bad in records} == {"DecodeError"}
+
+
+def test_a_bad_video_stops_or_masks_as_the_policy_says(dataset: mm.Dataset) -> None:
+    def loader(action: Any) -> mm.Loader:
+        policy = mm.BadSamplePolicy(action=action, max_fraction=1.0, quarantine=None)
+        return mm.Loader(
+            mm.Pipeline(dataset, global_batch_size=13, decode=decode(), bad_samples=policy)
+        )
+
+    with pytest.raises(mm.DecodeError, match=r"\.0\.mp4: (plan|decode) refuses it"):
+        list(loader("raise"))
+    batches = list(loader("mask"))
+    assert sum((~batch["__valid__"]).sum().item() for batch in batches) == len(BAD)
+
+
+def test_frames_of_one_size_cross_from_a_worker_in_the_memory_they_were_decoded_into(
+    tmp_path: Path,
+) -> None:
+    # Each sample has a video of another length. So rows end anywhere in the block.
+    folder = write_corpus(tmp_path, [8], lambda n: {"mp4": fake_file(n, 1 + n)})
+    dataset = mm.open_dataset(folder)
+    pipeline = mm.Pipeline(
+        dataset, global_batch_size=4, decode=mm.Decode(video=FakeVideoDecoder(size=(4, 6)))
+    )
+    with closing(PipelineRunner(pipeline, num_threads=3)) as runner:
+        batch = runner.batch(Job(0, 0, 0, 4))
+        memory = runner._decode._memory
+        assert memory.block_of(batch["video"]) is not None
+        assert len(batch["video"]) == batch["video_frames"].sum()
+    with closing(mm.Loader(pipeline, num_workers=1)) as loader:
+        for sent, made in zip(loader, mm.Loader(pipeline), strict=True):
+            assert media_rows(sent) == media_rows(made)
+            assert sent["video"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_sample_taken_for_a_notebook_is_that_of_the_batch(dataset: mm.Dataset) -> None:
+    pipeline = make_pipeline(dataset, (4, 6))
+    samples = pipeline.take(6)
+    batch = next(iter(mm.Loader(pipeline)))
+    lengths = [
+        len(video)
+        for sample in samples
+        for video in (sample["video"] if isinstance(sample["video"], list) else [sample["video"]])
+    ]
+    assert lengths == batch["video_frames"].tolist()
+
+
+def test_webdataset_gets_the_files(dataset: mm.Dataset) -> None:
+    sample = next(iter(make_pipeline(dataset).as_webdataset()))
+    assert all(isinstance(value, bytes) for name, value in sample.items() if name[:2] != "__")
+
+
+def test_a_transform_may_change_frames_and_sounds(dataset: mm.Dataset) -> None:
+    def first_frames(sample: dict[str, Any]) -> dict[str, Any]:
+        videos = sample["video"] if isinstance(sample["video"], list) else [sample["video"]]
+        times = sample["video_pts_s"]
+        times = times if isinstance(times, list) else [times]
+        return {
+            **sample,
+            "video": [video[:1] for video in videos],
+            "video_pts_s": [each[:1] for each in times],
+            "audio": np.zeros(7, np.float32),
+        }
+
+    decoders = mm.Decode(video=FakeVideoDecoder())
+    pipeline = mm.Pipeline(
+        dataset, global_batch_size=6, decode=decoders, transforms=(first_frames,)
+    )
+    batch = next(iter(mm.Loader(pipeline)))
+    assert set(batch["video_frames"].tolist()) == {1}
+    assert batch["audio"].shape == (6, 7)
+    assert batch["audio_length"].tolist() == [7] * 6
