@@ -177,7 +177,8 @@ def test_a_sample_without_such_a_file_is_read_whole_and_compared(
     assert batch["mp4"].tolist() == [len(fields["npy"])] * 4
     lineage = batch["__lineage__"]
     assert lineage.num_bytes > 4 * len(fields["npy"])
-    assert lineage.transfers.num_bytes == 4 * FIRST_BYTES  # the reader process holds no more
+    # The reader process has read no more, for this step and that of the next epoch.
+    assert lineage.transfers.num_bytes <= 2 * 4 * FIRST_BYTES
 
     shard = tmp_path / "shard-000000.tar"
     data = bytearray(shard.read_bytes())
