@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     )
     from mmstream.decoding.text.video_lengths import qwen3_vl_video_length as qwen3_vl_video_length
     from mmstream.decoding.text.video_lengths import qwen_vl_video_length as qwen_vl_video_length
+    from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
     from mmstream.device.normalize import Normalize as Normalize
     from mmstream.device.to_device import to_device as to_device
     from mmstream.display import show as show
@@ -141,6 +142,7 @@ _NAMES_OF = {
     "order": ("Order",),
     "pipeline": ("Pipeline",),
     "decoding.sample_rng": ("sample_rng",),
+    "decoding.video.decoder": ("VideoDecoder",),
     "world": ("World",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}

@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "LlavaNextTiles": lambda _, **k: mm.LlavaNextTiles(**k),
     "Loader": lambda dataset, **k: mm.Loader(pipeline(dataset), **k),
     "MediaOptions": lambda _, **k: mm.MediaOptions(**k),
+    "VideoDecoder": lambda _, **k: mm.VideoDecoder(**k),
     "Mixture": lambda dataset, **k: mm.Mixture({"a": (dataset, 1)}, **k),
     "Normalize": lambda _, **k: mm.Normalize(**{"mean": 0.5, "std": 0.5, **k}),
     "Order.from_counts": lambda _, **k: mm.Order.from_counts([4], **{"global_batch_size": 2, **k}),

@@ -2,6 +2,9 @@
 
 FFmpeg cannot be interrupted within a call. So its calls are kept short: `source.py` reads nothing
 after the deadline, and the decoders ask between two packets.
+
+Time is that of the processor: a busy machine and a slow server do not make a sample bad. A deadline
+belongs to the thread that starts it.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ class Deadline(NamedTuple):
     """When the time of a sample is over."""
 
     timeout_s: float | None = None
-    """Seconds that were given, for messages. None: no limit."""
+    """Seconds of the thread's processor time that were given. None: no limit."""
     end: float = float("inf")
-    """The end, on the clock of ``time.monotonic``."""
+    """The end, on the clock of ``time.thread_time``."""
 
     @classmethod
     def start(cls, timeout_s: float | None) -> Deadline:
         """Return a deadline whose time starts now."""
-        return cls() if timeout_s is None else cls(timeout_s, time.monotonic() + timeout_s)
+        return cls() if timeout_s is None else cls(timeout_s, time.thread_time() + timeout_s)
 
     @property
     def is_over(self) -> bool:
         """Whether the time is over."""
-        return time.monotonic() > self.end
+        return time.thread_time() > self.end
 
     def check(self) -> None:
         """Refuse to go on after the deadline.

@@ -12,9 +12,9 @@ decodes in the calling thread only, since the workers of a loader share the core
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import av
 from av.container import InputContainer
@@ -108,19 +108,24 @@ def _open(source: MediaSource, name: str, options: dict[str, str]) -> InputConta
 
 
 def media_stream(container: InputContainer, kind: MediaKind) -> Any:
-    """Return the first stream of a kind. The cover of a song is no video.
+    """Return FFmpeg's best stream of a kind. The cover of a song is no video.
+
+    A file may have several videos, such as one in a smaller size. FFmpeg takes the one that is
+    marked as the default, then the one with the most bits. All of its tools take the same one.
 
     Raises:
         NoStreamError: There is none.
         DecodeError: Its codec is not known.
     """
-    streams = container.streams.audio if kind == "audio" else container.streams.video
-    for stream in cast("Iterable[Any]", streams):
-        if not is_cover(stream):
-            if stream.codec_context is None:
-                raise DecodeError(f"the codec of its {kind} is not known")
-            return stream
-    raise NoStreamError(f"has no {kind} in it")
+    stream: Any = container.streams.best(kind)
+    if stream is None or is_cover(stream):
+        streams: Any = container.streams.audio if kind == "audio" else container.streams.video
+        stream = next((stream for stream in streams if not is_cover(stream)), None)
+    if stream is None:
+        raise NoStreamError(f"has no {kind} in it")
+    if stream.codec_context is None:
+        raise DecodeError(f"the codec of its {kind} is not known")
+    return stream
 
 
 def is_cover(stream: Any) -> bool:

@@ -306,7 +306,7 @@ class ImageDecoder:
         limits.check_time()
         if planned is None:
             picture = (pixels.shape[0], pixels.shape[1])
-            planned = picture, self._views(picture, rng, limits)
+            planned = picture, self.views(picture, rng, limits)
         elif plan is not None and factor == 1:
             _check_same_size((pixels.shape[0], pixels.shape[1]), plan)
         picture, views = planned
@@ -343,7 +343,7 @@ class ImageDecoder:
         stored, orientation = header
         plan = Plan(stored, orientation, whole_view(stored, stored))
         limits.check_picture(*plan.picture)
-        return plan._replace(view=self._views(plan.picture, rng, limits)[0])
+        return plan._replace(view=self.views(plan.picture, rng, limits)[0])
 
     def prepared_shape(self, data: bytes) -> ImageShape | None:
         """Tell from an image's header alone which shape its result will have.
@@ -370,7 +370,7 @@ class ImageDecoder:
             return ImageShape(*self.output_shape, picture)
         limits = self.start_limits()
         limits.check_picture(*picture)
-        return ImageShape.from_views(picture, self._views(picture, None, limits))
+        return ImageShape.from_views(picture, self.views(picture, None, limits))
 
     def start_limits(self) -> Limits:
         """Return the limits of decoding the images of one sample. Their time starts now."""
@@ -413,7 +413,7 @@ class ImageDecoder:
         if picture is None:
             return None
         limits.check_picture(*picture)
-        return picture, self._views(picture, rng, limits)
+        return picture, self.views(picture, rng, limits)
 
     def _check_result(self, limits: Limits, height: int, width: int) -> None:
         """Refuse a picture whose result exceeds a limit, whichever way it is turned upright.
@@ -423,14 +423,14 @@ class ImageDecoder:
         if self.crop == "random":
             return  # a box of the picture is resized to `size`, so no result is larger
         try:
-            self._views((height, width), None, limits)
+            self.views((height, width), None, limits)
         except DecodeError as error:
             try:
-                self._views((width, height), None, limits)
+                self.views((width, height), None, limits)
             except DecodeError:
                 raise error from None
 
-    def _views(self, picture: Shape, rng: np.random.Generator | None, limits: Limits) -> list[View]:
+    def views(self, picture: Shape, rng: np.random.Generator | None, limits: Limits) -> list[View]:
         """Plan the results of a picture of this shape. Random crops and flips are drawn here."""
         if self.tiles is not None:
             assert isinstance(self.size, int)  # _check_combinations has refused everything else

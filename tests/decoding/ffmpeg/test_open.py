@@ -161,7 +161,7 @@ def test_an_error_of_the_body_is_raised_as_it_is() -> None:
 
 
 def test_reading_ends_at_the_deadline() -> None:
-    past = Deadline(2.0, 0.0)
+    past = Deadline(2.0, -1.0)
     with pytest.raises(TimeoutError, match="takes longer than timeout_s=2"):
         num_frames(video(), past)
     source = MediaSource(wav(), past)
@@ -174,7 +174,15 @@ def test_reading_ends_at_the_deadline() -> None:
 
 def test_a_deadline_that_passes_in_the_body_ends_it() -> None:
     with pytest.raises(TimeoutError), open_media(wav(), Deadline.start(0.1)):
-        time.sleep(0.11)
+        end = time.thread_time() + 0.11
+        while time.thread_time() < end:
+            pass
+
+
+def test_waiting_for_storage_is_not_decoding() -> None:
+    deadline = Deadline.start(0.05)
+    time.sleep(0.06)
+    deadline.check()
 
 
 def test_a_read_is_never_longer_than_the_buffer_of_ffmpeg() -> None:

@@ -1,0 +1,433 @@
+"""`VideoDecoder`: the bytes of a video become uint8 RGB frames of the size that a model wants.
+
+Place in the flow: `decoding.sample` plans all videos of a step, so that texts know their tokens,
+and then decodes them:
+
+    header, packets -> `timeline` knows the time of each frame -> `sampling` chooses frames
+                    -> `frames` decodes just the groups of pictures that hold them
+                    -> `image.resize` writes each frame to its row of the batch
+
+Only one decoded frame exists at a time beside the frames that a codec itself holds. Pixels stay
+uint8 on the CPU. Normalization belongs to the device.
+
+All files follow the same rules:
+
+- Times are those of the container, in seconds from the first frame.
+- The rotation that the file states is applied. Pixels count as square.
+- Colours follow the matrix and the range that the file states.
+- A damaged or lost frame makes the video a bad one. No other frame takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmstream.decoding.ffmpeg.limits import MediaLimits
+from mmstream.decoding.ffmpeg.source import EncodedMedia
+from mmstream.decoding.image.decoder import ImageDecoder, Resize
+from mmstream.decoding.image.geometry import Shape, View, whole_view
+from mmstream.decoding.image.limits import Limits
+from mmstream.decoding.image.resize import render, render_bytes
+from mmstream.decoding.media_shapes import VideoShape
+from mmstream.decoding.video.geometry import budgeted_video_shape
+from mmstream.decoding.video.sampling import (
+    frames_of_span,
+    qwen2_vl_frames,
+    qwen3_vl_frames,
+    uniform_frames,
+    uniform_number,
+)
+from mmstream.decoding.video.settings import Span, check_settings, row_span
+from mmstream.decoding.video.timeline import Timeline
+from mmstream.errors import ConfigError, DecodeError
+from mmstream.types import IntArray
+
+if TYPE_CHECKING:
+    from mmstream.decoding.video.file import VideoFile
+
+__all__ = ["DecodedVideo", "VideoDecoder", "VideoPlan"]
+
+MAX_BYTES = 4 * 2**30
+MAX_PIXELS = 36 * 2**20
+MAX_MEMORY = 2 * 2**30
+MAX_DURATION_S = 6 * 3600.0
+MAX_DECODED_FRAMES = 50_000
+TIMEOUT_S = 60.0
+
+CODEC_BYTES_PER_PIXEL = 36
+"""Memory of a codec: 17 frames of 1.5 bytes a pixel that others are predicted from, and its own."""
+
+_IMAGE_SETTINGS = (
+    *("size", "resize", "crop", "crop_rounding", "resize_size", "scale", "ratio", "flip"),
+    *("multiple_of", "pixel_budget", "interpolation", "fill"),
+)
+
+
+class VideoPlan(NamedTuple):
+    """What `VideoDecoder.decode` will make of a video, known without decoding it."""
+
+    shape: VideoShape
+    """The number, the size and the times of the frames."""
+    view: View
+    """How each frame is made of a picture."""
+    packets: IntArray
+    """The packet of each frame, without those that pad. A packet may stand here repeatedly."""
+    file: VideoFile
+    """What is known of the file: its timeline, the stored size and the rotation."""
+
+
+class DecodedVideo(NamedTuple):
+    """The frames of a video, and when they are shown."""
+
+    pixels: NDArray[np.uint8]
+    """uint8 [F, H, W, 3], RGB."""
+    times_s: NDArray[np.float64]
+    """float64 [F], seconds from the first frame of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoDecoder:
+    """Decode some frames of one video: a callable from bytes to a uint8 array.
+
+    It holds settings and no state: it can be pickled, and called from many threads at once.
+
+    Give one of `fps`, `num_frames` and `indices`, or none for all frames. Settings of size, crop
+    and interpolation are those of `ImageDecoder`. A random crop or flip is the same for all frames.
+
+    Attributes:
+        fps: Frames to take per second of video. Between `min_frames` and `max_frames` are taken,
+            evenly spread.
+        num_frames: How many frames to take, evenly spread from the first to the last.
+        indices: Numbers of the frames to take, from 0, in the order in which frames are shown.
+        sampling: The rule by which frames are spread. "uniform": evenly from the first to the last,
+            by time where the rate varies. "qwen2_vl" (also Qwen2.5-VL) and "qwen3_vl": exactly the
+            frames that the processor of this family takes.
+        span: Which part of the video counts: (start, end) in seconds from the first frame, the end
+            left out. "row": the span that the row states by ``start_s`` and ``end_s``, or the whole
+            video. An end beyond the video's is cut. None: the whole video.
+        clip_s: Seconds of a random clip within the span, drawn anew in each epoch. A shorter video
+            is taken whole.
+        min_frames: Fewest frames. A video that has fewer gives all that it has.
+        max_frames: Most frames.
+        frame_multiple_of: The number of frames is a multiple of it, the model's temporal patch. It
+            is rounded down, and otherwise the last frame is repeated.
+        size: As `ImageDecoder.size`.
+        resize: As `ImageDecoder.resize`.
+        crop: As `ImageDecoder.crop`.
+        crop_rounding: As `ImageDecoder.crop_rounding`.
+        resize_size: As `ImageDecoder.resize_size`.
+        scale: As `ImageDecoder.scale`.
+        ratio: As `ImageDecoder.ratio`.
+        flip: As `ImageDecoder.flip`.
+        multiple_of: As `ImageDecoder.multiple_of`.
+        pixel_budget: (fewest, most) pixels of a frame, with ``resize="max_pixels"``.
+        video_pixel_budget: (fewest, most) pixels of all frames together, in place of
+            `pixel_budget`: the rule of Qwen3-VL.
+        interpolation: As `ImageDecoder.interpolation`.
+        fill: As `ImageDecoder.fill`.
+        audio: The decoder of the video's own sound. None: the sound is left out.
+        max_pixels: Limit on height x width of the stored frames. The default is 36 Mi pixels.
+        max_bytes: Limit on the size of the file. The default is 4 GiB.
+        max_duration_s: Limit on the length of the video, in seconds. The default is 6 hours.
+        max_decoded_frames: Limit on the frames that must be decoded for those that are taken. The
+            default is 50,000.
+        max_memory: Limit on the bytes that decoding needs at its peak, besides the file. The
+            results count, and those of the sample's earlier videos. The default is 2 GiB.
+        timeout_s: Seconds of processor time that decoding the videos of one sample may take. It is
+            a last resort: the limits above hold on every machine alike. None: no limit.
+
+    Raises:
+        ConfigError: A setting has the wrong type or range, or does not go with another. The message
+            names the setting and says what to give.
+
+    Examples:
+        >>> two_a_second = VideoDecoder(fps=2, max_frames=64, size=224)
+        >>> eight_frames = VideoDecoder(num_frames=8, size=224, crop="random", clip_s=4)
+        >>> qwen2_5_vl = VideoDecoder(
+        ...     fps=2, sampling="qwen2_vl", min_frames=4, frame_multiple_of=2, resize="max_pixels",
+        ...     pixel_budget=(128 * 28 * 28, 768 * 28 * 28), interpolation="bicubic",
+        ... )
+    """
+
+    fps: float | None = None
+    num_frames: int | None = None
+    indices: tuple[int, ...] | None = None
+    sampling: Literal["uniform", "qwen2_vl", "qwen3_vl"] = "uniform"
+    span: Span | Literal["row"] | None = None
+    clip_s: float | None = None
+    min_frames: int = 1
+    max_frames: int = 768
+    frame_multiple_of: int = 1
+    size: int | Shape | None = None
+    resize: Resize | None = None
+    crop: Literal["center", "random"] | None = "center"
+    crop_rounding: Literal["even", "down"] = "even"
+    resize_size: int | None = None
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.0
+    multiple_of: int = 28
+    pixel_budget: tuple[int, int] = (128 * 28 * 28, 768 * 28 * 28)
+    video_pixel_budget: tuple[int, int] | None = None
+    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
+    fill: tuple[int, int, int] = (0, 0, 0)
+    audio: Any = None
+    max_pixels: int = MAX_PIXELS
+    max_bytes: int = MAX_BYTES
+    max_duration_s: float = MAX_DURATION_S
+    max_decoded_frames: int = MAX_DECODED_FRAMES
+    max_memory: int = MAX_MEMORY
+    timeout_s: float | None = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        _ = self._picture_decoder  # checks the settings that both share
+
+    @property
+    def output_shape(self) -> Shape | None:
+        """(height, width) of every frame, or None where it differs from video to video."""
+        return self._picture_decoder.output_shape
+
+    @property
+    def is_random(self) -> bool:
+        """Whether results depend on a random generator."""
+        return self._picture_decoder.is_random or self.clip_s is not None
+
+    def __call__(
+        self,
+        data: EncodedMedia,
+        out: NDArray[np.uint8] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> NDArray[np.uint8]:
+        """Decode the frames of one video.
+
+        Args:
+            data: The encoded file, or a way to read parts of it: MP4, MOV, MKV, WebM, AVI, MPEG-TS
+                and others, of any codec that FFmpeg knows.
+            out: Where to write the result: uint8 [F, H, W, 3], C-contiguous, of the shape that
+                `plan` tells. After a DecodeError its content is undefined.
+            rng: The generator for random clips, crops and flips, which need one. In a pipeline it
+                is the sample's own, ``mm.sample_rng(sample, "video")``.
+
+        Returns:
+            uint8 [F, H, W, 3], RGB, C-contiguous, in the order of time. It is ``out`` where that
+            was given.
+
+        Raises:
+            DecodeError: The file is no whole video, or exceeds a limit. The reason is one line.
+            TimeoutError: Decoding takes longer than `timeout_s`.
+            StorageError: Reading a part of the file failed.
+            ConfigError: ``out`` cannot hold the result, or ``rng`` is missing.
+        """
+        return self.decode(data, out=out, rng=rng).pixels
+
+    def plan(
+        self,
+        data: EncodedMedia,
+        row: Mapping[str, Any] | None = None,
+        rng: np.random.Generator | None = None,
+        limits: MediaLimits | None = None,
+    ) -> VideoPlan:
+        """Choose the frames of a video. Nothing is decoded.
+
+        Args:
+            data: The encoded file.
+            row: The row's values or the part of a message, with ``start_s`` and ``end_s`` in
+                seconds. They count with ``span="row"``.
+            rng: As in a call.
+            limits: What `start_limits` returned for this sample. None: they start now.
+
+        Returns:
+            The plan. Its ``shape`` says how many frames there will be, how large, and when.
+
+        Raises:
+            DecodeError: As in a call. Or the span of the row is none, or lies behind the video.
+            TimeoutError: As in a call.
+            StorageError: As in a call.
+            ConfigError: ``rng`` is missing.
+        """
+        from mmstream.decoding.video.file import read_video_file
+
+        if self.is_random and rng is None:
+            raise ConfigError(
+                'rng: a random clip, crop or flip needs mm.sample_rng(sample, "video")'
+            )
+        limits = limits or self.start_limits()
+        if len(data) > self.max_bytes:
+            raise DecodeError(f"video of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
+        file = read_video_file(data, limits.deadline, self.max_pixels)
+        if file.timeline.duration_s > self.max_duration_s:
+            raise DecodeError(
+                f"video of {file.timeline.duration_s:.0f} s exceeds "
+                f"max_duration_s={self.max_duration_s:g}"
+            )
+        return self._plan(file, self._span(row), rng, limits)
+
+    def decode(
+        self,
+        data: EncodedMedia,
+        plan: VideoPlan | None = None,
+        out: NDArray[np.uint8] | None = None,
+        row: Mapping[str, Any] | None = None,
+        rng: np.random.Generator | None = None,
+        limits: MediaLimits | None = None,
+    ) -> DecodedVideo:
+        """Decode one video as a call does. The outcome also has the times of the frames.
+
+        Args:
+            data: The encoded file.
+            plan: What `plan` returned for this file. None: it is planned now.
+            out: As in a call.
+            row: As in `plan`. Not used with a plan.
+            rng: As in a call. Not used with a plan.
+            limits: What `start_limits` returned for this sample. None: they start now.
+
+        Raises:
+            DecodeError: As in a call.
+            TimeoutError: As in a call.
+            StorageError: As in a call.
+            ConfigError: As in a call.
+        """
+        limits = limits or self.start_limits()
+        plan = plan or self.plan(data, row, rng, limits)
+        shape = plan.shape
+        wanted = (shape.num_frames, shape.height, shape.width, 3)
+        if out is None:
+            out = np.empty(wanted, np.uint8)
+        elif out.shape != wanted or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ConfigError(f"out: {out.dtype} {out.shape} cannot hold frames of {wanted}")
+        positions: dict[int, list[int]] = {}
+        for position, packet in enumerate(plan.packets.tolist()):
+            positions.setdefault(packet, []).append(position)
+        for packet, picture in plan.file.pictures(data, sorted(positions), limits.deadline):
+            first, *others = positions[packet]
+            render(picture, plan.view, self.interpolation, self.fill, out[first])
+            for position in others:
+                out[position] = out[first]
+        out[len(plan.packets) :] = out[len(plan.packets) - 1]
+        return DecodedVideo(out, np.array(shape.times_s))
+
+    def start_limits(self) -> MediaLimits:
+        """Return the limits of decoding the videos of one sample, in this thread, from now on."""
+        return MediaLimits.start(self.max_memory, self.timeout_s)
+
+    @cached_property
+    def _picture_decoder(self) -> ImageDecoder:
+        """The settings that frames share with images."""
+        settings = {name: getattr(self, name) for name in _IMAGE_SETTINGS}
+        return ImageDecoder(**settings, max_pixels=self.max_pixels, max_memory=self.max_memory)
+
+    def _span(self, row: Mapping[str, Any] | None) -> Span | None:
+        return row_span(row) if self.span == "row" else self.span
+
+    def _plan(
+        self,
+        file: VideoFile,
+        span: Span | None,
+        rng: np.random.Generator | None,
+        limits: MediaLimits,
+    ) -> VideoPlan:
+        timeline = file.timeline
+        start_s, end_s = self._cut_span(timeline, span, rng)
+        chosen = self._choose(file, start_s, end_s)
+        picture = file.picture
+        view = self._view(picture, len(chosen), rng)
+        num_padding = -len(chosen) % self.frame_multiple_of
+        num_frames = len(chosen) + num_padding
+        if num_frames > self.max_frames and self.indices is None and self.num_frames is None:
+            raise DecodeError(f"{num_frames} frames with padding exceed max_frames={self.max_frames}")
+        packets = timeline.display_order[chosen]
+        height, width = view.shape
+        limits.check_memory(
+            num_frames * height * width * 3
+            + render_bytes(view, picture)
+            + CODEC_BYTES_PER_PIXEL * picture[0] * picture[1],
+            f"video of {num_frames} frames of {width}x{height}, stored as "
+            f"{picture[1]}x{picture[0]},",
+        )
+        self._check_decoded(timeline, packets)
+        padded = np.append(chosen, np.repeat(chosen[-1:], num_padding))
+        shape = VideoShape(
+            num_frames=num_frames,
+            height=height,
+            width=width,
+            picture=picture,
+            times_s=tuple(timeline.times_s[padded].tolist()),
+            fps=file.fps,
+            sampled_fps=len(chosen) / max(end_s - start_s, 1e-6),
+            start_s=start_s,
+            indices=tuple(padded.tolist()),
+            num_padding=num_padding,
+        )
+        return VideoPlan(shape, view, packets, file)
+
+    def _cut_span(
+        self, timeline: Timeline, span: Span | None, rng: np.random.Generator | None
+    ) -> Span:
+        """Return the span within the video, with its random clip drawn."""
+        start, end = span or (0.0, timeline.duration_s)
+        if start > 0 and start >= timeline.duration_s:
+            raise DecodeError(
+                f"the span starts at {start:g} s, and the video ends at {timeline.duration_s:g} s"
+            )
+        end = min(end, timeline.duration_s)
+        if self.clip_s is not None and rng is not None:
+            start += rng.random() * max(0.0, end - start - self.clip_s)
+            end = min(end, start + self.clip_s)
+        return start, end
+
+    def _choose(self, file: VideoFile, start_s: float, end_s: float) -> IntArray:
+        """Return the numbers of the frames that are taken, by time."""
+        times = file.timeline.times_s
+        if self.indices is not None:
+            if max(self.indices) >= len(times):
+                raise DecodeError(f"has {len(times)} frames, and no frame {max(self.indices)}")
+            return np.array(self.indices, np.int64)
+        is_whole = start_s <= 0 and end_s >= file.timeline.duration_s
+        numbers = frames_of_span(times, None if is_whole else (start_s, end_s))
+        settings = (self.fps, self.num_frames, self.min_frames, self.max_frames)
+        if self.sampling == "qwen2_vl":
+            taken = qwen2_vl_frames(len(numbers), file.fps, *settings, self.frame_multiple_of)
+        elif self.sampling == "qwen3_vl":
+            taken = qwen3_vl_frames(len(numbers), file.fps, *settings)
+        else:
+            number = self.num_frames or uniform_number(
+                len(numbers),
+                end_s - start_s,
+                self.fps,
+                self.min_frames,
+                self.max_frames,
+                self.frame_multiple_of,
+            )
+            taken = uniform_frames(times[numbers], number)
+        return numbers[taken]
+
+    def _view(self, picture: Shape, num_frames: int, rng: np.random.Generator | None) -> View:
+        if self.video_pixel_budget is not None:
+            resized = budgeted_video_shape(
+                picture,
+                num_frames,
+                self.multiple_of,
+                self.frame_multiple_of,
+                self.video_pixel_budget,
+            )
+            return whole_view(picture, resized)
+        limits = Limits.start(self.max_pixels, self.max_memory, None)
+        (view,) = self._picture_decoder.views(picture, rng, limits)
+        return view
+
+    def _check_decoded(self, timeline: Timeline, packets: IntArray) -> None:
+        from mmstream.decoding.video.frames import num_decoded
+
+        number = num_decoded(timeline, sorted(set(packets.tolist())))
+        if number > self.max_decoded_frames:
+            raise DecodeError(
+                f"{number} frames must be decoded for {len(packets)}, more than "
+                f"max_decoded_frames={self.max_decoded_frames}"
+            )

@@ -1,0 +1,225 @@
+"""Decode chosen frames of a video, and nothing that they do not need.
+
+Place in the flow: `decoder.py` chooses packets of a `Timeline`. This module starts the decoder at
+the key before each of them, feeds it up to the packet, and takes the frame out. Between two chosen
+frames that share no group of pictures it jumps.
+
+Frames that no other frame is predicted from are skipped, unless they are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import av
+
+from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.decoding.video.timeline import Timeline
+from mmstream.errors import DecodeError
+
+__all__ = [
+    "DamagedError",
+    "DemuxedPackets",
+    "PacketReader",
+    "UnseekableError",
+    "decoded_frames",
+    "num_decoded",
+]
+
+_MARK_UNUSED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
+"""Codecs that mark each frame that no other frame is predicted from.
+
+HEVC marks frames that none of the same temporal layer is predicted from, which is not enough.
+"""
+_HIGH_444 = (44, 144, 244)
+"""Profiles of H.264 with colours at full resolution (H.264, Annex A)."""
+
+
+class UnseekableError(Exception):
+    """FFmpeg does not find a packet of this file: read the file from its start instead."""
+
+
+class PacketReader(Protocol):
+    """Where packets come from."""
+
+    def packets(self, start: int, end: int) -> Iterator[tuple[int, Any]]:
+        """Yield (number, packet) from `start` to before `end`. `start` rises from call to call."""
+        ...
+
+
+class DamagedError(DecodeError):
+    """A frame is damaged or does not come out."""
+
+
+def runs(timeline: Timeline, packets: Sequence[int]) -> list[tuple[int, int, list[int]]]:
+    """Divide chosen packets into runs that are decoded in one go.
+
+    Args:
+        timeline: All packets.
+        packets: The chosen ones, each once.
+
+    Returns:
+        (first packet to decode, end, chosen packets) of each run, in the order of the file. A run
+        goes on over a key only where there is nothing to jump over.
+    """
+    result: list[tuple[int, int, list[int]]] = []
+    for packet in sorted(packets):
+        first, chosen = timeline.start_of(packet), [packet]
+        while result and first < result[-1][1]:
+            start, _, earlier = result.pop()
+            first, chosen = min(start, first), earlier + chosen
+        result.append((first, packet + 1, chosen))
+    return result
+
+
+def num_decoded(timeline: Timeline, packets: Sequence[int]) -> int:
+    """Return how many packets are decoded for the chosen ones."""
+    return sum(end - start for start, end, _ in runs(timeline, packets))
+
+
+def decoded_frames(
+    reader: PacketReader,
+    context: Any,
+    timeline: Timeline,
+    packets: Sequence[int],
+    deadline: Deadline,
+    may_jump: bool = True,
+) -> Iterator[tuple[int, Any]]:
+    """Decode the frames of chosen packets.
+
+    Args:
+        reader: Where the packets come from.
+        context: PyAV's codec context of the stream.
+        timeline: All packets.
+        packets: The chosen ones, each once.
+        deadline: When to stop.
+        may_jump: Whether to decode only what the frames need. If not, all frames are decoded from
+            the start of the file to the last chosen one.
+
+    Yields:
+        (packet, PyAV's frame), run by run, and by time within a run.
+
+    Raises:
+        DamagedError: A frame is damaged, or does not come out.
+        TimeoutError: It takes too long.
+        UnseekableError: The reader does not find a packet.
+    """
+    parts = runs(timeline, packets) if may_jump else [(0, max(packets) + 1, list(packets))]
+    if parts[0][0] > 0 and _needs_first_packet(context):
+        for _, packet in reader.packets(0, 1):
+            context.decode(packet)
+    can_skip = context.name in _MARK_UNUSED
+    for start, end, chosen in parts:
+        context.flush_buffers()
+        missing = _Missing(timeline, chosen)
+        for number, packet in reader.packets(start, end):
+            deadline.check()
+            # A frame that is shown before the key may need frames before the key: leave it out.
+            if 0 < start < number and timeline.pts[number] < timeline.pts[start]:
+                continue
+            if can_skip:
+                context.skip_frame = "DEFAULT" if number in missing.chosen else "NONREF"
+            yield from missing.matching(context.decode(packet))
+        yield from missing.matching(context.decode(None))
+        missing.check()
+
+
+def _needs_first_packet(context: Any) -> bool:
+    """Tell whether the decoder must see the start of the file, wherever it goes on.
+
+    Old versions of x264 write 4:4:4 in a form of their own. Only the first packet states the
+    version, and FFmpeg decodes wrong colours without it.
+    """
+    extradata = context.extradata
+    return bool(
+        context.name == "h264" and extradata and len(extradata) > 1 and extradata[1] in _HIGH_444
+    )
+
+
+class _Missing:
+    """The chosen frames of a run that have not come out yet."""
+
+    def __init__(self, timeline: Timeline, chosen: list[int]) -> None:
+        self.chosen = frozenset(chosen)
+        self._timeline = timeline
+        self._packets: dict[int, list[int]] = {}
+        for packet in chosen:
+            self._packets.setdefault(int(timeline.pts[packet]), []).append(packet)
+
+    def matching(self, frames: list[Any]) -> Iterator[tuple[int, Any]]:
+        """Yield those frames that are chosen."""
+        for frame in frames:
+            packets = self._packets.get(frame.pts)
+            if packets:
+                packet = packets.pop(0)
+                if frame.is_corrupt:
+                    raise DamagedError(f"the frame at {self._seconds(frame.pts):.3f} s is damaged")
+                yield packet, frame
+
+    def check(self) -> None:
+        """Refuse to go on where a frame did not come out."""
+        missing = [pts for pts, packets in self._packets.items() if packets]
+        if missing:
+            seconds = self._seconds(min(missing))
+            raise DamagedError(f"the frame at {seconds:.3f} s is damaged or lost")
+
+    def _seconds(self, pts: int) -> float:
+        first = self._timeline.pts[self._timeline.display_order[0]]
+        return float((pts - int(first)) * self._timeline.time_base)
+
+
+class DemuxedPackets:
+    """Reads packets through FFmpeg.
+
+    A file may have no index, or a wrong one. So the first packet after a seek is looked up in the
+    timeline, and the others are counted.
+
+    Args:
+        container: PyAV's container, just opened.
+        stream: Its stream.
+        timeline: All packets of the stream.
+        may_seek: Whether to jump. If not, all packets are read, which always works.
+    """
+
+    def __init__(self, container: Any, stream: Any, timeline: Timeline, may_seek: bool) -> None:
+        self._container, self._stream, self._timeline = container, stream, timeline
+        self._may_seek = may_seek
+        self._demuxed = container.demux(stream)
+        self._next = 0
+        times = zip(timeline.pts.tolist(), timeline.dts.tolist(), strict=True)
+        self._numbers = {time: number for number, time in enumerate(times)} if may_seek else {}
+
+    def packets(self, start: int, end: int) -> Iterator[tuple[int, Any]]:
+        """Yield (number, packet) from `start` to before `end`. `start` rises from call to call."""
+        if self._may_seek and start > self._next:
+            self._seek(start)
+        timeline = self._timeline
+        for packet in self._demuxed:
+            if packet.size == 0:
+                break
+            if self._next < 0:
+                self._next = self._number_of(packet, start)
+            number, self._next = self._next, self._next + 1
+            if number >= start:
+                packet.pts, packet.dts = int(timeline.pts[number]), int(timeline.dts[number])
+                yield number, packet
+            if self._next >= end:
+                return
+
+    def _seek(self, start: int) -> None:
+        try:
+            dts = int(self._timeline.dts[start])
+            self._container.seek(dts, stream=self._stream, backward=True)
+        except av.FFmpegError:
+            raise UnseekableError from None
+        self._demuxed = self._container.demux(self._stream)
+        self._next = -1
+
+    def _number_of(self, packet: Any, start: int) -> int:
+        pts = packet.pts if packet.pts is not None else packet.dts
+        dts = packet.dts if packet.dts is not None else pts
+        number = self._numbers.get((pts, dts), start + 1)
+        if number > start:
+            raise UnseekableError
+        return number

@@ -1,0 +1,117 @@
+"""The checks of a `VideoDecoder`'s settings, and of spans that rows state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mmstream.errors import ConfigError, DecodeError
+from mmstream.wrong_arguments import refuse_bools
+
+if TYPE_CHECKING:
+    from mmstream.decoding.video.decoder import VideoDecoder
+
+__all__ = ["Span", "check_settings", "row_span"]
+
+Span = tuple[float, float]
+"""(start, end) in seconds from the first frame. The end is left out."""
+
+SAMPLINGS = ("uniform", "qwen2_vl", "qwen3_vl")
+
+_COUNTS = (
+    *("min_frames", "max_frames", "frame_multiple_of"),
+    *("max_decoded_frames", "max_pixels", "max_bytes", "max_memory"),
+)
+_SECONDS = ("fps", "clip_s", "max_duration_s", "timeout_s")
+
+
+def check_settings(decoder: VideoDecoder) -> None:
+    """Refuse settings of a wrong type or range, or that do not go with each other.
+
+    Raises:
+        ConfigError: Names the setting and says what to give.
+    """
+    for name in ("num_frames", "indices", "video_pixel_budget", *_COUNTS, *_SECONDS):
+        refuse_bools(**{name: getattr(decoder, name)})
+    for name in (*_COUNTS, "num_frames"):
+        value = getattr(decoder, name)
+        if not (name == "num_frames" and value is None) and not _is_count(value):
+            raise ConfigError(f"{name}={value!r}: give a number from 1 up")
+    for name in _SECONDS:
+        value = getattr(decoder, name)
+        if value is not None and not _is_positive(value):
+            raise ConfigError(f"{name}={value!r}: give a number above 0, or None")
+    if decoder.sampling not in SAMPLINGS:
+        choices = ", ".join(map(repr, SAMPLINGS))
+        raise ConfigError(f"sampling={decoder.sampling!r}: give one of {choices}")
+    if sum(value is not None for value in (decoder.fps, decoder.num_frames, decoder.indices)) > 1:
+        raise ConfigError("give one of fps, num_frames and indices")
+    if decoder.min_frames > decoder.max_frames:
+        raise ConfigError(
+            f"min_frames={decoder.min_frames} is above max_frames={decoder.max_frames}"
+        )
+    _check_indices(decoder)
+    _check_span(decoder)
+    _check_budget(decoder)
+
+
+def _check_indices(decoder: VideoDecoder) -> None:
+    indices = decoder.indices
+    if indices is None:
+        return
+    if not isinstance(indices, tuple) or not indices:
+        raise ConfigError(f"indices={indices!r}: give a tuple of frame numbers, such as (0, 8)")
+    if not all(isinstance(index, int) and index >= 0 for index in indices):
+        raise ConfigError(f"indices={indices!r}: give numbers of frames, from 0 up")
+    if len(indices) > decoder.max_frames:
+        raise ConfigError(f"indices: {len(indices)} frames, more than max_frames={decoder.max_frames}")
+
+
+def _check_span(decoder: VideoDecoder) -> None:
+    span = decoder.span
+    if span is None or span == "row":
+        return
+    if not isinstance(span, tuple) or len(span) != 2 or not _is_span(*span):
+        raise ConfigError(f'span={span!r}: give (start, end) in seconds, or "row"')
+
+
+def _check_budget(decoder: VideoDecoder) -> None:
+    budget = decoder.video_pixel_budget
+    if budget is None:
+        return
+    if decoder.resize != "max_pixels":
+        raise ConfigError('video_pixel_budget goes with resize="max_pixels"')
+    if not (isinstance(budget, tuple) and len(budget) == 2 and 0 < budget[0] <= budget[1]):
+        raise ConfigError(f"video_pixel_budget={budget!r}: give (low, high), above zero")
+
+
+def row_span(row: Mapping[str, Any] | None) -> Span | None:
+    """Return the span that a row states by ``start_s`` and ``end_s``. None: it states none.
+
+    Raises:
+        DecodeError: They are no span of time.
+    """
+    start, end = (None, None) if row is None else (row.get("start_s"), row.get("end_s"))
+    if start is None and end is None:
+        return None
+    start = 0.0 if start is None else start
+    end = math.inf if end is None else end
+    if not _is_span(start, end):
+        raise DecodeError(f"start_s={start!r}, end_s={end!r} of its row are no span of seconds")
+    return float(start), float(end)
+
+
+def _is_span(start: object, end: object) -> bool:
+    return (
+        all(isinstance(value, int | float) and type(value) is not bool for value in (start, end))
+        and 0 <= start < end  # type: ignore[operator]
+    )
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 1

@@ -1,0 +1,157 @@
+"""When each frame of a video is shown, and which packets it is decoded from. Nothing is decoded.
+
+Place in the flow: `decoder.py` chooses frames by their times. `frames.py` decodes the packets that
+they need.
+
+Packets are stored in the order of decoding. A frame that others are predicted from comes before
+them, though it may be shown after them. Worked example, four frames at 10 per second:
+
+    packet            0    1    2    3
+    shown at (pts)    0    3    1    2      in tenths of a second
+    display order     0    2    3    1      packets by the time at which they are shown
+    time of a frame   0.0  0.1  0.2  0.3
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.errors import DecodeError
+from mmstream.types import IntArray
+
+__all__ = ["Timeline", "demuxed_timeline"]
+
+BoolArray = NDArray[np.bool_]
+
+HIDDEN_IN_VP8 = 0x10
+"""The bit of a VP8 frame's first byte that says that it is shown (RFC 6386, section 9.1)."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The packets of a video stream, in the order of decoding.
+
+    Attributes:
+        pts: When the frame of each packet is shown, in units of `time_base`.
+        dts: The order in which packets are decoded, in the same units. It rises.
+        is_key: Whether a decoder can start at a packet.
+        is_shown: Whether the packet holds a frame that is shown.
+        time_base: Seconds of one unit.
+        last_duration: How long the last frame is shown, in units. 0: not known.
+    """
+
+    pts: IntArray
+    dts: IntArray
+    is_key: BoolArray
+    is_shown: BoolArray
+    time_base: Fraction
+    last_duration: int = 0
+
+    @cached_property
+    def display_order(self) -> IntArray:
+        """Numbers of the packets with frames that are shown, by time."""
+        shown = np.flatnonzero(self.is_shown)
+        return shown[np.argsort(self.pts[shown], kind="stable")]
+
+    @property
+    def num_frames(self) -> int:
+        """Number of frames that are shown."""
+        return len(self.display_order)
+
+    @cached_property
+    def times_s(self) -> NDArray[np.float64]:
+        """The time of each frame in seconds, by time. The first is 0."""
+        pts = self.pts[self.display_order]
+        times: NDArray[np.float64] = (pts - pts[0]) * float(self.time_base)
+        return times
+
+    @cached_property
+    def duration_s(self) -> float:
+        """Seconds from the first frame to the end of the last one."""
+        times = self.times_s
+        last = self.last_duration * float(self.time_base)
+        if last <= 0 and len(times) > 1:
+            last = float(times[-1]) / (len(times) - 1)
+        return float(times[-1]) + last
+
+    def start_of(self, packet: int) -> int:
+        """Return the packet from which on to decode, so that the frame of a packet comes out.
+
+        It is the last key before the packet. A frame that is shown before that key may be predicted
+        from frames before the key too, in an open group of pictures. Then it is the key before.
+        """
+        keys = self._keys
+        number = int(np.searchsorted(keys, packet, side="right")) - 1
+        while number > 0 and self.pts[packet] < self.pts[keys[number]]:
+            number -= 1
+        return int(keys[max(number, 0)])
+
+    @cached_property
+    def _keys(self) -> IntArray:
+        keys = np.flatnonzero(self.is_key)
+        return keys if len(keys) else np.zeros(1, np.int64)
+
+
+def demuxed_timeline(container: Any, stream: Any, deadline: Deadline, max_packets: int) -> Timeline:
+    """Read the timeline of a stream from all packets of its file.
+
+    Raises:
+        DecodeError: The file has no frame, or too many packets.
+        TimeoutError: It takes too long.
+    """
+    rows: list[tuple[int, int, bool, bool]] = []
+    is_vp8 = stream.codec_context.name == "vp8"
+    last = (-(1 << 63), 0)
+    for packet in container.demux(stream):
+        if packet.size == 0:
+            continue
+        pts = packet.pts if packet.pts is not None else packet.dts
+        if pts is None:
+            raise DecodeError("its packets have no times")
+        dts = packet.dts if packet.dts is not None else pts
+        is_hidden = packet.is_discard or (is_vp8 and not bytes(packet)[0] & HIDDEN_IN_VP8)
+        rows.append((pts, dts, packet.is_keyframe, not is_hidden))
+        if not is_hidden and pts > last[0]:
+            last = (pts, packet.duration or 0)
+        if len(rows) > max_packets:
+            raise DecodeError(f"over {max_packets:,} packets of video in one file")
+        deadline.check()
+    if not any(shown for *_, shown in rows):
+        raise DecodeError("has no frame in it")
+    pts, dts, is_key, is_shown = zip(*rows, strict=True)
+    timeline = Timeline(
+        np.array(pts, np.int64),
+        np.array(dts, np.int64),
+        np.array(is_key, bool),
+        np.array(is_shown, bool),
+        Fraction(stream.time_base),
+        last[1],
+    )
+    return without_undecodable_start(timeline)
+
+
+def without_undecodable_start(timeline: Timeline) -> Timeline:
+    """Hide the frames that no decoder shows: those before the first key, in either order."""
+    keys = np.flatnonzero(timeline.is_key)
+    if not len(keys):
+        raise DecodeError("has no frame that can be decoded on its own")
+    first = keys[0]
+    is_shown = timeline.is_shown & (timeline.pts >= timeline.pts[first])
+    is_shown[:first] = False
+    if is_shown.all():
+        return timeline
+    return Timeline(
+        timeline.pts,
+        timeline.dts,
+        timeline.is_key,
+        is_shown,
+        timeline.time_base,
+        timeline.last_duration,
+    )
