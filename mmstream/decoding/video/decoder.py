@@ -28,21 +28,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.ffmpeg.limits import MediaLimits
 from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.image.decoder import ImageDecoder, Resize
 from mmstream.decoding.image.geometry import Shape, View, whole_view
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.media_shapes import VideoShape
+from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
 from mmstream.decoding.video.geometry import budgeted_video_shape
-from mmstream.decoding.video.sampling import (
-    frames_of_span,
-    qwen2_vl_frames,
-    qwen3_vl_frames,
-    uniform_frames,
-    uniform_number,
-)
+from mmstream.decoding.video.limits import VideoLimits
+from mmstream.decoding.video.sampling import frames_of_span, uniform_frames, uniform_number
 from mmstream.decoding.video.settings import Span, check_settings, row_span
 from mmstream.decoding.video.timeline import Timeline
 from mmstream.errors import ConfigError, DecodeError
@@ -62,6 +57,9 @@ TIMEOUT_S = 60.0
 
 CODEC_BYTES_PER_PIXEL = 36
 """Memory of a codec: 17 frames of 1.5 bytes a pixel that others are predicted from, and its own."""
+
+CLOCK_S = 1e-6
+"""Times that are no further apart are equal: floats that were added up."""
 
 _IMAGE_SETTINGS = (
     *("size", "resize", "crop", "crop_rounding", "resize_size", "scale", "ratio", "flip"),
@@ -106,15 +104,15 @@ class VideoDecoder:
         num_frames: How many frames to take, evenly spread from the first to the last.
         indices: Numbers of the frames to take, from 0, in the order in which frames are shown.
         sampling: The rule by which frames are spread. "uniform": evenly from the first to the last,
-            by time where the rate varies. "qwen2_vl" (also Qwen2.5-VL) and "qwen3_vl": exactly the
-            frames that the processor of this family takes.
+            by time where the rate varies. "qwen2_vl" (also Qwen2.5-VL), "qwen3_vl",
+            "llava_onevision": exactly the frames that the processor of this family takes.
         span: Which part of the video counts: (start, end) in seconds from the first frame, the end
             left out. "row": the span that the row states by ``start_s`` and ``end_s``, or the whole
             video. An end beyond the video's is cut. None: the whole video.
         clip_s: Seconds of a random clip within the span, drawn anew in each epoch. A shorter video
             is taken whole.
         min_frames: Fewest frames. A video that has fewer gives all that it has.
-        max_frames: Most frames.
+        max_frames: Most frames, unless `num_frames` or `indices` says how many.
         frame_multiple_of: The number of frames is a multiple of it, the model's temporal patch. It
             is rounded down, and otherwise the last frame is repeated.
         size: As `ImageDecoder.size`.
@@ -158,7 +156,7 @@ class VideoDecoder:
     fps: float | None = None
     num_frames: int | None = None
     indices: tuple[int, ...] | None = None
-    sampling: Literal["uniform", "qwen2_vl", "qwen3_vl"] = "uniform"
+    sampling: Literal["uniform", "qwen2_vl", "qwen3_vl", "llava_onevision"] = "uniform"
     span: Span | Literal["row"] | None = None
     clip_s: float | None = None
     min_frames: int = 1
@@ -232,7 +230,7 @@ class VideoDecoder:
         data: EncodedMedia,
         row: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
-        limits: MediaLimits | None = None,
+        limits: VideoLimits | None = None,
     ) -> VideoPlan:
         """Choose the frames of a video. Nothing is decoded.
 
@@ -276,7 +274,7 @@ class VideoDecoder:
         out: NDArray[np.uint8] | None = None,
         row: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
-        limits: MediaLimits | None = None,
+        limits: VideoLimits | None = None,
     ) -> DecodedVideo:
         """Decode one video as a call does. The outcome also has the times of the frames.
 
@@ -313,9 +311,9 @@ class VideoDecoder:
         out[len(plan.packets) :] = out[len(plan.packets) - 1]
         return DecodedVideo(out, np.array(shape.times_s))
 
-    def start_limits(self) -> MediaLimits:
+    def start_limits(self) -> VideoLimits:
         """Return the limits of decoding the videos of one sample, in this thread, from now on."""
-        return MediaLimits.start(self.max_memory, self.timeout_s)
+        return VideoLimits.start(self.max_memory, self.timeout_s)
 
     @cached_property
     def _picture_decoder(self) -> ImageDecoder:
@@ -331,7 +329,7 @@ class VideoDecoder:
         file: VideoFile,
         span: Span | None,
         rng: np.random.Generator | None,
-        limits: MediaLimits,
+        limits: VideoLimits,
     ) -> VideoPlan:
         timeline = file.timeline
         start_s, end_s = self._cut_span(timeline, span, rng)
@@ -340,8 +338,6 @@ class VideoDecoder:
         view = self._view(picture, len(chosen), rng)
         num_padding = -len(chosen) % self.frame_multiple_of
         num_frames = len(chosen) + num_padding
-        if num_frames > self.max_frames and self.indices is None and self.num_frames is None:
-            raise DecodeError(f"{num_frames} frames with padding exceed max_frames={self.max_frames}")
         packets = timeline.display_order[chosen]
         height, width = view.shape
         limits.check_memory(
@@ -372,7 +368,7 @@ class VideoDecoder:
     ) -> Span:
         """Return the span within the video, with its random clip drawn."""
         start, end = span or (0.0, timeline.duration_s)
-        if start > 0 and start >= timeline.duration_s:
+        if start > 0 and start >= timeline.duration_s - CLOCK_S:
             raise DecodeError(
                 f"the span starts at {start:g} s, and the video ends at {timeline.duration_s:g} s"
             )
@@ -391,11 +387,16 @@ class VideoDecoder:
             return np.array(self.indices, np.int64)
         is_whole = start_s <= 0 and end_s >= file.timeline.duration_s
         numbers = frames_of_span(times, None if is_whole else (start_s, end_s))
-        settings = (self.fps, self.num_frames, self.min_frames, self.max_frames)
-        if self.sampling == "qwen2_vl":
-            taken = qwen2_vl_frames(len(numbers), file.fps, *settings, self.frame_multiple_of)
-        elif self.sampling == "qwen3_vl":
-            taken = qwen3_vl_frames(len(numbers), file.fps, *settings)
+        if self.sampling != "uniform":
+            taken = FAMILY_SAMPLING[self.sampling](
+                len(numbers),
+                file.fps,
+                fps=self.fps,
+                num_frames=self.num_frames,
+                min_frames=self.min_frames,
+                max_frames=self.max_frames,
+                multiple_of=self.frame_multiple_of,
+            )
         else:
             number = self.num_frames or uniform_number(
                 len(numbers),

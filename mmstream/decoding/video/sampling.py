@@ -10,17 +10,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from mmstream.errors import DecodeError
 from mmstream.types import IntArray
 
 __all__ = [
     "frames_of_span",
     "is_constant_rate",
-    "qwen2_vl_frames",
-    "qwen3_vl_frames",
     "uniform_frames",
     "uniform_number",
 ]
@@ -97,8 +93,9 @@ def uniform_number(
 def uniform_frames(times_s: Times, number: int) -> IntArray:
     """Return the numbers of frames that are spread evenly from the first to the last.
 
-    With a constant rate they are ``linspace(0, n - 1, number)``, rounded. Else they are the frames
-    that are nearest to evenly spread times. A frame that is shown for long may be taken repeatedly.
+    As many as there are: all of them. With a constant rate they are ``linspace(0, n - 1, number)``,
+    rounded. Else they are the frames that are nearest to evenly spread times. A frame that is shown
+    for long may be taken repeatedly.
 
     Examples:
         >>> uniform_frames(np.arange(10) / 25, 4).tolist()
@@ -106,72 +103,11 @@ def uniform_frames(times_s: Times, number: int) -> IntArray:
         >>> uniform_frames(np.array([0, 0.1, 0.2, 4.0, 6.0]), 4).tolist()
         [0, 2, 3, 4]
     """
+    if number == len(times_s):
+        return np.arange(number)
     if is_constant_rate(times_s):
         return np.linspace(0, len(times_s) - 1, number).round().astype(np.int64)
     wanted = np.linspace(times_s[0], times_s[-1], number)
     after = np.clip(np.searchsorted(times_s, wanted), 1, len(times_s) - 1)
     is_before_nearer = wanted - times_s[after - 1] <= times_s[after] - wanted
     return np.asarray(after - is_before_nearer, np.int64)
-
-
-def qwen2_vl_frames(
-    num_source: int,
-    source_fps: float,
-    fps: float | None,
-    num_frames: int | None,
-    min_frames: int,
-    max_frames: int,
-    multiple_of: int,
-) -> IntArray:
-    """Return the numbers of frames that Qwen2-VL's and Qwen2.5-VL's video processor takes.
-
-    This is ``Qwen2VLVideoProcessor.sample_frames`` of transformers 5. Its division in float32
-    decides about single frames, so it is repeated to the bit.
-
-    Args:
-        num_source: Number of frames of the video.
-        source_fps: Frames per second of the video.
-        fps: Frames to take in a second, or None.
-        num_frames: How many frames to take, or None.
-        min_frames: Fewest frames, with `fps`.
-        max_frames: Most frames, with `fps`.
-        multiple_of: Frames of a temporal patch.
-
-    Raises:
-        DecodeError: The video has too few frames.
-    """
-    number: float = num_source
-    if num_frames is not None:
-        number = round(num_frames / multiple_of) * multiple_of
-    elif fps is not None:
-        most = math.floor(min(max_frames, num_source) / multiple_of) * multiple_of
-        number = min(max(num_source / source_fps * fps, min_frames), most, num_source)
-        number = math.floor(number / multiple_of) * multiple_of
-    if number > num_source or number < 1:
-        raise DecodeError(f"{num_source} frames are too few to take {max(number, multiple_of)}")
-    return torch.arange(0, num_source, num_source / number).int().numpy().astype(np.int64)
-
-
-def qwen3_vl_frames(
-    num_source: int,
-    source_fps: float,
-    fps: float | None,
-    num_frames: int | None,
-    min_frames: int,
-    max_frames: int,
-) -> IntArray:
-    """Return the numbers of frames that Qwen3-VL's video processor takes.
-
-    This is ``Qwen3VLVideoProcessor.sample_frames`` of transformers 5. Arguments are those of
-    `qwen2_vl_frames`.
-
-    Examples:
-        >>> qwen3_vl_frames(75, 25.0, 2.0, None, 4, 768).tolist()
-        [0, 15, 30, 44, 59, 74]
-    """
-    if num_frames is None and fps is not None:
-        wanted = int(num_source / source_fps * fps)
-        num_frames = min(max(wanted, min_frames), max_frames, num_source)
-    if num_frames is None:
-        num_frames = min(max(num_source, min_frames), max_frames)
-    return np.linspace(0, num_source - 1, num_frames).round().astype(np.int64)

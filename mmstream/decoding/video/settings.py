@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.wrong_arguments import refuse_bools
 
@@ -17,7 +18,7 @@ __all__ = ["Span", "check_settings", "row_span"]
 Span = tuple[float, float]
 """(start, end) in seconds from the first frame. The end is left out."""
 
-SAMPLINGS = ("uniform", "qwen2_vl", "qwen3_vl")
+SAMPLINGS = ("uniform", *FAMILY_SAMPLING)
 
 _COUNTS = (
     *("min_frames", "max_frames", "frame_multiple_of"),
@@ -64,8 +65,6 @@ def _check_indices(decoder: VideoDecoder) -> None:
         raise ConfigError(f"indices={indices!r}: give a tuple of frame numbers, such as (0, 8)")
     if not all(isinstance(index, int) and index >= 0 for index in indices):
         raise ConfigError(f"indices={indices!r}: give numbers of frames, from 0 up")
-    if len(indices) > decoder.max_frames:
-        raise ConfigError(f"indices: {len(indices)} frames, more than max_frames={decoder.max_frames}")
 
 
 def _check_span(decoder: VideoDecoder) -> None:

@@ -1,0 +1,249 @@
+"""`VideoDecoder` takes the right frames, at the right times, from files of all kinds."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.errors import ConfigError, DecodeError, TimeoutError
+from tests.helpers.media_files import VIDEO_KINDS, frame_number, video_file
+
+VARIABLE = (0.0, 0.1, 0.15, 0.9, 1.0, 1.05, 3.0, 3.5, 3.6, 5.0)
+"""Times in seconds: pauses and bursts."""
+
+
+def numbers(pixels: np.ndarray) -> list[int]:
+    return [frame_number(frame) for frame in pixels]
+
+
+@pytest.mark.parametrize("kind", VIDEO_KINDS)
+def test_every_frame_is_taken_alone_and_together(kind: str) -> None:
+    data = video_file(kind, b_frames=0 if kind in ("avi", "webm") else 2)
+    decoded = mm.VideoDecoder().decode(data)
+    assert numbers(decoded.pixels) == list(range(12))
+    np.testing.assert_allclose(decoded.times_s, np.arange(12) / 10, atol=0.0011)
+    for number in range(12):
+        frame = mm.VideoDecoder(indices=(number,))(data)
+        np.testing.assert_array_equal(frame[0], decoded.pixels[number])
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+def test_frames_of_open_groups_are_taken_alone(codec: str) -> None:
+    data = video_file("mp4", codec=codec, num_frames=30, b_frames=3, open_gop=True)
+    whole = mm.VideoDecoder()(data)
+    assert numbers(whole) == list(range(30))
+    for number in range(30):
+        np.testing.assert_array_equal(mm.VideoDecoder(indices=(number,))(data)[0], whole[number])
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mkv", "webm", "ts", "fragmented mp4"])
+def test_times_of_a_variable_rate_are_those_of_the_container(kind: str) -> None:
+    data = video_file(kind, times_s=VARIABLE, b_frames=0 if kind == "webm" else 2)
+    decoder = mm.VideoDecoder()
+    plan = decoder.plan(data)
+    np.testing.assert_allclose(plan.shape.times_s, VARIABLE, atol=0.0011)
+    decoded = decoder.decode(data, plan)
+    np.testing.assert_array_equal(decoded.times_s, plan.shape.times_s)
+    assert numbers(decoded.pixels) == list(range(10))
+
+
+def test_frames_of_a_variable_rate_are_spread_by_time() -> None:
+    data = video_file("mp4", times_s=VARIABLE)
+    plan = mm.VideoDecoder(num_frames=6).plan(data)
+    assert plan.shape.indices == (0, 4, 5, 6, 8, 9)  # nearest to 0, 1, 2, 3, 4, 5 seconds
+
+
+def test_two_frames_a_second_of_a_constant_rate() -> None:
+    data = video_file("mp4", num_frames=40)
+    shape = mm.VideoDecoder(fps=2).plan(data).shape
+    assert shape.num_frames == 8
+    assert shape.indices == tuple(np.linspace(0, 39, 8).round().astype(int))
+    assert (shape.fps, shape.sampled_fps) == (10.0, 2.0)
+    assert mm.VideoDecoder(fps=2, max_frames=5).plan(data).shape.num_frames == 5
+    assert mm.VideoDecoder(fps=0.1, min_frames=3).plan(data).shape.num_frames == 3
+    assert mm.VideoDecoder(fps=100).plan(data).shape.num_frames == 40
+
+
+def test_the_number_of_frames_is_a_multiple() -> None:
+    data = video_file("mp4", num_frames=10)
+    assert mm.VideoDecoder(frame_multiple_of=4).plan(data).shape.num_frames == 8
+    decoder = mm.VideoDecoder(num_frames=3, frame_multiple_of=2)
+    decoded = decoder.decode(data)
+    assert numbers(decoded.pixels) == [0, 4, 9, 9]
+    shape = decoder.plan(data).shape
+    assert (shape.num_frames, shape.num_padding, shape.indices) == (4, 1, (0, 4, 9, 9))
+    assert decoded.times_s.tolist() == list(shape.times_s) == pytest.approx([0, 0.4, 0.9, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("span", "wanted"),
+    [
+        ((0.3, 0.6), [3, 4, 5]),
+        ((0.35, 0.39), [3]),
+        ((1.0, 99.0), [10, 11]),
+        ((0.0, 1e9), list(range(12))),
+    ],
+)
+def test_a_span_of_time(span: tuple[float, float], wanted: list[int]) -> None:
+    data = video_file("mp4")
+    assert numbers(mm.VideoDecoder(span=span)(data)) == wanted
+    row = {"start_s": span[0], "end_s": span[1]}
+    decoder = mm.VideoDecoder(span="row")
+    assert numbers(decoder.decode(data, row=row).pixels) == wanted
+    assert decoder.plan(data, row).shape.start_s == span[0]
+
+
+def test_a_row_without_a_span_means_the_whole_video() -> None:
+    decoder = mm.VideoDecoder(span="row")
+    for row in (None, {}, {"start_s": None}):
+        assert decoder.plan(video_file("mp4"), row).shape.num_frames == 12
+    assert decoder.plan(video_file("mp4"), {"start_s": 0.8}).shape.indices == (8, 9, 10, 11)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"start_s": 1.2},
+        {"start_s": 0.5, "end_s": 0.5},
+        {"start_s": -1},
+        {"start_s": float("nan")},
+        {"end_s": "2"},
+        {"start_s": True},
+    ],
+    ids=str,
+)
+def test_a_span_that_is_none_makes_a_bad_sample(row: dict[str, object]) -> None:
+    with pytest.raises(DecodeError):
+        mm.VideoDecoder(span="row").plan(video_file("mp4"), row)
+
+
+def test_a_random_clip_depends_on_its_generator_alone() -> None:
+    data = video_file("mp4", num_frames=60, gop=10)
+    decoder = mm.VideoDecoder(clip_s=1.0, num_frames=4)
+    starts = {
+        decoder.plan(data, rng=np.random.Generator(np.random.Philox(seed))).shape.start_s
+        for seed in (1, 1, 2, 3)
+    }
+    assert len(starts) == 3
+    assert all(0 <= start <= 5 for start in starts)
+    assert decoder.is_random
+    with pytest.raises(ConfigError, match="sample_rng"):
+        decoder(data)
+
+
+def test_frames_are_resized_into_given_memory() -> None:
+    data = video_file("mp4", width=128, height=96)
+    decoder = mm.VideoDecoder(num_frames=3, size=32)
+    plan = decoder.plan(data)
+    assert (plan.shape.height, plan.shape.width, plan.shape.picture) == (32, 32, (96, 128))
+    memory = np.zeros((3, 32, 32, 3), np.uint8)
+    decoded = decoder.decode(data, plan, memory)
+    assert decoded.pixels is memory
+    whole = mm.VideoDecoder(num_frames=3)(data)
+    for frame, picture in zip(memory, whole, strict=True):
+        resized = mm.ImageDecoder(size=32, scaled_decoding=False)(png(picture))
+        np.testing.assert_array_equal(frame, resized)
+    with pytest.raises(ConfigError, match="cannot hold"):
+        decoder.decode(data, plan, memory[:2])
+
+
+def png(pixels: np.ndarray) -> bytes:
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("rotation", [90, 180, 270])
+def test_the_rotation_of_a_file_is_applied(rotation: int) -> None:
+    upright = mm.VideoDecoder()(video_file("mp4"))
+    data = video_file("mp4", rotation=rotation)
+    decoder = mm.VideoDecoder()
+    assert decoder.plan(data).shape.picture == ((48, 64) if rotation == 180 else (64, 48))
+    turned = np.rot90(upright, -rotation // 90, axes=(1, 2))
+    np.testing.assert_array_equal(decoder(data), turned)
+
+
+def test_a_crop_is_the_same_for_all_frames() -> None:
+    data = video_file("mp4")
+    decoder = mm.VideoDecoder(num_frames=2, size=24, crop="random", flip=0.5)
+    plan = decoder.plan(data, rng=np.random.Generator(np.random.Philox(1)))
+    np.testing.assert_array_equal(
+        decoder(data, rng=np.random.Generator(np.random.Philox(1))),
+        decoder.decode(data, plan).pixels,
+    )
+
+
+def test_a_budget_of_pixels_holds_for_all_frames() -> None:
+    decoder = mm.VideoDecoder(
+        num_frames=4, resize="max_pixels", multiple_of=16, video_pixel_budget=(1024, 4 * 32 * 32)
+    )
+    shape = decoder.plan(video_file("mp4", width=128, height=96)).shape
+    assert (shape.height, shape.width) == (16, 32)
+
+
+def test_a_plan_and_a_decoder_can_be_pickled() -> None:
+    data = video_file("mp4")
+    decoder = pickle.loads(pickle.dumps(mm.VideoDecoder(num_frames=2)))
+    plan = pickle.loads(pickle.dumps(decoder.plan(data)))
+    assert numbers(decoder.decode(data, plan).pixels) == [0, 11]
+
+
+def test_limits_refuse_a_video_before_it_is_decoded() -> None:
+    data = video_file("mp4")
+    for settings, message in (
+        ({"max_pixels": 64 * 48 - 1}, "frames of 64x48 exceed max_pixels=3071"),
+        ({"max_bytes": len(data) - 1}, f"video of {len(data)} bytes exceeds max_bytes"),
+        ({"max_duration_s": 1.1}, "video of 1 s exceeds max_duration_s=1.1"),
+        ({"max_memory": 100_000}, "needs 0 MiB to decode, more than max_memory=100000"),
+        ({"max_decoded_frames": 5}, "more than max_decoded_frames=5"),
+    ):
+        with pytest.raises(DecodeError, match=message):
+            mm.VideoDecoder(**settings).plan(data)
+    with pytest.raises(TimeoutError, match="timeout_s=1e-06"):
+        mm.VideoDecoder(timeout_s=1e-6)(data)
+
+
+def test_earlier_videos_of_a_sample_count_in_its_memory() -> None:
+    data = video_file("mp4")
+    decoder = mm.VideoDecoder(max_memory=1_000_000)
+    limits = decoder.start_limits()
+    decoder.plan(data, limits=limits)
+    with pytest.raises(DecodeError, match="and the videos before it 1 MiB"):
+        decoder.plan(data, limits=limits.holding(950_000))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fps": 0},
+        {"fps": 2, "num_frames": 4},
+        {"num_frames": 0},
+        {"indices": ()},
+        {"indices": (-1,)},
+        {"indices": [1]},
+        {"span": (2, 1)},
+        {"span": "file"},
+        {"clip_s": -1.0},
+        {"min_frames": 9, "max_frames": 8},
+        {"sampling": "best"},
+        {"video_pixel_budget": (1, 2)},
+        {"size": "large"},
+        {"resize": "exact"},
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        mm.VideoDecoder(**settings)
+
+
+def test_a_frame_that_is_not_there_makes_a_bad_sample() -> None:
+    with pytest.raises(DecodeError, match="has 12 frames, and no frame 12"):
+        mm.VideoDecoder(indices=(0, 12))(video_file("mp4"))
