@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.wrong_arguments import refuse_bools
-
-if TYPE_CHECKING:
-    from mmstream.decoding.video.decoder import VideoDecoder
 
 __all__ = ["Span", "check_settings", "row_span"]
 
@@ -27,8 +24,11 @@ _COUNTS = (
 _SECONDS = ("fps", "clip_s", "max_duration_s", "timeout_s")
 
 
-def check_settings(decoder: VideoDecoder) -> None:
+def check_settings(decoder: Any) -> None:
     """Refuse settings of a wrong type or range, or that do not go with each other.
+
+    Args:
+        decoder: A `VideoDecoder`, whose module imports this one.
 
     Raises:
         ConfigError: Names the setting and says what to give.
@@ -57,7 +57,7 @@ def check_settings(decoder: VideoDecoder) -> None:
     _check_budget(decoder)
 
 
-def _check_indices(decoder: VideoDecoder) -> None:
+def _check_indices(decoder: Any) -> None:
     indices = decoder.indices
     if indices is None:
         return
@@ -67,7 +67,7 @@ def _check_indices(decoder: VideoDecoder) -> None:
         raise ConfigError(f"indices={indices!r}: give numbers of frames, from 0 up")
 
 
-def _check_span(decoder: VideoDecoder) -> None:
+def _check_span(decoder: Any) -> None:
     span = decoder.span
     if span is None or span == "row":
         return
@@ -75,7 +75,7 @@ def _check_span(decoder: VideoDecoder) -> None:
         raise ConfigError(f'span={span!r}: give (start, end) in seconds, or "row"')
 
 
-def _check_budget(decoder: VideoDecoder) -> None:
+def _check_budget(decoder: Any) -> None:
     budget = decoder.video_pixel_budget
     if budget is None:
         return
