@@ -5,7 +5,7 @@
 A row may have none, one or several of them. So a batch holds all of them one after another, in the
 order of rows, and companions say what belongs to which:
 
-    video        frames of all videos    video_row, video_frames, video_pts_s
+    video        frames of all videos    video_row, video_frames, video_pts_s, video_fps
     audio        padded to the longest   audio_row, audio_length, audio_video
 """
 
@@ -53,12 +53,17 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
         return None
     _check_times(name, samples, of_rows, times_of_rows)
     videos = _flat(of_rows)
-    return {
+    batch: Batch = {
         name: videos if empty is None else _frames(videos, empty),
         f"{name}_row": _rows(of_rows),
         f"{name}_frames": torch.tensor([len(video) for video in videos], dtype=torch.int64),
         times: torch.cat([torch.empty(0, dtype=torch.float64), *_flat(times_of_rows)]),
     }
+    if all(f"{name}_fps" in sample for sample in samples if name in sample):
+        rates = _tensors_of_rows(samples, f"{name}_fps", lambda tensor: tensor.ndim == 1)
+        if rates is not None and sum(map(len, _flat(rates))) == len(videos):
+            batch[f"{name}_fps"] = torch.cat([torch.empty(0, dtype=torch.float64), *_flat(rates)])
+    return batch
 
 
 def join_audio(name: str, samples: Sequence[Sample], empty: torch.Tensor) -> Batch | None:

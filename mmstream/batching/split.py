@@ -99,7 +99,7 @@ def _cuts_of_ragged_fields(fields: dict[str, Any], cuts: list[int]) -> dict[str,
             continue
         entries = _ragged_cuts(companion, rows, cuts)
         ragged |= {companion: entries, name: entries}
-        lengths = (features, f"{features}_length", f"{name}_length", f"{name}_video")
+        lengths = (features, f"{features}_length", f"{name}_length", f"{name}_video", f"{name}_fps")
         ragged |= {
             length: entries
             for length in lengths

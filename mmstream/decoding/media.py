@@ -3,7 +3,7 @@
 Place in the flow: `stage.py` plans all rows of a step, so that their texts can be tokenized in one
 call and their frames have memory in the batch. Then `sample.py` decodes each row:
 
-    mp4, 0.webm  -> "video", "video_pts_s"                        video=VideoDecoder
+    mp4, 0.webm  -> "video", "video_pts_s", "video_fps"           video=VideoDecoder
                     with their tracks also "audio", "audio_video"
     wav, 0.flac  -> "audio", or "audio_features" and its length   audio=AudioDecoder
     clip.mp4     -> "clip.mp4", "clip.mp4_pts_s"                  {"clip.mp4": VideoDecoder}
@@ -193,6 +193,8 @@ def decode_media(
             del decoded[name]
         decoded[field] = _one_or_list([video.frames for video in decoded_videos.values()])
         decoded[f"{field}_pts_s"] = _one_or_list([v.times_s for v in decoded_videos.values()])
+        rates = [plans[name].shape.sampled_fps for name in names]
+        decoded[f"{field}_fps"] = np.array(rates, dtype=np.float64)
         if decoder.audio is not None:
             tracks = {name: video.track for name, video in decoded_videos.items()}
             has_track = {name: track for name, track in tracks.items() if track is not None}

@@ -126,7 +126,8 @@ def decode_sample(
 
         With ``decode.video``, ``video`` replaces the video fields: uint8 [F, 3, H, W], a view of
         F, H, W, 3 memory, or a list of such where a sample has not exactly one. ``video_pts_s``,
-        float64 [F], is the time of each frame in its file. With ``decode.audio`` or tracks,
+        float64 [F], is the time of each frame in its file. ``video_fps`` is how many frames of a
+        second were taken, of each video. With ``decode.audio`` or tracks,
         ``audio`` is [T] or [C, T], or a list of such. `collate` names the companions.
 
         With ``decode.fields``, each field of it has its result under its own name; see `Decode`.
@@ -362,7 +363,7 @@ def _media_names(decode: Decode) -> list[str]:
     names = [
         f"{field}{ending}"
         for field in video_decoders(decode)
-        for ending in ("", "_row", "_frames", "_pts_s")
+        for ending in ("", "_row", "_frames", "_pts_s", "_fps")
     ]
     names += [
         f"{field}{ending}"

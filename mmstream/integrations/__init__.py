@@ -4,7 +4,9 @@
 
 inputs.py      `model_inputs`: the keyword arguments of a model's forward, from a batch
 families.py    how each family of models takes pictures
-blank.py       the blank picture of a batch without pictures
+videos.py      how each family takes videos
+sound.py       how each family takes audio
+blank.py       the blank picture, video or recording of a batch without any
 trainer.py     `LoaderTrainer`: the Trainer of transformers, on a loader
 
 A name is imported when it is first used: only `LoaderTrainer` needs transformers' Trainer.

@@ -1,10 +1,11 @@
-"""The blank picture of a batch without pictures.
+"""The blank medium of a batch that has nothing for a model's tower.
 
-    inputs.model_inputs -> `add_blank`
+    inputs.model_inputs -> `add_blank`, `add_blank_video`, `add_blank_audio`
 
-The vision tower of a model runs only where there are pictures. Without any, its parameters have no
-gradient, and a rank that trains with DDP, FSDP or ZeRO waits for them for ever. So one small
-picture joins the batch. The models here are causal: what stands behind a text does not change it.
+The vision tower of a model runs only where there are pictures or videos, the audio tower where
+there is audio. Without any, its parameters have no gradient, and a rank that trains with DDP, FSDP
+or ZeRO waits for them for ever. So one small picture, video or recording joins the batch. The
+models here are causal: what stands behind a text does not change it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,17 @@ from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.tiles import LlavaNextTiles
 from mmstream.decoding.text.image_lengths import llava_next_length
 from mmstream.integrations.families import Pictures
+from mmstream.integrations.sound import Features
+from mmstream.integrations.videos import Videos
 from mmstream.types import IGNORED_LABEL
 
-__all__ = ["add_blank"]
+__all__ = ["add_blank", "add_blank_audio", "add_blank_video"]
+
+BLANK_AUDIO_FRAMES = 8
+"""Feature frames that are audio in a blank recording. They take two tokens.
+
+Qwen2-Audio expands a text by itself, wrongly here, where no two audio tokens are neighbours.
+"""
 
 
 def add_blank(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], Pictures]:
@@ -34,18 +43,11 @@ def add_blank(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], 
         config: The config of a vision-language model.
     """
     tiles, num_tokens, size = _blank(config)
-    ids = text["input_ids"]
-    mask = text.get("attention_mask", torch.ones_like(ids))
-    padding = mask.flip(1).cumsum(1).eq(0).sum(1)  # of each row, at its end
-    row = int(padding.argmax())
-    if int(padding[row]) < num_tokens:
-        mask = _longer(mask, num_tokens, 0)
-        ids = _longer(ids, num_tokens, 0)
-    changed = {**text, "input_ids": ids.clone(), "attention_mask": mask.clone()}
-    changed["input_ids"][row, -num_tokens:] = config.image_token_id
-    changed["attention_mask"][row, -num_tokens:] = 1
-    if "labels" in text and text["labels"].shape != ids.shape:
-        changed["labels"] = _longer(text["labels"], num_tokens, IGNORED_LABEL)
+    tokens = [config.image_token_id] * num_tokens
+    if config.model_type == "qwen2_5_omni_thinker":  # it looks for the mark before a medium
+        tokens = [config.vision_start_token_id, *tokens, config.vision_end_token_id]
+    changed, row = _with_tokens(text, tokens)
+    ids = changed["input_ids"]
     pictures = Pictures(
         tiles.to(ids.device),
         torch.full((len(tiles),), row, device=ids.device),
@@ -54,6 +56,62 @@ def add_blank(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], 
         sizes=torch.tensor([size], device=ids.device),
     )
     return changed, pictures
+
+
+def add_blank_video(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], Videos]:
+    """Return the text with the tokens of a blank video of one frame, as `add_blank` puts them.
+
+    For LLaVA-OneVision.
+
+    Args:
+        text: As in `add_blank`.
+        config: The config of a model that takes videos.
+    """
+    side = _side(config.vision_config.image_size)
+    pooled = -(-(side // _side(config.vision_config.patch_size)) // 2)
+    changed, _ = _with_tokens(text, [config.video_token_id] * (pooled**2 + 1))
+    frames = torch.ones(1, 3, side, side, device=text["input_ids"].device)
+    return changed, Videos([frames], torch.ones(1, dtype=torch.float64))
+
+
+def add_blank_audio(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], Features]:
+    """Return the text with the tokens of a blank recording, as `add_blank` puts them.
+
+    Args:
+        text: As in `add_blank`.
+        config: The config of a model that hears.
+    """
+    tokens = [config.audio_token_id] * 2
+    num_frames = 2 * config.audio_config.max_source_positions
+    if config.model_type == "qwen2_5_omni_thinker":
+        tokens = [config.audio_start_token_id, *tokens, config.audio_end_token_id]
+        num_frames = BLANK_AUDIO_FRAMES  # its encoder takes audio of any length
+    changed, row = _with_tokens(text, tokens)
+    device = text["input_ids"].device
+    features = Features(
+        torch.zeros(1, config.audio_config.num_mel_bins, num_frames, device=device),
+        torch.tensor([BLANK_AUDIO_FRAMES], device=device),
+        torch.tensor([row], device=device),
+    )
+    return changed, features
+
+
+def _with_tokens(text: dict[str, Tensor], tokens: list[int]) -> tuple[dict[str, Tensor], int]:
+    """Return the text with these tokens at the end of a row, and the number of the row."""
+    num_tokens = len(tokens)
+    ids = text["input_ids"]
+    mask = text.get("attention_mask", torch.ones_like(ids))
+    padding = mask.flip(1).cumsum(1).eq(0).sum(1)  # of each row, at its end
+    row = int(padding.argmax())
+    if int(padding[row]) < num_tokens:
+        mask = _longer(mask, num_tokens, 0)
+        ids = _longer(ids, num_tokens, 0)
+    changed = {**text, "input_ids": ids.clone(), "attention_mask": mask.clone()}
+    changed["input_ids"][row, -num_tokens:] = torch.tensor(tokens, device=ids.device)
+    changed["attention_mask"][row, -num_tokens:] = 1
+    if "labels" in text and text["labels"].shape != ids.shape:
+        changed["labels"] = _longer(text["labels"], num_tokens, IGNORED_LABEL)
+    return changed, row
 
 
 def _longer(rows: Tensor, count: int, fill: int) -> Tensor:

@@ -153,6 +153,7 @@ VISION_LANGUAGE: dict[str, Callable[[Pictures, Any], dict[str, Tensor]]] = {
     "qwen2_vl": _patched,
     "qwen2_5_vl": _patched,
     "qwen3_vl": _patched,
+    "qwen2_5_omni_thinker": _patched,
     "internvl": _plain,
     "idefics2": _by_row,
     "idefics3": _by_row,

@@ -2,8 +2,8 @@
 
     loader or device -> `model_inputs` -> model(**inputs)
 
-Text is the same for all models: ids, mask and labels. `families` has what differs: in which form a
-model takes pictures.
+Text is the same for all models: ids, mask and labels. `families`, `videos` and `sound` have what
+differs: in which form a model takes pictures, videos and audio.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +19,23 @@ from torch import Tensor
 from mmstream._torchvision import import_torchvision
 from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
-from mmstream.integrations.blank import add_blank
+from mmstream.integrations.blank import add_blank, add_blank_audio, add_blank_video
 from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
+from mmstream.integrations.sound import (
+    HEARING,
+    Features,
+    check_audio_tokens,
+    features_of,
+    heard,
+    transcribed,
+)
+from mmstream.integrations.videos import SEEING, Videos, check_video_tokens, videos_of
 from mmstream.types import IGNORED_LABEL, Batch
 
 __all__ = ["model_inputs"]
 
 _TWO_TOWERS = ("clip", "siglip")
+_SPEECH = "whisper"
 _TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
 
 
@@ -37,6 +47,8 @@ def model_inputs(
     blank_image: bool = True,
     label_field: str = "cls",
     image_field: str = "image",
+    video_field: str = "video",
+    audio_field: str = "audio",
 ) -> dict[str, Any]:
     """Return what a Hugging Face model takes: ``model(**model_inputs(batch, model))``.
 
@@ -44,7 +56,10 @@ def model_inputs(
 
     - Vision-language models: ``llava``, ``llava_next``, ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``,
       ``internvl``, ``idefics2``, ``idefics3``, ``smolvlm``. A row may have any number of pictures.
-      Labels are those of the tokens.
+      Labels are those of the tokens. ``qwen2_vl``, ``qwen2_5_vl`` and ``qwen3_vl`` also take
+      videos, ``llava_onevision`` takes videos only.
+    - Models that hear: ``qwen2_audio``. ``qwen2_5_omni_thinker`` takes pictures, videos and audio.
+    - Speech to text: ``whisper``. A row has one recording, and its text is what is learned.
     - Two towers: ``clip``, ``siglip``. A row has one picture and one text. SigLIP gets no
       ``attention_mask``: its models were trained without one, on texts padded to ``max_length``.
     - Classification: ``vit``, ``resnet`` and every other model that is called
@@ -57,10 +72,11 @@ def model_inputs(
     Rows whose ``__valid__`` is False do not count in the loss: their labels are -100. Models of two
     towers compare all rows of a batch, so these rows are left out of it.
 
-    A batch without pictures gets a blank one, for vision-language models: in the padding of a row,
-    or behind its end. The model sees its tokens after all others, and they have no labels. So the
-    loss is that of the text alone, and every parameter of the vision tower has a gradient of zero
-    instead of none. DDP, FSDP and ZeRO wait for these on every rank.
+    A batch without pictures and videos gets a blank picture, for vision-language models: in the
+    padding of a row, or behind its end. The model sees its tokens after all others, and they have
+    no labels. So the loss is that of the text alone, and every parameter of the vision tower has a
+    gradient of zero instead of none. DDP, FSDP and ZeRO wait for these on every rank. In the same
+    way, a batch without audio gets a blank recording, for models that hear.
 
     Args:
         batch: A batch of a loader, or of `mm.to_device`. It does not change.
@@ -69,27 +85,32 @@ def model_inputs(
             tokens or sizes are others.
         normalize: An `mm.Normalize`, or a processor with ``image_mean`` and ``image_std``. It is
             for uint8 pixels, which become floating of the model's dtype, or float32.
-        blank_image: Whether a batch without pictures gets a blank one. False saves its tokens:
-            for evaluation, for one process, or where the vision tower is not trained and not
-            sharded.
+        blank_image: Whether a batch without pictures, videos or audio gets blank ones. False saves
+            their tokens: for evaluation, for one process, or where the towers are not trained and
+            not sharded.
         label_field: The field with the class of a row, for classification: a number, or its digits
             as bytes or a string. ``labels`` is taken where it holds numbers.
         image_field: The field with the pictures: ``image``, or that of a decoder by field, such as
             ``jpg`` with ``Decode({"jpg": mm.ImageDecoder(size=224)})``.
+        video_field: The same for videos.
+        audio_field: The same for audio. Its features are in ``audio_features``.
 
     Returns:
         Tensors on the device of the batch. Vision-language models: ``input_ids``,
         ``attention_mask`` and ``labels``, int64 [B, T], and pictures as the model's processor
-        makes them. Two towers: ``input_ids`` [V, T] and ``pixel_values`` [V, 3, H, W] of the V
-        valid rows, and ``return_loss``; a batch of texts or of pictures alone gives the inputs of
-        one tower. Classification: ``pixel_values`` [B, 3, H, W] and ``labels`` [B].
+        makes them; the same for videos and audio. Whisper: ``input_features``,
+        ``decoder_input_ids`` and ``labels``. Two towers: ``input_ids`` [V, T] and ``pixel_values``
+        [V, 3, H, W] of the V valid rows, and ``return_loss``; a batch of texts or of pictures alone
+        gives the inputs of one tower. Classification: ``pixel_values`` [B, 3, H, W] and ``labels``
+        [B].
 
     Raises:
         ConfigError: The family is not known, or its pictures have another form, or stand in another
             field than `image_field`. Or pixels are
             uint8 and `normalize` is missing. Or a row has more or fewer pictures than the family
-            takes, or no class number. Or the text has another number of image tokens than the
-            pictures take (Llava, InternVL, Qwen-VL). The message says what to write.
+            takes, or no class number. Or the batch has media that the family does not take. Or the
+            text has another number of tokens of images, videos or audio than these take (Llava,
+            LLaVA-OneVision, InternVL, Qwen). The message says what to write.
 
     Examples:
         >>> from transformers import ViTConfig, ViTForImageClassification
@@ -106,33 +127,122 @@ def model_inputs(
     """
     model, config = _resolve(model_or_family)
     family = str(config.model_type)
-    pictures = _pictures(batch, image_field, _pixel_changer(normalize, model))
+    pictures = _pictures(batch, image_field, _pixel_changer(normalize, model, "image"))
     if _is_classifier(model, config):
         return _classification(batch, family, pictures, label_field)
     tower = family.removesuffix("_vision_model").removesuffix("_text_model")
     if tower in _TWO_TOWERS:
         return _two_towers(batch, tower, is_whole=tower == family, pictures=pictures)
-    arrange = VISION_LANGUAGE.get(family)
-    if arrange is None:
-        known = ", ".join([*VISION_LANGUAGE, *_TWO_TOWERS])
+    families = dict.fromkeys([*VISION_LANGUAGE, *SEEING, *HEARING, _SPEECH])
+    if family not in families:
+        known = ", ".join([*families, *_TWO_TOWERS])
         raise ConfigError(
             f"model_inputs: {family!r} is not one of {known}, nor a model ForImageClassification; "
             "compute its inputs from the batch yourself"
         )
     text = _text_inputs(batch)
-    if pictures is None:
-        if not blank_image:
-            return text
-        text, pictures = add_blank(text, config)
-    inputs = {**text, **arrange(pictures, config)}
-    if not isinstance(model_or_family, str):  # a default config has an image token of its own
-        check_tokens(text["input_ids"], pictures, config)
-    if "image_grid_thw" in inputs:
-        # Newer models of transformers are told which tokens are pictures, older ones look.
-        inputs["mm_token_type_ids"] = (text["input_ids"] == config.image_token_id).long()
+    media = _media(
+        batch, family, pictures, _pixel_changer(normalize, model, "video"), video_field, audio_field
+    )
+    if family == _SPEECH:
+        return transcribed(batch, text, media.features, config)
+    if blank_image:
+        text, media = _with_blanks(text, config, media)
+    inputs = {**text, **_media_inputs(text["input_ids"], config, media)}
+    if not isinstance(model_or_family, str):  # a default config has tokens of its own
+        _check_all_tokens(text["input_ids"], config, media)
     config_type: Any = type(config)
     accepted = _parameters_of(config_type)
     return {name: value for name, value in inputs.items() if not accepted or name in accepted}
+
+
+class _Media(NamedTuple):
+    """The media of a batch, normalised; None where it has none of a kind."""
+
+    pictures: Pictures | None
+    videos: Videos | None
+    features: Features | None
+
+
+def _media(
+    batch: Batch,
+    family: str,
+    pictures: Pictures | None,
+    change: Callable[[Tensor], Tensor],
+    video_field: str,
+    audio_field: str,
+) -> _Media:
+    """Return the media of a batch.
+
+    Raises:
+        ConfigError: The batch has media of a kind that the family does not take.
+    """
+    videos = videos_of(batch, video_field, change)
+    takes_audio = family in (*HEARING, _SPEECH)
+    features = features_of(batch, audio_field, family) if takes_audio else None
+    kinds = (
+        ("pictures", pictures is not None, family in VISION_LANGUAGE),
+        ("videos", videos is not None, family in SEEING),
+        ("audio", not takes_audio and _has_audio(batch, audio_field), takes_audio),
+    )
+    for kind, is_there, is_taken in kinds:
+        if is_there and not is_taken:
+            raise ConfigError(
+                f"model_inputs: {family} takes no {kind}, and the batch has some: leave their "
+                "decoder out of Decode"
+            )
+    return _Media(pictures, videos, features)
+
+
+def _with_blanks(
+    text: dict[str, Tensor], config: Any, media: _Media
+) -> tuple[dict[str, Tensor], _Media]:
+    """Return the text and media with a blank medium for each tower that has nothing to do."""
+    family = config.model_type
+    if media.pictures is None and media.videos is None:
+        if family in VISION_LANGUAGE:
+            text, pictures = add_blank(text, config)
+            media = media._replace(pictures=pictures)
+        elif family in SEEING:
+            text, videos = add_blank_video(text, config)
+            media = media._replace(videos=videos)
+    if media.features is None and family in HEARING:
+        text, features = add_blank_audio(text, config)
+        media = media._replace(features=features)
+    return text, media
+
+
+def _media_inputs(ids: Tensor, config: Any, media: _Media) -> dict[str, Tensor]:
+    """Return the media in the form that the family takes."""
+    family = config.model_type
+    inputs: dict[str, Tensor] = {}
+    if media.pictures is not None:
+        inputs |= VISION_LANGUAGE[family](media.pictures, config)
+    if media.videos is not None:
+        inputs |= SEEING[family](media.videos, config)
+    if media.features is not None:
+        inputs |= heard(media.features, family)
+    if inputs.keys() & {"image_grid_thw", "video_grid_thw"}:
+        # Newer models of transformers are told which tokens are media, older ones look.
+        kinds = (ids == config.image_token_id).long()
+        inputs["mm_token_type_ids"] = kinds + 2 * (ids == config.video_token_id).long()
+    return inputs
+
+
+def _check_all_tokens(ids: Tensor, config: Any, media: _Media) -> None:
+    """Check the number of tokens of each kind of media in the text."""
+    if media.pictures is not None:
+        check_tokens(ids, media.pictures, config)
+    if media.videos is not None:
+        check_video_tokens(ids, media.videos, config)
+    if media.features is not None:
+        check_audio_tokens(ids, media.features, config)
+
+
+def _has_audio(batch: Batch, field: str) -> bool:
+    """Tell whether a batch has recordings, or their features."""
+    values = [batch.get(name) for name in (field, f"{field}_features")]
+    return any(value is not None and len(value) > 0 for value in values)
 
 
 def _resolve(model_or_family: Any) -> tuple[Any, Any]:
@@ -167,7 +277,7 @@ def _is_classifier(model: Any, config: Any) -> bool:
         base = getattr(model, "get_base_model", None)  # of peft
         names |= {type(base()).__name__} if callable(base) else set()
         return any(name.endswith("ForImageClassification") for name in names)
-    if config.model_type in (*VISION_LANGUAGE, *_TWO_TOWERS):
+    if config.model_type in (*VISION_LANGUAGE, *SEEING, *HEARING, _SPEECH, *_TWO_TOWERS):
         return False
     import_torchvision()
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
@@ -179,12 +289,12 @@ def _is_classifier(model: Any, config: Any) -> bool:
 def _parameters_of(config_type: Any) -> frozenset[str]:
     """Return the arguments of the forward pass in the installed version; empty: not known."""
     import_torchvision()
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    if config_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return frozenset()
-    model_type = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type]
-    return frozenset(inspect.signature(model_type.forward).parameters)
+    for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
+        if config_type in mapping:
+            return frozenset(inspect.signature(mapping[config_type].forward).parameters)
+    return frozenset()
 
 
 # -- text and labels ----------------------------------------------------------------------------
@@ -268,9 +378,14 @@ def _two_towers(
 # -- pictures -----------------------------------------------------------------------------------
 
 
-def _pixel_changer(normalize: Any, model: Any) -> Callable[[Tensor], Tensor]:
-    """Return a function that normalises uint8 pixels and leaves floating ones as they are."""
-    settings = _settings_of(normalize)
+def _pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], Tensor]:
+    """Return a function that normalises uint8 pixels and leaves floating ones as they are.
+
+    Args:
+        normalize: As `model_inputs` takes it.
+        model: The model, which has a dtype. None: float32.
+        kind: "image" or "video": whose mean and deviation of a processor are taken.
+    """
     dtype = getattr(model, "dtype", None)
     dtype = dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32
 
@@ -278,7 +393,8 @@ def _pixel_changer(normalize: Any, model: Any) -> Callable[[Tensor], Tensor]:
         if image.is_floating_point():
             return image
         if image.dtype != torch.uint8:
-            raise ConfigError(f"model_inputs: images are uint8 or floating, not {image.dtype}")
+            raise ConfigError(f"model_inputs: {kind}s are uint8 or floating, not {image.dtype}")
+        settings = _settings_of(normalize, kind)
         if settings is None:
             raise ConfigError(
                 "model_inputs: the pixels are uint8, not normalised: "
@@ -290,10 +406,11 @@ def _pixel_changer(normalize: Any, model: Any) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def _settings_of(normalize: Any) -> Normalize | None:
+def _settings_of(normalize: Any, kind: str) -> Normalize | None:
     if normalize is None or isinstance(normalize, Normalize):
         return normalize
     processor = getattr(normalize, "image_processor", normalize)
+    processor = getattr(normalize, f"{kind}_processor", processor)
     if not hasattr(processor, "image_mean") or not hasattr(processor, "image_std"):
         raise ConfigError(
             f"model_inputs: normalize={type(normalize).__name__}: give an mm.Normalize, or a "
@@ -339,7 +456,10 @@ def _check_other_fields(batch: Batch, image_field: str) -> None:
     others = [
         name
         for name, value in batch.items()
-        if isinstance(value, Tensor) and value.ndim == 4 and value.shape[1] == 3
+        if isinstance(value, Tensor)
+        and value.ndim == 4
+        and value.shape[1] == 3
+        and f"{name}_frames" not in batch  # of videos
     ]
     if others or image_field != "image":
         where = " and ".join(map(repr, others)) or "no field"

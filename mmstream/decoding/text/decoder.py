@@ -350,7 +350,7 @@ class TextDecoder:
         else:
             text, num_dropped = self._media.of_text(value, sample, media)
             if self._placeholders:
-                text = self._placeholders.put_before(text, sample)
+                text = self._placeholders.put_before(text, sample, shapes)
             prompt = _Prompt(text, None, num_dropped)
         if self._placeholders is None:
             return prompt

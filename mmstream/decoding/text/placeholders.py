@@ -139,10 +139,12 @@ class Placeholders:
     kinds: tuple[Placeholder, ...]
     max_length: int
 
-    def put_before(self, text: str, sample: Mapping[str, Any]) -> str:
+    def put_before(
+        self, text: str, sample: Mapping[str, Any], shapes: MediaShapes | None = None
+    ) -> str:
         """Put a placeholder per medium before plain text, unless the text has such placeholders."""
         missing = [
-            each.token * len(FIELDS_OF[each.kind](sample))
+            each.token * num_media(each.kind, sample, shapes)
             for each in self.kinds
             if each.token not in text
         ]
@@ -170,8 +172,8 @@ class Placeholders:
         tokens: list[MediaTokens] = []
         texts: dict[str, list[str]] = {}
         for each in self.kinds:
-            num_media = len(FIELDS_OF[each.kind](sample))
-            lengths = each.lengths(text.count(each.token), num_media, shapes)
+            count = num_media(each.kind, sample, shapes)
+            lengths = each.lengths(text.count(each.token), count, shapes)
             rows = [
                 (medium, number)
                 for medium, length in enumerate(lengths)
@@ -283,6 +285,15 @@ def make_placeholders(
             raise ConfigError(f"{kind}_token={token!r}: {kinds[token].kind}s have the same token")
         kinds[token] = Placeholder(kind, token, ids[token], length)
     return Placeholders(tuple(kinds.values()), max_length) if kinds else None
+
+
+def num_media(kind: str, sample: Mapping[str, Any], shapes: MediaShapes | None) -> int:
+    """Return how many media of a kind belong to a sample's text.
+
+    Where videos are decoded with their tracks, these count as audios, and only their shapes tell.
+    """
+    num_fields = len(FIELDS_OF[kind](sample))
+    return max(num_fields, len(shapes.audios)) if kind == "audio" and shapes else num_fields
 
 
 def check_fields(

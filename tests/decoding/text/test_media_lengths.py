@@ -217,8 +217,20 @@ def test_a_sample_that_does_not_agree_with_its_text_is_bad(
 ) -> None:
     sample, shapes = mixed()
     changed = {name: value for name, value in {**sample, **change}.items() if value is not None}
+    if "2.wav" not in changed:
+        shapes = shapes._replace(audios=())
     with pytest.raises(DecodeError, match=reason):
         all_kinds()(changed, shapes)
+
+
+def test_tracks_of_videos_count_as_audio() -> None:
+    sample, shapes = mixed()
+    del sample["2.wav"]  # the one audio is the track of a video, which only its shape tells
+    decoder = all_kinds()
+    is_audio = decoder(sample, shapes)["input_ids"] == decoder.tokenizer.convert_tokens_to_ids(
+        "<|AUDIO|>"
+    )
+    assert is_audio.sum() == 2
 
 
 def test_a_caption_gets_its_media_in_front_and_learns_no_time() -> None:

@@ -1,0 +1,146 @@
+"""How each family of models takes audio.
+
+    inputs.model_inputs -> `features_of` -> `heard`, or `transcribed`
+
+Models that hear and read get the features beside the text. Whisper gets a recording a row, and its
+text as labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmstream.errors import ConfigError
+from mmstream.types import Batch
+
+__all__ = ["HEARING", "Features", "check_audio_tokens", "features_of", "heard", "transcribed"]
+
+HEARING = ("qwen2_audio", "qwen2_5_omni_thinker")
+"""Families that take audio beside text, by their ``model_type``."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """The log-mel features of a batch's recordings. There is at least one."""
+
+    values: Tensor
+    """float32 [num_audios, M, F]."""
+    lengths: Tensor
+    """int64 [num_audios], frames that are not padding."""
+    rows: Tensor
+    """int64 [num_audios], the row of each recording, ascending."""
+
+
+def features_of(batch: Batch, field: str, family: str) -> Features | None:
+    """Return the features of a batch's recordings; None if it has none.
+
+    Args:
+        batch: A batch of a loader, or of `mm.to_device`.
+        field: The field of the recordings, such as ``audio``.
+        family: The model's family, for messages.
+
+    Raises:
+        ConfigError: The batch has samples of recordings in place of features.
+    """
+    values = batch.get(f"{field}_features")
+    if values is None:
+        samples = batch.get(field)
+        if samples is not None and len(samples):
+            raise ConfigError(
+                f"model_inputs: {family} takes features, and the batch has samples of {field!r}: "
+                "AudioDecoder.from_processor(processor), or AudioDecoder(features=)"
+            )
+        return None
+    if not isinstance(values, Tensor):
+        raise ConfigError(
+            f"model_inputs: {family} takes features of one number of mel bands, these differ"
+        )
+    if not len(values):
+        return None
+    return Features(values, batch[f"{field}_features_length"], batch[f"{field}_row"])
+
+
+def heard(features: Features, family: str) -> dict[str, Tensor]:
+    """Return what models take that hear and read: the features, and which frames are audio."""
+    num_frames = features.values.shape[-1]
+    if family == "qwen2_audio" and num_frames != 3000:
+        raise ConfigError(
+            f"model_inputs: {family} takes features of 3,000 frames, not {num_frames:,}: "
+            'AudioDecoder(features=mm.WhisperFeatures(num_mels=128, padding="max"))'
+        )
+    positions = torch.arange(num_frames, device=features.values.device)
+    is_audio = positions < features.lengths.to(features.values.device)[:, None]
+    return {"input_features": features.values, "feature_attention_mask": is_audio.long()}
+
+
+def check_audio_tokens(ids: Tensor, features: Features, config: Any) -> None:
+    """Check that a text has as many audio tokens as the model makes vectors of its audio.
+
+    Args:
+        ids: int64 [B, T].
+        features: Of the batch.
+        config: The model's config.
+
+    Raises:
+        ConfigError: Says which ``audio_length`` the model needs.
+    """
+    halved = (features.lengths - 1) // 2 + 1
+    number = int(((halved - 2) // 2 + 1).sum())
+    num_tokens = int((ids == config.audio_token_id).sum())
+    if num_tokens == number:
+        return
+    token = ""
+    if not num_tokens:
+        token = f", and audio_token= of the token with the id {config.audio_token_id}"
+    raise ConfigError(
+        f"model_inputs: {config.model_type} takes {number:,} audio tokens for the audio of this "
+        f"batch, the text has {num_tokens:,}: TextDecoder(audio_length=mm.qwen_audio_length())"
+        f"{token}"
+    )
+
+
+def transcribed(
+    batch: Batch, text: dict[str, Tensor], features: Features | None, config: Any
+) -> dict[str, Tensor]:
+    """Return what Whisper takes: a recording a row, and its text shifted by one token.
+
+    The decoder's input begins with the config's ``decoder_start_token_id``, and each token of it
+    predicts the next one. A text that begins with this token does not get it twice. For example,
+    with the start token 9 and a text of [5, 6, 7]:
+
+        decoder_input_ids   9 5 6
+        labels              5 6 7
+
+    Raises:
+        ConfigError: A row has no recording, or more than one. Or the text is padded on the left.
+    """
+    num_rows = len(text["input_ids"])
+    counts = [0] * num_rows
+    for row in [] if features is None else features.rows.tolist():
+        counts[row] += 1
+    for row, count in enumerate(counts):
+        if count != 1:
+            key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
+            raise ConfigError(
+                f"model_inputs: whisper takes one audio a row, {key} has {count}: leave such "
+                "samples out with a transform that raises mm.SkipSample"
+            )
+    assert features is not None  # each row has one
+    ids, labels = text["input_ids"], text.get("labels", text["input_ids"])
+    if "attention_mask" in text and not bool(text["attention_mask"][:, 0].all()):
+        raise ConfigError(
+            'model_inputs: whisper takes texts padded on the right: tokenizer.padding_side="right"'
+        )
+    start = int(config.decoder_start_token_id)
+    if bool((ids[:, 0] == start).all()):
+        ids, labels = ids[:, 1:], labels[:, 1:]
+    first = torch.full_like(ids[:, :1], start)
+    return {
+        "input_features": features.values,
+        "decoder_input_ids": torch.cat((first, ids[:, :-1]), dim=1),
+        "labels": labels,
+    }

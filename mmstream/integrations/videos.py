@@ -1,0 +1,187 @@
+"""How each family of models takes videos.
+
+    inputs.model_inputs -> `videos_of` -> a function of `SEEING`
+
+Each function gets the videos of a batch and the model's config. It returns what the processor of
+the family in `transformers` returns for videos: the same names, shapes and order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmstream.errors import ConfigError
+from mmstream.types import Batch
+
+__all__ = ["SEEING", "Videos", "check_video_tokens", "videos_of"]
+
+OMNI_FPS = 2.0
+"""Frames per second that the processor of Qwen2.5-Omni takes for given, whatever was sampled."""
+
+
+@dataclass(frozen=True)
+class Videos:
+    """The videos of a batch, normalised. There is at least one."""
+
+    frames: list[Tensor]
+    """Floating [F, 3, H, W], one entry a video."""
+    fps: Tensor
+    """float64 [num_videos], frames per second of each."""
+
+
+def videos_of(batch: Batch, field: str, change: Callable[[Tensor], Tensor]) -> Videos | None:
+    """Return the videos of a batch, normalised; None if it has none.
+
+    Args:
+        batch: A batch of a loader, or of `mm.to_device`.
+        field: Their field.
+        change: Normalises frames.
+
+    Raises:
+        ConfigError: The batch has videos without ``video_frames``.
+    """
+    value = batch.get(field)
+    if value is None or len(value) == 0:
+        return None
+    numbers = batch.get(f"{field}_frames")
+    if not isinstance(numbers, Tensor):
+        raise ConfigError(
+            f"model_inputs: the batch has {field!r} without {field}_frames: decode videos with "
+            "Decode(video=mm.VideoDecoder(...))"
+        )
+    counts = numbers.tolist()
+    videos = list(torch.split(value, counts)) if isinstance(value, Tensor) else list(value)
+    return Videos([change(video) for video in videos], _rates(batch, field, counts))
+
+
+def _rates(batch: Batch, field: str, counts: list[int]) -> Tensor:
+    """Return the frames per second of each video.
+
+    Where the batch does not say it, it is the mean over the times of its frames.
+    """
+    rates = batch.get(f"{field}_fps")
+    if isinstance(rates, Tensor):
+        return rates.to("cpu", torch.float64)
+    times = batch[f"{field}_pts_s"].to("cpu", torch.float64)
+    spans = [float(video[-1] - video[0]) for video in torch.split(times, counts)]
+    means = [(n - 1) / span if span > 0 else 1.0 for n, span in zip(counts, spans, strict=True)]
+    return torch.tensor(means, dtype=torch.float64)
+
+
+def _patched(videos: Videos, config: Any) -> dict[str, Tensor]:
+    """Qwen: one line per patch, [num_patches, channels * frames * P * P], and the grids.
+
+    Frames are merged in pairs. The last frame is repeated where their number is odd.
+    """
+    vision = config.vision_config
+    patch, merge, group = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
+    side = patch * merge
+    lines, grids = [], []
+    for frames in videos.frames:
+        height, width = frames.shape[-2:]
+        if height % side or width % side:
+            raise ConfigError(
+                f"model_inputs: {config.model_type} takes videos whose sides are multiples of "
+                f'{side}, not {width}x{height}: VideoDecoder(resize="max_pixels", '
+                f"multiple_of={side})"
+            )
+        padding = frames[-1:].expand(-len(frames) % group, -1, -1, -1)
+        lines.append(_patches(torch.cat((frames, padding)), patch, merge, group))
+        grids.append((-(-len(frames) // group), height // patch, width // patch))
+    inputs = {
+        "pixel_values_videos": torch.cat(lines),
+        "video_grid_thw": torch.tensor(grids, device=lines[0].device),
+    }
+    if config.model_type == "qwen2_5_vl":
+        inputs["second_per_grid_ts"] = (group / videos.fps).float().to(lines[0].device)
+    if config.model_type == "qwen2_5_omni_thinker":
+        seconds = torch.full((len(grids),), group / OMNI_FPS, device=lines[0].device)
+        inputs["video_second_per_grid"] = seconds
+    return inputs
+
+
+def _patches(frames: Tensor, patch: int, merge: int, group: int) -> Tensor:
+    """Cut frames, [F, C, H, W], into lines. The patches that merge into one token are neighbours.
+
+    For example, two frames of 4 x 4 patches that merge 2 x 2 give 16 lines: first the four patches
+    of the upper left token, each with the pixels of both frames.
+    """
+    count, channels, height, width = frames.shape
+    blocks = frames.reshape(
+        *(count // group, group, channels),
+        *(height // patch // merge, merge, patch, width // patch // merge, merge, patch),
+    )
+    blocks = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)  # tokens, patches of a token, pixels
+    return blocks.reshape(count // group * height * width // patch**2, -1)
+
+
+def _stacked(videos: Videos, config: Any) -> dict[str, Tensor]:
+    """LLaVA-OneVision: [num_videos, F, 3, S, S]."""
+    side = config.vision_config.image_size
+    shapes = {tuple(frames.shape) for frames in videos.frames}
+    height, width = videos.frames[0].shape[-2:]
+    if (height, width) != (side, side):
+        raise ConfigError(
+            f"model_inputs: {config.model_type} takes frames of {side}x{side} here, not "
+            f'{width}x{height}: VideoDecoder(size=({side}, {side}), resize="exact")'
+        )
+    if len(shapes) > 1:
+        raise ConfigError(
+            f"model_inputs: {config.model_type} takes videos of one number of frames, these "
+            "differ: VideoDecoder(num_frames=8)"
+        )
+    return {"pixel_values_videos": torch.stack(videos.frames)}
+
+
+SEEING: dict[str, Callable[[Videos, Any], dict[str, Tensor]]] = {
+    "qwen2_vl": _patched,
+    "qwen2_5_vl": _patched,
+    "qwen3_vl": _patched,
+    "qwen2_5_omni_thinker": _patched,
+    "llava_onevision": _stacked,
+}
+"""The function that arranges the videos, by the ``model_type`` of the family."""
+
+
+def check_video_tokens(ids: Tensor, videos: Videos, config: Any) -> None:
+    """Check that a text has as many video tokens as the model makes vectors of its videos.
+
+    Args:
+        ids: int64 [B, T].
+        videos: Of the batch.
+        config: The model's config.
+
+    Raises:
+        ConfigError: Says which ``video_length`` the model needs.
+    """
+    vision, family = config.vision_config, config.model_type
+    if family == "llava_onevision":
+        side = -(-(vision.image_size // vision.patch_size) // 2)
+        number = sum(len(frames) * side**2 + 1 for frames in videos.frames)
+        setting = f"mm.llava_onevision_video_length(patch_size={vision.patch_size})"
+    else:
+        merged = (vision.patch_size * vision.spatial_merge_size) ** 2
+        number = sum(
+            -(-len(frames) // vision.temporal_patch_size)
+            * (frames.shape[-2] * frames.shape[-1] // merged)
+            for frames in videos.frames
+        )
+        name = "qwen3_vl_video_length" if family == "qwen3_vl" else "qwen_vl_video_length"
+        setting = (
+            f"mm.{name}(patch_size={vision.patch_size}, merge_size={vision.spatial_merge_size})"
+        )
+    num_tokens = int((ids == config.video_token_id).sum())
+    if num_tokens == number:
+        return
+    token = ""
+    if not num_tokens:
+        token = f", and video_token= of the token with the id {config.video_token_id}"
+    raise ConfigError(
+        f"model_inputs: {family} takes {number:,} video tokens for the videos of this batch, the "
+        f"text has {num_tokens:,}: TextDecoder(video_length={setting}){token}"
+    )

@@ -1,0 +1,96 @@
+"""Small models of random weights that see videos or hear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.helpers.families import transformers
+from tests.helpers.model_cases import QWEN_TEXT, TEXT, VISION, qwen2_5_vl, qwen2_vl, qwen3_vl
+
+AUDIO = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "num_mel_bins": 128,
+}
+
+
+def ids_of(tokenizer: Any, **tokens: str) -> dict[str, int]:
+    return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
+
+
+def llava_onevision(tokenizer: Any) -> Any:
+    return transformers.LlavaOnevisionForConditionalGeneration(
+        transformers.LlavaOnevisionConfig(
+            text_config=transformers.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
+            vision_config=transformers.SiglipVisionConfig(**VISION, image_size=56),
+            vision_feature_layer=-1,
+            **ids_of(tokenizer, image_token_index="<image>", video_token_index="<video>"),
+        )
+    )
+
+
+def qwen2_audio(tokenizer: Any) -> Any:
+    return transformers.Qwen2AudioForConditionalGeneration(
+        transformers.Qwen2AudioConfig(
+            text_config=transformers.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
+            audio_config=transformers.Qwen2AudioEncoderConfig(**AUDIO),
+            **ids_of(tokenizer, audio_token_index="<|AUDIO|>"),
+        )
+    )
+
+
+def qwen2_5_omni(tokenizer: Any) -> Any:
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32}
+    return transformers.Qwen2_5OmniThinkerForConditionalGeneration(
+        transformers.Qwen2_5OmniThinkerConfig(
+            text_config={**QWEN_TEXT, "vocab_size": len(tokenizer)},
+            vision_config={**vision, "num_heads": 2},
+            audio_config={**AUDIO, "output_dim": 32, "n_window": 50},
+            **ids_of(
+                tokenizer,
+                image_token_index="<|image_pad|>",
+                video_token_index="<|video_pad|>",
+                audio_token_index="<|AUDIO|>",
+                vision_start_token_id="<|vision_start|>",
+                vision_end_token_id="<|vision_end|>",
+                audio_start_token_id="<|audio_bos|>",
+                audio_end_token_id="<|audio_eos|>",
+            ),
+        )
+    )
+
+
+def whisper(tokenizer: Any) -> Any:
+    sizes = {"d_model": 32, "max_target_positions": 256, "num_mel_bins": 80}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 32}
+    ids = ids_of(
+        tokenizer,
+        decoder_start_token_id="<bos>",
+        bos_token_id="<bos>",
+        eos_token_id="<eos>",
+        pad_token_id="<pad>",
+    )
+    return transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(vocab_size=len(tokenizer), **sizes, **ids)
+    )
+
+
+MODELS = {
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
+    "llava_onevision": llava_onevision,
+    "qwen2_audio": qwen2_audio,
+    "qwen2_5_omni": qwen2_5_omni,
+    "whisper": whisper,
+}
+
+
+def model_of(name: str, tokenizer: Any) -> Any:
+    torch.manual_seed(0)
+    return MODELS[name](tokenizer).eval()

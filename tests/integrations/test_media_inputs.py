@@ -1,0 +1,305 @@
+"""What a model gets of a batch's videos and audio is what its own processor makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream import AudioShape, MediaShapes, TextDecoder, VideoShape
+from mmstream.integrations import model_inputs
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.chats import assistant, user
+from tests.helpers.media_families import (
+    MediaFamily,
+    llava_onevision,
+    qwen2_5_omni,
+    qwen2_audio,
+    qwen2_vl,
+    qwen3_vl,
+    transformers,
+)
+from tests.helpers.media_models import model_of
+
+UNCHANGED = {"do_sample_frames": False, "do_resize": False}
+FAMILIES: dict[str, Callable[[], MediaFamily]] = {
+    "qwen2_vl": lambda: qwen2_vl("Qwen2VLProcessor", **UNCHANGED),
+    "qwen2_5_vl": lambda: qwen2_vl(**UNCHANGED),
+    "qwen3_vl": lambda: qwen3_vl(**UNCHANGED),
+    "llava_onevision": lambda: llava_onevision(56, **UNCHANGED),
+    "qwen2_audio": qwen2_audio,
+    "qwen2_5_omni": lambda: qwen2_5_omni(**UNCHANGED),
+}
+SEEN = {"qwen2_vl": (56, 112), "qwen2_5_vl": (56, 112), "qwen3_vl": (64, 96),
+        "llava_onevision": (56, 56), "qwen2_5_omni": (56, 112)}  # fmt: skip
+"""Height and width of videos, by the families that take them."""
+HEARD = ("qwen2_audio", "qwen2_5_omni")
+PICTURE = {"qwen2_vl": (112, 56), "qwen2_5_vl": (112, 56), "qwen2_5_omni": (112, 56),
+           "qwen3_vl": (288, 256)}  # fmt: skip
+
+
+def noise(*shape: int, seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+
+
+class Row:
+    """A row of a batch: what each side gets of its media."""
+
+    def __init__(self, name: str, family: MediaFamily, videos: list[int], audios: list[float]):
+        self.frames, self.metadata, shapes = [], [], []
+        for seed, count in enumerate(videos):
+            self.frames.append(noise(count, 3, *SEEN[name], seed=seed))
+            indices = [i * 12 for i in range(count)]
+            metadata = transformers.video_utils.VideoMetadata(
+                total_num_frames=12 * count + 5, fps=25.0, frames_indices=list(indices)
+            )
+            self.metadata.append(metadata)
+            times = tuple(index / 25 for index in indices)
+            rate = metadata.sampled_fps
+            size = SEEN[name]
+            shapes.append(VideoShape(count, *size, size, times, 25.0, rate, 0.0, tuple(indices)))
+        rng = np.random.default_rng(0)
+        self.sounds = [
+            rng.standard_normal(round(16_000 * s)).astype(np.float32) / 8 for s in audios
+        ]
+        self.pictures = []
+        if name in PICTURE and videos:
+            self.pictures.append(noise(3, *PICTURE[name], seed=9))
+        features = mm.WhisperFeatures(num_mels=128)
+        lengths = [features.num_frames(len(sound)) for sound in self.sounds]
+        parts: list[dict[str, Any]] = [{"type": "text", "text": f"{len(videos)} of these "}]
+        for kind, media in (("video", videos), ("image", self.pictures), ("audio", audios)):
+            parts += [{"type": kind}, {"type": "text", "text": " and "}] * len(media)
+        answer = [{"type": "text", "text": "a cat " * (1 + len(videos))}]
+        self.messages = [user(parts), assistant(answer)]
+        sample: dict[str, Any] = {"json": {"messages": self.messages}}
+        extensions = (("mp4", videos), ("jpg", self.pictures), ("wav", audios))
+        for extension, media in extensions:
+            sample |= {f"{i}.{extension}": b"" for i in range(len(media))}
+        tokens = family.text(
+            sample,
+            MediaShapes(
+                [mm.ImageShape(*PICTURE[name], PICTURE[name]) for _ in self.pictures],
+                shapes,
+                [
+                    AudioShape(len(sound), length, 16_000)
+                    for sound, length in zip(self.sounds, lengths, strict=True)
+                ],
+            ),
+        )
+        self.sample: dict[str, Any] = {**tokens, "image": self.pictures, "__key__": "7"}
+        if name in SEEN:
+            self.sample |= {
+                "video": self.frames,
+                "video_pts_s": [np.array(shape.times_s) for shape in shapes],
+                "video_fps": np.array([shape.sampled_fps for shape in shapes]),
+            }
+        if name in HEARD:
+            made = [features(torch.from_numpy(sound)) for sound in self.sounds]
+            self.sample |= {
+                "audio_features": made,
+                "audio_features_length": np.array(lengths, dtype=np.int64),
+            }
+
+
+def rows_of(name: str, family: MediaFamily) -> list[Row]:
+    """Rows with several media, one, and none."""
+    if name == "llava_onevision":
+        counts: list[list[int]] = [[4, 4], [], [4]]
+    else:
+        counts = [[4, 3], [], [2]] if name in SEEN else [[], [], []]
+    sounds: list[list[float]] = [[1.0, 0.5], [], [2.03]] if name in HEARD else [[], [], []]
+    return [
+        Row(name, family, videos, audios) for videos, audios in zip(counts, sounds, strict=True)
+    ]
+
+
+def processed(family: MediaFamily, rows: list[Row]) -> dict[str, Any]:
+    """The batch as the family's processor makes it."""
+    texts = [family.tokenizer.apply_chat_template(row.messages, tokenize=False) for row in rows]
+    media: dict[str, Any] = {}
+    if pictures := [picture for row in rows for picture in row.pictures]:
+        media["images"] = pictures
+    if frames := [video for row in rows for video in row.frames]:
+        media["videos"] = frames
+        media["video_metadata"] = [metadata for row in rows for metadata in row.metadata]
+    if sounds := [sound for row in rows for sound in row.sounds]:
+        media |= {"audio": sounds, "sampling_rate": 16_000}
+    options = {"padding": True, "padding_side": "right", "add_special_tokens": False}
+    return dict(family.processor(text=texts, return_tensors="pt", **media, **options))
+
+
+def positions_of(model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
+    """The positions of a model of Qwen-VL, for each axis."""
+    if not hasattr(model.model, "get_rope_index"):
+        return None
+    names = ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw",
+             "second_per_grid_ts", "attention_mask")  # fmt: skip
+    given = {name: inputs[name] for name in names if name in inputs}
+    if "video_second_per_grid" in inputs:
+        given.pop("mm_token_type_ids", None)
+        given["second_per_grids"] = inputs["video_second_per_grid"]
+        if "feature_attention_mask" in inputs:
+            given["audio_seqlens"] = inputs["feature_attention_mask"].sum(1)
+    positions: torch.Tensor = model.model.get_rope_index(**given)[0]
+    return positions
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_gets_what_its_processor_makes_of_videos_and_audio(name: str) -> None:
+    family = FAMILIES[name]()
+    model = model_of(name, family.tokenizer)
+    rows = rows_of(name, family)
+    batch = mm.collate([row.sample for row in rows], pad_token_id=family.text.pad_token_id)
+    inputs = model_inputs(batch, model, normalize=getattr(family, "processor", None))
+    labels = inputs.pop("labels")
+    expected = processed(family, rows)
+    if name == "qwen2_5_omni":  # its processor pads audio to 5 minutes, and the model cuts it again
+        length = inputs["input_features"].shape[-1]
+        for key in ("input_features", "feature_attention_mask"):
+            expected[key] = expected[key][..., :length]
+    assert inputs.keys() == expected.keys()
+    for key, value in inputs.items():
+        exact = not value.is_floating_point() or key.startswith("second")
+        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
+        torch.testing.assert_close(value, expected[key].to(value.dtype), rtol=0, atol=atol)
+    positions = positions_of(model, inputs)
+    if positions is not None:
+        assert positions.equal(positions_of(model, expected))
+    loss = model(**inputs, labels=labels).loss
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_batch_without_media_gets_a_blank_one_for_each_tower(name: str) -> None:
+    family = FAMILIES[name]()
+    model = model_of(name, family.tokenizer)
+    rows = rows_of(name, family)
+    samples = [row.sample for row in rows]
+    full = mm.collate(samples, pad_token_id=family.text.pad_token_id)
+    model(**model_inputs(full, model, normalize=family.processor)).loss.backward()
+    trained = {key for key, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    empty = mm.collate([samples[1]] * 2, pad_token_id=family.text.pad_token_id)
+    inputs = model_inputs(empty, model)
+    loss = model(**inputs).loss
+    loss.backward()
+    gradients = dict(model.named_parameters())
+    assert [key for key in sorted(trained) if gradients[key].grad is None] == []
+    towers = [key for key in trained if any(w in key for w in ("visual", "vision", "audio"))]
+    assert towers
+    assert not any(gradients[key].grad.any() for key in towers)
+    text = model_inputs(empty, model, blank_image=False)
+    assert set(text) == {"input_ids", "attention_mask", "labels"}
+    torch.testing.assert_close(model(**text).loss, loss)
+
+
+def test_videos_alone_need_no_blank_picture() -> None:
+    family = FAMILIES["qwen2_vl"]()
+    model = model_of("qwen2_vl", family.tokenizer)
+    row = Row("qwen2_vl", family, [], [])
+    sample = {**row.sample, "video": noise(2, 3, 56, 56, seed=1), "video_pts_s": np.zeros(2)}
+    ids = np.append(sample["input_ids"], [model.config.video_token_id] * 4)
+    sample |= {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": ids}
+    inputs = model_inputs(mm.collate([sample]), model, normalize=family.processor)
+    assert "pixel_values" not in inputs
+    assert inputs["video_grid_thw"].tolist() == [[1, 4, 4]]
+
+
+def test_another_number_of_tokens_names_the_setting() -> None:
+    for name, setting in (
+        ("qwen2_vl", r"video_length=mm.qwen_vl_video_length\(patch_size=14, merge_size=2\)"),
+        ("qwen3_vl", r"video_length=mm.qwen3_vl_video_length\(patch_size=16, merge_size=2\)"),
+        ("llava_onevision", r"video_length=mm.llava_onevision_video_length\(patch_size=14\)"),
+        ("qwen2_audio", r"audio_length=mm.qwen_audio_length\(\)"),
+    ):
+        family = FAMILIES[name]()
+        model = model_of(name, family.tokenizer)
+        batch = mm.collate([row.sample for row in rows_of(name, family)])
+        kind = "audio" if name in HEARD else "video"
+        token = getattr(model.config, f"{kind}_token_id")
+        position = (batch["input_ids"] == token).nonzero()[0]
+        batch["input_ids"][tuple(position)] = 0
+        with pytest.raises(mm.ConfigError, match=rf"{name} takes \d+ {kind} tokens .*{setting}"):
+            model_inputs(batch, model, normalize=family.processor)
+
+
+def test_media_that_a_family_does_not_take_are_never_left_out() -> None:
+    family = FAMILIES["qwen2_5_omni"]()
+    batch = mm.collate([row.sample for row in rows_of("qwen2_5_omni", family)])
+    cases = (
+        ("internvl", "internvl takes no videos"),
+        ("llava_onevision", "llava_onevision takes no pictures"),
+        ("qwen2_audio", "qwen2_audio takes no pictures"),
+    )
+    for name, message in cases:
+        with pytest.raises(mm.ConfigError, match=f"{message}, and the batch has some: leave"):
+            model_inputs(batch, name, normalize=family.processor)
+    no_pictures = {**batch, "image": [], "video": []}
+    with pytest.raises(mm.ConfigError, match="qwen2_vl takes no audio"):
+        model_inputs(no_pictures, "qwen2_vl", normalize=family.processor)
+    samples = {key: value for key, value in batch.items() if key != "audio_features"}
+    samples |= {"audio": torch.zeros(2, 100), "image": [], "video": []}
+    with pytest.raises(mm.ConfigError, match="takes features, and the batch has samples of 'aud"):
+        model_inputs(samples, "qwen2_audio")
+
+
+# -- Whisper --------------------------------------------------------------------------------------
+
+
+def speech_batch(texts: list[str], seconds: list[float]) -> tuple[dict[str, Any], list[Any]]:
+    decoder = TextDecoder(byte_tokenizer(), 200)
+    features = mm.WhisperFeatures(num_mels=80)
+    rng = np.random.default_rng(0)
+    sounds = [rng.standard_normal(round(16_000 * s)).astype(np.float32) / 8 for s in seconds]
+    samples = [
+        {
+            **decoder({"txt": text.encode()}),
+            "audio_features": features(torch.from_numpy(sound)),
+            "audio_features_length": np.array([features.num_frames(len(sound))]),
+            "__key__": text,
+        }
+        for text, sound in zip(texts, sounds, strict=True)
+    ]
+    batch = mm.collate(samples, pad_token_id=decoder.pad_token_id)
+    return {**batch, "__key__": texts}, sounds
+
+
+def test_whisper_gets_the_features_of_its_extractor_and_learns_the_next_token() -> None:
+    texts = ["one", "twenty two"]
+    batch, sounds = speech_batch(texts, [0.7, 1.31])
+    tokenizer = byte_tokenizer()
+    model = model_of("whisper", tokenizer)
+    inputs = model_inputs(batch, model)
+    assert inputs.keys() == {"input_features", "decoder_input_ids", "labels"}
+    extractor = transformers.WhisperFeatureExtractor()
+    expected = extractor(sounds, sampling_rate=16_000, return_tensors="pt")["input_features"]
+    torch.testing.assert_close(inputs["input_features"], expected, rtol=0, atol=1e-3)
+    # As the model itself shifts the labels.
+    from transformers.models.whisper.modeling_whisper import shift_tokens_right
+
+    shifted = shift_tokens_right(
+        inputs["labels"], tokenizer.pad_token_id, model.config.decoder_start_token_id
+    )
+    assert inputs["decoder_input_ids"].equal(shifted)
+    learned = inputs["labels"][0]
+    assert tokenizer.decode(learned[learned != -100]) == "one<eos>"
+    loss = model(**inputs).loss
+    torch.testing.assert_close(
+        loss, model(input_features=inputs["input_features"], labels=inputs["labels"]).loss
+    )
+    assert torch.isfinite(loss)
+
+
+def test_whisper_takes_one_recording_a_row_and_padding_on_the_right() -> None:
+    batch, _ = speech_batch(["one", "two"], [0.1, 0.1])
+    model = model_of("whisper", byte_tokenizer())
+    with pytest.raises(mm.ConfigError, match=r"one audio a row, one has 2: leave .*SkipSample"):
+        model_inputs({**batch, "audio_row": torch.tensor([0, 0])}, model)
+    left = {**batch, "attention_mask": torch.tensor([[0, 1], [1, 1]])}
+    with pytest.raises(mm.ConfigError, match="whisper takes texts padded on the right"):
+        model_inputs(left, model)
