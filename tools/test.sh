@@ -18,8 +18,9 @@ mypy
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-# Two tests at a time: many wait for processes, servers and clocks. Those of a file stay together.
-python -m pytest -n 2 --dist loadfile --cov --cov-report=
+# Two tests at a time: many wait for processes, servers and clocks. Those of a file stay together;
+# tests/conftest.py puts the slow files first.
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=
 coverage report
 for part in "order/**" state.py "reading/**" "bad_samples/**"; do
     coverage report --include="mmstream/$part" --fail-under=95 > /dev/null || {

@@ -23,11 +23,14 @@ pytestmark = pytest.mark.slow
 def cluster():
     """A head with one CPU, and this process as a driver."""
     options = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=options)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as environment:
+        # Other programs' memory ends no worker.
+        environment.setenv("RAY_memory_monitor_refresh_ms", "0")
+        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=options)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
 
 
 @pytest.fixture

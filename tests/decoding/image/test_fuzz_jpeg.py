@@ -54,7 +54,7 @@ def value(output: str, build: str, key: str) -> int:
 
 @pytest.mark.slow
 def test_mutated_files_never_make_the_decoder_fail(builds: Path) -> None:
-    run = fuzz(builds, 25)
+    run = fuzz(builds, 10)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.endswith("no failures\n")
     inputs, pictures = (value(run.stdout, "sse2", key) for key in ("inputs", "pictures"))
