@@ -1,8 +1,9 @@
-"""Files of videos and sounds for people: what they hold in words, and a player.
+"""Files of videos and sounds for people: what they hold in words, frames, a waveform, a player.
 
-    samples.py, cards.py -> media_files.py -> markup.py
+    samples.py, cards.py -> media_files.py -> clips.py, sounds.py
 
-The files may come from strangers: they are opened within limits. What cannot be opened says why.
+The files may come from strangers: they are opened within limits, and only a part of them is
+decoded. What cannot be decoded says why.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ from __future__ import annotations
 from typing import Any
 
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.display.clips import clip_tiles
 from mmstream.display.file_kinds import file_kind
 from mmstream.display.markup import QUIET, html_text, player, size_text
-from mmstream.display.recordings import seconds_text
+from mmstream.display.recordings import Clip, Sound, seconds_text
+from mmstream.display.sounds import waveform
 from mmstream.errors import DecodeError
 
 __all__ = ["field_text", "file_html", "file_text", "file_thumbnail", "is_media_file"]
 
 TIMEOUT_S = 5.0
-"""Longest time to open a file."""
+"""Longest time to open a file, and to decode some of it."""
+
+WAVEFORM_S = 60.0
+"""Seconds of a sound that are drawn."""
+
+WAVEFORM_RATE = 8000
+"""Samples per second that are drawn: enough for a picture."""
 
 
 def is_media_file(name: str, value: object) -> bool:
@@ -75,17 +84,52 @@ def field_text(data: bytes) -> str:
 
 
 def file_html(name: str, data: bytes, max_bytes: int) -> str:
-    """Return a player for a file, and what it holds.
+    """Return a player for a file, frames of its video or the waveform of its sound, and facts.
 
     Args:
-        name: Of the field.
+        name: Of the field. Its extension says which of the two it is.
         data: The file.
         max_bytes: Larger files get no player.
     """
     facts = f'<div style="{QUIET};font-size:11px">{html_text(file_text(data), 300)}</div>'
-    return f"{player(name, data, max_bytes)}{facts}"
+    return f"{_drawn(name, data)}{player(name, data, max_bytes)}{facts}"
 
 
-def file_thumbnail(name: str, data: bytes) -> str:
-    """Return a file as a tile: its name and what it holds."""
-    return f'<div style="{QUIET}">{html_text(name, 60)}: {html_text(file_text(data), 100)}</div>'
+def file_thumbnail(name: str, data: bytes, side: int) -> str:
+    """Return the first frame of a video, or the waveform of a sound, as a tile."""
+    return _drawn(name, data, side, num_frames=1)
+
+
+def _drawn(name: str, data: bytes, side: int = 112, num_frames: int = 8) -> str:
+    """Return frames or a waveform, or why there are none."""
+    try:
+        if name.rpartition(".")[2] in VIDEO_EXTENSIONS:
+            tiles = clip_tiles(_clip(data, num_frames), side, num_frames, label=name)
+            style = "display:flex;flex-wrap:wrap;gap:4px;margin:4px 0"
+            return f'<div style="{style}">{"".join(tiles)}</div>'
+        sound = _sound(data)
+        width = 480 if num_frames > 1 else side
+        return f"<div>{waveform(sound.samples, width, label=name)}</div>"
+    except DecodeError as error:
+        return f'<div style="color:#b00020;max-width:40em">{html_text(error, 200)}</div>'
+
+
+def _clip(data: bytes, num_frames: int) -> Clip:
+    """Return frames of a video that are spread over it."""
+    import torch
+
+    from mmstream.decoding.video.decoder import VideoDecoder
+
+    decoder = VideoDecoder(num_frames=num_frames, timeout_s=TIMEOUT_S)
+    decoded = decoder.decode(data)
+    return Clip(torch.from_numpy(decoded.pixels).permute(0, 3, 1, 2), decoded.times_s)
+
+
+def _sound(data: bytes) -> Sound:
+    """Return the start of a sound."""
+    from mmstream.decoding.audio.decoder import AudioDecoder
+
+    decoder = AudioDecoder(
+        sample_rate=WAVEFORM_RATE, channels=1, duration_s=WAVEFORM_S, timeout_s=TIMEOUT_S
+    )
+    return Sound(decoder.decode(data).samples)

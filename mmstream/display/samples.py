@@ -231,7 +231,7 @@ def _recording_html(name: str, recording: Recording, max_file_bytes: int, sample
 def _recording_thumbnail(name: str, recording: Recording) -> str:
     """Return a video or a sound as a tile."""
     if isinstance(recording, bytes):
-        return file_thumbnail(name, recording)
+        return file_thumbnail(name, recording, 144)
     if isinstance(recording, Clip):
         tiles = clip_tiles(recording, 68, 4, label=name)
         return f'<div style="display:flex;flex-wrap:wrap;gap:4px">{"".join(tiles)}</div>'

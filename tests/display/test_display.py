@@ -306,7 +306,7 @@ def test_a_conversation_shows_images_and_audio_where_they_are_said(tmp_path):
     dataset = make(tmp_path, [4], lambda _: {**fields, "json": fields["json"].encode()})
     html = mm.show(dataset[0])._repr_html_()
     page = parse(mm.show(dataset[0]))
-    assert len(page.images()) == 1
+    assert len(page.images()) == 2  # the picture and the waveform
     assert page.tags.count("audio") == 1
     places = [html.index(mark) for mark in ("<img", "What is it?", "&lt;script", "<audio", "beep")]
     assert places == sorted(places)
@@ -314,7 +314,7 @@ def test_a_conversation_shows_images_and_audio_where_they_are_said(tmp_path):
         dataset, global_batch_size=1, decode=mm.Decode(image=mm.ImageDecoder(size=16))
     ).take(1)[0]
     page = parse(mm.show(decoded))
-    assert [image.size for image in page.images()] == [(16, 16)]
+    assert [image.size for image in page.images()] == [(16, 16), (480, 56)]
 
 
 @pytest.mark.parametrize(

@@ -219,21 +219,33 @@ def clip_file(container: str = "mp4", num_frames: int = 20) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_file_of_a_video_says_what_it_holds():
+def test_a_file_of_a_video_shows_frames_of_all_of_it_and_what_it_holds():
     sample = {"__key__": "a", "mp4": clip_file()}
     text = lines_of(sample)
     assert re.search(r"mp4: [\d.]+ kB MP4: mpeg4 64x48, 10 fps, 20 frames, 2\.0 s; aac 16,000 Hz, "
                      r"1 channel, 2\.\d s", text)  # fmt: skip
     html = mm.show(sample).html
     assert html.count("<video") == 1
-    assert "mpeg4 64x48, 10 fps, 20 frames" in html
+    page = parse(mm.show(sample))
+    assert len(page.images()) == 8
+    shades = [image.getpixel((9, 9))[0] for image in page.images()]
+    assert shades == sorted(shades)
+    assert shades[-1] > 200
+    assert "0.00 s" in page.words
+    assert "1.90 s" in page.words
 
 
-def test_a_file_that_no_browser_plays_is_named():
+def test_a_file_that_no_browser_plays_is_shown_by_its_frames():
     sample = {"__key__": "a", "json": chat("0.avi"), "0.avi": clip_file("avi")}
     page = parse(mm.show(sample))
     assert "video" not in page.tags
+    assert len(page.images()) == 8
     assert page.words.index("AVI") > 0
+
+
+def test_samples_side_by_side_show_a_frame_or_a_waveform_each():
+    samples = [{"__key__": "a", "mp4": clip_file()}, {"__key__": "b", "wav": wav_of(tone(1), 8000)}]
+    assert [image.size[0] for image in parse(mm.show(samples)).images()] == [64, 144]
 
 
 @pytest.mark.parametrize("name", ["mp4", "wav"])
