@@ -102,20 +102,30 @@ class ContainerSource:
         """Yield all frames. The first time those of the opened file, then those of a new one."""
         frames, self._unread = self._unread, None
         if frames is not None:
-            yield from map(self._checked, frames)
+            yield from self._checked(frames)
             return
         with open_media(self._data, self._deadline) as container:
             stream = media_stream(container, "audio")
-            yield from map(self._checked, _decoded(container, stream, self._deadline, []))
+            yield from self._checked(_decoded(container, stream, self._deadline, []))
 
-    def _checked(self, frame: Any) -> Any:
-        rate, num_channels = frame.sample_rate, frame.layout.nb_channels
-        if rate == self.sample_rate and num_channels == self.num_channels:
-            return frame
-        raise DecodeError(
-            f"its audio changes from {self.sample_rate} Hz and {self.num_channels} channels to "
-            f"{rate} Hz and {num_channels}"
-        )
+    def _checked(self, frames: Iterator[Any]) -> Iterator[Any]:
+        """Yield frames that go on from each other: their times, their rate and their channels."""
+        end_s = float("inf")
+        for frame in frames:
+            rate, num_channels = frame.sample_rate, frame.layout.nb_channels
+            if rate != self.sample_rate or num_channels != self.num_channels:
+                raise DecodeError(
+                    f"its audio changes from {self.sample_rate} Hz and {self.num_channels} "
+                    f"channels to {rate} Hz and {num_channels}"
+                )
+            if frame.pts is not None:
+                start_s = float(frame.pts * frame.time_base)
+                if start_s - end_s > _NEAR_S:
+                    raise DecodeError(
+                        f"its audio has a gap of {start_s - end_s:.2f} s at {end_s:.2f} s"
+                    )
+                end_s = start_s + frame.samples / rate
+            yield frame
 
 
 @contextmanager

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import random
 import time
+from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 
@@ -71,6 +74,21 @@ def test_a_flac_that_claims_to_last_for_weeks_is_refused_at_once() -> None:
     with pytest.raises(mm.DecodeError, match="damaged or truncated: its header promises"):
         NATIVE(bytes(data), span=(0.0, 5.0))
     assert time.monotonic() - start < 5
+
+
+def test_a_recording_with_a_gap_in_its_times_is_refused() -> None:
+    """Its samples in a row would be heard too early, and a lost page of a file looks the same."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as out:
+        stream = out.add_stream("pcm_s16le", rate=16_000, layout="mono")
+        for start_s in (0, 1, 3):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 16_000), np.int16), "s16", "mono")
+            frame.sample_rate, frame.pts = 16_000, start_s * 16_000
+            frame.time_base = Fraction(1, 16_000)
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    with pytest.raises(mm.DecodeError, match=r"its audio has a gap of 1.00 s at 2.00 s"):
+        NATIVE(file.getvalue())
 
 
 def test_limits_of_bytes_and_seconds_hold() -> None:
