@@ -15,9 +15,14 @@ from mmstream.errors import BUGS, DecodeError, MMStreamError, escaped
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "avif"})
 
-VIDEO_EXTENSIONS = frozenset({"mp4", "webm", "mkv", "mov", "avi", "m4v", "mpg", "mpeg", "ogv"})
+VIDEO_EXTENSIONS = frozenset(
+    {"mp4", "webm", "mkv", "mov", "avi", "m4v", "mpg", "mpeg", "ogv", "ts", "m2ts", "3gp"}
+    | {"flv", "wmv"}
+)
 
-AUDIO_EXTENSIONS = frozenset({"wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"})
+AUDIO_EXTENSIONS = frozenset(
+    {"wav", "flac", "mp3", "ogg", "opus", "m4a", "m4b", "aac", "aiff", "aif", "mka", "wma"}
+)
 
 MAX_TEXT_BYTES = 1 << 20
 """Most bytes of a text or of a ``json`` field, unless a decoder is told otherwise.

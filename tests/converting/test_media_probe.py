@@ -18,6 +18,8 @@ import mmstream as mm
 from mmstream.converting.draft import MediaRef, RowError
 from mmstream.converting.media import probe
 from tests.helpers.media import load_media
+from tests.helpers.media_bombs import BOMBS
+from tests.helpers.media_files import AUDIO_KINDS, VIDEO_KINDS, audio_file, video_file
 
 
 def store(kind, data, **options):
@@ -243,3 +245,52 @@ def test_mutated_headers_give_a_medium_or_a_reject(kind, name, data):
             except RowError as error:
                 answers.append(str(error))
         assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", VIDEO_KINDS)
+def test_frames_are_counted_where_no_header_counts_them(kind):
+    data = video_file(kind, audio_codec="libopus" if kind == "webm" else "libmp3lame")
+    for check in ("header", "full"):
+        facts = store("video", data, check=check).facts
+        assert (facts["num_frames"], facts["fps"]) == (12, 10)
+        assert facts["duration_s"] == pytest.approx(1.2, abs=0.002)
+        assert (facts["sample_rate"], facts["num_channels"]) == (48000, 1)
+    assert "sample_rate" not in store("video", video_file(kind)).facts
+
+
+def test_a_variable_rate_is_that_of_the_frames():
+    facts = store("video", video_file("mkv", times_s=(0, 0.1, 0.5, 0.6, 2.0))).facts
+    assert facts["num_frames"] == 5
+    assert facts["fps"] == pytest.approx(5 / facts["duration_s"], rel=0.01)
+
+
+@pytest.mark.parametrize("kind", AUDIO_KINDS)
+def test_the_duration_of_a_sound_is_that_of_its_packets(kind):
+    data = audio_file(kind, seconds=1.5)
+    extension = {"opus": "ogg", "vorbis": "ogg"}.get(kind, kind)
+    for check, tolerance in (("header", 0.15), ("full", 0.11)):
+        medium = store("audio", data, check=check)
+        assert medium.extension == extension
+        assert medium.facts["duration_s"] == pytest.approx(1.5, abs=tolerance)
+    lying = BOMBS["a year of opus"]()
+    assert store("audio", lying).facts["duration_s"] < 2
+
+
+def test_the_first_track_is_the_one_whose_rotation_counts():
+    """A second track, here one of sound, may have a matrix of its own."""
+    data = bytearray(video_file(rotation=90, audio_codec="aac"))
+    second = data.index(b"tkhd", data.index(b"tkhd") + 4)
+    struct.pack_into(">4i", data, second + 44, -1 << 16, 0, 0, 0)
+    assert store("video", bytes(data)).facts["rotation"] == 90
+
+
+def test_a_rate_that_no_column_holds_is_a_reject():
+    with pytest.raises(RowError, match="damaged wav"):
+        store("audio", BOMBS["4 GHz"]())
+
+
+def test_sound_alone_in_a_container_of_videos_is_audio():
+    medium = store("audio", audio_file("mka"))
+    assert medium.extension == "mka"
+    with pytest.raises(RowError, match="not an audio but a video"):
+        store("audio", video_file("mkv"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mmstream.converting.draft import Kind, Media, RowError
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.probe import Facts, probe
-from mmstream.converting.media.types import sniff
+from mmstream.converting.media.types import sniff_file
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.errors import DecodeError
@@ -21,8 +21,8 @@ _NOT_IN_TRAINING = ("tiff", "heic")
 IMAGE_TIMEOUT_S = 300.0
 """Seconds that decoding an image may take. The largest ones take some."""
 
-_MP4 = ("mp4", "mov")
-"""Files whose first bytes do not tell whether they hold a video, or sound alone."""
+_SOUND_ALONE = {"mp4": "m4a", "mov": "m4a", "mkv": "mka", "webm": "mka", "wmv": "wma"}
+"""What files are called that hold sound alone. Their first bytes do not tell that."""
 
 
 def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
@@ -48,12 +48,12 @@ def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
 
 def _extension(kind: Kind, data: bytes, options: MediaOptions) -> str:
     """Return the type by the first bytes."""
-    media_type = sniff(data[:64])
+    media_type = sniff_file(data)
     article = "a" if kind == "video" else "an"
     if media_type is None:
         raise RowError(f"not {article} {kind} (starts with {data[:12]!r})")
-    if kind == "audio" and media_type.extension in _MP4 and options.check != "none":
-        return "m4a"  # `probe` refuses it if it has pictures
+    if kind == "audio" and media_type.extension in _SOUND_ALONE and options.check != "none":
+        return _SOUND_ALONE[media_type.extension]  # `probe` refuses it if it has pictures
     if media_type.kind != kind:
         raise RowError(f"not {article} {kind} but {media_type.extension}")
     return media_type.extension

@@ -3,18 +3,18 @@
     check -> PROBE
 
 WAV and FLAC state them in their first bytes. For all other files FFmpeg reads the headers.
-`decoding.ffmpeg.open` opens the file, as safely as in training.
+`decoding.ffmpeg.open` opens the file, as safely as in training. Containers without an index, such
+as MKV, are read through to count their frames.
 """
 
 from __future__ import annotations
 
-import math
 import struct
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmstream.converting.draft import RowError
 from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.decoding.ffmpeg.mp4_boxes import mp4_rotation
 from mmstream.decoding.image.limits import MAX_PIXELS
 from mmstream.errors import DecodeError
 
@@ -31,12 +31,16 @@ Facts: TypeAlias = dict[str, int | float | str]
 DECODE_TIMEOUT_S = 300.0
 """Seconds that reading or decoding a file may take."""
 MAX_CHUNKS = 1000
-"""Most chunks or boxes of a file that are looked at."""
+"""Most chunks of a file that are looked at."""
+_UNCOUNTED = frozenset(
+    ("mkv", "webm", "avi", "ts", "mpg", "flv", "wmv", "mp3", "aac", "ogg", "mka", "wma")
+)
+"""Files whose headers tell no length, or one that nothing confirms: their packets are counted."""
 
 _PCM = 1
 _FLOAT = 3
 _EXTENSIBLE = 0xFFFE
-_BOX_HEADER_BYTES = 8
+_MAX_RATE = 0x7FFFFFFF
 
 
 def probe(data: bytes, kind: MediaKind, extension: str, decode: bool) -> Facts:
@@ -49,10 +53,10 @@ def probe(data: bytes, kind: MediaKind, extension: str, decode: bool) -> Facts:
         decode: Also decode all of it once.
 
     Returns:
-        Those that are known of ``duration_s``, ``codec``, and of ``sample_rate``, ``num_channels``
-        for audio, ``width``, ``height``, ``fps``, ``num_frames``, ``rotation`` for video. Width and
-        height are as the video is shown; ``rotation`` says by how many degrees its frames are
-        turned clockwise for that.
+        Those that are known of ``duration_s``, ``codec``, ``sample_rate`` and ``num_channels``, and
+        of ``width``, ``height``, ``fps``, ``num_frames``, ``rotation`` for video. Width and height
+        are as the video is shown; ``rotation`` says by how many degrees its frames are turned
+        clockwise for that. A video without sound has no sample rate.
 
     Raises:
         RowError: It cannot be opened or decoded, has no stream of its kind, or ends too early.
@@ -61,13 +65,7 @@ def probe(data: bytes, kind: MediaKind, extension: str, decode: bool) -> Facts:
         facts = {"wav": _wav, "flac": _flac}.get(extension, _unknown)(data)
         if facts:
             return facts
-    boxes = list(_boxes(data, 0, len(data))) if extension in ("mp4", "mov", "m4a") else []
-    for name, start, stop in boxes:
-        if name in (b"moov", b"mdat") and stop > len(data):
-            raise RowError(f"truncated: {stop - len(data):,} bytes are missing at least")
-        if name == b"moov":
-            return _read(data, kind, decode, _mp4_rotation(data, start, stop))
-    return _read(data, kind, decode, 0)
+    return _read(data, kind, extension, decode)
 
 
 def _unknown(_data: bytes) -> Facts:
@@ -94,6 +92,8 @@ def _wav(data: bytes) -> Facts:
         if name == b"data":
             if codec not in (_PCM, _FLOAT) or not (byte_rate and sample_rate and num_channels):
                 return {}
+            if sample_rate > _MAX_RATE:
+                return {}  # FFmpeg says what is wrong
             num_bytes = min(size, len(data) - position - 8)
             return {
                 "duration_s": round(num_bytes / byte_rate, 6),
@@ -125,77 +125,51 @@ def _u32(data: bytes, position: int) -> int:
     return int.from_bytes(data[position : position + 4], "little")
 
 
-def _boxes(data: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (name, start of the content, end) of the boxes of an MP4. The end may lie beyond."""
-    for _ in range(MAX_CHUNKS):
-        if start + _BOX_HEADER_BYTES > stop:
-            return
-        size, header = int.from_bytes(data[start : start + 4], "big"), _BOX_HEADER_BYTES
-        if size == 1:
-            size, header = int.from_bytes(data[start + 8 : start + 16], "big"), 16
-        elif size == 0:
-            size = stop - start
-        if size < header:
-            return
-        yield data[start + 4 : start + 8], start + header, start + size
-        start += size
-
-
-def _mp4_rotation(data: bytes, start: int, stop: int) -> int:
-    """Return the rotation of the first track that has one: degrees clockwise, 0, 90, 180 or 270.
-
-    The track's header holds a matrix in 16.16 fixed point (ISO 14496-12, 8.3.2). Its first two
-    numbers are the cosine and the sine.
-    """
-    for name, track_start, track_stop in _boxes(data, start, stop):
-        if name != b"trak":
-            continue
-        for inner, header_start, _ in _boxes(data, track_start, min(track_stop, stop)):
-            if inner != b"tkhd" or header_start >= len(data):
-                continue
-            # Times and duration take 4 bytes each in version 0, 8 in version 1.
-            matrix = header_start + (52 if data[header_start] == 1 else 40)
-            if matrix + 8 > len(data):
-                continue
-            cosine, sine = struct.unpack_from(">ii", data, matrix)
-            rotation = round(math.degrees(math.atan2(sine, cosine)) / 90) * 90 % 360
-            if rotation:
-                return rotation
-    return 0
-
-
-def _read(data: bytes, kind: MediaKind, decode: bool, rotation: int) -> Facts:
+def _read(data: bytes, kind: MediaKind, extension: str, decode: bool) -> Facts:
     """Read the facts with FFmpeg."""
-    from mmstream.decoding.ffmpeg.open import open_media  # loads PyAV
+    from mmstream.decoding.ffmpeg.open import media_stream, open_media  # loads PyAV
 
     deadline = Deadline.start(DECODE_TIMEOUT_S)
     try:
         with open_media(data, deadline, MAX_PIXELS) as container:
-            facts = _facts(container, kind, rotation)
-            if decode:
-                _decode(container, kind, deadline)
+            facts = _facts(container, kind, data, extension)
+        if extension in _UNCOUNTED or (kind == "video" and "num_frames" not in facts):
+            with open_media(data, deadline, MAX_PIXELS) as container:
+                facts |= _counted(container, media_stream(container, kind), kind, deadline)
+        if decode:
+            with open_media(data, deadline, MAX_PIXELS) as container:
+                facts |= _decoded(container, media_stream(container, kind), kind, deadline)
     except DecodeError as error:
         raise RowError(str(error)) from None
     return facts
 
 
-def _facts(container: InputContainer, kind: MediaKind, rotation: int) -> Facts:
+def _facts(container: InputContainer, kind: MediaKind, data: bytes, extension: str) -> Facts:
     from mmstream.decoding.ffmpeg.open import is_cover, media_stream
 
     if kind == "audio" and not all(map(is_cover, container.streams.video)):
         raise RowError("not an audio but a video")
     stream = media_stream(container, kind)
-    context = stream.codec_context
-    facts: Facts = {"codec": context.codec.canonical_name}
+    facts: Facts = {"codec": stream.codec_context.codec.canonical_name}
     if stream.duration and stream.time_base:
         facts["duration_s"] = round(float(stream.duration * stream.time_base), 6)
     elif container.duration:
         facts["duration_s"] = round(container.duration / 1_000_000, 6)
     if facts.get("duration_s", 1) < 0:  # type: ignore[operator]
         del facts["duration_s"]
-    if kind == "audio":
-        return {**facts, "sample_rate": context.sample_rate, "num_channels": context.channels}
-    return {**facts, **_video_facts(stream, rotation)}
+    if kind == "video":
+        is_mp4 = extension in ("mp4", "mov")
+        facts |= _video_facts(stream, mp4_rotation(data, stream.id) if is_mp4 else 0)
+    return {**facts, **_sound_facts(container)}
+
+
+def _sound_facts(container: InputContainer) -> Facts:
+    """Return what is known of the first track with sound."""
+    for stream in container.streams.audio:
+        context = stream.codec_context
+        if context is not None and context.sample_rate > 0 and context.channels > 0:
+            return {"sample_rate": context.sample_rate, "num_channels": context.channels}
+    return {}
 
 
 def _video_facts(stream: Any, rotation: int) -> Facts:
@@ -214,15 +188,51 @@ def _video_facts(stream: Any, rotation: int) -> Facts:
     return facts
 
 
-def _decode(container: InputContainer, kind: MediaKind, deadline: Deadline) -> None:
-    """Decode the first stream of a kind, and keep nothing."""
-    from mmstream.decoding.ffmpeg.open import media_stream
-
-    stream = media_stream(container, kind)
-    stream.codec_context.options = {**stream.codec_context.options, "err_detect": "explode"}
-    num_frames = 0
+def _counted(container: InputContainer, stream: Any, kind: MediaKind, deadline: Deadline) -> Facts:
+    """Count the packets of a stream, where no header tells what there is. Nothing is decoded."""
+    starts, ends, num_packets = [], [], 0
     for packet in container.demux(stream):
-        num_frames += len(packet.decode())
+        deadline.check()
+        if packet.size and not packet.is_discard:
+            num_packets += 1
+            if packet.pts is not None:
+                starts.append(packet.pts)
+                ends.append(packet.pts + (packet.duration or 0))
+    facts: Facts = {"num_frames": num_packets} if kind == "video" else {}
+    if not starts or not stream.time_base:
+        return facts
+    first, last = min(starts), max(starts)
+    ticks: float = max(ends) - first
+    mean = (last - first) / max(1, len(starts) - 1)
+    is_odd = kind == "audio" and ticks > last - first + 10 * mean > 0  # a wrong last duration
+    if max(ends) == last or is_odd:
+        ticks = last - first + mean
+    seconds = ticks * float(stream.time_base)
+    if seconds > 0:
+        facts["duration_s"] = round(seconds, 6)
+        if kind == "video":
+            facts["fps"] = round(_fps(stream, num_packets / seconds), 6)
+    return facts
+
+
+def _fps(stream: Any, counted: float) -> float:
+    """Return the average rate that a file states, unless its frames contradict."""
+    stated = float(stream.average_rate or 0)
+    return stated if 0.98 < stated / counted < 1.02 else counted
+
+
+def _decoded(container: InputContainer, stream: Any, kind: MediaKind, deadline: Deadline) -> Facts:
+    """Decode a stream, keep nothing, and return what was counted."""
+    stream.codec_context.options = {**stream.codec_context.options, "err_detect": "explode"}
+    num_frames = num_samples = sample_rate = 0
+    for packet in container.demux(stream):
+        for frame in packet.decode():
+            num_frames += 1
+            if kind == "audio":
+                num_samples, sample_rate = num_samples + frame.samples, frame.sample_rate
         deadline.check()
     if not num_frames:
         raise RowError("no frame in it can be decoded")
+    if kind == "video":
+        return {"num_frames": num_frames}
+    return {"duration_s": round(num_samples / sample_rate, 6)} if sample_rate > 0 else {}

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mmstream.converting.draft import Kind
+from mmstream.decoding.ffmpeg.sniff import container_format
 
-__all__ = ["MediaType", "sniff"]
+__all__ = ["MediaType", "sniff", "sniff_file"]
 
 
 class MediaType(NamedTuple):
@@ -20,6 +21,11 @@ class MediaType(NamedTuple):
 
     kind: Kind
     extension: str
+
+
+def sniff_file(data: bytes) -> MediaType | None:
+    """Return the type of a file, or None if it is unknown. Some show it behind 64 bytes only."""
+    return sniff(data[:64]) or _BY_CONTAINER.get(container_format(data) or "")
 
 
 def sniff(head: bytes) -> MediaType | None:
@@ -53,6 +59,14 @@ _MAGIC = (
     (b"fLaC", MediaType("audio", "flac")),
     (b"OggS", MediaType("audio", "ogg")),
 )
+_BY_CONTAINER = {
+    "mpegts": MediaType("video", "ts"),
+    "mpeg": MediaType("video", "mpg"),
+    "flv": MediaType("video", "flv"),
+    "asf": MediaType("video", "wmv"),
+    "aac": MediaType("audio", "aac"),
+    "aiff": MediaType("audio", "aiff"),
+}
 _RIFF = {
     b"WEBP": MediaType("image", "webp"),
     b"WAVE": MediaType("audio", "wav"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mmstream.decoding.ffmpeg.mp4_boxes import Box, boxes
 from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.errors import DecodeError
 
@@ -118,22 +119,13 @@ class _Walk:
             elif name in _COUNTED:
                 self._count(name, content, end, track)
 
-    def _boxes(self, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
-        """Yield (name, start of the content, end) of the boxes that FFmpeg finds in a range."""
-        while start + 8 <= stop:
+    def _boxes(self, start: int, stop: int) -> Iterator[Box]:
+        """Yield the boxes that FFmpeg finds in a range, each cut to the range."""
+        for box in boxes(self._data, start, stop):
             self._num_boxes += 1
             if self._num_boxes > MAX_BOXES:
                 raise DecodeError(f"has more than {MAX_BOXES:,} boxes")
-            head = self._read(start, min(start + 16, stop))
-            size, header = int.from_bytes(head[:4], "big"), 8
-            if size == 1 and len(head) == 16:
-                size, header = int.from_bytes(head[8:16], "big"), 16
-            elif size == 0:
-                size = stop - start
-            if size < header:
-                return
-            yield head[4:8], start + header, min(start + size, stop)
-            start += size
+            yield Box(box.name, box.start, min(box.stop, stop))
 
     def _count(self, name: bytes, start: int, end: int, track: _Track) -> None:
         """Note what a table states. Each starts with a version and flags."""

@@ -24,6 +24,7 @@ from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
 from mmstream.decoding.ffmpeg.sniff import container_format
 from mmstream.decoding.ffmpeg.source import EncodedMedia, MediaSource
+from mmstream.decoding.ffmpeg.truncated import refuse_truncated
 from mmstream.errors import DecodeError
 
 __all__ = ["MediaKind", "NoStreamError", "is_cover", "media_stream", "open_media"]
@@ -75,6 +76,7 @@ def open_media(
         raise DecodeError("its first bytes are not those of a known audio or video format")
     if name == "mov":
         check_mp4(data)
+    refuse_truncated(data, name)
     source = MediaSource(data, deadline)
     options = dict(_OPTIONS)
     if max_pixels is not None:
