@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mmstream.decoding.media_shapes import MediaShapes as MediaShapes
     from mmstream.decoding.media_shapes import VideoShape as VideoShape
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
+    from mmstream.decoding.segments import one_segment as one_segment
     from mmstream.decoding.text.audio_lengths import (
         qwen3_omni_audio_length as qwen3_omni_audio_length,
     )
@@ -143,6 +144,7 @@ _NAMES_OF = {
     "pipeline": ("Pipeline",),
     "decoding.sample_rng": ("sample_rng",),
     "decoding.video.decoder": ("VideoDecoder",),
+    "decoding.segments": ("one_segment",),
     "world": ("World",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}

@@ -15,7 +15,8 @@ def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator
 
     The draws are a pure function of (seed, epoch, shard, index), so they do not depend on ranks,
     workers or resumes. Each call starts the stream anew: call it once per transform, or give each
-    transform a stream name of its own. `ImageDecoder` uses the stream ``"image"``.
+    transform a stream name of its own. `ImageDecoder` uses the stream ``"image"``, `VideoDecoder`
+    ``"video"``, `AudioDecoder` ``"audio"`` and `one_segment` ``"segment"``.
 
     Examples:
         >>> def add_noise(sample):

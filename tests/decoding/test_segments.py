@@ -1,0 +1,75 @@
+"""One segment of a row: which one is drawn, what it becomes, and what is no segment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.types import SampleLineage
+from tests.helpers.corpora import write_corpus
+from tests.helpers.fake_media import FakeAudioDecoder, fake_file
+
+SEGMENTS = [{"start_s": i, "end_s": i + 1, "text": f"part {i}"} for i in range(5)]
+
+
+def sample(row: Any, epoch: int = 0, index: int = 0) -> dict[str, Any]:
+    return {"__key__": "k", "__lineage__": SampleLineage(0, index, epoch), "json": row}
+
+
+def test_a_segment_gives_the_row_its_times_and_its_text() -> None:
+    before = sample({"id": 7, "segments": SEGMENTS, "text": "the whole"})
+    after = mm.one_segment(before)
+    number = after["json"]["start_s"]
+    assert after["json"] == {"id": 7, **SEGMENTS[number]}
+    assert after["txt"] == f"part {number}"
+    assert before["json"]["segments"] is SEGMENTS
+    assert "txt" not in before
+    turns = [{"role": "user", "content": "what is it?"}]
+    with_messages = mm.one_segment(
+        sample({"segments": [{"start_s": 1, "end_s": 2, "messages": turns}]})
+    )
+    assert with_messages["json"] == {"start_s": 1, "end_s": 2, "messages": turns}
+    assert "txt" not in with_messages
+
+
+def test_each_epoch_draws_anew_and_all_segments_come() -> None:
+    row = {"segments": SEGMENTS}
+    drawn = [mm.one_segment(sample(row, epoch))["json"]["start_s"] for epoch in range(40)]
+    assert set(drawn) == set(range(5))
+    assert drawn == [mm.one_segment(sample(row, epoch))["json"]["start_s"] for epoch in range(40)]
+
+
+@pytest.mark.parametrize("row", [{"id": 1}, [1, 2], None])
+def test_a_row_without_segments_stays_as_it_is(row: Any) -> None:
+    before = sample(row)
+    assert mm.one_segment(before) is before
+
+
+def test_an_empty_list_leaves_the_sample_out_and_nonsense_makes_it_bad() -> None:
+    with pytest.raises(mm.SkipSample, match=r"json\.segments is empty"):
+        mm.one_segment(sample({"segments": []}))
+    with pytest.raises(mm.DecodeError, match=r"json\.segments is 'all', not a list"):
+        mm.one_segment(sample({"segments": "all"}))
+    with pytest.raises(mm.DecodeError, match=r"json\.segments\[0\] is 3, not an object"):
+        mm.one_segment(sample({"segments": [3]}))
+
+
+def test_decoders_take_the_span_of_the_segment(tmp_path: Path) -> None:
+    row = json.dumps({"segments": SEGMENTS}).encode()
+    folder = write_corpus(tmp_path, [8], lambda n: {"wav": fake_file(0, 1), "json": row})
+    pipeline = mm.Pipeline(
+        mm.open_dataset(folder),
+        global_batch_size=8,
+        before=(mm.one_segment,),
+        decode=mm.Decode(audio=FakeAudioDecoder()),
+    )
+    for num_threads in (1, 3):
+        (batch,) = mm.Loader(pipeline, num_threads=num_threads)
+        starts = [row["start_s"] for row in batch["json"]]
+        assert batch["audio"][:, 0].tolist() == starts
+        assert batch["txt"] == [f"part {start}" for start in starts]
+        assert len(set(starts)) > 1
