@@ -44,8 +44,7 @@ from mmstream.wrong_arguments import advise, refuse_bools
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
-
-VideoDecoder = Any
+    from mmstream.decoding.video.decoder import VideoDecoder
 
 __all__ = ["Pipeline", "PipelineRunner", "large_files_of"]
 

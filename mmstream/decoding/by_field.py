@@ -35,8 +35,7 @@ from mmstream.types import Sample
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
-
-VideoDecoder = Any
+    from mmstream.decoding.video.decoder import VideoDecoder
 
 __all__ = ["FieldDecoder", "FieldPlan", "decoded_medium", "plan_fields"]
 

@@ -20,8 +20,7 @@ from mmstream.wrong_arguments import refuse_bools
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
-
-VideoDecoder = Any
+    from mmstream.decoding.video.decoder import VideoDecoder
 
 __all__ = ["Decode"]
 
@@ -137,8 +136,8 @@ class Decode:
             if field in key.split(";"):
                 return bool(getattr(decoder, "reads_ranges", False))
         is_video, is_audio = bool(video_fields((field,))), bool(audio_fields((field,)))
-        decoder = self.video if is_video else self.audio if is_audio else None
-        return bool(getattr(decoder, "reads_ranges", False))
+        free = self.video if is_video else self.audio if is_audio else None
+        return bool(getattr(free, "reads_ranges", False))
 
     def _decoders(self) -> list[Any]:
         return [*(self.fields or {}).values(), self.video, self.audio]

@@ -270,7 +270,8 @@ def _on_track(
 ) -> Any:
     """Call a method of the decoder of a video's track. Returns None where there is no sound.
 
-    The track is that of the video's span, also where it was drawn.
+    The track is that of the video's part, also where that was drawn. The decoder's own span does
+    not count.
 
     Args:
         sample: The sample.
@@ -284,17 +285,19 @@ def _on_track(
     from mmstream.decoding.ffmpeg.open import NoStreamError
 
     shape: VideoShape = frames.shape
-    row = None
-    if decoder.span is not None or decoder.clip_s is not None:
+    row = _row(sample, name) or {}
+    names_part = row.get("start_s") is not None or row.get("end_s") is not None
+    part = None
+    if decoder.clip_s is not None or (decoder.span == "row" and names_part):
         seconds = (shape.num_frames - shape.num_padding) / shape.sampled_fps
-        row = {"start_s": shape.start_s, "end_s": shape.start_s + seconds}
-    audio = decoder.audio
-    if audio.span == "row" and row is None:
-        audio = replace(audio, span=None)
+        part = {"start_s": shape.start_s, "end_s": shape.start_s + seconds}
+    elif decoder.span not in (None, "row"):
+        part = dict(zip(("start_s", "end_s"), decoder.span, strict=True))
+    audio = replace(decoder.audio, span="row")
 
     def call() -> Any:
         try:
-            return getattr(audio, method)(sample[name], row=row, limits=limits, **options)
+            return getattr(audio, method)(sample[name], row=part, limits=limits, **options)
         except NoStreamError:
             return None
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,11 +153,14 @@ class VideoDecoder:
         ... )
     """
 
+    decoded_medium: ClassVar[str] = "video"
+    reads_ranges: ClassVar[bool] = True
+
     fps: float | None = None
     num_frames: int | None = None
     indices: tuple[int, ...] | None = None
     sampling: Literal["uniform", "qwen2_vl", "qwen3_vl", "llava_onevision"] = "uniform"
-    span: Span | Literal["row"] | None = None
+    span: Span | Literal["row"] | None = "row"
     clip_s: float | None = None
     min_frames: int = 1
     max_frames: int = 768
