@@ -19,6 +19,7 @@ import numpy as np
 from mmstream.decoding.ffmpeg.mp4_boxes import Box, boxes
 from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.errors import DecodeError
+from mmstream.lazy_bytes import LazyBytes
 
 __all__ = ["MAX_SAMPLES", "check_mp4"]
 
@@ -106,6 +107,8 @@ class _Walk:
         for name, content, end in self._boxes(start, stop):
             if name == b"cmov":
                 raise DecodeError("its header is compressed: write it anew with ffmpeg -c copy")
+            if name == b"moov" and depth == 0 and isinstance(self._data, LazyBytes):
+                self._data.expect([(content, end)])  # all of it comes with one read
             if name == b"trak" and depth < MAX_DEPTH:
                 own = _Track()
                 self._visit(content, end, depth + 1, own)

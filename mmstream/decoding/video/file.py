@@ -17,11 +17,15 @@ from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.video.frames import (
     DamagedError,
     DemuxedPackets,
+    PacketReader,
     UnseekableError,
     decoded_frames,
+    runs,
 )
+from mmstream.decoding.video.mp4_timeline import PacketBytes, StoredPackets, mp4_timeline
 from mmstream.decoding.video.timeline import Timeline, demuxed_timeline
 from mmstream.errors import DecodeError
+from mmstream.lazy_bytes import LazyBytes
 
 __all__ = ["VideoFile", "read_video_file"]
 
@@ -42,6 +46,8 @@ class VideoFile(NamedTuple):
     """Degrees clockwise by which frames are turned to be shown: 0, 90, 180 or 270."""
     fps: float
     """Frames per second, on average."""
+    packet_bytes: PacketBytes | None = None
+    """Where the packets lie in the file. None: nobody knows."""
 
     @property
     def picture(self) -> Shape:
@@ -93,7 +99,13 @@ class VideoFile(NamedTuple):
         max_pixels = self.stored[0] * self.stored[1]
         with open_media(data, deadline, max_pixels) as container:
             stream = media_stream(container, "video")
-            reader = DemuxedPackets(container, stream, self.timeline, may_seek)
+            if may_jump:
+                self._announce(data, packets)
+            reader: PacketReader
+            if self.packet_bytes is None:
+                reader = DemuxedPackets(container, stream, self.timeline, may_seek)
+            else:
+                reader = StoredPackets(data, self.packet_bytes, self.timeline)
             for packet, frame in decoded_frames(
                 reader, stream.codec_context, self.timeline, sorted(packets), deadline, may_jump
             ):
@@ -103,6 +115,12 @@ class VideoFile(NamedTuple):
                         f"a frame of {frame.width}x{frame.height} in a video of {width}x{height}"
                     )
                 yield packet, self._upright(to_rgb.reformat(frame, format="rgb24", threads=1))
+
+    def _announce(self, data: EncodedMedia, packets: Collection[int]) -> None:
+        """Say which bytes will be read, so that they come side by side, and no others."""
+        if isinstance(data, LazyBytes) and self.packet_bytes is not None:
+            bounds = runs(self.timeline, sorted(packets))
+            data.expect([self.packet_bytes.of_run(first, end) for first, end, _ in bounds])
 
     def _upright(self, frame: Any) -> Pixels:
         """Return the pixels of an RGB frame, turned as the file says."""
@@ -131,8 +149,26 @@ def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> 
                 f"frames of {context.width}x{context.height} exceed max_pixels={max_pixels}"
             )
         discard_others(container, stream)
-        timeline = demuxed_timeline(container, stream, deadline, MAX_PACKETS)
-        return VideoFile(timeline, stored, _rotation(data, deadline), _fps(stream, timeline))
+        timeline, packet_bytes = _timeline(data, container, stream, deadline)
+        rotation = _rotation(data, deadline)
+        return VideoFile(timeline, stored, rotation, _fps(stream, timeline), packet_bytes)
+
+
+def _timeline(
+    data: EncodedMedia, container: Any, stream: Any, deadline: Deadline
+) -> tuple[Timeline, PacketBytes | None]:
+    """Read the timeline of a stream from tables, or else from all packets."""
+    known = mp4_timeline(data, container, stream)
+    if known is None:
+        return demuxed_timeline(container, stream, deadline, MAX_PACKETS), None
+    first = next(container.demux(stream), None)
+    pts, dts = known[0].pts[0], known[0].dts[0]
+    if first is not None and (first.pts, first.dts) == (pts, dts):
+        return known
+    with open_media(data, deadline) as again:  # FFmpeg counts its times in another way
+        stream = media_stream(again, "video")
+        discard_others(again, stream)
+        return demuxed_timeline(again, stream, deadline, MAX_PACKETS), None
 
 
 def discard_others(container: Any, stream: Any) -> None:
