@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mmstream.decoding.audio.headers import num_opus_samples
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.open import is_cover, media_stream, open_media
+from mmstream.decoding.ffmpeg.open import NoStreamError, media_stream, open_media
 from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.errors import DecodeError
 
@@ -164,10 +164,13 @@ def _decoded(
 
 def _start_s(container: Any, frame: Any) -> float:
     """Return when the first sample is heard, in seconds after the video's first frame."""
-    videos = [stream for stream in container.streams.video if not is_cover(stream)]
-    if not videos or videos[0].start_time is None or frame.pts is None:
+    try:
+        video = media_stream(container, "video")
+    except NoStreamError:
         return 0.0
-    return float(frame.pts * frame.time_base - videos[0].start_time * videos[0].time_base)
+    if video.start_time is None or frame.pts is None:
+        return 0.0
+    return float(frame.pts * frame.time_base - video.start_time * video.time_base)
 
 
 def _stated_s(container: Any, stream: Any) -> float | None:

@@ -3,8 +3,9 @@
 Place in the flow: `source.py` opens these formats here. libsndfile bundles libFLAC, mpg123 and
 libvorbis. It trims what an MP3 encoder puts before and behind the samples, as FFmpeg does.
 
-A span of an MP3 is reached by decoding up to it (0.3 ms a second): a frame takes bits from frames
-before it, so a seek would change the first samples.
+A span of an MP3 or an Ogg is reached by decoding up to it (0.2 to 0.4 ms a second). In MP3 a frame
+takes bits from frames before it, so a seek would change the first samples. In a damaged Ogg a seek
+of libsndfile 1.2.2 crashes the process.
 
 mpg123 reads a few bytes at a time, so a file in memory is a `BytesIO`, which is fast. The deadline
 is asked between blocks. A file that is read by ranges goes through `MediaSource`.
@@ -47,7 +48,7 @@ class SoundFileSource:
     check: Callable[[], None]
     """Raises what ended the reading, such as the deadline."""
     is_sought: bool
-    """Whether a seek gives the samples that reading up to there gives."""
+    """Whether a span is reached by a seek."""
     sample_rate: int
     num_channels: int
     num_samples: int
@@ -55,9 +56,7 @@ class SoundFileSource:
 
     def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
-        position = self.file.tell()
-        if position > start or self.is_sought:
-            position = self.file.seek(start if self.is_sought else 0)
+        position = self.file.seek(start) if self.is_sought and start else 0
         while position < stop:
             end = stop if position >= start else start
             block = self.file.read(min(end - position, _BLOCK_SAMPLES), "float32", always_2d=True)
@@ -89,7 +88,7 @@ def open_sound_file(data: EncodedMedia, name: str, deadline: Deadline) -> Iterat
             yield SoundFileSource(
                 file=file,
                 check=check,
-                is_sought=file.format != "MP3",
+                is_sought=file.format not in ("MP3", "OGG"),
                 sample_rate=file.samplerate,
                 num_channels=file.channels,
                 num_samples=file.frames,

@@ -55,7 +55,8 @@ class AudioSource(Protocol):
     def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`, float32 [T, num_channels], in pieces.
 
-        Together the pieces have less than ``stop - start`` samples where the file ends too early.
+        It is called once. Together the pieces have less than ``stop - start`` samples where the
+        file ends too early.
 
         Raises:
             DecodeError: The file is damaged.

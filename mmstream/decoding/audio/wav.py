@@ -25,6 +25,8 @@ _MAX_CHUNKS = 1000
 """Most chunks of a file that are looked at."""
 _UNKNOWN_SIZE = 0x7FFF_0000
 """A pipe does not know its size when it writes the header: programs write such a number or more."""
+_TOLERANCE_S = 0.1
+"""Seconds of samples that may be missing: some programs count too many bytes."""
 _BLOCK_VALUES = 1 << 18
 
 
@@ -81,7 +83,7 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
         The file. None where its samples are compressed, or the header is odd.
 
     Raises:
-        DecodeError: Samples that the header promises are missing.
+        DecodeError: More than 0.1 s of samples that the header promises are missing.
     """
     codec = sample_rate = num_channels = frame_bytes = sample_bits = 0
     long_size: int | None = None  # of a file beyond 4 GiB, whose header is RF64
@@ -105,7 +107,8 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
             is_plain = sample_bits % 8 == 0 and sample_bytes in known and sample_rate > 0
             if not is_plain or not num_channels or frame_bytes != num_channels * sample_bytes:
                 return None
-            num_bytes = _data_bytes(size, long_size, len(data) - position - 8)
+            tolerated = int(_TOLERANCE_S * sample_rate) * frame_bytes
+            num_bytes = _data_bytes(size, long_size, len(data) - position - 8, tolerated)
             num_samples = num_bytes // frame_bytes
             return WavSource(
                 *(data, sample_rate, num_channels, num_samples, codec, sample_bytes, position + 8)
@@ -114,7 +117,7 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
     return None
 
 
-def _data_bytes(size: int, long_size: int | None, num_present: int) -> int:
+def _data_bytes(size: int, long_size: int | None, num_present: int, tolerated: int) -> int:
     """Return how many bytes the samples have.
 
     Raises:
@@ -124,6 +127,6 @@ def _data_bytes(size: int, long_size: int | None, num_present: int) -> int:
         size = long_size
     elif size >= _UNKNOWN_SIZE and size > num_present:
         return num_present
-    if size > num_present:
+    if size > num_present + tolerated:
         raise DecodeError(f"truncated wav: {size - num_present:,} bytes of its samples are missing")
-    return size
+    return min(size, num_present)

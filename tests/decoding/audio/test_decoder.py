@@ -131,6 +131,11 @@ def test_a_wav_from_a_pipe_has_the_samples_up_to_its_end() -> None:
     np.testing.assert_array_equal(samples[0] * 2**15, values[:, 0])
 
 
+def test_a_wav_that_counts_a_few_bytes_too_many_is_decoded() -> None:
+    values = np.arange(100, dtype=np.int16)[:, None]
+    assert NATIVE(wav(values, data_bytes=236)).shape == (1, 100)
+
+
 def test_a_flac_that_does_not_know_its_length_is_counted() -> None:
     data = bytearray(audio_file("flac"))
     data[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])  # the number of samples: 36 bits
