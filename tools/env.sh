@@ -13,7 +13,6 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     }
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
     pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
-    # --no-compile: Python compiles the modules that it imports, which are few of them all.
     # torch first: pip takes the build that this machine's package index prefers, such as a CPU build.
     # With --require-hashes it would always take the CUDA build, so its hash is checked here.
     wheels=$(mktemp -d)
@@ -22,13 +21,13 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "$(basename "$wheels"/torch-*.whl): its hash is not in requirements.lock" >&2
         exit 1
     fi
-    pip install --no-compile --no-deps "$wheels"/torch-*.whl
+    pip install --no-deps "$wheels"/torch-*.whl
     rm -r "$wheels"
-    pip install --no-compile --no-deps --require-hashes --requirement "$root/requirements.lock"
+    pip install --no-deps --require-hashes --requirement "$root/requirements.lock"
     # A CUDA build of torch needs CUDA packages beside it.
     if "$venv/bin/python" -c 'import sys; from importlib.metadata import requires
 sys.exit(sys.platform != "linux" or not any("nvidia" in name for name in requires("torch")))'; then
-        pip install --no-compile --no-deps --require-hashes --requirement "$root/requirements-cuda.lock"
+        pip install --no-deps --require-hashes --requirement "$root/requirements-cuda.lock"
     fi
     pip install --no-deps --no-build-isolation --editable "$root"
     unset -f pip

@@ -7,6 +7,8 @@
 set -euo pipefail
 source "$(dirname "$0")/env.sh" dev
 cd "$root"
+# Hundreds of tests start processes; without bytecode each of them would compile this package again.
+unset PYTHONDONTWRITEBYTECODE
 # A real browser for the tests of the HTML report; without one those tests are skipped.
 if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } \

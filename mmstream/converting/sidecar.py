@@ -40,11 +40,11 @@ ROWS_PER_GROUP = 1000
 MAX_GROUP_BYTES = 8 << 20
 """A row group ends earlier where its strings are longer than this together."""
 
-MIN_THREAD_BYTES = 32 << 10
-"""The SHA-256 of a larger medium is computed by a thread while the next media are read."""
+HASHED_BYTES = 1 << 20
+"""A thread computes the SHA-256 of media while the next are read. It gets so many bytes at once."""
 
-MAX_HASHES = 8
-"""Media that wait for their hash at most. They are in memory."""
+MAX_WAITING = 2
+"""How often `HASHED_BYTES` wait for their hashes, at most. They are in memory."""
 
 MAX_BUFFERED_BYTES = 16 << 20
 """A sidecar up to this size is read with one request."""
@@ -153,7 +153,9 @@ class SidecarWriter:
         self._group_bytes = self._num_samples = 0
         self._stack = ExitStack()
         self._thread = self._stack.enter_context(ThreadPoolExecutor(1, "mmstream-sha256"))
-        self._hashes: deque[Future[str]] = deque()
+        self._unhashed: list[tuple[dict[str, Any], bytes]] = []
+        self._unhashed_bytes = 0
+        self._hashing: deque[Future[None]] = deque()
 
     @property
     def num_bytes(self) -> int:
@@ -208,20 +210,20 @@ class SidecarWriter:
         names = dict(fields)  # of the media that are not described yet
         described = [self._described(medium, names) for medium in media]
         first = described[0] if described else {}
-        self._add(
-            {
-                **self._origin(row, key),
-                "status": "success",
-                "index": self._num_samples,
-                "caption": None if caption is None else caption.decode("utf-8", "replace"),
-                **{name: first.get(name) for name in _FIRST_MEDIUM},
-                "sha256": self._sha256(media[0].data) if media else None,
-                "num_bytes": sum(map(len, fields.values())),
-                "num_text_bytes": None if text is None else len(text),
-                "text_xxh3": None if text is None else content_hash(text),
-                "media": described,
-            }
-        )
+        described_row = {
+            **self._origin(row, key),
+            "status": "success",
+            "index": self._num_samples,
+            "caption": None if caption is None else caption.decode("utf-8", "replace"),
+            **{name: first.get(name) for name in _FIRST_MEDIUM},
+            "num_bytes": sum(map(len, fields.values())),
+            "num_text_bytes": None if text is None else len(text),
+            "text_xxh3": None if text is None else content_hash(text),
+            "media": described,
+        }
+        if media:
+            self._hash_later(described_row, media[0].data)
+        self._add(described_row)
         self._num_samples += 1
 
     def add_reject(self, row: Row, key: str, reason: str) -> None:
@@ -271,19 +273,21 @@ class SidecarWriter:
         if len(self._rows) >= ROWS_PER_GROUP or self._group_bytes >= MAX_GROUP_BYTES:
             self._flush()
 
-    def _sha256(self, data: bytes) -> str | Future[str]:
-        """Return the SHA-256 of a medium. For a large one it is known when the group is written."""
-        if len(data) < MIN_THREAD_BYTES:
-            return _sha256_of(data)
-        while len(self._hashes) >= MAX_HASHES:
-            self._hashes.popleft().result()
-        self._hashes.append(self._thread.submit(_sha256_of, data))
-        return self._hashes[-1]
+    def _hash_later(self, row: dict[str, Any], data: bytes) -> None:
+        """Have the SHA-256 of a medium put into its row. Handing media over one by one is slow."""
+        self._unhashed.append((row, data))
+        self._unhashed_bytes += len(data)
+        if self._unhashed_bytes >= HASHED_BYTES:
+            while len(self._hashing) >= MAX_WAITING:
+                self._hashing.popleft().result()
+            self._hashing.append(self._thread.submit(_add_sha256, self._unhashed))
+            self._unhashed, self._unhashed_bytes = [], 0
 
     def _flush(self) -> None:
-        for row in self._rows:
-            if isinstance(row.get("sha256"), Future):
-                row["sha256"] = row["sha256"].result()
+        _add_sha256(self._unhashed)
+        self._unhashed, self._unhashed_bytes = [], 0
+        while self._hashing:
+            self._hashing.popleft().result()
         if self._rows:
             self._writer.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
         self._rows, self._group_bytes = [], 0
@@ -306,8 +310,9 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
     return pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
 
 
-def _sha256_of(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _add_sha256(media: Sequence[tuple[dict[str, Any], bytes]]) -> None:
+    for row, data in media:
+        row["sha256"] = hashlib.sha256(data).hexdigest()
 
 
 def _first_text(
