@@ -67,12 +67,6 @@ def test_other_files_have_no_tables(kind: str) -> None:
         assert mp4_timeline(data, container, media_stream(container, "video")) is None
 
 
-def test_a_cut_file_has_no_tables() -> None:
-    data = video_file("mp4", moov_first=True)[:-100]
-    with open_media(data, Deadline()) as container:
-        assert mp4_timeline(data, container, media_stream(container, "video")) is None
-
-
 class Reads:
     """Notes which bytes of a file are read."""
 
