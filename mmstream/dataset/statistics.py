@@ -1,7 +1,8 @@
 """What a dataset holds, measured on some of its samples: sizes, words, tokens, turns, classes.
 
 Beside the flow: `statistics` reads samples that are spread over a dataset or a mixture, side by
-side. Of pictures it reads the headers only. `mmstream.display` shows the result.
+side. Of pictures, videos and recordings it reads the headers only. `mmstream.display` shows the
+result.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from mmstream.dataset.source import ShardSource, read_sample, refs_of
+from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.fields import (
     AUDIO_EXTENSIONS,
     IMAGE_EXTENSIONS,
@@ -34,6 +36,7 @@ from mmstream.types import IGNORED_LABEL, Sample, SampleRef
 from mmstream.wrong_arguments import refuse_bools
 
 if TYPE_CHECKING:
+    from mmstream.decoding.ffmpeg.open import MediaKind
     from mmstream.decoding.text.decoder import TextDecoder
 
 __all__ = ["Statistics", "statistics"]
@@ -63,8 +66,9 @@ class Statistics:
             numbers are left out.
         reasons: The reasons of the first of these, each with ``shard[index]``.
         values: By name, float64 [n], in the order of the samples: one number per sample, or one per
-            picture for "image width", "image height" (both in pixels, upright) and "image bytes".
-            Of what no sample has, there is no entry.
+            picture for "image width", "image height" (both in pixels, upright) and "image bytes",
+            and one per video or recording for "video seconds", "video width", "audio sample rate"
+            (in Hz) and the like. Of what no sample has, there is no entry.
         classes: How many samples have each class, the most frequent first. The class is the text of
             ``cls``, or a label in ``json``.
     """
@@ -165,8 +169,8 @@ def statistics(
 
     The samples are random ones, one from each of `num_samples` equal parts of the dataset: a corpus
     that is sorted is measured fairly. The same seed gives the same samples and numbers. They are
-    read side by side, whole, and one by one in memory. Pictures are not decoded, so damage behind
-    their headers is not noticed; ``mmstream verify --decode`` finds it.
+    read side by side, whole, and one by one in memory. Pictures, videos and recordings are not
+    decoded, so damage behind their headers is not noticed; ``mmstream verify --decode`` finds it.
 
     Args:
         dataset: A Dataset or a Mixture, local or remote.
@@ -214,12 +218,32 @@ def statistics(
     )
 
 
+MEDIA_TIMEOUT_S = 60.0
+"""Longest time to read the headers of a video or of a recording."""
+
+_FACTS = {
+    "duration_s": "seconds",
+    "fps": "frames per second",
+    "num_frames": "frames",
+    "width": "width",
+    "height": "height",
+    "sample_rate": "sample rate",
+}
+"""What of `media_facts` is measured, and how it is called."""
+
 _ORDER = (
     "sample bytes",
     "images",
     "image width",
     "image height",
     "image bytes",
+    "video seconds",
+    "video frames per second",
+    "video frames",
+    "video width",
+    "video height",
+    "audio seconds",
+    "audio sample rate",
     "recording bytes",
     "words",
     "turns",
@@ -315,7 +339,26 @@ def _measure_field(sample: Sample, name: str, values: dict[str, list[float]]) ->
         for key, number in numbers.items():
             values.setdefault(key, []).append(float(number))
     elif kind in AUDIO_EXTENSIONS | VIDEO_EXTENSIONS:
+        medium: MediaKind = "video" if kind in VIDEO_EXTENSIONS else "audio"
         values.setdefault("recording bytes", []).append(float(len(value)))
+        for key, measured in _recording_numbers(value, medium).items():
+            values.setdefault(key, []).append(measured)
+
+
+def _recording_numbers(data: bytes, kind: MediaKind) -> dict[str, float]:
+    """Return what the headers of a video or of a recording tell, without decoding.
+
+    Raises:
+        DecodeError: It cannot be opened, or has no stream of its kind.
+    """
+    from mmstream.decoding.ffmpeg.facts import media_facts
+
+    facts = media_facts(data, kind, Deadline.start(MEDIA_TIMEOUT_S))
+    return {
+        f"{kind} {name}": float(facts[fact])
+        for fact, name in _FACTS.items()
+        if fact in facts and (kind == "audio" or fact != "sample_rate")
+    }
 
 
 def _num_bytes(value: Any) -> int:

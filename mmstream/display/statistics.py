@@ -162,8 +162,17 @@ def _label(name: str, each: Bin, is_whole: bool) -> str:
     return f"{low} to {_number_text(name, each.high)}"
 
 
+_UNITS = {
+    "image width": "pixels",
+    "image height": "pixels",
+    "video width": "pixels",
+    "video height": "pixels",
+    "audio sample rate": "Hz",
+}
+
+
 def _named(name: str) -> str:
-    return f"{name} (pixels)" if name in ("image width", "image height") else name
+    return f"{name} ({_UNITS[name]})" if name in _UNITS else name
 
 
 def _number_text(name: str, number: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from mmstream.display.statistics import bins, statistics_lines
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.display.test_display import Page, recording
 from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.media_files import audio_file, video_file
 from tests.helpers.stores import watched
 
 
@@ -73,6 +75,27 @@ def test_conversations_recordings_and_several_pictures(tmp_path):
     assert len(stats.values["image width"]) == 6
     assert stats.values["recording bytes"].tolist() == [len(recording())] * 6
     assert stats.classes == {"cat": 5, "7": 1}
+
+
+def test_videos_and_recordings_are_measured_by_their_headers(tmp_path):
+    files = {
+        "mp4": video_file(rotation=90, audio_codec="aac"),
+        "other.mkv": video_file("mkv", num_frames=5, fps=5),
+        "flac": audio_file("flac", seconds=0.5, sample_rate=22_050),
+    }
+    damaged = {**files, "mp4": files["mp4"][:-500]}
+    url = write_corpus(tmp_path, [3], lambda number: damaged if number == 1 else files)
+    stats = mm.statistics(mm.open_dataset(url))
+    assert (stats.num_measured, stats.num_bad) == (2, 1)
+    assert re.search(r"\[1\] .*\.mp4: truncated: ", stats.reasons[0])
+    assert stats.values["video seconds"] == pytest.approx([1.2, 1.0] * 2)
+    assert stats.values["video frames per second"].tolist() == [10, 5] * 2
+    assert stats.values["video frames"].tolist() == [12, 5] * 2
+    assert stats.values["video width"].tolist() == [48, 64] * 2
+    assert stats.values["video height"].tolist() == [64, 48] * 2
+    assert stats.values["audio seconds"].tolist() == [0.5] * 2
+    assert stats.values["audio sample rate"].tolist() == [22_050] * 2
+    assert any("audio sample rate (Hz)" in line for line in statistics_lines(stats))
 
 
 def test_tokens_are_counted_whole_and_those_that_are_learned(tmp_path):

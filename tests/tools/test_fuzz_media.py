@@ -33,7 +33,10 @@ def test_an_error_that_is_no_decode_error_is_a_failure(monkeypatch: pytest.Monke
 
 
 STARTS = "import json, os, sys, time; print(json.dumps({'start': 0}), flush=True);"
-ANSWERS = "print(json.dumps({'number': 0, 'outcomes': {'audio': 'refused'}, 'rss': 1, 'cpu_s': 0}), flush=True)"
+ANSWERS = (
+    "answer = {'number': 0, 'outcomes': {'audio': 'refused'}, 'rss': 1, 'cpu_s': 0};"
+    "print(json.dumps(answer), flush=True)"
+)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
         return _image(data, extension, options)
     if options.check == "none":
         return Media(extension, data)
-    facts = probe(data, kind, extension, options.check == "full")
+    facts = probe(data, kind, options.check == "full")
     _check_duration(facts, options)
     return Media(extension, data, facts)
 
