@@ -31,8 +31,9 @@ HOP = 160
 FFT_SIZE = 400
 """Samples that a frame hears: 25 ms."""
 _HALF = FFT_SIZE // 2
-_BLOCK_FRAMES = 512
-"""Frames that a CPU works on at a time: they stay in its cache."""
+_BLOCK_FRAMES = 128
+"""Frames that a CPU works on at a time. They stay in its cache, and are too few for many threads:
+the threads that decode share the cores already."""
 _NUM_GROUPS = 4
 """Groups of mel bands. Each hears some of the frequencies, so most of its filters are zeros."""
 _FLOOR = 1e-10
