@@ -94,3 +94,19 @@ MODELS = {
 def model_of(name: str, tokenizer: Any) -> Any:
     torch.manual_seed(0)
     return MODELS[name](tokenizer).eval()
+
+
+def positions_of(model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
+    """The positions of a model of Qwen-VL, for each axis."""
+    if not hasattr(model.model, "get_rope_index"):
+        return None
+    names = ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw",
+             "second_per_grid_ts", "attention_mask")  # fmt: skip
+    given = {name: inputs[name] for name in names if name in inputs}
+    if "video_second_per_grid" in inputs:
+        given.pop("mm_token_type_ids", None)
+        given["second_per_grids"] = inputs["video_second_per_grid"]
+        if "feature_attention_mask" in inputs:
+            given["audio_seqlens"] = inputs["feature_attention_mask"].sum(1)
+    positions: torch.Tensor = model.model.get_rope_index(**given)[0]
+    return positions

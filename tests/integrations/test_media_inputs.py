@@ -23,7 +23,7 @@ from tests.helpers.media_families import (
     qwen3_vl,
     transformers,
 )
-from tests.helpers.media_models import model_of
+from tests.helpers.media_models import model_of, positions_of
 
 UNCHANGED = {"do_sample_frames": False, "do_resize": False}
 FAMILIES: dict[str, Callable[[], MediaFamily]] = {
@@ -131,22 +131,6 @@ def processed(family: MediaFamily, rows: list[Row]) -> dict[str, Any]:
         media |= {"audio": sounds, "sampling_rate": 16_000}
     options = {"padding": True, "padding_side": "right", "add_special_tokens": False}
     return dict(family.processor(text=texts, return_tensors="pt", **media, **options))
-
-
-def positions_of(model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
-    """The positions of a model of Qwen-VL, for each axis."""
-    if not hasattr(model.model, "get_rope_index"):
-        return None
-    names = ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw",
-             "second_per_grid_ts", "attention_mask")  # fmt: skip
-    given = {name: inputs[name] for name in names if name in inputs}
-    if "video_second_per_grid" in inputs:
-        given.pop("mm_token_type_ids", None)
-        given["second_per_grids"] = inputs["video_second_per_grid"]
-        if "feature_attention_mask" in inputs:
-            given["audio_seqlens"] = inputs["feature_attention_mask"].sum(1)
-    positions: torch.Tensor = model.model.get_rope_index(**given)[0]
-    return positions
 
 
 @pytest.mark.parametrize("name", FAMILIES)

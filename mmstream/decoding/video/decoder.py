@@ -37,7 +37,13 @@ from mmstream.decoding.media_shapes import VideoShape
 from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
 from mmstream.decoding.video.geometry import budgeted_video_shape
 from mmstream.decoding.video.limits import VideoLimits
-from mmstream.decoding.video.sampling import frames_of_span, uniform_frames, uniform_number
+from mmstream.decoding.video.processors import settings_of
+from mmstream.decoding.video.sampling import (
+    frames_of_span,
+    is_constant_rate,
+    uniform_frames,
+    uniform_number,
+)
 from mmstream.decoding.video.settings import Span, check_settings, row_span
 from mmstream.decoding.video.timeline import Timeline
 from mmstream.errors import ConfigError, DecodeError
@@ -190,6 +196,28 @@ class VideoDecoder:
         check_settings(self)
         _ = self._picture_decoder  # checks the settings that both share
 
+    @classmethod
+    def from_processor(cls, processor: Any, **settings: Any) -> VideoDecoder:
+        """Take over the settings of a Hugging Face processor.
+
+        Args:
+            processor: A video processor, or a processor that holds a ``video_processor``. Known are
+                those of Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL and LLaVA-OneVision.
+            **settings: Settings of the decoder that replace the processor's. `fps`, `num_frames` or
+                `indices` replaces what the processor says of the frames it takes. Without any, the
+                Qwen models take two frames a second.
+
+        Returns:
+            A decoder that takes the same frames and makes the same pixels. A video that its file
+            turns is turned, which the processors do not do. It does not normalize: give
+            ``processor.video_processor.image_mean`` and ``image_std`` to `Normalize`.
+
+        Raises:
+            ConfigError: The processor is not known, or does something that this decoder cannot do;
+                the message says what.
+        """
+        return cls(**{**settings_of(processor, settings), **settings})
+
     @property
     def output_shape(self) -> Shape | None:
         """(height, width) of every frame, or None where it differs from video to video."""
@@ -336,7 +364,8 @@ class VideoDecoder:
     ) -> VideoPlan:
         timeline = file.timeline
         start_s, end_s = self._cut_span(timeline, span, rng)
-        chosen = self._choose(file, start_s, end_s)
+        numbers = self._numbers(timeline, start_s, end_s)
+        chosen = self._choose(file, numbers, end_s - start_s)
         picture = file.picture
         view = self._view(picture, len(chosen), rng)
         num_padding = -len(chosen) % self.frame_multiple_of
@@ -359,7 +388,7 @@ class VideoDecoder:
             picture=picture,
             times_s=tuple(timeline.times_s[padded].tolist()),
             fps=file.fps,
-            sampled_fps=len(chosen) / max(end_s - start_s, 1e-6),
+            sampled_fps=_sampled_fps(file, numbers, len(chosen), end_s - start_s),
             start_s=start_s,
             indices=tuple(padded.tolist()),
             num_padding=num_padding,
@@ -381,15 +410,24 @@ class VideoDecoder:
             end = min(end, start + self.clip_s)
         return start, end
 
-    def _choose(self, file: VideoFile, start_s: float, end_s: float) -> IntArray:
-        """Return the numbers of the frames that are taken, by time."""
+    def _numbers(self, timeline: Timeline, start_s: float, end_s: float) -> IntArray:
+        """Return the numbers of the frames of the span."""
+        is_whole = start_s <= 0 and end_s >= timeline.duration_s
+        return frames_of_span(timeline.times_s, None if is_whole else (start_s, end_s))
+
+    def _choose(self, file: VideoFile, numbers: IntArray, duration_s: float) -> IntArray:
+        """Return the numbers of the frames that are taken, by time.
+
+        Args:
+            file: The file.
+            numbers: The frames of the span.
+            duration_s: How long the span is, in seconds.
+        """
         times = file.timeline.times_s
         if self.indices is not None:
             if max(self.indices) >= len(times):
                 raise DecodeError(f"has {len(times)} frames, and no frame {max(self.indices)}")
             return np.array(self.indices, np.int64)
-        is_whole = start_s <= 0 and end_s >= file.timeline.duration_s
-        numbers = frames_of_span(times, None if is_whole else (start_s, end_s))
         if self.sampling != "uniform":
             taken = FAMILY_SAMPLING[self.sampling](
                 len(numbers),
@@ -403,7 +441,7 @@ class VideoDecoder:
         else:
             number = self.num_frames or uniform_number(
                 len(numbers),
-                end_s - start_s,
+                duration_s,
                 self.fps,
                 self.min_frames,
                 self.max_frames,
@@ -435,3 +473,14 @@ class VideoDecoder:
                 f"{number} frames must be decoded for {len(packets)}, more than "
                 f"max_decoded_frames={self.max_decoded_frames}"
             )
+
+
+def _sampled_fps(file: VideoFile, numbers: IntArray, num_chosen: int, duration_s: float) -> float:
+    """Return how many frames of a second of the span are taken.
+
+    With a constant rate it is computed as transformers does, to the last bit: models round what
+    they make of it to whole positions.
+    """
+    if is_constant_rate(file.timeline.times_s[numbers]):
+        return num_chosen / len(numbers) * file.fps
+    return num_chosen / max(duration_s, CLOCK_S)

@@ -1,0 +1,101 @@
+"""Settings of Hugging Face video processors -> settings of `VideoDecoder`.
+
+Place in the flow: before a run, `VideoDecoder.from_processor` calls it once. Settings are read by
+name, so transformers is not imported.
+
+Normalization is left out: it belongs to the device (`mm.Normalize`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmstream.errors import ConfigError
+
+__all__ = ["settings_of"]
+
+_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers of the filters."""
+
+_FAMILIES = {
+    "Qwen2VL": "qwen2_vl",
+    "Qwen3VL": "qwen3_vl",
+    "LlavaOnevision": "llava_onevision",
+}
+"""The rule of sampling, by names of classes up to ``VideoProcessor``."""
+
+DEFAULT_FPS = 2.0
+"""Frames per second that the Qwen models are trained on, where the processor does not say it."""
+
+
+def settings_of(processor: Any, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a `VideoDecoder` that makes the same frames.
+
+    Args:
+        processor: A video processor, or a processor that holds one.
+        chosen: Settings that the user gives. They say which frames of a video are taken, in place
+            of the processor's `fps` or `num_frames`.
+
+    Raises:
+        ConfigError: The class is not known, or a setting has no counterpart. The message names it.
+    """
+    # Those of the omni models give their video processor a size at each call.
+    called_with = getattr(processor, "videos_kwargs", None) or {}
+    processor = getattr(processor, "video_processor", processor)
+    name = type(processor).__name__
+    family = _FAMILIES.get(name.partition("VideoProcessor")[0])
+    if family is None:
+        raise ConfigError(f"{name}: not one of {', '.join(_FAMILIES)}; run it as a transform")
+    if getattr(processor, "do_resize", None) is not True:
+        raise ConfigError(f"{name}.do_resize={getattr(processor, 'do_resize', None)}: not resized")
+    resample = getattr(processor, "resample", None)
+    resample = getattr(resample, "value", resample)
+    if resample not in _INTERPOLATIONS:
+        raise ConfigError(f"{name}.resample={resample}: only 2 (bilinear) and 3 (bicubic)")
+    if getattr(processor, "do_center_crop", None):
+        raise ConfigError(f"{name}.do_center_crop: no rule of the video decoder")
+    if getattr(processor, "cap_pixels_per_frame", None):
+        raise ConfigError(
+            f"{name}.cap_pixels_per_frame: no rule of the video decoder; set it to False, and "
+            'processor.size["longest_edge"] to the budget you want'
+        )
+    settings = {
+        "sampling": family,
+        "interpolation": _INTERPOLATIONS[resample],
+        **_frames(processor, family, chosen),
+    }
+    edges = dict(called_with.get("size") or processor.size)
+    size = {key: side for key, side in edges.items() if side is not None}
+    if family == "llava_onevision":
+        if size.keys() != {"height", "width"}:
+            raise ConfigError(f"{name}.size={size}: no rule of the video decoder")
+        return {**settings, "size": (size["height"], size["width"]), "resize": "exact"}
+    if size.keys() != {"shortest_edge", "longest_edge"}:
+        raise ConfigError(f"{name}.size={size}: no rule of the video decoder")
+    # For these processors, the two "edges" are numbers of pixels: of a frame, or of all frames.
+    budget = "video_pixel_budget" if family == "qwen3_vl" else "pixel_budget"
+    return {
+        **settings,
+        "resize": "max_pixels",
+        "multiple_of": processor.patch_size * processor.merge_size,
+        "frame_multiple_of": processor.temporal_patch_size,
+        budget: (size["shortest_edge"], size["longest_edge"]),
+    }
+
+
+def _frames(processor: Any, family: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that say how many frames are taken."""
+    settings: dict[str, Any] = {}
+    if family != "llava_onevision":
+        settings = {"min_frames": processor.min_frames, "max_frames": processor.max_frames}
+    if chosen.keys() & {"fps", "num_frames", "indices"}:
+        return settings
+    num_frames, fps = getattr(processor, "num_frames", None), getattr(processor, "fps", None)
+    if num_frames is not None:
+        return {**settings, "num_frames": num_frames}
+    if fps is None and family == "llava_onevision":
+        raise ConfigError(
+            f"{type(processor).__name__} does not say which frames it takes: "
+            "VideoDecoder.from_processor(processor, num_frames=8)"
+        )
+    return {**settings, "fps": float(DEFAULT_FPS if fps is None else fps)}

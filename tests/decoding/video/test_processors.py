@@ -1,0 +1,74 @@
+"""Settings of video processors become settings of the decoder, or are refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream._torchvision import import_torchvision
+
+import_torchvision()
+import transformers  # noqa: E402
+
+
+def test_each_family_has_its_own_rules_of_frames_and_pixels() -> None:
+    qwen2 = mm.VideoDecoder.from_processor(transformers.Qwen2VLVideoProcessor())
+    assert (qwen2.sampling, qwen2.fps, qwen2.min_frames, qwen2.max_frames) == (
+        "qwen2_vl",
+        2,
+        4,
+        768,
+    )
+    assert (qwen2.resize, qwen2.multiple_of, qwen2.interpolation) == ("max_pixels", 28, "bicubic")
+    assert qwen2.pixel_budget == (128 * 28 * 28, 768 * 28 * 28)
+    assert qwen2.video_pixel_budget is None
+    qwen3 = mm.VideoDecoder.from_processor(transformers.Qwen3VLVideoProcessor())
+    assert (qwen3.sampling, qwen3.multiple_of, qwen3.frame_multiple_of) == ("qwen3_vl", 32, 2)
+    assert qwen3.video_pixel_budget == (128 * 32 * 32, 768 * 32 * 32)
+    llava = mm.VideoDecoder.from_processor(transformers.LlavaOnevisionVideoProcessor(num_frames=16))
+    assert (llava.sampling, llava.num_frames, llava.size) == ("llava_onevision", 16, (384, 384))
+    assert llava.resize == "exact"
+
+
+def test_what_the_user_says_of_frames_takes_the_place_of_the_processors_word() -> None:
+    processor = transformers.Qwen3VLVideoProcessor()
+    eight = mm.VideoDecoder.from_processor(processor, num_frames=8, max_pixels=1 << 20)
+    assert (eight.num_frames, eight.fps, eight.max_pixels) == (8, None, 1 << 20)
+    assert mm.VideoDecoder.from_processor(processor, fps=1).fps == 1
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (transformers.InternVLVideoProcessor(), "InternVLVideoProcessor: not one of Qwen2VL"),
+        (transformers.Qwen2VLVideoProcessor(do_resize=False), "do_resize=False: not resized"),
+        (transformers.Qwen2VLVideoProcessor(resample=0), "resample=0: only 2"),
+        (
+            transformers.Qwen3VLVideoProcessor(cap_pixels_per_frame=True),
+            "cap_pixels_per_frame: no rule of the video decoder; set it to False",
+        ),
+        (
+            transformers.LlavaOnevisionVideoProcessor(do_center_crop=True, crop_size=384),
+            "do_center_crop: no rule",
+        ),
+        (
+            transformers.LlavaOnevisionVideoProcessor(),
+            r"does not say which frames it takes: .*num_frames=8\)",
+        ),
+        (
+            transformers.LlavaOnevisionVideoProcessor(num_frames=8, size={"shortest_edge": 384}),
+            r"size=\{'shortest_edge': 384\}: no rule",
+        ),
+        (
+            SimpleNamespace(video_processor=transformers.CLIPImageProcessor()),
+            "CLIPImageProcessor: not one of",
+        ),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else type(value).__name__,
+)
+def test_what_the_decoder_cannot_do_is_refused_by_name(processor: Any, message: str) -> None:
+    with pytest.raises(mm.ConfigError, match=message):
+        mm.VideoDecoder.from_processor(processor)

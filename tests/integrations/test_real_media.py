@@ -1,0 +1,194 @@
+"""Real videos and recordings, from shards to the model: what the models' own processors make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.integrations import model_inputs
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.chats import assistant, user
+from tests.helpers.corpora import write_corpus
+from tests.helpers.media_families import (
+    MediaFamily,
+    llava_onevision,
+    qwen2_5_omni,
+    qwen2_audio,
+    qwen2_vl,
+    qwen3_vl,
+    transformers,
+)
+from tests.helpers.media_models import model_of, positions_of
+from tests.helpers.paths import ROOT
+
+DATA = ROOT.parent / "shared" / "data"
+DEMO = "llamafactory_mllm_demo/data/mllm_demo_data"
+VIDEOS = [
+    ["imageio/realshort.mp4", f"{DEMO}/3.mp4"],
+    [f"{DEMO}/2.avi"],
+    ["torchcodec/h265_video.mp4"],
+]
+"""Of each row: 30.02 and 23.976 frames a second, an AVI, and ten frames a second."""
+SOUNDS = [[f"{DEMO}/2.wav"], [f"{DEMO}/3.flac", "fsdd/recordings/0_george_0.wav"], []]
+NUM_ROWS = 3
+
+SMALL = {"size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 24 * 28 * 28}}
+SMALL_3 = {"size": {"shortest_edge": 4 * 32 * 32, "longest_edge": 300 * 32 * 32}}
+
+
+def small_omni() -> MediaFamily:
+    family = qwen2_5_omni()
+    family.processor.videos_kwargs = SMALL  # which it prefers to what its video processor has
+    return family
+
+
+FAMILIES: dict[str, Callable[[], MediaFamily]] = {
+    "qwen2_vl": lambda: qwen2_vl("Qwen2VLProcessor", **SMALL),
+    "qwen2_5_vl": lambda: qwen2_vl(**SMALL),
+    "qwen3_vl": lambda: qwen3_vl(**SMALL_3),
+    "llava_onevision": lambda: llava_onevision(56),
+    "qwen2_audio": qwen2_audio,
+    "qwen2_5_omni": small_omni,
+}
+
+
+SEES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_omni")
+HEARS = ("qwen2_audio", "qwen2_5_omni")
+
+pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="real files lie beside the checkout")
+
+
+def messages_of(videos: list[str], sounds: list[str]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "what is "}]
+    for kind, files in (("video", videos), ("audio", sounds)):
+        parts += [{"type": kind}, {"type": "text", "text": " and "}] * len(files)
+    return [user(parts), assistant([{"type": "text", "text": f"{len(videos)} cats"}])]
+
+
+def media_of(name: str, row: int) -> tuple[list[str], list[str]]:
+    return VIDEOS[row] if name in SEES else [], SOUNDS[row] if name in HEARS else []
+
+
+def dataset_of(name: str, folder: Path) -> mm.Dataset:
+    def fields_of(row: int) -> dict[str, bytes]:
+        videos, sounds = media_of(name, row)
+        fields = {"json": json.dumps({"messages": messages_of(videos, sounds)}).encode()}
+        for i, file in enumerate([*videos, *sounds]):
+            path = DATA / file
+            fields[f"{i}{path.suffix}"] = path.read_bytes()
+        return fields
+
+    return mm.open_dataset(write_corpus(folder, [NUM_ROWS], fields_of))
+
+
+def decoders_of(name: str, family: MediaFamily) -> dict[str, Any]:
+    decoders: dict[str, Any] = {}
+    if name in SEES:
+        options = {"num_frames": 8} if name == "llava_onevision" else {}
+        decoders["video"] = mm.VideoDecoder.from_processor(family.processor, **options)
+    if family.text.image_length is not None:
+        decoders["image"] = mm.ImageDecoder.from_processor(family.processor)
+    if name in HEARS:
+        decoders["audio"] = mm.AudioDecoder.from_processor(family.processor)
+    return decoders
+
+
+def processed(name: str, family: MediaFamily) -> dict[str, Any]:
+    """What the processor makes of the same files, opened by its own reader of videos."""
+    texts, frames, metadata, sounds = [], [], [], []
+    options = {"num_frames": 8} if name == "llava_onevision" else {"fps": 2}
+
+    def sample_frames(metadata: Any, **_: Any) -> Any:
+        return family.processor.video_processor.sample_frames(metadata, **options)
+
+    for row in range(NUM_ROWS):
+        videos, recordings = media_of(name, row)
+        messages = messages_of(videos, recordings)
+        texts.append(family.tokenizer.apply_chat_template(messages, tokenize=False))
+        for file in videos:
+            video, facts = transformers.video_utils.load_video(
+                str(DATA / file),
+                backend="pyav",
+                sample_indices_fn=sample_frames,
+            )
+            frames.append(torch.from_numpy(video).permute(0, 3, 1, 2))
+            metadata.append(facts)
+        decoder = mm.AudioDecoder()  # compared with other decoders in tests of its own
+        sounds += [decoder((DATA / file).read_bytes()) for file in recordings]
+    media: dict[str, Any] = {}
+    if frames:
+        media |= {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
+    if sounds:
+        media |= {"audio": sounds, "sampling_rate": 16_000}
+    settings = {"padding": True, "padding_side": "right", "add_special_tokens": False}
+    return dict(family.processor(text=texts, return_tensors="pt", **media, **settings))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_real_files_reach_the_model_as_its_processor_makes_them(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]()
+    decode = mm.Decode(text=family.text, **decoders_of(name, family))
+    pipeline = mm.Pipeline(
+        dataset_of(name, tmp_path), global_batch_size=NUM_ROWS, decode=decode, shuffle=False
+    )
+    [batch] = mm.Loader(pipeline)
+    assert batch["__valid__"].all()
+    model = model_of(name, family.tokenizer)
+    inputs = model_inputs(batch, model, normalize=family.processor)
+    labels = inputs.pop("labels")
+    expected = processed(name, family)
+    if name == "qwen2_5_omni":  # its processor pads audio to 5 minutes, and the model cuts it again
+        length = inputs["input_features"].shape[-1]
+        for key in ("input_features", "feature_attention_mask"):
+            expected[key] = expected[key][..., :length]
+        where = inputs["feature_attention_mask"].bool()[:, None]
+        for values in (inputs, expected):
+            values["input_features"] = values["input_features"].where(where, 0)
+    assert inputs.keys() == expected.keys()
+    for key, value in inputs.items():
+        exact = not value.is_floating_point() or "second" in key
+        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
+        torch.testing.assert_close(
+            value,
+            expected[key].to(value.dtype),
+            rtol=0,
+            atol=atol,
+            msg=lambda m, k=key: f"{k}: {m}",
+        )
+    positions = positions_of(model, inputs)
+    if positions is not None:
+        assert positions.equal(positions_of(model, expected))
+    learned = family.tokenizer.decode(labels[0][labels[0] != -100])
+    assert learned == f"{len(media_of(name, 0)[0])} cats<|im_end|>"
+    assert torch.isfinite(model(**inputs, labels=labels).loss)
+
+
+def test_whisper_gets_the_features_of_real_speech_and_its_text(tmp_path: Path) -> None:
+    files = [f"fsdd/recordings/{number}_george_0.wav" for number in range(4)]
+    words = ["zero", "one", "two", "three"]
+
+    def fields_of(row: int) -> dict[str, bytes]:
+        return {"wav": (DATA / files[row]).read_bytes(), "txt": words[row].encode()}
+
+    extractor = transformers.WhisperFeatureExtractor()
+    tokenizer = byte_tokenizer()
+    decode = mm.Decode(
+        audio=mm.AudioDecoder.from_processor(extractor), text=mm.TextDecoder(tokenizer)
+    )
+    dataset = mm.open_dataset(write_corpus(tmp_path, [4], fields_of))
+    pipeline = mm.Pipeline(dataset, global_batch_size=4, decode=decode, shuffle=False)
+    [batch] = mm.Loader(pipeline)
+    model = model_of("whisper", tokenizer)
+    inputs = model_inputs(batch, model)
+    sounds = [mm.AudioDecoder()((DATA / file).read_bytes()) for file in files]
+    expected = extractor(sounds, sampling_rate=16_000, return_tensors="pt")["input_features"]
+    torch.testing.assert_close(inputs["input_features"], expected, rtol=0, atol=1e-3)
+    learned = [tokenizer.decode(row[row != -100]) for row in inputs["labels"]]
+    assert learned == [f"{word}<eos>" for word in words]
+    assert torch.isfinite(model(**inputs).loss)
