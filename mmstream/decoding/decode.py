@@ -96,6 +96,10 @@ class Decode:
     min_lazy_bytes: int | None = 8 << 20
     plan: FieldPlan = field(init=False, repr=False, compare=False)
     """The decoders, sorted by what they do. For the decode stage."""
+    has_media: bool = field(init=False, repr=False, compare=False)
+    """Whether videos or recordings are decoded, by field or all of them."""
+    needed_shapes: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The kinds of media on whose shapes the tokens of a text depend."""
 
     def __post_init__(self) -> None:
         refuse_bools(max_json_bytes=self.max_json_bytes, min_lazy_bytes=self.min_lazy_bytes)
@@ -117,6 +121,10 @@ class Decode:
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "plan", plan)
+        decoders = (plan.videos, plan.recordings, self.video, self.audio)
+        object.__setattr__(self, "has_media", any(decoders))
+        needed = frozenset() if text is None else text.needs_shapes
+        object.__setattr__(self, "needed_shapes", needed)
         groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
         object.__setattr__(self, "same_geometry", tuple(groups))
         if text is not None:
@@ -152,12 +160,6 @@ class Decode:
             "audio": self.audio is not None or has_tracks,
         }
         return frozenset(kind for kind, is_decoded in decodes.items() if is_decoded)
-
-    @property
-    def has_media(self) -> bool:
-        """Whether videos or recordings are decoded, by field or all of them."""
-        by_field = self.plan.videos or self.plan.recordings
-        return bool(by_field) or self.video is not None or self.audio is not None
 
     @property
     def picture_names(self) -> tuple[str, ...]:

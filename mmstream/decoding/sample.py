@@ -81,6 +81,9 @@ class RowMemory(NamedTuple):
 _NO_MEMORY = RowMemory({}, {})
 
 
+_NO_SHAPES = MediaShapes()
+
+
 class TextLoss(NamedTuple):
     """What a text has lost on its way to the model."""
 
@@ -153,8 +156,8 @@ def decode_sample(
     if decode.plan.values:
         decode.plan.decode_values(sample, decoded)
     _decode_pictures(sample, decoded, decode, out.pictures)
-    if plans is not None:
-        decode_media(sample, decoded, decode, plans, out.videos)
+    if decode.has_media:
+        decode_media(sample, decoded, decode, plans or {}, out.videos)
     return decoded
 
 
@@ -190,7 +193,7 @@ def parse_fields(sample: Sample, decode: Decode | None) -> Sample:
 def decode_texts(
     samples: Sequence[Sample],
     decode: Decode | None,
-    plans: Sequence[MediaPlans | None] | None = None,
+    plans: Sequence[MediaPlans] | None = None,
 ) -> list[TextTokens]:
     """Parse ``json`` and tokenize the texts of many samples in one call of the tokenizer.
 
@@ -198,7 +201,7 @@ def decode_texts(
         samples: Samples as read from shards. They are not changed.
         decode: The decoders. None: only ``json`` is parsed.
         plans: What `plan_media` has planned for each sample. Needed where videos or recordings are
-            decoded. None: nothing; the sample is not tokenized yet.
+            decoded.
 
     Returns:
         One entry per sample: the sample and the tokens that `decode_sample` takes. With these it
@@ -227,17 +230,15 @@ def decode_texts(
     ]
 
 
-def _prepared_shapes(
-    sample: Sample, decode: Decode, plans: MediaPlans | None
-) -> MediaShapes | None:
+def _prepared_shapes(sample: Sample, decode: Decode, plans: MediaPlans) -> MediaShapes | None:
     """Return the shapes of the sample's media, where its text needs them.
 
     Returns:
         The shapes of images from their headers, and those of other media from their plans. None
-        where a header does not tell, or where there are no plans.
+        where a header does not tell.
     """
-    if plans is None:
-        return None
+    if not decode.needed_shapes:
+        return _NO_SHAPES
     images = _image_shapes_of_headers(sample, decode)
     return None if images is None else _with_media(sample, decode, images, plans)
 
@@ -291,7 +292,7 @@ def _with_media(
 
 def needs_shapes(decode: Decode, kind: str) -> bool:
     """Tell whether the tokens of a text depend on the shapes of its media of a kind."""
-    return decode.text is not None and kind in decode.text.needs_shapes
+    return kind in decode.needed_shapes
 
 
 def _free_images(sample: Sample, decode: Decode) -> list[str]:

@@ -104,7 +104,7 @@ class PreparedSample(NamedTuple):
     tokens: DecodedText | SampleError | None
     """Of its text. None: not tokenized yet."""
     plans: MediaPlans | None
-    """Of its videos and recordings. None: there are no decoders of these."""
+    """Of its videos and recordings. None: they are planned when they are decoded."""
 
 
 Prepared: TypeAlias = PreparedSample | SampleError | ShardError
@@ -165,7 +165,7 @@ class RowDecoder:
                     samples.append(self._before(_address(step, position), ref, outcome))
                 except (SampleError, ShardError) as error:  # a function may read more of a file
                     samples.append(error)
-        plans: list[MediaPlans | None] = [None] * len(samples)
+        plans: list[MediaPlans] = [{}] * len(samples)
         if self.decoders is not None and self.decoders.has_media:
             self._plan_all(step, samples, plans, side_by_side)
         rows = [row for row, sample in enumerate(samples) if isinstance(sample, dict)]
@@ -185,7 +185,7 @@ class RowDecoder:
         self,
         step: RawStep,
         samples: list[Sample | SampleError | ShardError | None],
-        plans: list[MediaPlans | None],
+        plans: list[MediaPlans],
         side_by_side: SideBySide,
     ) -> None:
         """Parse and plan the samples of a step in place. Those that are bad become their error."""
@@ -194,7 +194,7 @@ class RowDecoder:
         audio = needs_shapes(decoders, "audio")
         rows = [row for row, sample in enumerate(samples) if isinstance(sample, dict)]
 
-        def plan(number: int) -> tuple[Any, MediaPlans | None]:
+        def plan(number: int) -> tuple[Any, MediaPlans]:
             row = rows[number]
             outcome = step.outcomes[row]
             sample: Any = samples[row]
@@ -212,7 +212,7 @@ class RowDecoder:
                 sample = parse_fields(sample, decoders)
                 return sample, plan_media(sample, decoders, audio=audio)
             except (SampleError, ShardError) as error:
-                return error, None
+                return error, {}
 
         for row, (sample, media_plans) in zip(rows, side_by_side(plan, len(rows)), strict=True):
             samples[row], plans[row] = sample, media_plans

@@ -14,8 +14,9 @@ import torch
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
+from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.world import World, rows_of_rank
-from tests.helpers.corpora import write_corpus
+from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
 from tests.helpers.media_rows import media_rows
 
@@ -198,3 +199,29 @@ def test_a_transform_may_change_frames_and_sounds(dataset: mm.Dataset) -> None:
     assert set(batch["video_frames"].tolist()) == {1}
     assert batch["audio"].shape == (6, 7)
     assert batch["audio_length"].tolist() == [7] * 6
+
+
+@pytest.mark.parametrize("has_media", [False, True])
+def test_the_texts_of_a_step_are_tokenized_together(
+    has_media: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files(number: int) -> dict[str, bytes]:
+        media = {"mp4": fake_file(number, 1)} if number % 2 else {}
+        return {"jpg": jpeg(number), "txt": b"a text", **media}
+
+    calls = []
+    decode_all = mm.TextDecoder.decode_all
+
+    def counted(decoder: Any, samples: Any, *args: Any, **options: Any) -> Any:
+        calls.append(len(samples))
+        return decode_all(decoder, samples, *args, **options)
+
+    monkeypatch.setattr(mm.TextDecoder, "decode_all", counted)
+    decoders = mm.Decode(
+        image=mm.ImageDecoder(size=8),
+        text=mm.TextDecoder(byte_tokenizer()),
+        video=FakeVideoDecoder() if has_media else None,
+    )
+    dataset = mm.open_dataset(write_corpus(tmp_path, [8], files))
+    assert len(list(mm.Loader(mm.Pipeline(dataset, global_batch_size=4, decode=decoders)))) == 2
+    assert calls == [4, 4]
