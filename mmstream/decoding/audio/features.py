@@ -170,9 +170,13 @@ class WhisperFeatures:
         for start in range(0, len(frames), step):
             spectrum = torch.view_as_real(torch.fft.rfft(frames[start : start + step] * window))
             power = spectrum[..., 0].square().addcmul_(spectrum[..., 1], spectrum[..., 1])
+            num_frames = len(power)
+            if num_frames < step:  # else the product's last bits depend on the number of threads
+                power = torch.nn.functional.pad(power, (0, 0, 0, step - num_frames))
             for band in bands:
                 heard = power[:, band.first : band.first + band.filters.shape[1]]
-                mel[band.rows, start : start + step] = band.filters @ heard.T
+                product = band.filters @ heard.T
+                mel[band.rows, start : start + step] = product[:, :num_frames]
         return mel.clamp_(min=_FLOOR).log10_()
 
 

@@ -61,6 +61,24 @@ def test_without_padding_features_are_those_of_a_single_recording(length: int) -
     assert features.num_frames(length) == expected.attention_mask.sum()
 
 
+@pytest.mark.parametrize("num_mels", [80, 128])
+def test_features_do_not_depend_on_the_number_of_threads(num_mels: int) -> None:
+    """Worker processes have one thread, and the main process has one for each core."""
+    features = mm.WhisperFeatures(num_mels=num_mels)
+    samples = [torch.from_numpy(tone(seconds)[0]) for seconds in (0.0625, 0.19, 1.01, 3.0047)]
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for num_threads in (1, 2, 3, 4, 7, 16):
+            torch.set_num_threads(num_threads)
+            results.append([features(recording) for recording in samples])
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        for values, expected in zip(result, results[0], strict=True):
+            assert torch.equal(values, expected)
+
+
 def test_silence_has_the_features_of_silence() -> None:
     samples = np.zeros(16_000, np.float32)
     features = mm.WhisperFeatures()(torch.from_numpy(samples))
