@@ -39,6 +39,7 @@ _OPTIONS = {
     "enable_drefs": "0",
 }
 """FFmpeg looks at so many bytes, and microseconds, to learn what the headers do not say."""
+_HEADER_ONLY = {"probesize": "32", "skip_frame": "all"}
 _BUFFER_BYTES = 64 * 1024
 _PADDING_PIXELS = 1 << 16
 _SHOWN_REASON = 160
@@ -52,7 +53,10 @@ class NoStreamError(DecodeError):
 
 @contextmanager
 def open_media(
-    data: EncodedMedia, deadline: Deadline, max_pixels: int | None = None
+    data: EncodedMedia,
+    deadline: Deadline,
+    max_pixels: int | None = None,
+    header_only: bool = False,
 ) -> Iterator[InputContainer]:
     """Open an audio or video file for the body of a with statement.
 
@@ -61,6 +65,8 @@ def open_media(
         deadline: After it FFmpeg gets no more bytes. A loop over packets must ask it too.
         max_pixels: Limit on height x width of a frame. FFmpeg counts its padding too, so it gets
             twice as much: a decoder must check the size that the header states.
+        header_only: Whether FFmpeg may not decode frames to learn more than the header says. It
+            takes a tenth of the time, and suffices for an MP4.
 
     Yields:
         PyAV's container. Its streams decode in the calling thread.
@@ -78,7 +84,7 @@ def open_media(
         check_mp4(data)
     refuse_truncated(data, name)
     source = MediaSource(data, deadline)
-    options = dict(_OPTIONS)
+    options = {**_OPTIONS, **(_HEADER_ONLY if header_only else {})}
     if max_pixels is not None:
         options["max_pixels"] = str(2 * max_pixels + _PADDING_PIXELS)
     try:

@@ -9,6 +9,7 @@ video.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
@@ -26,6 +27,10 @@ class RangeReadable(Protocol):
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from `start` to before `stop`, fewer at the end of the file."""
+        ...
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Announce the ranges that will be read, in place of those before."""
         ...
 
 

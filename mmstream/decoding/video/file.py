@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.open import media_stream, open_media
+from mmstream.decoding.ffmpeg.sniff import container_format
 from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.video.frames import (
@@ -20,12 +21,10 @@ from mmstream.decoding.video.frames import (
     PacketReader,
     UnseekableError,
     decoded_frames,
-    runs,
 )
-from mmstream.decoding.video.mp4_timeline import PacketBytes, StoredPackets, mp4_timeline
+from mmstream.decoding.video.mp4 import Mp4Table, TablePackets, mp4_tables
 from mmstream.decoding.video.timeline import Timeline, demuxed_timeline
 from mmstream.errors import DecodeError
-from mmstream.lazy_bytes import LazyBytes
 
 __all__ = ["VideoFile", "read_video_file"]
 
@@ -46,8 +45,8 @@ class VideoFile(NamedTuple):
     """Degrees clockwise by which frames are turned to be shown: 0, 90, 180 or 270."""
     fps: float
     """Frames per second, on average."""
-    packet_bytes: PacketBytes | None = None
-    """Where the packets lie in the file. None: nobody knows."""
+    table: Mp4Table | None = None
+    """Where the packets lie in an MP4. None: FFmpeg reads them."""
 
     @property
     def picture(self) -> Shape:
@@ -97,15 +96,15 @@ class VideoFile(NamedTuple):
     ) -> Iterator[tuple[int, Pixels]]:
         to_rgb = VideoReformatter()
         max_pixels = self.stored[0] * self.stored[1]
-        with open_media(data, deadline, max_pixels) as container:
+        table = self.table
+        with open_media(data, deadline, max_pixels, header_only=table is not None) as container:
             stream = media_stream(container, "video")
-            if may_jump:
-                self._announce(data, packets)
             reader: PacketReader
-            if self.packet_bytes is None:
+            if table is None:
+                discard_others(container, stream)
                 reader = DemuxedPackets(container, stream, self.timeline, may_seek)
             else:
-                reader = StoredPackets(data, self.packet_bytes, self.timeline)
+                reader = TablePackets(data, table)
             for packet, frame in decoded_frames(
                 reader, stream.codec_context, self.timeline, sorted(packets), deadline, may_jump
             ):
@@ -115,12 +114,6 @@ class VideoFile(NamedTuple):
                         f"a frame of {frame.width}x{frame.height} in a video of {width}x{height}"
                     )
                 yield packet, self._upright(to_rgb.reformat(frame, format="rgb24", threads=1))
-
-    def _announce(self, data: EncodedMedia, packets: Collection[int]) -> None:
-        """Say which bytes will be read, so that they come side by side, and no others."""
-        if isinstance(data, LazyBytes) and self.packet_bytes is not None:
-            bounds = runs(self.timeline, sorted(packets))
-            data.expect([self.packet_bytes.of_run(first, end) for first, end, _ in bounds])
 
     def _upright(self, frame: Any) -> Pixels:
         """Return the pixels of an RGB frame, turned as the file says."""
@@ -140,35 +133,20 @@ def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> 
         DecodeError: It is no video, or its frames are larger than the limit.
         TimeoutError: It takes too long.
     """
-    with open_media(data, deadline, max_pixels) as container:
+    tables = mp4_tables(data) if container_format(data) == "mov" else {}
+    with open_media(data, deadline, max_pixels, header_only=bool(tables)) as container:
         stream = media_stream(container, "video")
-        context = stream.codec_context
-        stored = (context.height, context.width)
+        stored = (stream.codec_context.height, stream.codec_context.width)
         if min(stored) < 1 or stored[0] * stored[1] > max_pixels:
-            raise DecodeError(
-                f"frames of {context.width}x{context.height} exceed max_pixels={max_pixels}"
-            )
+            raise DecodeError(f"frames of {stored[1]}x{stored[0]} exceed max_pixels={max_pixels}")
+        table = tables.get(stream.id)
+        if table is not None:
+            fps = _fps(stream, table.timeline)
+            return VideoFile(table.timeline, stored, table.rotation, fps, table)
         discard_others(container, stream)
-        timeline, packet_bytes = _timeline(data, container, stream, deadline)
-        rotation = _rotation(data, deadline)
-        return VideoFile(timeline, stored, rotation, _fps(stream, timeline), packet_bytes)
-
-
-def _timeline(
-    data: EncodedMedia, container: Any, stream: Any, deadline: Deadline
-) -> tuple[Timeline, PacketBytes | None]:
-    """Read the timeline of a stream from tables, or else from all packets."""
-    known = mp4_timeline(data, container, stream)
-    if known is None:
-        return demuxed_timeline(container, stream, deadline, MAX_PACKETS), None
-    first = next(container.demux(stream), None)
-    pts, dts = known[0].pts[0], known[0].dts[0]
-    if first is not None and (first.pts, first.dts) == (pts, dts):
-        return known
-    with open_media(data, deadline) as again:  # FFmpeg counts its times in another way
-        stream = media_stream(again, "video")
-        discard_others(again, stream)
-        return demuxed_timeline(again, stream, deadline, MAX_PACKETS), None
+        packets = _Packets(container, stream)
+        timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS)
+        return VideoFile(timeline, stored, packets.rotation(), _fps(stream, timeline))
 
 
 def discard_others(container: Any, stream: Any) -> None:
@@ -185,9 +163,21 @@ def _fps(stream: Any, timeline: Timeline) -> float:
     return stated if 0.98 < stated / counted < 1.02 else counted
 
 
-def _rotation(data: EncodedMedia, deadline: Deadline) -> int:
-    """Return the rotation that the first frame has, in degrees clockwise."""
-    with open_media(data, deadline) as container:
-        stream = media_stream(container, "video")
-        frame = next(container.decode(stream), None)
-        return 0 if frame is None else -round(frame.rotation / 90) * 90 % 360
+class _Packets:
+    """All packets of a stream. The first key frame tells the rotation, which no header does."""
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self._container, self._stream = container, stream
+        self._first: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for packet in self._container.demux(self._stream):
+            if self._first is None and packet.is_keyframe:
+                self._first = packet
+            yield packet
+
+    def rotation(self) -> int:
+        """Return the rotation of the first key frame, in degrees clockwise."""
+        context = self._stream.codec_context
+        frames = [*context.decode(self._first), *context.decode(None)] if self._first else []
+        return -round(frames[0].rotation / 90) * 90 % 360 if frames else 0

@@ -25,6 +25,7 @@ __all__ = [
     "UnseekableError",
     "decoded_frames",
     "num_decoded",
+    "runs",
 ]
 
 _MARK_UNUSED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
@@ -42,6 +43,10 @@ class UnseekableError(Exception):
 
 class PacketReader(Protocol):
     """Where packets come from."""
+
+    def expect(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Announce which packets will be read, from each first one to before each end."""
+        ...
 
     def packets(self, start: int, end: int) -> Iterator[tuple[int, Any]]:
         """Yield (number, packet) from `start` to before `end`. `start` rises from call to call."""
@@ -106,6 +111,7 @@ def decoded_frames(
         UnseekableError: The reader does not find a packet.
     """
     parts = runs(timeline, packets) if may_jump else [(0, max(packets) + 1, list(packets))]
+    reader.expect([(start, end) for start, end, _ in parts])
     if parts[0][0] > 0 and _needs_first_packet(context):
         for _, packet in reader.packets(0, 1):
             context.decode(packet)
@@ -189,6 +195,9 @@ class DemuxedPackets:
         self._next = 0
         times = zip(timeline.pts.tolist(), timeline.dts.tolist(), strict=True)
         self._numbers = {time: number for number, time in enumerate(times)} if may_seek else {}
+
+    def expect(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: FFmpeg knows where the packets lie."""
 
     def packets(self, start: int, end: int) -> Iterator[tuple[int, Any]]:
         """Yield (number, packet) from `start` to before `end`. `start` rises from call to call."""

@@ -14,6 +14,7 @@ them, though it may be shown after them. Worked example, four frames at 10 per s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -99,8 +100,16 @@ class Timeline:
         return keys if len(keys) else np.zeros(1, np.int64)
 
 
-def demuxed_timeline(container: Any, stream: Any, deadline: Deadline, max_packets: int) -> Timeline:
-    """Read the timeline of a stream from all packets of its file.
+def demuxed_timeline(
+    packets: Iterable[Any], stream: Any, deadline: Deadline, max_packets: int
+) -> Timeline:
+    """Read the timeline of a stream from all of its packets.
+
+    Args:
+        packets: PyAV's packets, all of them.
+        stream: PyAV's stream.
+        deadline: When to stop.
+        max_packets: Limit on their number.
 
     Raises:
         DecodeError: The file has no frame, or too many packets.
@@ -109,7 +118,7 @@ def demuxed_timeline(container: Any, stream: Any, deadline: Deadline, max_packet
     rows: list[tuple[int, int, bool, bool]] = []
     is_vp8 = stream.codec_context.name == "vp8"
     last = (-(1 << 63), 0)
-    for packet in container.demux(stream):
+    for packet in packets:
         if packet.size == 0:
             continue
         pts = packet.pts if packet.pts is not None else packet.dts
