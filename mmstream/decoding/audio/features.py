@@ -136,9 +136,12 @@ class WhisperFeatures:
         num_results = self.chunk_s * SAMPLE_RATE // HOP if self.padding == "max" else num_frames
         if not num_results:
             return samples.new_zeros((self.num_mels, 0))
+        if not num_samples:
+            samples = samples.new_zeros(1)
         # Frame i hears the samples from 160 i - 200 on, so the last that hears one is this:
         num_heard = min(num_results, (num_samples + _HALF - 1) // HOP + 1)
-        mel = self._log_mel(self._with_edges(samples, num_heard))
+        with torch.autocast(samples.device.type, enabled=False):  # bfloat16 is too coarse for this
+            mel = self._log_mel(self._with_edges(samples, num_heard))
         floor = mel.max() - _RANGE
         mel = torch.maximum(mel, floor, out=mel).add_(4.0).div_(4.0)
         if num_heard == num_results:
@@ -157,9 +160,9 @@ class WhisperFeatures:
         behind = torch.arange(num_samples, max(num_samples, stop), device=samples.device)
         position = torch.cat((before, behind)).abs()
         position = torch.where(position >= num_padded, 2 * (num_padded - 1) - position, position)
-        edges = samples[position.clamp(0, max(0, num_samples - 1))]
+        edges = samples[position.clamp(0, num_samples - 1)]
         edges = edges.masked_fill(position >= num_samples, 0.0)
-        return torch.cat((edges[:_HALF], samples[: max(0, stop)], edges[_HALF:]))
+        return torch.cat((edges[:_HALF], samples[:stop], edges[_HALF:]))
 
     def _log_mel(self, samples: torch.Tensor) -> torch.Tensor:
         """Return the logarithm of the mel spectrum of each frame, [num_mels, num_frames]."""
@@ -175,7 +178,7 @@ class WhisperFeatures:
                 power = torch.nn.functional.pad(power, (0, 0, 0, step - num_frames))
             for band in bands:
                 heard = power[:, band.first : band.first + band.filters.shape[1]]
-                product = band.filters @ heard.T
+                product = band.filters @ heard.T.to(band.filters.dtype)
                 mel[band.rows, start : start + step] = product[:, :num_frames]
         return mel.clamp_(min=_FLOOR).log10_()
 
@@ -187,7 +190,7 @@ class _Bands(NamedTuple):
     first: int
     """The first frequency."""
     filters: torch.Tensor
-    """float32 [bands, frequencies]."""
+    """[bands, frequencies]: float32, on CUDA float64, which TF32 does not make coarser."""
 
 
 @lru_cache(maxsize=16)
@@ -201,6 +204,7 @@ def _constants(num_mels: int, device: torch.device) -> tuple[torch.Tensor, list[
         heard = np.flatnonzero(group.any(axis=0))
         first, last = (int(heard[0]), int(heard[-1])) if len(heard) else (0, 0)
         weights = torch.from_numpy(group[:, first : last + 1].copy()).to(device)
+        weights = weights.double() if device.type == "cuda" else weights
         bands.append(_Bands(slice(start, start + size), first, weights))
     return torch.hann_window(FFT_SIZE, device=device), bands
 

@@ -81,8 +81,19 @@ def test_features_do_not_depend_on_the_number_of_threads(num_mels: int) -> None:
 
 def test_silence_has_the_features_of_silence() -> None:
     samples = np.zeros(16_000, np.float32)
-    features = mm.WhisperFeatures()(torch.from_numpy(samples))
-    np.testing.assert_array_equal(features, extracted(samples, 80).input_features[0])
+    features = mm.WhisperFeatures()
+    expected = extracted(samples, 80).input_features[0]
+    np.testing.assert_array_equal(features(torch.from_numpy(samples)), expected)
+    np.testing.assert_array_equal(features(torch.zeros(0)), expected)
+    assert features.num_frames(0) == 0
+
+
+def test_mixed_precision_around_the_features_does_not_change_them() -> None:
+    features = mm.WhisperFeatures()
+    samples = torch.from_numpy(tone(1.0)[0])
+    expected = features(samples)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(features(samples), expected)
 
 
 @pytest.mark.parametrize("padding", ["max", "valid", "longest"])
