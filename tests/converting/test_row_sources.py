@@ -15,10 +15,11 @@ import pyarrow as pa
 import pytest
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.rows import json_values, records
+from mmstream.converting.rows import detect, json_values, records
 from mmstream.converting.rows.open import RowOptions, open_rows
 from mmstream.errors import ConfigError
 from tests.helpers.convert_corpus import rejects, run, shards
+from tests.helpers.memory import allocations_below
 from tests.helpers.web_stubs import WebStub, running
 
 ROWS = [
@@ -419,3 +420,32 @@ def test_rows_of_a_server_without_ranges_are_read_whole(tmp_path):
     objects = {"rows.jsonl": b'{"text": "t"}\n' * 9000}
     with running(WebStub, objects, has_ranges=False) as server:
         assert len(values(f"{server.url}/rows.jsonl")) == 9000
+
+
+def test_an_array_of_one_line_takes_the_memory_of_a_block_however_long_it_is(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"text": "a row of some words " * 20}] * 40_000))
+    assert path.stat().st_size > 16e6
+    with allocations_below(8 << 20):
+        assert detect.text_kind(path, "rows.json") == ("json", "")
+        json_values.write_lines(path, tmp_path / "lines", None)
+    assert (tmp_path / "lines").read_bytes().count(b"\n") == 40_000
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[1]\n[2]\n", "jsonl"),
+        ("\n \n[1]\n\n[2]", "jsonl"),
+        ("[1, 2]\n \n", "json"),
+        ("[1,\n2]", "json"),
+        ("[" + "1," * 70_000 + "1]\n[2]", "jsonl"),
+        ("[" + "1," * 70_000 + "1]\n\n", "json"),
+        ("\ufeff" + '{"a": 1}', "jsonl"),
+        ('{"a":\n1}\n{"a": 2}', "json"),
+    ],
+    ids=["two", "blank", "one", "broken", "long-two", "long-one", "object", "pretty"],
+)
+def test_lists_of_one_line_are_rows_only_where_others_follow(tmp_path, text, kind):
+    (tmp_path / "rows").write_text(text, encoding="utf-8")
+    assert detect.text_kind(tmp_path / "rows", "rows") == (kind, "")

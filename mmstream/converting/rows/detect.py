@@ -166,17 +166,24 @@ def require_text_kind(rows_as: RowKind, path: Path, rows: str) -> None:
         )
 
 
-def _first_line(path: Path) -> tuple[bytes, bool]:
-    """Return the first line that is not blank, and whether others follow it."""
+def _first_line(path: Path) -> bytes | None:
+    """Return the first line that is not blank. None: no other follows it.
+
+    A file of one line may be an array of any length, so such a line is not held.
+    """
     with path.open("rb") as file:
         if file.read(len(BOM)) != BOM:
             file.seek(0)
-        line = b""
-        while not line.strip():
-            line = file.readline(MAX_ROW_BYTES)
-            if not line:
-                return b"", False
-        return line.strip(), any(rest.strip() for rest in iter(lambda: file.readline(1 << 20), b""))
+        start, text = file.tell(), file.readline(HEAD_BYTES)
+        while text and not text.strip():
+            start, text = file.tell(), file.readline(HEAD_BYTES)
+        while text and not text.endswith(b"\n"):
+            text = file.readline(1 << 20)
+        stop = file.tell()
+        if not any(rest.strip() for rest in iter(lambda: file.readline(1 << 20), b"")):
+            return None
+        file.seek(start)
+        return file.read(min(stop - start, MAX_ROW_BYTES)).strip()
 
 
 def _parses(text: bytes) -> bool:
@@ -191,20 +198,20 @@ def _parses(text: bytes) -> bool:
 
 def _is_jsonl_of_lists(path: Path) -> bool:
     """Tell whether each line is a list of its own. A dense array has one line."""
-    line, has_more = _first_line(path)
-    return has_more and _parses(line)
+    line = _first_line(path)
+    return line is not None and _parses(line)
 
 
 def _object_kind(path: Path, head: bytes) -> RowKind:
     """Return the kind of a file that begins with an object."""
-    line, has_more = _first_line(path)
-    is_whole = _parses(line)
-    if _COCO.match(head.removeprefix(BOM)) and not (is_whole and has_more):
+    line = _first_line(path)
+    is_jsonl = line is not None and _parses(line)
+    if _COCO.match(head.removeprefix(BOM)) and not is_jsonl:
         from mmstream.converting.rows.coco import parse_coco
 
         if parse_coco(path) is not None:
             return "coco"
-    if is_whole or not has_more:
+    if is_jsonl or line is None:
         return "jsonl"
     try:
         first = next(iter_values(path), b"")

@@ -26,7 +26,8 @@ from mmstream.types import IntArray
 
 __all__ = ["NotJSONError", "iter_values", "write_lines"]
 
-_BLOCK = 4 << 20
+_BLOCK = 256 << 10
+"""The arrays of positions in a block take ten times its memory."""
 _BLANK = b" \t\r\n"
 
 _STEP = np.zeros(256, np.int8)
