@@ -39,7 +39,7 @@ from mmstream.decoding.audio.resample import Resampler, num_resampled, source_pi
 from mmstream.decoding.audio.source import AudioSource, open_audio
 from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.media_shapes import AudioShape
-from mmstream.errors import ConfigError, DecodeError
+from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["AudioDecoder", "AudioPlan", "DecodedAudio"]
@@ -110,8 +110,7 @@ class AudioDecoder:
             whole. None: the span from its beginning.
         features: `WhisperFeatures` to make log-mel features of the samples, in the worker. They
             need ``sample_rate=16000``, ``channels=1`` and ``dtype="float32"``.
-        max_bytes: Limit on the size of the encoded file. It does not hold for a file that is read
-            by ranges (`LazyBytes`). The default is 256 MiB.
+        max_bytes: Limit on the size of the file. The default is 4 GiB, as for videos.
         max_duration_s: Limit on the length of the results of one sample, all together. The default
             is one hour.
         timeout_s: Seconds that decoding the audio of one sample may take, all together. A sample
@@ -274,7 +273,7 @@ class AudioDecoder:
         return AudioLimits.start(self.max_duration_s, self.timeout_s)
 
     def _check_bytes(self, data: EncodedMedia) -> None:
-        if isinstance(data, bytes) and len(data) > self.max_bytes:
+        if len(data) > self.max_bytes:
             raise DecodeError(f"audio of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
 
     def _plan(
@@ -326,7 +325,8 @@ class AudioDecoder:
             return None
         start, end = 0.0 if start is None else start, float("inf") if end is None else end
         if not _is_span((start, end)):
-            raise DecodeError(f"start_s={start!r}, end_s={end!r}: not a span in seconds")
+            shown = escaped(f"start_s={start!r}, end_s={end!r}")
+            raise DecodeError(f"{shown}: not a span in seconds")
         return start, end
 
     def _draw(self, rng: np.random.Generator | None, num_spare: int) -> int:
@@ -347,7 +347,7 @@ class AudioDecoder:
         """Return the samples of the result, float32 [T, C]."""
         shape = plan.shape
         piece = source_piece(
-            plan.start, plan.stop, source.num_samples, source.sample_rate, shape.sample_rate
+            plan.start, plan.stop, plan.num_source_samples, source.sample_rate, shape.sample_rate
         )
         num_channels = self.channels or source.num_channels
         resampler = Resampler(source.sample_rate, shape.sample_rate, num_channels)
@@ -358,7 +358,7 @@ class AudioDecoder:
             mixed = _mixed(block, num_channels)
             position = _put(resampler.resample(mixed, num_missing <= 0), samples, position)
         if num_missing > _TOLERANCE_S * source.sample_rate:
-            promised_s = source.num_samples / source.sample_rate
+            promised_s = plan.num_source_samples / source.sample_rate
             end_s = (piece.stop - num_missing) / source.sample_rate
             raise DecodeError(
                 f"damaged or truncated: its header promises {promised_s:.2f} s, and it ends after "

@@ -13,7 +13,7 @@ from mmstream.errors import DecodeError
 
 __all__ = ["MAX_BYTES", "MAX_DURATION_S", "TIMEOUT_S", "AudioLimits", "check_result"]
 
-MAX_BYTES = 256 * 2**20
+MAX_BYTES = 4 << 30
 """Default of `AudioDecoder.max_bytes`."""
 MAX_DURATION_S = 3600.0
 """Default of `AudioDecoder.max_duration_s`."""
