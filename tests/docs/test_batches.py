@@ -16,6 +16,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.media_files import audio_file, video_file
 from tests.helpers.paths import DOCS
 
 PAGE = (DOCS / "batches.md").read_text()
@@ -83,10 +84,22 @@ def datasets(tmp_path_factory):
         for i in range(NUM_ROWS)
     ]  # fmt: skip
     several = [{f"{j}.jpg": png(40, 50 + j) for j in range(1 + i % 3)} for i in range(NUM_ROWS)]
+    media = [
+        {f"{j}.mp4": video_file("mp4", audio_codec="aac") for j in range(i % 2)}
+        | {"wav": audio_file("wav", seconds=0.25)}
+        for i in range(NUM_ROWS)
+    ]
+    sounds = [{"wav": sample["wav"]} for sample in media]
     plain = [{"jpg": sample["jpg"], "txt": b"hello"} for sample in single]
     return {
         name: mm.open_dataset(write_tar(folder / f"{name}.tar", samples))
-        for name, samples in {"single": single, "several": several, "plain": plain}.items()
+        for name, samples in {
+            "single": single,
+            "several": several,
+            "plain": plain,
+            "media": media,
+            "sounds": sounds,
+        }.items()
     }
 
 
@@ -103,6 +116,10 @@ def batches(datasets):
         "score": float, "npy": ..., "boxes": mm.Boxes("json.boxes", format="xywh"),
     }  # fmt: skip
     tiles = mm.ImageDecoder(size=32, tiles=mm.InternVLTiles(max_tiles=4))
+    sound = mm.AudioDecoder()
+    with_sound = mm.VideoDecoder(size=32, audio=sound)
+    stereo = mm.AudioDecoder(channels=2, dtype="int16")
+    features = mm.WhisperFeatures(padding="longest")
     mixture = mm.Mixture({"a": (datasets["plain"], 1)}, epoch_steps=1)
     return [
         batch_of(datasets["single"]),
@@ -122,12 +139,15 @@ def batches(datasets):
         batch_of(datasets["several"], mm.Decode(image=mm.ImageDecoder())),
         batch_of(datasets["several"], mm.Decode(image=tiles)),
         batch_of(mixture),
+        batch_of(datasets["media"], mm.Decode(video=with_sound, audio=sound)),
+        batch_of(datasets["media"], mm.Decode(video=mm.VideoDecoder(), audio=stereo)),
+        batch_of(datasets["sounds"], mm.Decode(audio=mm.AudioDecoder(features=features))),
     ]
 
 
-def is_row(row: Row, value: Any, num_images: int, num_tokens: int) -> bool:
+def is_row(row: Row, value: Any, numbers: dict[str, int]) -> bool:
     """Tell whether the value of a field is what a row of a table says."""
-    sizes = {"B": NUM_ROWS, "N": num_images, "T": num_tokens, "3": 3, "2": 2, "4": 4}
+    sizes = {"B": NUM_ROWS, "3": 3, "2": 2, "4": 4, **numbers}
     count, _, entry_shape = row.shape.partition(" of ")
     if isinstance(value, torch.Tensor):
         if str(value.dtype).removeprefix("torch.") not in row.types.split(", ")[0] and (
@@ -155,12 +175,12 @@ def is_row(row: Row, value: Any, num_images: int, num_tokens: int) -> bool:
 
 
 def rows_for(batch, name):
-    num_images = len(batch["image"]) if "image" in batch else NUM_ROWS
-    num_tokens = batch["input_ids"].shape[1] if "input_ids" in batch else 0
+    fields = {"N": "image", "V": "video_row", "F": "video_pts_s", "A": "audio_row"}
+    numbers = {letter: len(batch[field]) for letter, field in fields.items() if field in batch}
+    if "input_ids" in batch:
+        numbers["T"] = batch["input_ids"].shape[1]
     return [
-        row
-        for row in (*OURS, *FILES)
-        if row.name == name and is_row(row, batch[name], num_images, num_tokens)
+        row for row in (*OURS, *FILES) if row.name == name and is_row(row, batch[name], numbers)
     ]
 
 
@@ -177,13 +197,13 @@ def test_every_field_of_real_batches_is_in_the_tables(batches):
 def test_every_row_of_the_tables_is_a_field_of_a_real_batch(batches):
     known = {row for batch in batches for name in batch for row in rows_for(batch, name)}
     assert [row for row in (*OURS, *FILES) if row not in known] == []
-    assert len(OURS) == 14
+    assert len(OURS) == 27
     assert len(FILES) == 11
 
 
 def test_a_row_says_type_and_shape():
     row = Row("labels", "int64", "[B, T]")
-    assert is_row(row, torch.zeros(NUM_ROWS, 7, dtype=torch.int64), 0, 7)
-    assert not is_row(row, torch.zeros(NUM_ROWS, 6, dtype=torch.int64), 0, 7)
-    assert not is_row(row, torch.zeros(NUM_ROWS, 7), 0, 7)
-    assert not is_row(row, [0] * NUM_ROWS, 0, 7)
+    assert is_row(row, torch.zeros(NUM_ROWS, 7, dtype=torch.int64), {"T": 7})
+    assert not is_row(row, torch.zeros(NUM_ROWS, 6, dtype=torch.int64), {"T": 7})
+    assert not is_row(row, torch.zeros(NUM_ROWS, 7), {"T": 7})
+    assert not is_row(row, [0] * NUM_ROWS, {"T": 7})
