@@ -172,7 +172,7 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
     for name, count in about["fields"].items():
         say(f"  .{escaped(name)}" + (f": {count:,}" if count is not None else ""))
     if media := undecoded_media(about["fields"]):
-        say(f"  stored, not decoded: {media}; see TextDecoder(undecoded_parts=)")
+        say(f"  videos and recordings: {media}; mm.Decode(video=, audio=) decodes them")
     which = "some keys" if len(about["keys"]) < len(dataset) else "keys"
     say(f"  {which}: {', '.join(map(escaped, about['keys']))}")
     for name, value in about["source"].items():

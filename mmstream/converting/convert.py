@@ -510,15 +510,15 @@ def warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> Non
 
 
 def _warn_of_media(outputs: list[Output]) -> None:
-    """Say once that videos and audios are stored only: in training their texts are bad samples."""
+    """Say once how videos and audios are decoded: without that, their texts are bad samples."""
     counts: Counter[str] = Counter()
     for output in outputs:
         if output.store.exists(MANIFEST_NAME):  # a range of shards leaves none
             counts.update(Manifest.from_bytes(output.store.read(MANIFEST_NAME)).fields)
     if media := undecoded_media(counts):
         logger.warning(
-            "stored, not decoded: %s; a conversation about them is a bad sample, unless "
-            "TextDecoder(undecoded_parts=) says otherwise",
+            "stored: %s; in training, mm.Decode(video=, audio=) decodes them: without it, a "
+            "conversation about them is a bad sample",
             media,
         )
 

@@ -16,6 +16,7 @@ from mmstream.agreement import agree
 from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
 from mmstream.errors import ConfigError, MMStreamError, StorageError
+from mmstream.loader.media_advice import advise_on_media
 from mmstream.loader.remote_advice import warn_of_patience
 from mmstream.loader.settings import rank_settings
 from mmstream.loader.watchdog import StallLimits, Watchdog
@@ -377,6 +378,8 @@ class Loader(IterableDataset[Batch]):
             )
         if needs_reader_process(self._current.dataset):
             warn_of_patience()
+        if world.rank == 0:
+            advise_on_media(self._current)
         if world.rank == 0:
             self._advise_on_lanes(world.world_size, shares)
 

@@ -236,6 +236,6 @@ def test_converting_videos_and_showing_them_says_once_that_nothing_decodes_them(
         mm.convert(rows, tmp_path / "whole", media=unread, progress=False)
         mm.convert(rows, tmp_path / "parts", media=unread, progress=False, splits=splits)
     messages = [record.getMessage() for record in caplog.records]
-    assert [message.partition(";")[0] for message in messages] == ["stored, not decoded: 4 wav"] * 2
+    assert [message.partition(";")[0] for message in messages] == ["stored: 4 wav"] * 2
     shown = CliRunner().invoke(cli, ["info", str(tmp_path / "whole")]).output
-    assert "stored, not decoded: 4 wav; see TextDecoder(undecoded_parts=)" in shown
+    assert "videos and recordings: 4 wav; mm.Decode(video=, audio=) decodes them" in shown
