@@ -51,6 +51,18 @@ def pictures_of_every_size(tokenizer: Any) -> None:
     assert_type(image.prepared_shape(b""), mm.ImageShape | None)
 
 
+def recordings(data: bytes, processor: Any) -> None:
+    features = mm.WhisperFeatures(num_mels=128, padding="max")
+    assert_type(mm.AudioDecoder.from_processor(processor), mm.AudioDecoder)
+    decoder = mm.AudioDecoder(features=features, crop="random", duration_s=5)
+    plan = decoder.plan(data, {"start_s": 0.0}, rng=np.random.default_rng(0))
+    assert_type(plan.shape.num_samples, int)
+    assert_type(decoder.decode(data, plan).num_samples, int)
+    samples = mm.AudioDecoder(sample_rate=None, channels=None, dtype="int16", span=(0.0, 1.5))
+    samples(data, span=(0, 1))
+    assert_type(features(torch.zeros(2, 16_000), torch.tensor([9, 16_000])), torch.Tensor)
+
+
 def size_of(data: bytes) -> int:
     return len(data)
 
