@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import FIRST_BYTES, LargeFiles
 from mmstream.reading.step import Job
 from tests.helpers.corpora import write_corpus
+from tests.helpers.media_files import frame_number, video_file
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.stores import WatchedStore, watched, watched_pipeline
 
@@ -342,3 +345,57 @@ def test_windows_are_planned_with_first_bytes(folder: str) -> None:
 def test_min_lazy_bytes_is_a_number(value: Any) -> None:
     with pytest.raises(mm.ConfigError, match="min_lazy_bytes"):
         mm.Decode(min_lazy_bytes=value)
+
+
+def numbered_video() -> bytes:
+    """240 frames in two minutes, with a key every 4 seconds and sound: 0.6 MB."""
+    return video_file(
+        "mp4", num_frames=240, fps=2, gop=8, b_frames=2, width=128, height=128, audio_codec="aac"
+    )
+
+
+def test_segments_of_one_video_are_read_on_their_own(tmp_path: Path) -> None:
+    content = numbered_video()
+    segments = [{"start_s": start, "end_s": start + 4.0} for start in (8.0, 60.0, 100.0)]
+    row = json.dumps({"segments": segments}).encode()
+    folder = write_corpus(tmp_path, [1], lambda _: {"mp4": content, "json": row})
+    pipeline = mm.Pipeline(
+        watched(mm.open_dataset(folder), maps_files=False),
+        global_batch_size=1,
+        before=(mm.one_segment,),
+        decode=mm.Decode(video=mm.VideoDecoder(), min_lazy_bytes=MIN_LAZY_BYTES),
+    )
+    shown = set[tuple[int, ...]]()
+    with closing(PipelineRunner(pipeline)) as runner:
+        for epoch in range(6):
+            (decoded,) = runner.decoded(Job(epoch, 0, 0, 1)).samples
+            row_start = decoded["json"]["start_s"]
+            numbers = [frame_number(frame) for frame in decoded["video"].permute(0, 2, 3, 1)]
+            assert numbers == list(range(int(2 * row_start), int(2 * row_start) + 8))
+            shown.add(tuple(numbers))
+    assert len(shown) > 1
+    assert len(content) > 2 * MIN_LAZY_BYTES
+    num_bytes = pipeline.dataset.store.num_range_bytes
+    assert num_bytes < 6 * (FIRST_BYTES + 3 * LEAST_FETCH_BYTES)
+
+
+@pytest.mark.s3
+def test_frames_of_a_video_on_s3_take_few_bytes_of_it(s3: str) -> None:
+    content = numbered_video()
+    row = json.dumps({"start_s": 40.0, "end_s": 100.0}).encode()
+    write_corpus(f"{s3}/video", [3], lambda _: {"mp4": content, "json": row}, checksums=True)
+    decoder = mm.VideoDecoder(num_frames=4)
+    pipeline = mm.Pipeline(
+        mm.open_dataset(f"{s3}/video"),
+        global_batch_size=1,
+        decode=mm.Decode(video=decoder, min_lazy_bytes=MIN_LAZY_BYTES),
+    )
+    (batch,) = islice(mm.Loader(pipeline, num_workers=0), 1)  # with a reader process
+    expected = decoder.decode(content, row=json.loads(row))
+    (video,) = batch["video"]
+    assert torch.equal(video, torch.from_numpy(expected.pixels).permute(0, 3, 1, 2))
+    assert batch["video_pts_s"].tolist() == expected.times_s.tolist()
+    lineage = batch["__lineage__"]
+    assert len(content) > 2 * MIN_LAZY_BYTES
+    assert lineage.num_bytes - lineage.transfers.num_bytes < 5 * LEAST_FETCH_BYTES
+    assert lineage.transfers.num_bytes <= 2 * 3 * FIRST_BYTES  # also those of later steps
