@@ -30,8 +30,9 @@ from mmstream.decoding.substitute import (
     Transform,
 )
 from mmstream.errors import BadSampleLimitError
+from mmstream.lazy_bytes import LazyBytes
 from mmstream.progress import Progress, Stage
-from mmstream.reading.step import BatchLineage, RawStep
+from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import Sample, SampleLineage
 
 __all__ = ["DecodeStage", "DecodedStep"]
@@ -40,6 +41,10 @@ T = TypeVar("T")
 
 ALIGN_BYTES = 64
 """The pictures and videos of each field begin at a multiple of this in the memory of a batch."""
+
+
+MAX_WAITING = 8
+"""Rows that wait for storage side by side, while their files are read by ranges."""
 
 
 class DecodedStep(NamedTuple):
@@ -118,7 +123,7 @@ class DecodeStage:
         def decode_row(position: int) -> Row:
             return self._decode_row(step, position, prepared[position], memory[position])
 
-        return _assembled(step, self._side_by_side(decode_row, len(step.outcomes)))
+        return _assembled(step, self._side_by_side(decode_row, step.outcomes))
 
     def close(self) -> None:
         """End the threads."""
@@ -142,8 +147,16 @@ class DecodeStage:
             sample["__lineage__"] = SampleLineage._make((shard, index, epoch, lineage.step, seed))
         return DecodedStep(lineage, samples)
 
-    def _side_by_side(self, function: Callable[[int], T], count: int) -> list[T]:
-        return _all_rows(function, count, self._pool, self._num_helpers)
+    def _side_by_side(self, function: Callable[[int], T], outcomes: Sequence[Outcome]) -> list[T]:
+        """Call a function for each row of a step, in threads.
+
+        Rows whose files are read by ranges wait for storage most of the time, so they get more.
+        """
+        num_waiting = min(MAX_WAITING, sum(map(_has_lazy_bytes, outcomes)))
+        if num_waiting <= self._num_helpers + 1:
+            return _all_rows(function, len(outcomes), self._pool, self._num_helpers)
+        with ThreadPoolExecutor(num_waiting - 1, thread_name_prefix="mmstream-waiting") as pool:
+            return _all_rows(function, len(outcomes), pool, num_waiting - 1)
 
     def _memory_of_rows(self, prepared: Sequence[Prepared | None]) -> list[RowMemory]:
         """Return memory of the batch for the pictures and videos of each row.
@@ -189,6 +202,12 @@ class DecodeStage:
                     pixels = (shape.num_frames, shape.height, shape.width, 3)
                     videos.setdefault(field, []).append(_PlannedVideo(row, file, pixels))
         return videos
+
+
+def _has_lazy_bytes(outcome: Outcome) -> bool:
+    return isinstance(outcome, dict) and any(
+        isinstance(value, LazyBytes) for value in outcome.values()
+    )
 
 
 def _cut(block: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ while is no fault of the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -57,9 +57,9 @@ __all__ = [
 
 Transform: TypeAlias = Callable[[Sample], Sample]
 
-SideBySide: TypeAlias = Callable[[Callable[[int], Any], int], list[Any]]
-"""Calls a function with the numbers from 0 to before a number, in threads, and returns the results
-in order."""
+SideBySide: TypeAlias = Callable[[Callable[[int], Any], Sequence[Outcome]], list[Any]]
+"""Calls a function with the position of each raw sample, in threads, and returns the results in
+order."""
 
 MAX_SUBSTITUTES = {SkipSample: 256, SampleError: 32}
 """Substitutes tried for a row: more where a filter leaves samples out than where data is bad.
@@ -193,10 +193,11 @@ class RowDecoder:
         assert decoders is not None
         audio = needs_shapes(decoders, "audio")
         rows = [row for row, sample in enumerate(samples) if isinstance(sample, dict)]
+        outcomes = [step.outcomes[row] for row in rows]
 
         def plan(number: int) -> tuple[Any, MediaPlans]:
             row = rows[number]
-            outcome = step.outcomes[row]
+            outcome = outcomes[number]
             sample: Any = samples[row]
             assert isinstance(outcome, dict)
             address = _address(step, row)
@@ -214,7 +215,7 @@ class RowDecoder:
             except (SampleError, ShardError) as error:
                 return error, {}
 
-        for row, (sample, media_plans) in zip(rows, side_by_side(plan, len(rows)), strict=True):
+        for row, (sample, media_plans) in zip(rows, side_by_side(plan, outcomes), strict=True):
             samples[row], plans[row] = sample, media_plans
 
     def __call__(

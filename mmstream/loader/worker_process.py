@@ -19,6 +19,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from mmstream.decoding.batch_memory import BatchMemory
+from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.loader.batch_transport import SentBatch
 from mmstream.pipeline import Pipeline, PipelineRunner
@@ -119,13 +120,17 @@ def _load(
 def preload_server(pipeline: Pipeline) -> None:
     """Start the process that workers are forked from, without waiting for it.
 
-    It imports the slow modules once, while this process goes on: torch, and the library of the
-    tokenizer.
+    It imports the slow modules once, while this process goes on: torch, the library of the
+    tokenizer, and FFmpeg where videos or recordings are decoded.
     """
     _check_main_guard()
     modules = ["mmstream.loader.loader"]
     if pipeline.decode is not None and pipeline.decode.text is not None:
         modules.append(type(pipeline.decode.text.tokenizer).__module__)
+    if pipeline.decode is not None and video_decoders(pipeline.decode):
+        modules.append("mmstream.decoding.video.file")
+    if pipeline.decode is not None and audio_decoders(pipeline.decode):
+        modules.append("mmstream.decoding.audio.decoder")
     start_fork_server(modules)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,55 @@ def test_the_texts_of_a_step_are_tokenized_together(
     dataset = mm.open_dataset(write_corpus(tmp_path, [8], files))
     assert len(list(mm.Loader(mm.Pipeline(dataset, global_batch_size=4, decode=decoders)))) == 2
     assert calls == [4, 4]
+
+
+def test_rows_that_wait_for_storage_wait_side_by_side(tmp_path: Path) -> None:
+    # All rows of the step must have begun before any of them goes on.
+    barriers = {call: threading.Barrier(4, timeout=20) for call in ("plan", "decode")}
+
+    class Waiting(FakeVideoDecoder):
+        def plan(self, data: Any, *args: Any, **options: Any) -> Any:
+            assert isinstance(data, mm.LazyBytes)
+            barriers["plan"].wait()
+            return super().plan(data, *args, **options)
+
+        def decode(self, *args: Any, **options: Any) -> Any:
+            barriers["decode"].wait()
+            return super().decode(*args, **options)
+
+    padding = b" " * 4096
+    folder = write_corpus(tmp_path, [4], lambda n: {"mp4": fake_file(n, 1) + padding})
+    pipeline = mm.Pipeline(
+        mm.open_dataset(folder),
+        global_batch_size=4,
+        decode=mm.Decode(video=Waiting(), min_lazy_bytes=4096),
+    )
+    (batch,) = mm.Loader(pipeline, num_threads=1)
+    assert len(batch["video"]) == 4
+
+
+def test_tokens_of_a_video_are_those_of_its_frames(dataset: mm.Dataset) -> None:
+    def length(shape: mm.VideoShape) -> int:
+        return 2 * shape.num_frames
+
+    def with_text(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "txt": f"a text of {sample['__key__']}"}
+
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<video>"]})
+    number = tokenizer.convert_tokens_to_ids("<video>")
+    pipeline = mm.Pipeline(
+        dataset,
+        global_batch_size=6,
+        before=(with_text,),
+        decode=mm.Decode(
+            video=FakeVideoDecoder(), text=mm.TextDecoder(tokenizer, video_length=length)
+        ),
+        bad_samples=mm.BadSamplePolicy(max_fraction=1.0, quarantine=None),
+    )
+    expected = steps_of(pipeline)
+    assert steps_of(pipeline, 2, 2, 2) == expected
+    for batch in mm.Loader(pipeline):
+        frames = torch.zeros(6, dtype=torch.int64)
+        frames.index_add_(0, batch["video_row"], batch["video_frames"])
+        assert torch.equal((batch["input_ids"] == number).sum(1), 2 * frames)
