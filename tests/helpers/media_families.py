@@ -122,7 +122,7 @@ def qwen2_5_omni(**settings: Any) -> MediaFamily:
     processor = transformers.Qwen2_5OmniProcessor(
         transformers.Qwen2VLImageProcessor(max_pixels=200_000),
         transformers.Qwen2VLVideoProcessor(cap_pixels_per_frame=False, **settings),
-        transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=300),
+        transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=40),
         tokenizer,
     )
     text = TextDecoder(

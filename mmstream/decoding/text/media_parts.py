@@ -34,7 +34,7 @@ MEDIA_TOKENS = {
 
 _ADVICE = (
     'pass TextDecoder(undecoded_parts="drop") to train without it, or "keep" if your own code '
-    "decodes it, or leave such rows out at conversion"
+    "decodes it, leave such rows out at conversion, or decode them with Decode(video=, audio=)"
 )
 
 
