@@ -36,7 +36,7 @@ MAX_FETCH_BYTES = 8 << 20
 """Longest piece that is fetched at once."""
 
 MAX_AHEAD_BYTES = 32 << 20
-"""Bytes of announced ranges that are fetched together."""
+"""Bytes that are fetched together."""
 
 KEPT_BYTES = 8 << 20
 """Bytes that stay in memory as long as the value. Those that are read first: header and index."""
@@ -144,7 +144,7 @@ class _Cache:
             is_next = start == self._run_stop
             if not is_next:
                 self._run_start = start
-            ahead = min(MAX_FETCH_BYTES, (start - self._run_start) // AHEAD_SHARE)
+            ahead = min(MAX_AHEAD_BYTES, (start - self._run_start) // AHEAD_SHARE)
             end = max(min(stop, start + MAX_AHEAD_BYTES), start + max(LEAST_FETCH_BYTES, ahead))
             ranges = _cut([(start, self._next_held(start, min(self.size, end)))])
             self._run_stop = ranges[-1][1]

@@ -1,0 +1,55 @@
+"""Videos and sounds that are read by ranges give what whole files give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.lazy_bytes import LazyBytes
+from tests.helpers.media_files import AUDIO_KINDS, VIDEO_KINDS, audio_file, video_file
+
+
+def lazy(content: bytes) -> LazyBytes:
+    """Return a file as it lies in a tar: other files are before and behind it."""
+    sample = b"before" * 100 + content + b"behind" * 100
+
+    def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [sample[start:stop] for start, stop in ranges]
+
+    return LazyBytes(len(sample), read_ranges, sample[:1000]).within(600, 600 + len(content))
+
+
+@pytest.mark.parametrize("kind", VIDEO_KINDS)
+def test_videos_read_by_ranges_are_those_of_whole_files(kind: str) -> None:
+    content = video_file(kind, num_frames=30, audio_codec="libopus" if kind == "webm" else None)
+    for decoder in (
+        mm.VideoDecoder(),
+        mm.VideoDecoder(indices=(3, 20)),
+        mm.VideoDecoder(fps=2, span=(0.5, 2.1)),
+    ):
+        whole, ranged = decoder.decode(content), decoder.decode(lazy(content))
+        np.testing.assert_array_equal(ranged.pixels, whole.pixels)
+        np.testing.assert_array_equal(ranged.times_s, whole.times_s)
+
+
+@pytest.mark.parametrize("kind", AUDIO_KINDS)
+def test_sounds_read_by_ranges_are_those_of_whole_files(kind: str) -> None:
+    content = audio_file(kind)
+    for decoder in (mm.AudioDecoder(), mm.AudioDecoder(span=(0.2, 0.7))):
+        np.testing.assert_array_equal(decoder(lazy(content)), decoder(content))
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mkv"])
+def test_storage_that_fails_is_no_fault_of_a_video(kind: str) -> None:
+    content = video_file(kind, num_frames=30)
+
+    def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        raise mm.StorageError("the server is away")
+
+    # The first bytes are there, the others are not.
+    for num_first in (0, 1000, len(content) // 2, len(content) - 1):
+        with pytest.raises(mm.StorageError, match="away"):
+            mm.VideoDecoder()(LazyBytes(len(content), read_ranges, content[:num_first]))
