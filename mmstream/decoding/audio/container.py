@@ -61,6 +61,7 @@ class ContainerSource:
         self.sample_rate = int(first.sample_rate)
         self.num_channels = int(first.layout.nb_channels)
         self.start_s = _start_s(container, first)
+        self._num_priming = _num_priming(stream, packets, first)
         self._stated_samples = _stated_samples(data, container, stream, packets, first)
         self._stated_s = _stated_s(container, stream)
         self._unread: Iterator[Any] | None = chain((first,), frames)
@@ -70,7 +71,7 @@ class ContainerSource:
         """Number of samples per channel. Where no header tells, all are decoded to count them."""
         if self._stated_samples is not None:
             return self._stated_samples
-        num_samples = int(sum(frame.samples for frame in self._frames()))
+        num_samples = int(sum(frame.samples for frame in self._frames())) - self._num_priming
         if self._stated_s is not None and num_samples / self.sample_rate < self._stated_s - _NEAR_S:
             raise DecodeError(
                 f"damaged or truncated: its header promises {self._stated_s:.2f} s, "
@@ -80,7 +81,7 @@ class ContainerSource:
 
     def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
-        position = num_filled = 0
+        position, num_filled = -self._num_priming, 0
         block = np.empty((self.num_channels, _BLOCK_SAMPLES), np.float32)
         for frame in self._frames():
             first, last = max(0, start - position), min(frame.samples, stop - position)
@@ -171,6 +172,21 @@ def _start_s(container: Any, frame: Any) -> float:
     if video.start_time is None or frame.pts is None:
         return 0.0
     return float(frame.pts * frame.time_base - video.start_time * video.time_base)
+
+
+def _num_priming(stream: Any, packets: list[Any], frame: Any) -> int:
+    """Return how many samples FFmpeg leaves that an Opus encoder has put before the recording.
+
+    FFmpeg 8.1 drops a third of them where a Matroska states 16 kHz: Opus counts at 48 kHz.
+    """
+    head = bytes(stream.codec_context.extradata or b"")
+    if not head.startswith(b"OpusHead"):
+        return 0
+    num_stated = int.from_bytes(head[10:12], "little")
+    num_read = round(sum(packet.duration or 0 for packet in packets) * stream.time_base * 48_000)
+    num_left = num_stated - (num_read - frame.samples)
+    # The durations of packets are rounded to a millisecond.
+    return num_left if 48 < num_left < frame.samples else 0
 
 
 def _stated_s(container: Any, stream: Any) -> float | None:
