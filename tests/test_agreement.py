@@ -530,6 +530,24 @@ def test_decoders_by_field_and_functions_before_decoding_are_compared(corpus):
         assert other != same
 
 
+def test_decoders_of_videos_and_recordings_are_compared(corpus):
+    def settings(**decoders):
+        made = mm.Pipeline(
+            mm.open_dataset(corpus), global_batch_size=4, decode=mm.Decode(**decoders)
+        )
+        return rank_settings(made, None)
+
+    audio = mm.AudioDecoder(sample_rate=8000)
+    one = settings(video=mm.VideoDecoder(fps=2, audio=audio), audio=audio)
+    assert one["VideoDecoder.fps"] == "2"
+    assert one["AudioDecoder.sample_rate"] == "8000"
+    assert "sample_rate=8000" in settings(video=mm.VideoDecoder(audio=audio))["VideoDecoder.audio"]
+    assert {"version of av", "version of soxr", "version of torch"} <= one.keys()
+    assert "version of soxr" not in settings(video=mm.VideoDecoder(fps=2))
+    assert "version of av" not in settings()
+    assert json.dumps(one)
+
+
 def test_a_tokenizer_that_was_used_is_still_the_same(corpus):
     tokenizer = byte_tokenizer()
     made = pipeline(corpus, tokenizer=tokenizer)

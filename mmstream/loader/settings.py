@@ -23,7 +23,9 @@ import numpy as np
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
+from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import escaped
 from mmstream.pipeline import Pipeline
@@ -35,6 +37,12 @@ MAX_TEXT = 60
 
 IMAGE_PACKAGES = ("simplejpeg", "pillow", "torch", "numpy")
 """They decode JPEG, decode other formats, resize, and draw random crops."""
+
+VIDEO_PACKAGES = ("av", "torch", "numpy")
+"""They decode, resize, and draw random parts."""
+
+AUDIO_PACKAGES = ("av", "soundfile", "soxr", "torch", "numpy")
+"""They decode, resample, make features, and draw random parts."""
 
 TEXT_PACKAGES = ("tokenizers", "transformers", "jinja2")
 """They tokenize, hold the special tokens, and render chat templates."""
@@ -81,6 +89,10 @@ def rank_settings(
     if isinstance(text, TextDecoder):
         settings |= _fields(text) | {"TextDecoder.tokenizer": f"hash {_tokenizer_hash(text)}"}
         packages += TEXT_PACKAGES
+    if pipeline.decode is not None and pipeline.decode.has_media:
+        media, media_packages = _media_settings(pipeline.decode)
+        settings |= media
+        packages += media_packages
     settings["zero_copy"] = pipeline.zero_copy
     settings["before"] = list(pipeline.before)
     settings["transforms"] = list(pipeline.transforms)
@@ -90,6 +102,18 @@ def rank_settings(
     settings |= policy
     settings |= {f"version of {name}": _version(name) for name in packages}
     return {name: _cut(described(value)) for name, value in settings.items()}
+
+
+def _media_settings(decode: Decode) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of the decoders of videos and recordings, and the packages they use."""
+    settings: dict[str, Any] = {}
+    for kind, decoder in (("video", decode.video), ("audio", decode.audio)):
+        settings[f"{kind} decoder"] = None if decoder is None else type(decoder)
+        if decoder is not None:
+            settings |= _fields(decoder)
+    packages = [*(VIDEO_PACKAGES if video_decoders(decode) else ())]
+    packages += AUDIO_PACKAGES if audio_decoders(decode) else ()
+    return settings, packages
 
 
 def described(value: Any) -> str:
