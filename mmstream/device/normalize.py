@@ -28,6 +28,13 @@ wait for the cores of the decoding threads at each operation.
 """
 
 
+GROUP_NUMBERS = 2**26
+"""Numbers that a GPU normalises at a time: 256 MiB as float32, beside the result.
+
+The frames of many videos are more than that.
+"""
+
+
 @dataclass(frozen=True, init=False)
 class Normalize:
     """Normalisation of images: ``(x / 255 - mean) / std`` per channel, for uint8 pixels x.
@@ -121,6 +128,17 @@ class Normalizer:
         pixels = image.movedim(-3, -1)
         if image.device.type == "cpu" and image.numel() and pixels.is_contiguous():
             return self._in_chunks(pixels).movedim(-1, -3)
+        if image.ndim == 3 or image.numel() <= GROUP_NUMBERS:
+            return self._at_once(image)
+        result = torch.empty_like(image, dtype=self._dtype)
+        num_images = max(1, GROUP_NUMBERS // image[0].numel())
+        for start in range(0, len(image), num_images):
+            group = image[start : start + num_images]
+            result[start : start + num_images] = self._at_once(group)
+        return result
+
+    def _at_once(self, image: torch.Tensor) -> torch.Tensor:
+        """Normalise images as the formula is written."""
         result = image.to(torch.float32).div_(self._scale)
         if self._mean is not None and self._std is not None:
             result.sub_(self._mean.view(-1, 1, 1)).div_(self._std.view(-1, 1, 1))

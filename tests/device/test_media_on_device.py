@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream.device import normalize
+from mmstream.device.normalize import Normalizer
 from tests.helpers.corpora import write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
 
@@ -68,3 +70,17 @@ def test_a_batch_without_videos_moves_too(tmp_path: Path) -> None:
     assert batch["video"].shape == (0, 3, 4, 6)
     assert batch["video"].dtype == torch.float32
     assert [len(batch[name]) for name in ("video_row", "audio", "audio_length")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_frames", [0, 1, 5, 7])
+def test_many_frames_are_normalised_in_groups_to_the_same_bits(
+    num_frames: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not channels_last, so the CPU runs what a GPU runs.
+    frames = torch.randint(0, 256, (num_frames, 3, 4, 6), dtype=torch.uint8)
+    normalizer = Normalizer(NORMALIZE, dtype, torch.device("cpu"))
+    expected = normalizer(frames)
+    monkeypatch.setattr(normalize, "GROUP_NUMBERS", 2 * 3 * 4 * 6)
+    assert torch.equal(normalizer(frames), expected)
+    assert normalizer(frames).dtype == dtype
