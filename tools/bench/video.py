@@ -87,7 +87,8 @@ def by_mmstream(_path: Path, data: bytes, num_frames: int) -> Any:
 def by_pyav(_path: Path, data: bytes, num_frames: int) -> Any:
     """Seek to each frame of a known constant rate, and decode up to it."""
     frames = []
-    with av.open(io.BytesIO(data)) as container:
+    opened: Any = av.open(io.BytesIO(data))
+    with opened as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         step = 1 / (stream.average_rate * stream.time_base)

@@ -74,7 +74,7 @@ def summary(total: int, numbers: list[int], times_s: Any, pixels: Any) -> dict[s
         "num_frames": total,
         "numbers": numbers,
         "times_s": [round(float(time), 6) for time in times_s],
-        "crc32": [zlib.crc32(np.ascontiguousarray(frame)) for frame in pixels],
+        "crc32": [zlib.crc32(np.ascontiguousarray(frame).tobytes()) for frame in pixels],
     }
 
 
