@@ -177,7 +177,8 @@ def _start_s(container: Any, frame: Any) -> float:
 def _num_priming(stream: Any, packets: list[Any], frame: Any) -> int:
     """Return how many samples FFmpeg leaves that an Opus encoder has put before the recording.
 
-    FFmpeg 8.1 drops a third of them where a Matroska states 16 kHz: Opus counts at 48 kHz.
+    FFmpeg goes by the delay that a Matroska states. For speech at 16 kHz, FFmpeg 5 wrote a third of
+    it there. The head of the Opus has the right number.
     """
     head = bytes(stream.codec_context.extradata or b"")
     if not head.startswith(b"OpusHead"):
