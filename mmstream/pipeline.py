@@ -229,6 +229,7 @@ class PipelineRunner:
         connection: StepConnection | None = None,
     ) -> None:
         self._progress = progress or Progress()
+        memory = memory or BatchMemory()
         dataset, order, zero_copy = pipeline.dataset, pipeline.order, pipeline.zero_copy
         # Decoders leave the interpreter free; code that only parses would wait for it.
         in_background = num_threads > 1 and pipeline.decode is not None
@@ -259,7 +260,7 @@ class PipelineRunner:
             memory=memory,
             progress=self._progress,
         )
-        self._collate = _collate_of(pipeline)
+        self._collate = _collate_of(pipeline, memory)
 
     def batch(self, job: Job) -> Batch:
         """Return the batch of a job.
@@ -317,7 +318,7 @@ def _is_never_ranged(_field: str) -> bool:
     return False
 
 
-def _collate_of(pipeline: Pipeline) -> Collate:
+def _collate_of(pipeline: Pipeline, memory: BatchMemory) -> Collate:
     """Return the collate function; the built-in one gets what it must know of the decoders."""
     decode = pipeline.decode
     if pipeline.collate is not collate or decode is None:
@@ -334,6 +335,7 @@ def _collate_of(pipeline: Pipeline) -> Collate:
         settings["audio_fields"] = dict(
             _without_audio(name, decoder) for name, decoder in audio_decoders(decode).items()
         )
+        settings["take_memory"] = memory.take
     if decode.text is not None:
         settings["pad_token_id"] = decode.text.pad_token_id
         settings["pad_to"] = decode.text.pad_to

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmstream.batching.media import join_audio, join_videos
+from mmstream.batching.media import TakeMemory, join_audio, join_videos
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
@@ -83,6 +83,7 @@ def collate(
     list_fields: Collection[str] = (),
     video_fields: Mapping[str, torch.Tensor | None] | None = None,
     audio_fields: Mapping[str, torch.Tensor] | None = None,
+    take_memory: TakeMemory | None = None,
 ) -> Batch:
     """Make a batch of decoded samples.
 
@@ -103,6 +104,8 @@ def collate(
         audio_fields: Fields of recordings, and of their features, which end with ``_features``; and
             what they are without any, such as float32 [0, 0]. Default: ``audio`` and
             ``audio_features``.
+        take_memory: Returns memory for padded recordings, uint8 [num_bytes]: that of the batch, in
+            which they cross to the main process. None: new memory.
 
     Returns:
         A dict of fields. Fields whose names start with ``__`` are left out.
@@ -144,7 +147,13 @@ def collate(
     batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
-    media = _media(names, samples, video_fields or {"video": None}, audio_fields or _AUDIO_FIELDS)
+    media = _media(
+        names,
+        samples,
+        video_fields or {"video": None},
+        audio_fields or _AUDIO_FIELDS,
+        take_memory,
+    )
     for name in names:
         if name in media:
             batch |= media[name]
@@ -180,6 +189,7 @@ def _media(
     samples: Sequence[Sample],
     video_fields: Mapping[str, torch.Tensor | None],
     audio_fields: Mapping[str, torch.Tensor],
+    take_memory: TakeMemory | None,
 ) -> dict[str, Batch]:
     """Return what the fields of videos and recordings become, with nothing for their companions."""
     media: dict[str, Batch] = {}
@@ -188,7 +198,7 @@ def _media(
         if name in video_fields:
             joined = join_videos(name, samples, video_fields[name])
         elif name in audio_fields:
-            joined = join_audio(name, samples, audio_fields[name])
+            joined = join_audio(name, samples, audio_fields[name], take_memory)
         if joined is not None:
             media |= {key: {} for key in joined} | {name: joined}
     return media

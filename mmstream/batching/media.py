@@ -11,6 +11,7 @@ order of rows, and companions say what belongs to which:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -21,12 +22,15 @@ import torch
 from mmstream.errors import ConfigError
 from mmstream.types import Batch, Sample
 
-__all__ = ["join_audio", "join_videos"]
+__all__ = ["TakeMemory", "join_audio", "join_videos"]
 
 FEATURES = "_features"
 """How the name of a field ends that holds features of recordings in place of their samples."""
 
 Tensors: TypeAlias = list[torch.Tensor]
+
+TakeMemory: TypeAlias = Callable[[int], torch.Tensor]
+"""Returns memory of so many bytes, uint8 [num_bytes]."""
 
 
 def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None) -> Batch | None:
@@ -66,13 +70,19 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
     return batch
 
 
-def join_audio(name: str, samples: Sequence[Sample], empty: torch.Tensor) -> Batch | None:
+def join_audio(
+    name: str,
+    samples: Sequence[Sample],
+    empty: torch.Tensor,
+    take_memory: TakeMemory | None = None,
+) -> Batch | None:
     """Join a field of recordings, each [T] or [C, T], or of their features, each [M, T].
 
     Args:
         name: The field. A sample has one recording, a list of them, or none.
         samples: The decoded samples, one per row.
         empty: The field without any recording, such as float32 [0, 0].
+        take_memory: Returns memory, uint8 [num_bytes]. None: new memory.
 
     Returns:
         The field and its companions, as `collate` describes them. None: these are no recordings as
@@ -91,7 +101,7 @@ def join_audio(name: str, samples: Sequence[Sample], empty: torch.Tensor) -> Bat
         if own is not None and sum(map(len, _flat(own))) == len(recordings):
             lengths = [int(number) for tensor in _flat(own) for number in tensor]
     batch: Batch = {
-        name: _padded(recordings, empty),
+        name: _padded(recordings, empty, take_memory),
         f"{stem}_row": _rows(of_rows),
         length: torch.tensor(lengths, dtype=torch.int64),
     }
@@ -172,7 +182,9 @@ def _frames(videos: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:
     return torch.cat(videos).contiguous(memory_format=torch.channels_last)
 
 
-def _padded(recordings: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:
+def _padded(
+    recordings: Tensors, empty: torch.Tensor, take_memory: TakeMemory | None
+) -> torch.Tensor | Tensors:
     """Return [N, ..., T], filled with zeros; recordings that differ in channels stay a list."""
     if not recordings:
         return empty
@@ -181,7 +193,12 @@ def _padded(recordings: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:
         return recordings
     first = recordings[0]
     longest = max(recording.shape[-1] for recording in recordings)
-    padded = first.new_empty((len(recordings), *first.shape[:-1], longest))
+    shape = (len(recordings), *first.shape[:-1], longest)
+    if take_memory is None or first.device.type != "cpu" or not longest:
+        padded = first.new_empty(shape)
+    else:
+        num_bytes = math.prod(shape) * first.element_size()
+        padded = take_memory(num_bytes).view(first.dtype).view(shape)
     for recording, row in zip(recordings, padded, strict=True):
         num_samples = recording.shape[-1]
         row[..., :num_samples] = recording

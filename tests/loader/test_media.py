@@ -278,3 +278,20 @@ def test_tokens_of_a_video_are_those_of_its_frames(dataset: mm.Dataset) -> None:
         frames = torch.zeros(6, dtype=torch.int64)
         frames.index_add_(0, batch["video_row"], batch["video_frames"])
         assert torch.equal((batch["input_ids"] == number).sum(1), 2 * frames)
+
+
+def test_recordings_are_padded_in_the_memory_in_which_they_cross(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path, [8], lambda n: {"wav": fake_file(n, 9 + n)})
+    dataset = mm.open_dataset(folder)
+    pipeline = mm.Pipeline(dataset, global_batch_size=4, decode=mm.Decode(audio=FakeAudioDecoder()))
+    with closing(PipelineRunner(pipeline)) as runner:
+        first = runner.batch(Job(0, 0, 0, 4))
+        memory = runner._decode._memory
+        assert memory.block_of(first["audio"]) is not None
+        kept = first["audio"].clone()
+        second = runner.batch(Job(0, 1, 0, 4))
+        assert second["audio"].data_ptr() != first["audio"].data_ptr()
+        assert torch.equal(first["audio"], kept)
+    with closing(mm.Loader(pipeline, num_workers=1)) as loader:
+        for sent, made in zip(loader, mm.Loader(pipeline), strict=True):
+            assert media_rows(sent) == media_rows(made)
