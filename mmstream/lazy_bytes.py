@@ -10,8 +10,9 @@ How much is read:
   at most a quarter of what is used, and 64 KiB for each place that is read from.
 - Ranges that `LazyBytes.expect` announces are fetched exactly, in long pieces that travel side by
   side. A decoder that knows where its frames lie announces them.
-- The first 8 MiB stay in memory: a container is opened more than once, and reads its header and its
-  index first. What comes later is held until `LazyFile.close`, and at most 64 MiB of it.
+- The first 8 MiB stay in memory until `LazyBytes.clear`: a container is opened more than once, and
+  reads its header and its index first. What comes later is held until `LazyBytes.forget`, and at
+  most 64 MiB of it.
 """
 
 from __future__ import annotations
@@ -119,6 +120,12 @@ class _Cache:
         self._drop(list(self._passing))
         self._expected = []
         self._run_start = self._run_stop = -1
+
+    def clear(self) -> None:
+        """Give all memory back."""
+        self.forget()
+        self._pieces.clear()
+        self._kept_bytes = 0
 
     def is_same(self, other: _Cache) -> bool:
         """Tell whether all that was read here is the same there; it is read there again."""
@@ -325,6 +332,10 @@ class LazyBytes:
     def forget(self) -> None:
         """Give the memory back, but for the first 8 MiB that were read of the sample."""
         self._cache.forget()
+
+    def clear(self) -> None:
+        """Give all memory back. What is read after that is fetched again."""
+        self._cache.clear()
 
 
 class LazyFile(io.RawIOBase):

@@ -338,8 +338,8 @@ class RowDecoder:
             raise
         finally:
             for value in outcome.values() if isinstance(outcome, dict) else ():
-                if isinstance(value, LazyBytes):
-                    value.forget()
+                if isinstance(value, LazyBytes):  # the step holds it until its last row
+                    value.clear()
 
     def _decode_outcome(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
@@ -24,6 +24,7 @@ from mmstream.pipeline import PipelineRunner
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import FIRST_BYTES, LargeFiles
 from mmstream.reading.step import Job
+from mmstream.reading.window_memory import needs_single_samples, window_bytes
 from tests.helpers.corpora import write_corpus
 from tests.helpers.media_files import frame_number, video_file
 from tests.helpers.reader_thread import reader_thread
@@ -129,6 +130,28 @@ def test_windows_hold_first_bytes_only(folder: str) -> None:
             lineage = runner.batch(Job(0, 0, 0, NUM_BATCH_ROWS, iteration=iteration))["__lineage__"]
     # It has read this step and what fits into the horizon: the whole epoch.
     assert lineage.transfers.num_bytes <= sum(COUNTS) * FIRST_BYTES
+
+
+def test_windows_of_large_samples_need_little_memory(folder: str) -> None:
+    pipeline = pipeline_of(folder)
+    rows = NUM_BATCH_ROWS
+    whole = window_bytes(pipeline.dataset, pipeline.order, rows)
+    assert whole > 2 * MIN_LAZY_BYTES
+    first = window_bytes(pipeline.dataset, pipeline.order, rows, least_large_bytes=MIN_LAZY_BYTES)
+    assert first < whole / 5
+    memory = int(4 * whole) - 4
+    setup = pipeline.dataset, pipeline.order, rows, memory
+    assert needs_single_samples(*setup)
+    assert not needs_single_samples(*setup, least_large_bytes=MIN_LAZY_BYTES)
+
+
+def test_samples_of_a_mixture_name_their_source(folder: str) -> None:
+    sources = {"a": (mm.open_dataset(folder), 1), "b": (mm.open_dataset(folder), 1)}
+    lazy = pipeline_of(mm.Mixture(sources, stop="first"))  # type: ignore[arg-type]
+    whole = pipeline_of(mm.Mixture(sources, stop="first"), min_lazy_bytes=None)  # type: ignore[arg-type]
+    taken = lazy.take(8)
+    assert taken == whole.take(8)
+    assert {sample["__source__"] for sample in taken} == {"a", "b"}
 
 
 def test_take_and_random_access_give_the_same_files(folder: str) -> None:
@@ -305,6 +328,7 @@ def one_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     offset=st.integers(0, 511),
     value=st.binary(min_size=1, max_size=1),
 )
+@settings(max_examples=30)
 def test_damaged_headers_are_errors_as_when_the_sample_is_read_whole(
     header: int, offset: int, value: bytes, one_sample: Path
 ) -> None:
@@ -367,7 +391,7 @@ def test_segments_of_one_video_are_read_on_their_own(tmp_path: Path) -> None:
     )
     shown = set[tuple[int, ...]]()
     with closing(PipelineRunner(pipeline)) as runner:
-        for epoch in range(6):
+        for epoch in range(4):
             (decoded,) = runner.decoded(Job(epoch, 0, 0, 1)).samples
             row_start = decoded["json"]["start_s"]
             numbers = [frame_number(frame) for frame in decoded["video"].permute(0, 2, 3, 1)]
@@ -376,7 +400,7 @@ def test_segments_of_one_video_are_read_on_their_own(tmp_path: Path) -> None:
     assert len(shown) > 1
     assert len(content) > 2 * MIN_LAZY_BYTES
     num_bytes = pipeline.dataset.store.num_range_bytes
-    assert num_bytes < 6 * (FIRST_BYTES + 3 * LEAST_FETCH_BYTES)
+    assert num_bytes < 4 * (FIRST_BYTES + 3 * LEAST_FETCH_BYTES)
 
 
 @pytest.mark.s3
