@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import uuid
 from collections.abc import Generator, Iterator
 from itertools import groupby
@@ -80,6 +81,23 @@ def s3() -> Iterator[str]:
         for name, value in server.env.items():
             environment.setenv(name, value)
         yield f"s3://{server.bucket}/{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a certificate of this machine and its key."""
+    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    try:
+        subprocess.run(
+            [*command.split(), *names, "-keyout", path, "-out", path],
+            check=True,
+            capture_output=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("needs the program openssl")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -96,6 +96,38 @@ def test_a_real_limit_of_the_file_system_is_one_line(corpus, tmp_path):
     assert_resumes(corpus, tmp_path)
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with 64 kB; a function makes it larger."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("this process may not mount a file system")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_file_system_that_is_full_is_one_line_and_the_same_command_resumes(
+    corpus, tmp_path, small_disk
+):
+    out = small_disk / "out"
+    command = [sys.executable, "-m", "mmstream", "convert", corpus, out]
+    command += ["--samples-per-shard", "8", "--num-workers", "2", "--max-rejects", "10%"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 1
+    *_, line = process.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "No space left on device" in line
+    assert list(out.glob("*.tar"))
+    with pytest.raises(ManifestError, match="mmstream convert"):
+        open_dataset(out)
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    subprocess.run(command, check=True, capture_output=True)
+    run(corpus, tmp_path / "alone")
+    assert tree(out) == tree(tmp_path / "alone")
+
+
 def test_a_folder_of_media_that_is_gone_is_no_reject(corpus, tmp_path, monkeypatch):
     from mmstream.converting import shard
 

@@ -9,15 +9,20 @@ import io
 import json
 import lzma
 import os
+import ssl
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.rows import detect, json_values, records
 from mmstream.converting.rows.open import RowOptions, open_rows
 from mmstream.errors import ConfigError
+from mmstream.storage import open_store
 from tests.helpers.convert_corpus import rejects, run, shards
 from tests.helpers.memory import allocations_below
 from tests.helpers.web_stubs import WebStub, running
@@ -62,6 +67,12 @@ def values(path, **options):
 
 def zstd(data):
     return pa.Codec("zstd").compress(data, asbytes=True)
+
+
+def parquet(rows):
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=9)
+    return file.getvalue()
 
 
 FORMS = {
@@ -420,6 +431,43 @@ def test_rows_of_a_server_without_ranges_are_read_whole(tmp_path):
     objects = {"rows.jsonl": b'{"text": "t"}\n' * 9000}
     with running(WebStub, objects, has_ranges=False) as server:
         assert len(values(f"{server.url}/rows.jsonl")) == 9000
+
+
+REMOTE = {name: FORMS[name] for name in ("rows.jsonl", "members.jsonl.gz", "rows.csv")}
+REMOTE["rows.parquet"] = parquet(ROWS)
+
+
+def test_rows_come_from_an_https_server_that_is_trusted_and_from_no_other(tmp_path, certificate):
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(certificate)
+    with running(WebStub, dict(REMOTE), tls=serving) as server:
+        with pytest.raises(ConfigError, match="certificate verify failed"):
+            values(f"{server.url}/rows.jsonl")
+        urls = [f"{server.url}/{name}" for name in REMOTE]
+        command = [sys.executable, "-m", "mmstream", "convert", *urls, tmp_path / "remote"]
+        trusting = os.environ | {"SSL_CERT_FILE": str(certificate)}  # read at the first import
+        subprocess.run(command, env=trusting, check=True, capture_output=True)
+    paths = [tmp_path / name for name in REMOTE]
+    for path in paths:
+        path.write_bytes(REMOTE[path.name])
+    run(paths, tmp_path / "local", samples_per_shard=5000)
+    assert shards(tmp_path / "remote") == shards(tmp_path / "local")
+
+
+@pytest.mark.s3
+def test_rows_come_from_a_real_s3_server_by_name_by_pattern_and_by_folder(s3, tmp_path):
+    folder = f"{s3}/{tmp_path.name}"
+    store = open_store(folder)
+    for name, data in REMOTE.items():
+        store.write(name, data)
+        assert values(f"{folder}/{name}") == ROWS
+    assert values([f"{folder}/rows.jsonl", f"{folder}/*.gz"]) == ROWS * 2
+    run([f"{folder}/rows.jsonl", f"{folder}/*.gz"], tmp_path / "remote")
+    (tmp_path / "rows.jsonl").write_bytes(lines(ROWS) * 2)
+    run(tmp_path / "rows.jsonl", tmp_path / "local")
+    assert shards(tmp_path / "remote") == shards(tmp_path / "local")
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl: no such object"):
+        values(f"{folder}/none.jsonl")
 
 
 def test_an_array_of_one_line_takes_the_memory_of_a_block_however_long_it_is(tmp_path):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,7 @@ from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from mmstream.storage import open_store
 from mmstream.storage.write_lock import LockedError, write_lock
 from tests.helpers.convert_corpus import make_corpus, run, tree
+from tests.helpers.paths import DOCS
 
 FORK = multiprocessing.get_context("fork")
 SPLITS = {"train": 0.7, "val": 0.3}
@@ -243,4 +247,43 @@ def test_finalize_finds_the_duplicates_that_the_plan_asks_for(corpus, tmp_path, 
     run(corpus, tmp_path / "out", shard_range=(0, 2), **options)
     run(corpus, tmp_path / "out", shard_range=(2, 9), **options)
     assert finalize(tmp_path / "out").num_pairs
+    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
+
+
+SBATCH = """#!/bin/bash
+# A stand-in for sbatch: the job runs here and now, each task of an array after the other.
+array=0-0
+while [ $# -gt 0 ]; do
+    case $1 in
+        --array=*) array=${1#--array=} ;;
+        --dependency=afterok:*) [ "${1#--dependency=afterok:}" = 42 ] || exit 3 ;;
+        --wrap) command=$2; shift ;;
+    esac
+    shift
+done
+for task in $(seq "${array%-*}" "${array#*-}"); do
+    SLURM_ARRAY_TASK_ID=$task bash -c "$command" >&2 || exit 1
+done
+echo 42
+"""
+
+
+@pytest.mark.slow
+def test_the_array_of_the_docs_writes_the_bytes_of_one_process(corpus, tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(SBATCH)
+    (folder / "sbatch").chmod(0o755)
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables = os.environ | {
+        "PATH": path,
+        "SHARDS_PER_TASK": "2",
+        "CONVERT_OPTIONS": "--samples-per-shard 8",
+        "FINALIZE_OPTIONS": "--max-rejects 10%",
+    }
+    # Five shards: the third task has one of them, and the fourth none.
+    command = ["bash", DOCS / "convert_slurm.sh", corpus, tmp_path / "out", "4"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run(corpus, tmp_path / "alone")
     assert tree(tmp_path / "out") == tree(tmp_path / "alone")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from types import SimpleNamespace
 
@@ -44,20 +43,3 @@ def pauses(monkeypatch):
     monkeypatch.setattr(patience, "time", clock)
     patience._patience.cache_clear()
     return taken
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory):
-    """A file with a certificate of this machine and its key."""
-    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    try:
-        subprocess.run(
-            [*command.split(), *names, "-keyout", path, "-out", path],
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("needs the program openssl")
-    return path

@@ -2,10 +2,10 @@
 
     python -m tools.prove.readers --peers-python ~/peers/bin/python
 
-It converts photos with captions, texts alone, and conversations. webdataset and Hugging Face's
-`datasets` must then give the same keys and bytes as `mm.open_dataset`, and img2dataset's reader and
-pyarrow the same rows of the sidecars. The peers run with a Python of their own; one that is not
-installed there is named.
+It converts photos with captions, texts alone, and conversations. webdataset, Hugging Face's
+`datasets` and Megatron-Energon must then give the same keys and bytes as `mm.open_dataset`, and
+img2dataset's reader and pyarrow the same rows of the sidecars. The peers run with a Python of their
+own; one that is not installed there is named.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def judge(reader: str, result: subprocess.CompletedProcess[str], expected: dict[
         last = result.stderr.strip().rpartition("\n")[2]
         return "is not installed" if "No module named" in last else f"failed: {last}"
     given = json.loads(result.stdout.splitlines()[-1])
-    if reader in ("webdataset", "datasets"):
+    if reader in ("webdataset", "datasets", "energon"):
         return f"the same {len(given)} samples" if given == expected else "OTHER SAMPLES"
     keys = set(given) == set(expected)
     return f"the same {len(given)} keys" if keys else "OTHER KEYS"
@@ -179,9 +179,47 @@ def read_img2dataset(folder: Path) -> Iterator[tuple[str, Any]]:
                 yield row["key"], row["url"]
 
 
+def read_energon(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Read with Megatron-Energon, after its own command has prepared the tars."""
+    from megatron.energon import (
+        Cooker,
+        DefaultTaskEncoder,
+        WorkerConfig,
+        get_loader,
+        get_val_dataset,
+        stateless,
+    )
+
+    prepared = folder.parent / f"{folder.name}-energon"
+    prepared.mkdir()
+    for path in _tars(folder):
+        (prepared / Path(path).name).symlink_to(path)
+    tool = str(Path(sys.executable).parent / "energon")
+    options = "--non-interactive --no-progress --split-ratio 0,1,0 --sample-type CrudeWebdataset"
+    subprocess.run([tool, "prepare", *options.split(), prepared], check=True, stdout=sys.stderr)
+
+    class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
+        """Leaves samples as their bytes."""
+
+        decoder = None
+        cookers = (Cooker(stateless(lambda sample: sample)),)
+
+        def batch(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return samples
+
+    settings = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_val_dataset(
+        str(prepared), batch_size=7, worker_config=settings, task_encoder=Encoder()
+    )
+    for samples in get_loader(dataset):
+        for sample in samples:
+            yield sample["__key__"], _hashes(sample)
+
+
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
     "webdataset": read_webdataset,
     "datasets": read_datasets,
+    "energon": read_energon,
     "pyarrow": read_sidecars,
     "img2dataset": read_img2dataset,
 }
