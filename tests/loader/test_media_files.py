@@ -70,6 +70,23 @@ def test_batches_of_real_files_are_the_same_with_threads_workers_and_ranks(
     assert [first + second for first, second in halves] == expected[1:2]
 
 
+def test_files_that_are_read_by_ranges_give_the_same_batches(dataset: mm.Dataset) -> None:
+    audio = mm.AudioDecoder(sample_rate=8000)
+    rows = []
+    for min_lazy_bytes in (None, 2048):
+        decode = mm.Decode(
+            video=mm.VideoDecoder(num_frames=3, audio=audio),
+            audio=audio,
+            min_lazy_bytes=min_lazy_bytes,
+        )
+        policy = mm.BadSamplePolicy(max_fraction=1.0, quarantine=None)
+        pipeline = mm.Pipeline(dataset, global_batch_size=4, decode=decode, bad_samples=policy)
+        batches = list(mm.Loader(pipeline))
+        bad = [[record.reason for record in batch["__lineage__"].bad] for batch in batches]
+        rows.append((list(map(media_rows, batches)), bad))
+    assert rows[0] == rows[1]
+
+
 def test_the_frames_are_those_of_their_times_and_the_sound_that_of_the_span(
     dataset: mm.Dataset,
 ) -> None:
