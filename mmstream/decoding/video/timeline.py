@@ -154,6 +154,8 @@ def without_undecodable_start(timeline: Timeline) -> Timeline:
     first = keys[0]
     is_shown = timeline.is_shown & (timeline.pts >= timeline.pts[first])
     is_shown[:first] = False
+    if not is_shown.any():
+        raise DecodeError("has no frame in it")
     if is_shown.all():
         return timeline
     return Timeline(

@@ -1,0 +1,37 @@
+"""What a timeline makes of packets that no decoder shows."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from mmstream.decoding.video.timeline import Timeline, without_undecodable_start
+from mmstream.errors import DecodeError
+
+
+def timeline(pts: list[int], keys: list[int], shown: list[bool] | None = None) -> Timeline:
+    is_key = np.zeros(len(pts), bool)
+    is_key[keys] = True
+    is_shown = np.array(shown or [True] * len(pts))
+    return Timeline(np.array(pts), np.arange(len(pts)), is_key, is_shown, Fraction(1, 10), 1)
+
+
+def test_frames_in_front_of_the_first_key_are_not_counted() -> None:
+    whole = without_undecodable_start(timeline([5, 8, 6, 7, 9], [1]))
+    assert whole.display_order.tolist() == [1, 4]
+    np.testing.assert_allclose(whole.times_s, [0, 0.1])
+    assert whole.duration_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("keys", [[], [1]])
+def test_a_video_without_a_frame_that_is_shown_is_a_bad_one(keys: list[int]) -> None:
+    with pytest.raises(DecodeError, match="has no frame"):
+        without_undecodable_start(timeline([0, 1, 2], keys, [True, False, False]))
+
+
+def test_decoding_starts_at_the_key_that_a_frame_needs() -> None:
+    # The frame of packet 3 is shown before the key of packet 2, and may need the group before.
+    groups = timeline([0, 1, 4, 3, 5], [0, 2])
+    assert [groups.start_of(packet) for packet in range(5)] == [0, 0, 2, 0, 2]
