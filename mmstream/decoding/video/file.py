@@ -31,6 +31,9 @@ __all__ = ["VideoFile", "read_video_file"]
 MAX_PACKETS = 1 << 22
 """Most packets of a video: 19 hours at 60 frames per second."""
 
+_SEEKABLE = ("matroska,webm", "mov,mp4,m4a,3gp,3g2,mj2", "avi", "flv")
+"""Formats in which packets have the same times after a seek. In others FFmpeg counts some anew."""
+
 Pixels = NDArray[np.uint8]
 
 
@@ -102,6 +105,7 @@ class VideoFile(NamedTuple):
             reader: PacketReader
             if table is None:
                 discard_others(container, stream)
+                may_seek = may_seek and container.format.name in _SEEKABLE
                 reader = DemuxedPackets(container, stream, self.timeline, may_seek)
             else:
                 reader = TablePackets(data, table)
@@ -145,7 +149,8 @@ def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> 
             return VideoFile(table.timeline, stored, table.rotation, fps, table)
         discard_others(container, stream)
         packets = _Packets(container, stream)
-        timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS)
+        has_pts = container.format.name != "avi"
+        timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts)
         return VideoFile(timeline, stored, packets.rotation(), _fps(stream, timeline))
 
 

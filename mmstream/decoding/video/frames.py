@@ -9,6 +9,7 @@ Frames that no other frame is predicted from are skipped, unless they are chosen
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -80,6 +81,8 @@ def runs(timeline: Timeline, packets: Sequence[int]) -> list[tuple[int, int, lis
 
 def num_decoded(timeline: Timeline, packets: Sequence[int]) -> int:
     """Return how many packets are decoded for the chosen ones."""
+    if timeline.is_counted:
+        return max(packets) + 1
     return sum(end - start for start, end, _ in runs(timeline, packets))
 
 
@@ -110,6 +113,9 @@ def decoded_frames(
         TimeoutError: It takes too long.
         UnseekableError: The reader does not find a packet.
     """
+    if timeline.is_counted:
+        yield from _counted_frames(reader, context, timeline, packets, deadline)
+        return
     parts = runs(timeline, packets) if may_jump else [(0, max(packets) + 1, list(packets))]
     reader.expect([(start, end) for start, end, _ in parts])
     if parts[0][0] > 0 and _needs_first_packet(context):
@@ -129,6 +135,31 @@ def decoded_frames(
             yield from missing.matching(context.decode(packet))
         yield from missing.matching(context.decode(None))
         missing.check()
+
+
+def _counted_frames(
+    reader: PacketReader,
+    context: Any,
+    timeline: Timeline,
+    packets: Sequence[int],
+    deadline: Deadline,
+) -> Iterator[tuple[int, Any]]:
+    """Decode from the start, and count the frames as they come out, in the order of display."""
+    chosen = set(packets)
+    number = 0
+    fed: Iterator[Any] = (packet for _, packet in reader.packets(0, len(timeline.pts)))
+    for packet in itertools.chain(fed, (None,)):
+        deadline.check()
+        for frame in context.decode(packet):
+            if number in chosen:
+                chosen.discard(number)
+                if frame.is_corrupt:
+                    raise DamagedError(f"frame {number} is damaged")
+                yield number, frame
+            number += 1
+        if not chosen:
+            return
+    raise DamagedError(f"frame {min(chosen)} is damaged or lost")
 
 
 def _needs_first_packet(context: Any) -> bool:

@@ -15,7 +15,7 @@ them, though it may be shown after them. Worked example, four frames at 10 per s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -46,6 +46,9 @@ class Timeline:
         is_shown: Whether the packet holds a frame that is shown.
         time_base: Seconds of one unit.
         last_duration: How long the last frame is shown, in units. 0: not known.
+        is_counted: Whether frames are known by their number alone. The file does not say which
+            packet is shown when. Then `pts` is the time of the frames in the order of display, and
+            they must be decoded from the start.
     """
 
     pts: IntArray
@@ -54,6 +57,7 @@ class Timeline:
     is_shown: BoolArray
     time_base: Fraction
     last_duration: int = 0
+    is_counted: bool = False
 
     @cached_property
     def display_order(self) -> IntArray:
@@ -101,7 +105,11 @@ class Timeline:
 
 
 def demuxed_timeline(
-    packets: Iterable[Any], stream: Any, deadline: Deadline, max_packets: int
+    packets: Iterable[Any],
+    stream: Any,
+    deadline: Deadline,
+    max_packets: int,
+    has_pts: bool = True,
 ) -> Timeline:
     """Read the timeline of a stream from all of its packets.
 
@@ -110,6 +118,7 @@ def demuxed_timeline(
         stream: PyAV's stream.
         deadline: When to stop.
         max_packets: Limit on their number.
+        has_pts: Whether the container says when a frame is shown. AVI does not.
 
     Raises:
         DecodeError: The file has no frame, or too many packets.
@@ -143,6 +152,8 @@ def demuxed_timeline(
         Fraction(stream.time_base),
         last[1],
     )
+    if not has_pts and stream.codec_context.has_b_frames:
+        return replace(timeline, pts=np.sort(timeline.dts), is_counted=True)
     return without_undecodable_start(timeline)
 
 
@@ -158,11 +169,4 @@ def without_undecodable_start(timeline: Timeline) -> Timeline:
         raise DecodeError("has no frame in it")
     if is_shown.all():
         return timeline
-    return Timeline(
-        timeline.pts,
-        timeline.dts,
-        timeline.is_key,
-        is_shown,
-        timeline.time_base,
-        timeline.last_duration,
-    )
+    return replace(timeline, is_shown=is_shown)

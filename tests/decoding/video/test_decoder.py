@@ -30,6 +30,15 @@ def test_every_frame_is_taken_alone_and_together(kind: str) -> None:
         np.testing.assert_array_equal(frame[0], decoded.pixels[number])
 
 
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+def test_frames_of_an_avi_are_taken_in_the_order_of_display(codec: str) -> None:
+    data = video_file("avi", codec=codec, num_frames=20, b_frames=2)
+    assert numbers(mm.VideoDecoder()(data)) == list(range(20))
+    decoded = mm.VideoDecoder(indices=(17, 3, 3)).decode(data)
+    assert numbers(decoded.pixels) == [17, 3, 3]
+    np.testing.assert_allclose(decoded.times_s, [1.7, 0.3, 0.3])
+
+
 @pytest.mark.parametrize("codec", ["libx264", "libx265"])
 def test_frames_of_open_groups_are_taken_alone(codec: str) -> None:
     data = video_file("mp4", codec=codec, num_frames=30, b_frames=3, open_gop=True)
