@@ -144,10 +144,12 @@ def model_inputs(
     media = _media(
         batch, family, pictures, _pixel_changer(normalize, model, "video"), video_field, audio_field
     )
-    if family == _SPEECH:
-        return transcribed(batch, text, media.features, config)
     if blank_image:
         text, media = _with_blanks(text, config, media)
+    if media.features is not None:
+        media = media._replace(features=media.features.of_dtype(_dtype_of(model)))
+    if family == _SPEECH:
+        return transcribed(batch, text, media.features, config)
     inputs = {**text, **_media_inputs(text["input_ids"], config, media)}
     if not isinstance(model_or_family, str):  # a default config has tokens of its own
         _check_all_tokens(text["input_ids"], config, media)
@@ -386,8 +388,7 @@ def _pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], 
         model: The model, which has a dtype. None: float32.
         kind: "image" or "video": whose mean and deviation of a processor are taken.
     """
-    dtype = getattr(model, "dtype", None)
-    dtype = dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32
+    dtype = _dtype_of(model)
 
     def change(image: Tensor) -> Tensor:
         if image.is_floating_point():
@@ -404,6 +405,13 @@ def _pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], 
         return Normalizer(settings, dtype, image.device)(image)
 
     return change
+
+
+def _dtype_of(model: Any) -> torch.dtype:
+    """Return the dtype of a model's weights; float32 where there is no model."""
+    dtype = getattr(model, "dtype", None)
+    is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return dtype if isinstance(dtype, torch.dtype) and is_floating else torch.float32
 
 
 def _settings_of(normalize: Any, kind: str) -> Normalize | None:

@@ -8,7 +8,7 @@ text as labels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,11 +28,15 @@ class Features:
     """The log-mel features of a batch's recordings. There is at least one."""
 
     values: Tensor
-    """float32 [num_audios, M, F]."""
+    """Floating [num_audios, M, F]."""
     lengths: Tensor
     """int64 [num_audios], frames that are not padding."""
     rows: Tensor
     """int64 [num_audios], the row of each recording, ascending."""
+
+    def of_dtype(self, dtype: torch.dtype) -> Features:
+        """Return the same features in the dtype that a model computes in."""
+        return replace(self, values=self.values.to(dtype))
 
 
 def features_of(batch: Batch, field: str, family: str) -> Features | None:

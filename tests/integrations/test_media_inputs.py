@@ -279,6 +279,18 @@ def test_whisper_gets_the_features_of_its_extractor_and_learns_the_next_token() 
     assert torch.isfinite(loss)
 
 
+def test_features_have_the_dtype_of_the_model() -> None:
+    batch, _ = speech_batch(["one", "two"], [0.1, 0.2])
+    model = model_of("whisper", byte_tokenizer()).bfloat16()
+    inputs = model_inputs(batch, model)
+    assert inputs["input_features"].dtype == torch.bfloat16
+    assert torch.isfinite(model(**inputs).loss)
+    family = FAMILIES["qwen2_audio"]()
+    hearing = model_of("qwen2_audio", family.tokenizer).bfloat16()
+    text = mm.collate([Row("qwen2_audio", family, [], []).sample])
+    assert torch.isfinite(hearing(**model_inputs(text, hearing)).loss)  # of a blank recording
+
+
 def test_whisper_takes_one_recording_a_row_and_padding_on_the_right() -> None:
     batch, _ = speech_batch(["one", "two"], [0.1, 0.1])
     model = model_of("whisper", byte_tokenizer())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,26 @@ def test_real_files_reach_the_model_as_its_processor_makes_them(name: str, tmp_p
     learned = family.tokenizer.decode(labels[0][labels[0] != -100])
     assert learned == f"{len(media_of(name, 0)[0])} cats<|im_end|>"
     assert torch.isfinite(model(**inputs, labels=labels).loss)
+
+
+def test_times_of_a_span_count_from_its_start(tmp_path: Path) -> None:
+    family = FAMILIES["qwen3_vl"]()
+    video = {"type": "video", "field": "0.mp4", "start_s": 3.0, "end_s": 6.5}
+    messages = [user([video, {"type": "text", "text": "?"}]), assistant("a cat")]
+    fields = {
+        "json": json.dumps({"messages": messages}).encode(),
+        "0.mp4": (DATA / f"{DEMO}/1.mp4").read_bytes(),
+    }
+    dataset = mm.open_dataset(write_corpus(tmp_path, [1], lambda row: fields))
+    decode = mm.Decode(text=family.text, **decoders_of("qwen3_vl", family))
+    [batch] = mm.Loader(mm.Pipeline(dataset, global_batch_size=1, decode=decode, shuffle=False))
+    times = batch["video_pts_s"].tolist()
+    assert times == pytest.approx([3, 3.56, 4.16, 4.76, 5.32, 5.88, 6.48, 6.48])
+    stamps = re.findall(r"<([\d.]+) seconds>", family.tokenizer.decode(batch["input_ids"][0]))
+    means = [
+        (first + second) / 2 - 3 for first, second in zip(times[::2], times[1::2], strict=True)
+    ]
+    assert [float(stamp) for stamp in stamps] == pytest.approx(means, abs=0.051)
 
 
 def test_whisper_gets_the_features_of_real_speech_and_its_text(tmp_path: Path) -> None:
