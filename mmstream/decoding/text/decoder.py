@@ -197,7 +197,9 @@ class TextDecoder:
         placeholders = make_placeholders(core, self._lengths, self.max_length)
         tokens = {kind: token for kind, (token, _) in self._lengths.items()}
         kinds = self.counted_media
-        chat = probe_chat(self.tokenizer, tokens, kinds or {"image"}) if has_template else None
+        # A part of another kind has no token that anybody would expand.
+        written = {kind: token for kind, token in tokens.items() if kind in {"image", *kinds}}
+        chat = probe_chat(self.tokenizer, written, kinds or {"image"}) if has_template else None
         media = media_parts(self.tokenizer, tokens, action=self.undecoded_parts, counted=kinds)
         object.__setattr__(self, "_chat", chat)
         object.__setattr__(self, "_core", core)
