@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--pictures", type=Path, required=True, help="a folder of JPEGs")
+    parser.add_argument("--system", action="append", choices=OURS[1:] + PEERS, help="only these")
     parser.add_argument("--peers-python", help="a Python that has the peers; without it, none runs")
     parser.add_argument("--folder", type=Path, help="where corpora and outputs lie")
     parser.add_argument("--cold", action="store_true", help="drop the cached media before each run")
@@ -58,6 +59,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         corpus = write_corpus(options.folder or Path(folder), options.kind, options.rows, pictures)
         systems = [*OURS, *(PEERS if options.peers_python else ())]
+        if options.system:
+            systems = [OURS[0], *options.system]
         times: dict[str, list[Times]] = {system: [] for system in systems}
         for number in range(options.rounds):
             for system in systems[number % 2 :] + systems[: number % 2]:
