@@ -89,7 +89,7 @@ def recordings_of(sample: Mapping[str, Any]) -> dict[str, Recording]:
         elif f"{name}_pts_s" in sample:
             clips = _clips(value, sample[f"{name}_pts_s"])
             recordings |= _with_names(name, clips, named, VIDEO_EXTENSIONS)
-        elif name == "audio" or name.endswith("audio_features") or _is_sound(name):
+        elif name == "audio" or _extension(name.removesuffix(FEATURES)) in {"audio", *EXTENSIONS}:
             sounds = _sounds(name, value, sample.get(f"{name}_length"))
             recordings |= _with_names(name, sounds, named, AUDIO_EXTENSIONS)
     return recordings
@@ -152,10 +152,6 @@ def _sounds(name: str, value: Any, lengths: Any) -> list[Recording]:
     if len(numbers) == len(values):
         values = [each[..., :length] for each, length in zip(values, numbers, strict=True)]
     return [Features(each) if name.endswith(FEATURES) else Sound(each) for each in values]
-
-
-def _is_sound(name: str) -> bool:
-    return _extension(name.removesuffix(FEATURES)) in AUDIO_EXTENSIONS
 
 
 def _each(value: Any) -> list[Any]:

@@ -146,6 +146,8 @@ def test_recordings_of_other_fields_keep_names_of_their_own():
     assert "b.wav decoded: 4,800 samples" in text
     assert "audio 0 decoded: 1,600 samples" in text
     assert "c.wav_features decoded: 80 bins x 20 frames" in text
+    track = {"__key__": "a", "mp4": tone(0.1)}  # the sound of a video
+    assert "mp4 decoded: 1,600 samples" in lines_of(track)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
