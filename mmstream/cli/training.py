@@ -38,7 +38,7 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @_option(
     "--model",
     help="clip (for captions), vlm (for conversations), or a folder with a model that transformers "
-    "saved.",
+    "saved: CLIP, Llava, Qwen-VL (also for videos) or Whisper (for speech).",
 )
 @_option(
     "--tokenizer",
@@ -47,12 +47,14 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @_option(
     "--image-size",
     type=int,
-    help="Side of the square images in pixels, a multiple of 16.  [default: the model's, or 64]",
+    help="Side of the square images in pixels, a multiple of 16.  [default: the model's, or 64; a "
+    "Qwen-VL's processor says it for each image and video]",
 )
 @_option(
     "--max-length",
     type=int,
-    help="Longest text in tokens.  [default: 64 for clip, 512 for vlm]",
+    help="Longest text in tokens.  [default: 64 for clip, 512 for vlm, 4096 for Qwen-VL, the "
+    "model's for Whisper]",
 )
 @_option(
     "--text-field",
@@ -143,7 +145,9 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @_option("--device", help="cpu, cuda or cuda:N.  [default: cuda if there is one]")
 @allow_foreign_urls
 def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None:
-    """Train a small CLIP or VLM on the dataset at URL, in one process or under torchrun.
+    """Train a small CLIP or VLM, or the model of a folder, on the dataset at URL.
+
+    It runs in one process or under torchrun.
 
     URL may also be the JSON file of a mixture. To resume, run the same command again. SIGTERM and
     Ctrl-C save a checkpoint first; a second Ctrl-C exits at once.

@@ -73,12 +73,16 @@ class TrainConfig:
         log_dir: local folder of ``metrics-rank{r}.jsonl``, TensorBoard files, traces and records of
             bad samples. None: `out` when that is local; with a remote `out`, no such files.
         model: "clip" or "vlm": a small model with random weights. Or a local folder to which
-            `transformers` saved a CLIP or a Llava-style model.
+            `transformers` saved a CLIP, a Llava-style model, a Qwen-VL or a Whisper.
         tokenizer: folder of a `transformers` tokenizer. None: that of the model's folder, or one
             token per byte for the small models.
         image_size: side of the square images in pixels; a multiple of 16 for the small models.
-            None: as the model's folder says, or 64 for the small models.
-        max_length: longest text in tokens, image tokens included. None: 64 for CLIP, 512 for a VLM.
+            None: as the model's folder says, or 64 for the small models. The processor of a Qwen-VL
+            says how each image and video is resized; with an `image_size`, it gets squares of that
+            size, and no videos.
+        max_length: longest text in tokens, those of images and videos included. None: 64 for CLIP,
+            512 for a VLM, 4,096 for a Qwen-VL with its processor, and as many as the model has for
+            a Whisper.
         text_field: where the text is, as ``field`` of `mmstream.TextDecoder`, such as
             "json.caption". None: messages, else ``txt``.
         freeze: shell patterns such as ``clip.vision_model.*``. Parameters whose name matches one

@@ -1,5 +1,8 @@
 """Which model is trained, and the decoders that feed it: a small model, or one from a folder.
 
+Four kinds of models are known: "clip", "vlm" (images of one size), "chat" (images and videos as the
+folder's processor makes them) and "speech" (Whisper).
+
     loop.run -> `open_model_tokenizer`, `build_model`, `decode_for`, `normalize_for`
 
 The loop can train every `nn.Module` with the two methods of `Trainable`. To train your own model,
@@ -16,13 +19,14 @@ from torch import Tensor, nn
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
-from mmstream.decoding.fields import image_fields
+from mmstream.decoding.fields import audio_fields, field_names, image_fields, video_fields
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.sample import Decode
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.device.to_device import Normalize
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.train import clip
+from mmstream.train.chat import CHAT_FAMILIES
 from mmstream.train.config import TrainConfig
 from mmstream.train.pretrained import image_settings, read_json
 from mmstream.train.tokenizer import open_tokenizer
@@ -70,7 +74,8 @@ class Trainable(Protocol):
 
 def open_model_tokenizer(config: TrainConfig) -> Any:
     """Return the tokenizer of ``config.tokenizer``, else of the model's folder, else of bytes."""
-    return open_tokenizer(config.tokenizer or _folder(config), chat=_kind(config) == "vlm")
+    is_chat = _kind(config) in ("vlm", "chat")
+    return open_tokenizer(config.tokenizer or _folder(config), chat=is_chat)
 
 
 def build_model(config: TrainConfig, tokenizer: Any, world_size: int = 1) -> nn.Module:
@@ -82,17 +87,20 @@ def build_model(config: TrainConfig, tokenizer: Any, world_size: int = 1) -> nn.
         world_size: number of ranks that share the global batch.
 
     Raises:
-        ConfigError: there is no such model, it is neither a CLIP nor a Llava-style model, or it
-            takes images of another size than `config` says.
+        ConfigError: there is no such model, it is of no kind that is known, or it takes images of
+            another size than `config` says.
     """
     folder = _folder(config)
+    kind = _kind(config)
+    if folder is not None and kind in ("chat", "speech"):
+        return _load_with_processor(kind, folder, config, tokenizer)
     small = {
         "image_size": config.image_size or SMALL_IMAGE_SIZE,
         "max_length": _max_length(config),
         "seed": config.seed,
     }
     model: Any
-    if _kind(config) == "vlm":
+    if kind == "vlm":
         from mmstream.train import vlm
 
         if folder is None:
@@ -112,9 +120,31 @@ def build_model(config: TrainConfig, tokenizer: Any, world_size: int = 1) -> nn.
     return model  # type: ignore[no-any-return]
 
 
+def _load_with_processor(kind: str, folder: str, config: TrainConfig, tokenizer: Any) -> nn.Module:
+    """Return a model whose processor says how its media are decoded."""
+    if kind == "chat":
+        from mmstream.train.chat import load_chat
+
+        return load_chat(folder, tokenizer)
+    from mmstream.train.speech import load_speech
+
+    if config.image_size is not None:
+        raise ConfigError(f"train: {folder} is a speech model: leave out image_size")
+    return load_speech(folder)
+
+
 def decode_for(config: TrainConfig, tokenizer: Any, model: Any) -> Decode:
     """Return the decoders that make the fields that a model of `build_model` reads."""
-    if _kind(config) == "vlm":
+    folder, kind = _folder(config), _kind(config)
+    if folder is not None and kind == "chat":
+        from mmstream.train.chat import chat_decode
+
+        return chat_decode(tokenizer, folder, _max_length(config), field=config.text_field)
+    if folder is not None and kind == "speech":
+        from mmstream.train.speech import speech_decode
+
+        return speech_decode(tokenizer, folder, _max_length(config), field=config.text_field)
+    if kind == "vlm":
         from mmstream.train import vlm
 
         return vlm.vlm_decode(
@@ -135,9 +165,14 @@ def decode_for(config: TrainConfig, tokenizer: Any, model: Any) -> Decode:
     )
 
 
-def normalize_for(config: TrainConfig) -> Normalize:
-    """Return the pixel statistics of the model's folder; those of CLIP if it has none."""
+def normalize_for(config: TrainConfig) -> Normalize | None:
+    """Return the pixel statistics of the model's folder; those of CLIP if it has none.
+
+    None: the model takes no pixels.
+    """
     folder = _folder(config)
+    if _kind(config) == "speech":
+        return None
     path, settings = (None, {}) if folder is None else image_settings(Path(folder))
     if path is None or "image_mean" not in settings or "image_std" not in settings:
         return CLIP_NORMALIZE
@@ -148,24 +183,50 @@ def normalize_for(config: TrainConfig) -> Normalize:
 
 
 def hint_at_model(config: TrainConfig, data: Dataset | Mixture) -> str:
-    """Return a hint for an error of CLIP if a VLM could read the data; else "".
+    """Return what the data lacks that the model needs, as a hint for an error; else "".
 
-    A VLM needs no hint: it reads an image with a caption as a short chat.
+    The first samples of each dataset are looked at.
     """
-    if _kind(config) == "vlm":
+    needs = {"clip": _clip_hint, "vlm": _vlm_hint, "speech": _speech_hint}.get(_kind(config))
+    if needs is None:
         return ""
     for dataset in data.datasets.values() if isinstance(data, Mixture) else [data]:
         try:
-            if not all(map(_is_captioned, islice(dataset, 16))):
-                return '; model="vlm" takes chats, with any number of images'
+            hint = next(filter(None, map(needs, islice(dataset, 16))), "")
         except (MMStreamError, OSError, ValueError):  # the error in hand says what is wrong
             continue
+        if hint:
+            return hint
     return ""
 
 
-def _is_captioned(sample: dict[str, Any]) -> bool:
-    """Return whether CLIP can read a raw sample: it has one image and one text."""
-    return len(image_fields(sample)) == 1 and "txt" in sample
+def _clip_hint(sample: dict[str, Any]) -> str:
+    """CLIP takes one image and one text."""
+    if len(image_fields(sample)) == 1 and "txt" in sample:
+        return ""
+    if audio_fields(sample) and not image_fields(sample):
+        return "; --model with the folder of a Whisper takes recordings with transcripts"
+    return '; model="vlm" takes chats, with any number of images'
+
+
+def _vlm_hint(sample: dict[str, Any]) -> str:
+    """Llava and the small model take images of one size, or none."""
+    if not video_fields(sample):
+        return ""
+    return (
+        "; videos need a model with a video processor: give model= the folder of a Qwen2.5-VL, "
+        "saved with its processor"
+    )
+
+
+def _speech_hint(sample: dict[str, Any]) -> str:
+    """Whisper takes one recording and its transcript."""
+    if len(audio_fields(sample)) == 1:
+        return ""
+    return (
+        "; this model takes one recording (wav, flac, mp3, ...) and its transcript in each sample, "
+        f"and there is one with {field_names(sample)}"
+    )
 
 
 def _folder(config: TrainConfig) -> str | None:
@@ -181,20 +242,34 @@ def _model_config(folder: str) -> dict[str, Any]:
         raise ConfigError(
             f"model: {folder} is not clip, vlm or a model's folder: {error}"
         ) from None
-    if "vision_config" not in model_config:
+    if "vision_config" not in model_config and model_config.get("model_type") != "whisper":
         raise ConfigError(
-            f"model: {folder} is not a CLIP or Llava-style model: it has no vision tower"
+            f"model: {folder} is not a CLIP, Llava-style, Qwen-VL or Whisper model: it has no "
+            "vision tower"
         )
     return model_config
 
 
 def _kind(config: TrainConfig) -> str:
-    """Return "clip" or "vlm"."""
+    """Return "clip", "vlm", "chat" or "speech"."""
     folder = _folder(config)
     if folder is None:
         return config.model
-    return "clip" if _model_config(folder).get("model_type") == "clip" else "vlm"
+    family = _model_config(folder).get("model_type")
+    if family in ("clip", "whisper"):
+        return "clip" if family == "clip" else "speech"
+    # With a size of images, the model gets squares of that size and no videos.
+    has_processor = image_settings(Path(folder))[0] is not None
+    is_chat = family in CHAT_FAMILIES and has_processor and config.image_size is None
+    return "chat" if is_chat else "vlm"
 
 
 def _max_length(config: TrainConfig) -> int:
-    return config.max_length or (512 if _kind(config) == "vlm" else 64)
+    """Return the longest text in tokens: as `config` says, else what the kind of model takes."""
+    kind = _kind(config)
+    folder = _folder(config)
+    if kind == "speech" and folder is not None:
+        positions = _model_config(folder).get("max_target_positions")
+        most = positions if isinstance(positions, int) else 448  # Whisper's own
+        return min(config.max_length or most, most)
+    return config.max_length or {"clip": 64, "vlm": 512, "chat": 4096}[kind]

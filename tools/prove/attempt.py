@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Attempt", "wait_until"]
+__all__ = ["Attempt", "free_port", "wait_until"]
 
 MARK = "MMSTREAM_PROVE_RESUME"
 SHARED_MEMORY = Path("/dev/shm")
@@ -35,7 +35,7 @@ class Attempt:
         self._segments: set[Path] = set()
         self._has_tracker = True
         self.known_pids: set[int] = set()
-        port = _free_port()
+        port = free_port()
         self.ranks = [self._start(command, rank, world_size, port) for rank in range(world_size)]
 
     def _start(
@@ -173,7 +173,8 @@ def _parent(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,152 @@
+"""Chat models with a processor of their own, for the training loop: Qwen-VL with images and videos.
+
+    models.build_model -> `load_chat` -> `ChatModel`
+
+The folder's processor says how large images and frames are, and how many frames a video has. So a
+batch has media of many sizes, and `mmstream.integrations.model_inputs` arranges them.
+
+The loss is a sum over the tokens of the assistant, so it can be cut into micro-batches and ranks. A
+batch without any image or video gets a blank image from `model_inputs`, so that every parameter has
+a gradient on every rank.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmstream._torchvision import import_torchvision
+from mmstream.errors import ConfigError
+from mmstream.integrations import model_inputs
+from mmstream.train.pretrained import load_pretrained, read_json
+from mmstream.types import IGNORED_LABEL, Batch
+
+if TYPE_CHECKING:
+    from mmstream.decoding.sample import Decode
+
+__all__ = ["CHAT_FAMILIES", "ChatModel", "chat_decode", "load_chat"]
+
+CHAT_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""The ``model_type`` of models whose processors say how images and videos are decoded."""
+
+
+class ChatModel(nn.Module):
+    """A chat model whose forward pass returns the summed loss of the label tokens.
+
+    Args:
+        vlm: a `transformers` model of `CHAT_FAMILIES`.
+
+    Attributes:
+        separable: True. The loss of a batch is the sum of the losses of its rows.
+    """
+
+    separable = True
+
+    def __init__(self, vlm: Any) -> None:
+        super().__init__()
+        self.vlm = vlm
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (loss_sum, weight): the summed loss and its number of tokens, float32 scalars.
+
+        Args:
+            batch: ids, mask, labels and normalised media, as `mm.to_device` returns them.
+
+        Raises:
+            ConfigError: the media do not fit the model.
+        """
+        inputs = model_inputs(batch, self.vlm)
+        targets = inputs.pop("labels")[:, 1:]
+        logits = self.vlm(**inputs, use_cache=False).logits[:, :-1]
+        loss = F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            targets.flatten(),
+            ignore_index=IGNORED_LABEL,
+            reduction="sum",
+        )
+        return loss, self.weight_of(batch)
+
+    def weight_of(self, batch: Batch) -> Tensor:
+        """Return the number of tokens in the loss of a batch, a float32 scalar.
+
+        The first token of a row never counts: no token before it could predict it.
+        """
+        targets = batch["labels"][:, 1:].masked_fill(~batch["__valid__"][:, None], IGNORED_LABEL)
+        weight: Tensor = (targets != IGNORED_LABEL).sum().float()
+        return weight
+
+
+def load_chat(folder: str, tokenizer: Any) -> ChatModel:
+    """Return the chat model that is saved in a local folder, in float32. No code in it is run.
+
+    Raises:
+        ConfigError: there is no such model, or `tokenizer` belongs to another model.
+    """
+    import_torchvision()  # transformers imports it too
+    from transformers import AutoModelForImageTextToText
+
+    vlm = load_pretrained(
+        AutoModelForImageTextToText,
+        folder,
+        f"{folder}: no vision-language model",
+        dtype=torch.float32,
+    )
+    for kind in ("image", "video"):
+        token_id = getattr(vlm.config, f"{kind}_token_id")
+        token = tokenizer.convert_ids_to_tokens(token_id)
+        if token != f"<|{kind}_pad|>":
+            raise ConfigError(
+                f"{folder}: {kind}s are token {token_id}, which is {token} in the tokenizer; give "
+                "the tokenizer of this model"
+            )
+    return ChatModel(vlm.train())
+
+
+def chat_decode(
+    tokenizer: Any, folder: str, max_length: int, *, field: str | None = None
+) -> Decode:
+    """Return the decoders that make the fields that a `ChatModel` reads.
+
+    Args:
+        tokenizer: the tokenizer of the model, with its chat template.
+        folder: the folder of the model. Its processor says how images and videos are decoded.
+        max_length: longest text in tokens, those of media included.
+        field: where the text is, as of `TextDecoder`.
+
+    Raises:
+        ConfigError: the folder has no processor, or one that the decoders cannot follow.
+    """
+    from transformers import AutoProcessor
+
+    from mmstream.decoding.image.decoder import ImageDecoder
+    from mmstream.decoding.sample import Decode
+    from mmstream.decoding.text.decoder import TextDecoder
+    from mmstream.decoding.text.image_lengths import qwen_vl_length
+    from mmstream.decoding.text.video_lengths import qwen3_vl_video_length, qwen_vl_video_length
+    from mmstream.decoding.video.decoder import VideoDecoder
+
+    processor = load_pretrained(AutoProcessor, folder, f"{folder}: no processor")
+    images, videos = processor.image_processor, processor.video_processor
+    for name in ("image_mean", "image_std"):
+        if tuple(getattr(images, name)) != tuple(getattr(videos, name)):
+            raise ConfigError(f"{folder}: {name} differs between images and videos")
+    has_times = read_json(Path(folder, "config.json")).get("model_type") == "qwen3_vl"
+    video_length = qwen3_vl_video_length if has_times else qwen_vl_video_length
+    text = TextDecoder(
+        tokenizer,
+        max_length=max_length,
+        field=field,
+        image_token="<|image_pad|>",
+        image_length=qwen_vl_length(images.patch_size, images.merge_size),
+        video_token="<|video_pad|>",
+        video_length=video_length(videos.patch_size, videos.merge_size, videos.temporal_patch_size),
+    )
+    return Decode(
+        image=ImageDecoder.from_processor(images),
+        video=VideoDecoder.from_processor(videos),
+        text=text,
+    )

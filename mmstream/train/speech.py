@@ -1,0 +1,115 @@
+"""Whisper for the training loop: recordings and their transcripts.
+
+    models.build_model -> `load_speech` -> `SpeechModel`
+
+The loss is a sum over the tokens of the transcripts, so it can be cut into micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmstream._torchvision import import_torchvision
+from mmstream.integrations import model_inputs
+from mmstream.train.pretrained import load_pretrained
+from mmstream.types import IGNORED_LABEL, Batch
+
+if TYPE_CHECKING:
+    from mmstream.decoding.sample import Decode
+
+__all__ = ["SpeechModel", "load_speech", "speech_decode"]
+
+
+class SpeechModel(nn.Module):
+    """A speech model whose forward pass returns the summed loss of the transcripts' tokens.
+
+    Args:
+        speech: a `transformers` WhisperForConditionalGeneration.
+
+    Attributes:
+        separable: True. The loss of a batch is the sum of the losses of its rows.
+    """
+
+    separable = True
+
+    def __init__(self, speech: Any) -> None:
+        super().__init__()
+        self.speech = speech
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (loss_sum, weight): the summed loss and its number of tokens, float32 scalars.
+
+        Args:
+            batch: the features of one recording a row, and the tokens of its transcript.
+
+        Raises:
+            ConfigError: a row has no recording, or several.
+        """
+        inputs = model_inputs(batch, self.speech)
+        labels = inputs["labels"]
+        logits = self.speech(**inputs, use_cache=False).logits
+        loss = F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten(),
+            ignore_index=IGNORED_LABEL,
+            reduction="sum",
+        )
+        return loss, self.weight_of(batch)
+
+    def weight_of(self, batch: Batch) -> Tensor:
+        """Return the number of tokens in the loss of a batch, a float32 scalar.
+
+        A start token at the front of a transcript does not count: the decoder is given it.
+        """
+        counts = (batch["labels"] != IGNORED_LABEL) & batch["__valid__"][:, None]
+        is_start = batch["input_ids"] == self.speech.config.decoder_start_token_id
+        counts[:, 0] &= ~is_start[:, 0]
+        weight: Tensor = counts.sum().float()
+        return weight
+
+
+def load_speech(folder: str) -> SpeechModel:
+    """Return the Whisper that is saved in a local folder, in float32. No code in it is run.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    import_torchvision()  # transformers imports it too
+    from transformers import WhisperForConditionalGeneration
+
+    speech = load_pretrained(
+        WhisperForConditionalGeneration, folder, f"{folder}: no Whisper model", dtype=torch.float32
+    )
+    return SpeechModel(speech.train())
+
+
+def speech_decode(
+    tokenizer: Any, folder: str, max_length: int, *, field: str | None = None
+) -> Decode:
+    """Return the decoders that make the fields that a `SpeechModel` reads.
+
+    Args:
+        tokenizer: the tokenizer of the model.
+        folder: the folder of the model. Its feature extractor says how long recordings are, and
+            how many mel bins they have.
+        max_length: longest transcript in tokens.
+        field: where the transcript is, as of `TextDecoder`.
+
+    Raises:
+        ConfigError: the folder has no feature extractor.
+    """
+    from transformers import AutoFeatureExtractor
+
+    from mmstream.decoding.audio.decoder import AudioDecoder
+    from mmstream.decoding.sample import Decode
+    from mmstream.decoding.text.decoder import TextDecoder
+
+    extractor = load_pretrained(
+        AutoFeatureExtractor, folder, f"{folder}: no feature extractor of a speech model"
+    )
+    text = TextDecoder(tokenizer, max_length=max_length, field=field)
+    return Decode(audio=AudioDecoder.from_processor(extractor), text=text)

@@ -1,0 +1,229 @@
+"""A tiny Qwen2.5-VL on chats about clips and a tiny Whisper on speech, from folders, under ranks.
+
+Two processes play all parts one after another: as two ranks, as one, and as two again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import mmstream as mm
+from mmstream.errors import ConfigError
+from mmstream.train import TrainConfig, TrainResult, train
+from mmstream.train.distributed import leave_group
+from mmstream.train.models import build_model, decode_for, normalize_for, open_model_tokenizer
+from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.gloo_ranks import join_group, run_ranks
+from tests.helpers.media_files import audio_file, video_file
+from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
+
+SETTINGS = {
+    "epochs": 2, "global_batch_size": 4, "num_workers": 0, "progress": False, "device": "cpu",
+    "lr": 3e-3, "precision": "fp32", "log_keys": True, "checkpoint_every": 2,
+}  # fmt: skip
+MEDIA = ([], ["0.mp4"], ["0.jpg"], ["0.mp4", "1.mp4"], ["0.mp4", "1.jpg"])
+"""Media of the chats, by turns."""
+
+
+def chat(number: int) -> dict[str, bytes]:
+    """A conversation about clips of several lengths, about pictures, or about nothing."""
+    fields = {}
+    for name in MEDIA[number % len(MEDIA)]:
+        clip = video_file(num_frames=4 + 5 * (number % 4), first_number=number)
+        fields[name] = jpeg(number, (96, 72)) if name.endswith("jpg") else clip
+    parts = [
+        {"type": "image" if name.endswith("jpg") else "video", "field": name} for name in fields
+    ]
+    question = [*parts, {"type": "text", "text": "Which number?"}]
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": f"It is {number}."},
+    ]
+    return {**fields, "json": json.dumps({"messages": messages}).encode()}
+
+
+def spoken(number: int) -> dict[str, bytes]:
+    """A sound and its transcript."""
+    kind = ("wav", "flac", "mp3")[number % 3]
+    data = audio_file(kind, seconds=0.3 + 0.2 * (number % 6))
+    return {kind: data, "txt": f"number {number}".encode()}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and data of both kinds."""
+    folder = tmp_path_factory.mktemp("media")
+    save_tiny_qwen(folder / "qwen")
+    save_tiny_whisper(folder / "whisper")
+    write_corpus(folder / "qwen-data", [9, 0, 8], chat)
+    write_corpus(folder / "whisper-data", [10, 7], spoken)
+    return folder
+
+
+def run(folder: Path, name: str, out: str, **changes: Any) -> TrainResult:
+    own = {
+        "url": str(folder / f"{name}-data"),
+        "out": str(folder / out),
+        "model": str(folder / name),
+    }
+    return train(TrainConfig(**{**own, **SETTINGS, **changes}))
+
+
+def play(rank: int, folder_name: str) -> None:
+    """What each process does."""
+    folder = Path(folder_name)
+    for part, world_size, max_steps in ((0, 2, 3), (1, 1, 5), (2, 2, None)):
+        if rank >= world_size:
+            continue
+        if world_size > 1:
+            join_group(rank, folder / f"meet-{part}", world_size, timeout_s=100)
+        for name in ("qwen", "whisper"):
+            run(folder, name, f"{name}-moved", max_steps=max_steps)
+        if world_size > 1:
+            dist.barrier()
+            leave_group()
+
+
+@pytest.fixture(scope="module")
+def moved(material: Path) -> Path:
+    """The runs that moved from two ranks to one and back."""
+    run_ranks(play, str(material), num_ranks=2)
+    return material
+
+
+def lines(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    text = (folder / f"metrics-rank{rank}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def keys_of(folder: Path) -> list[list[str]]:
+    """The keys of each step, those of all ranks in their order."""
+    keys: dict[int, list[str]] = {}
+    for rank in range(len(list(folder.glob("metrics-rank*.jsonl")))):
+        for line in lines(folder, rank):
+            keys.setdefault(line["num_steps"], []).extend(line["keys"])
+    return [keys[step] for step in sorted(keys)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen", "whisper"])
+def test_a_run_that_moved_to_other_ranks_has_the_samples_and_losses_of_an_unbroken_one(
+    moved: Path, name: str
+) -> None:
+    result = run(moved, name, f"{name}-whole")
+    whole, parts = lines(moved / f"{name}-whole"), lines(moved / f"{name}-moved")
+    assert [line["world_size"] for line in parts] == [2] * 3 + [1] * 2 + [2] * 3
+    assert result.num_steps == len(parts) == 8
+    assert keys_of(moved / f"{name}-moved") == keys_of(moved / f"{name}-whole")
+    for field, limit in (("loss", 1e-5), ("grad_norm", 1e-4)):
+        expected = [line[field] for line in whole]
+        assert [line[field] for line in parts] == pytest.approx(expected, rel=limit)
+    assert whole[-1]["loss"] < whole[0]["loss"]
+    assert not any(line["num_bad"] or line["num_cut_texts"] for line in whole)
+
+
+@pytest.mark.parametrize("name", ["qwen", "whisper"])
+def test_micro_batches_change_nothing(material: Path, name: str) -> None:
+    for number in (1, 4):
+        run(material, name, f"{name}-{number}", max_steps=2, micro_batches=number)
+    one, other = (lines(material / f"{name}-{number}") for number in (1, 4))
+    assert [x["loss"] for x in other] == pytest.approx([x["loss"] for x in one], rel=1e-5)
+    assert other[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
+
+
+# -- what the data or the folder lacks ------------------------------------------------------------
+
+
+def refused(folder: Path, name: str, out: str, **changes: Any) -> str:
+    with pytest.raises((ConfigError, mm.BadSampleLimitError)) as caught:
+        run(folder, name, out, max_steps=1, **changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_whisper_on_data_without_recordings_says_what_it_takes(material: Path) -> None:
+    message = refused(material, "whisper", "no-sound", url=str(material / "qwen-data"))
+    assert "takes one recording (wav, flac, mp3, ...) and its transcript" in message
+    assert "there is one with json" in message
+
+
+def test_models_of_images_on_videos_name_the_models_of_videos(
+    material: Path, tmp_path: Path
+) -> None:
+    videos = write_corpus(tmp_path, [4], lambda number: chat(5 * number + 1))
+    message = refused(material, "qwen", "squares", model="vlm", url=videos)
+    assert "videos need a model with a video processor" in message
+    assert "Qwen2.5-VL" in message
+
+
+def test_a_size_of_images_makes_squares_without_videos(material: Path) -> None:
+    config = TrainConfig(url="", out="", model=str(material / "qwen"), image_size=56)
+    decode = decode_for(config, *opened(config))
+    assert decode.video is None
+    assert decode.image is not None
+    assert decode.image.size == 56
+
+
+def opened(config: TrainConfig) -> tuple[Any, Any]:
+    tokenizer = open_model_tokenizer(config)
+    return tokenizer, build_model(config, tokenizer)
+
+
+def test_the_processor_of_a_folder_sets_the_decoders(material: Path) -> None:
+    config = TrainConfig(url="", out="", model=str(material / "qwen"))
+    decode = decode_for(config, *opened(config))
+    assert decode.video is not None
+    assert (decode.video.fps, decode.video.max_frames, decode.video.multiple_of) == (2, 8, 28)
+    assert decode.text is not None
+    assert decode.text.max_length == 4096
+    assert normalize_for(config) is not None
+    config = TrainConfig(url="", out="", model=str(material / "whisper"), max_length=1000)
+    decode = decode_for(config, *opened(config))
+    assert decode.audio is not None
+    assert decode.audio.features is not None
+    assert decode.text is not None
+    assert decode.text.max_length == 64  # the model has no more positions
+    assert normalize_for(config) is None
+
+
+def test_a_speech_model_has_no_size_of_images(material: Path) -> None:
+    config = TrainConfig(url="", out="", model=str(material / "whisper"), image_size=32)
+    with pytest.raises(ConfigError, match="is a speech model: leave out image_size"):
+        opened(config)
+
+
+def test_a_folder_without_a_feature_extractor_is_refused(material: Path, tmp_path: Path) -> None:
+    shutil.copytree(material / "whisper", tmp_path / "whisper")
+    (tmp_path / "whisper" / "processor_config.json").unlink()
+    config = TrainConfig(url="", out="", model=str(tmp_path / "whisper"))
+    with pytest.raises(ConfigError, match="no feature extractor of a speech model"):
+        decode_for(config, *opened(config))
+
+
+def test_the_tokenizer_of_another_model_is_refused(material: Path) -> None:
+    config = TrainConfig(
+        url="", out="", model=str(material / "qwen"), tokenizer=str(material / "whisper")
+    )
+    tokenizer = open_model_tokenizer(TrainConfig(url="", out="", model=str(material / "whisper")))
+    with pytest.raises(ConfigError, match=r"images are token 263, which is .* in the tokenizer"):
+        build_model(config, tokenizer)
+
+
+def test_different_statistics_of_images_and_frames_are_refused(
+    material: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(material / "qwen", tmp_path / "qwen")
+    path = tmp_path / "qwen" / "processor_config.json"
+    settings = json.loads(path.read_text())
+    settings["video_processor"]["image_mean"] = [0.1, 0.2, 0.3]
+    path.write_text(json.dumps(settings))
+    config = TrainConfig(url="", out="", model=str(tmp_path / "qwen"))
+    with pytest.raises(ConfigError, match="image_mean differs between images and videos"):
+        decode_for(config, *opened(config))
