@@ -43,7 +43,11 @@ FILE = re.compile(r"\s*<!-- file: (.+) -->")
 
 SHORTER = (
     (r"s3://bucket/", "bucket/"),  # what a page calls a bucket is a folder here
-    (r"(\bmmstream train [^#\n]*)", r"\1 --max-steps 2 --image-size 16 --max-length 16 "),
+    # The processor of a model's folder has settings of its own.
+    (
+        r"(\bmmstream train (?![^#\n]*--model \S+/)[^#\n]*)",
+        r"\1 --max-steps 2 --image-size 16 --max-length 16 ",
+    ),
     (r"--nproc-per-node \d+", "--nproc-per-node 2"),
 )
 
