@@ -160,6 +160,8 @@ def mp4_of_samples(
         more: Arguments of `mp4`.
     """
     starts = list(accumulate(map(len, samples), initial=MEDIA_START))
+    size = struct.pack(">HH", more.get("width", 64), more.get("height", 64))
+    entry = entry[:32] + size + entry[36:]
     return mp4(
         len(order),
         sizes=[len(samples[number]) for number in order],
