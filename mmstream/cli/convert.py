@@ -563,7 +563,7 @@ def _show_rejects(report: ConvertReport, dest: str, max_groups: int = 20) -> Non
     groups = report.reject_kinds
     if not groups:
         return
-    folder = f"{dest}/NAME" if report.splits else dest
+    folder = dest.rstrip("/") + "/NAME" * bool(report.splits)
     say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The reasons, with one example each:")
     for group in groups[:max_groups]:
         row, reason = group.example.row, escaped(group.example.reason)

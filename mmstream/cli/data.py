@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -73,7 +74,11 @@ def index(url: str, **options: Any) -> None:
 
 @command("mmstream verify s3://bucket/corpus --decode")
 @click.argument("url")
-@click.option("--decode", is_flag=True, help="Also decode every image and parse every JSON field.")
+@click.option(
+    "--decode",
+    is_flag=True,
+    help="Also decode every image, video and recording, and parse every JSON field.",
+)
 @click.option("--quick", is_flag=True, help="Only compare the sizes of all files; read no samples.")
 @click.option(
     "--write-bad",
@@ -105,8 +110,8 @@ def verify(
     """Read the whole dataset at URL and check checksums, indexes and every sample.
 
     The exit code is 1 if there are problems. A line says which checksums there are. With --decode,
-    another says which types of fields were decoded, and how many samples have others, such as
-    video. Others are only read.
+    another says which types of fields were decoded, and how many samples have others, which are
+    only read. Every frame of a video is decoded, but not its sound.
 
     --write-bad replaces the list of bad samples, or removes it if no sample is bad. Duplicates that
     `mmstream duplicates --drop` has listed stay on it. --quarantine
@@ -195,26 +200,45 @@ class _DecodeCheck:
     """Decodes samples for ``verify --decode``, and counts what it could not decode."""
 
     def __init__(self) -> None:
+        from mmstream.decoding.audio.decoder import AudioDecoder
         from mmstream.decoding.image.decoder import ImageDecoder
+        from mmstream.decoding.video.decoder import VideoDecoder
 
-        self._decoder = ImageDecoder()
+        self._image = ImageDecoder()
+        # Everything is decoded, and little of it kept. How long that takes is no fault of a file,
+        # and neither is a length of which a run takes but a span.
+        self._video = VideoDecoder(
+            size=16,
+            interpolation="nearest",
+            span=None,
+            max_frames=_ALL_FRAMES,
+            max_decoded_frames=_ALL_FRAMES,
+            timeout_s=None,
+        )
+        self._audio = AudioDecoder(
+            sample_rate=8_000, span=None, max_duration_s=self._video.max_duration_s, timeout_s=None
+        )
         self._decoded = Counter[str]()
         self._kept = Counter[str]()
 
     def __call__(self, sample: dict[str, Any]) -> None:
         """Decode a sample, and count each type of its fields once."""
         from mmstream.decoding.address import with_address
-        from mmstream.decoding.fields import image_fields
+        from mmstream.decoding.fields import audio_fields, image_fields, video_fields
         from mmstream.decoding.sample import parse_fields
 
         parsed = parse_fields(sample, None)
-        pictures = image_fields(sample)
-        for name in pictures:  # each by itself: what several of them mean is not judged here
-            with_address(sample, name, partial(self._decoder, sample[name]))
+        decoders: dict[str, Callable[[bytes], Any]] = {
+            **dict.fromkeys(image_fields(sample), self._image),
+            **dict.fromkeys(video_fields(sample), self._video),
+            **dict.fromkeys(audio_fields(sample), self._audio),
+        }
+        for name, decode in decoders.items():  # what several of them mean is not judged here
+            with_address(sample, name, partial(decode, sample[name]))
         types: dict[bool, set[str]] = {False: set(), True: set()}
         for name in sample:
             if not name.startswith("__"):
-                is_kept = parsed[name] is sample[name] and name not in pictures
+                is_kept = parsed[name] is sample[name] and name not in decoders
                 types[is_kept].add(name.rpartition(".")[2])
         self._decoded.update(types[False])
         self._kept.update(types[True])
@@ -225,6 +249,10 @@ class _DecodeCheck:
         if self._kept:
             summary += f"; not decoded: {_counts(self._kept)}: nothing here decodes them"
         return summary
+
+
+_ALL_FRAMES = 1 << 40
+"""More frames than any video has."""
 
 
 def _counts(samples_by_type: Counter[str]) -> str:

@@ -67,8 +67,9 @@ class Statistics:
         reasons: The reasons of the first of these, each with ``shard[index]``.
         values: By name, float64 [n], in the order of the samples: one number per sample, or one per
             picture for "image width", "image height" (both in pixels, upright) and "image bytes",
-            and one per video or recording for "video seconds", "video width", "audio sample rate"
-            (in Hz) and the like. Of what no sample has, there is no entry.
+            and one per video or recording for "video seconds", "video width", "video bytes", "audio
+            sample rate" (in Hz), "audio bytes" and the like. Of what no sample has, there is no
+            entry.
         classes: How many samples have each class, the most frequent first. The class is the text of
             ``cls``, or a label in ``json``.
     """
@@ -80,6 +81,16 @@ class Statistics:
     values: dict[str, Values]
     classes: dict[str, int]
 
+    @property
+    def hours(self) -> dict[str, float]:
+        """Hours of "video" and of "audio" in the samples measured, where they have some.
+
+        Sound counts where it is a file of its own. ``num_samples / num_measured`` times as much is
+        an estimate for the whole dataset.
+        """
+        seconds = {kind: self.values.get(f"{kind} seconds") for kind in ("video", "audio")}
+        return {kind: float(s.sum()) / 3600 for kind, s in seconds.items() if s is not None}
+
     def summary(self) -> dict[str, Any]:
         """Return numbers for JSON: of each value its count, minimum, quantiles, mean, maximum."""
         return {
@@ -87,6 +98,7 @@ class Statistics:
             "num_measured": self.num_measured,
             "num_bad": self.num_bad,
             "reasons": list(self.reasons),
+            "hours": self.hours,
             "values": {name: _summary(values) for name, values in self.values.items()},
             "num_classes": len(self.classes),
             "classes": dict(islice(self.classes.items(), 100)),
@@ -242,9 +254,10 @@ _ORDER = (
     "video frames",
     "video width",
     "video height",
+    "video bytes",
     "audio seconds",
     "audio sample rate",
-    "recording bytes",
+    "audio bytes",
     "words",
     "turns",
     "tokens",
@@ -340,7 +353,7 @@ def _measure_field(sample: Sample, name: str, values: dict[str, list[float]]) ->
             values.setdefault(key, []).append(float(number))
     elif kind in AUDIO_EXTENSIONS | VIDEO_EXTENSIONS:
         medium: MediaKind = "video" if kind in VIDEO_EXTENSIONS else "audio"
-        values.setdefault("recording bytes", []).append(float(len(value)))
+        values.setdefault(f"{medium} bytes", []).append(float(len(value)))
         for key, measured in _recording_numbers(value, medium).items():
             values.setdefault(key, []).append(measured)
 

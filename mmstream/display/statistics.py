@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -80,6 +81,7 @@ def statistics_lines(stats: Any) -> Iterator[str]:
         name, *cells = row
         numbers = "  ".join(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))
         yield f"  {name.ljust(widths[0])}  {numbers}"
+    yield from (f"  {line}" for line in _hours(stats))
     for name, bars in _histograms(stats):
         yield ""
         yield f"  {name}"
@@ -101,6 +103,7 @@ def statistics_html(stats: Any) -> str:
         f"<b>Statistics</b> <span>{html_text(_head(stats))}</span>",
         bad,
         table(rows, HEAD),
+        "".join(f"<div>{html_text(line)}</div>" for line in _hours(stats)),
         f'<div style="display:flex;flex-wrap:wrap;gap:18px 36px;margin:12px 0">{charts}</div>',
     )
 
@@ -128,6 +131,16 @@ def _head(stats: Any) -> str:
     return text + (f"; {stats.num_bad:,} bad" if stats.num_bad else "")
 
 
+def _hours(stats: Any) -> Iterator[str]:
+    """Yield a line for video and one for audio: how long they are all together."""
+    for kind, hours in stats.hours.items():
+        line = f"hours of {kind}: {_number_text('hours', hours)}"
+        if stats.num_measured < stats.num_samples:
+            in_all = _number_text("hours", hours * stats.num_samples / stats.num_measured)
+            line += f" in the samples measured, about {in_all} in all"
+        yield line
+
+
 def _rows(stats: Any) -> list[list[str]]:
     """Return the rows of the table, below `HEAD`."""
     rows = []
@@ -144,13 +157,16 @@ def _histograms(stats: Any) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     for name, values in stats.values.items():
         if values.min() < values.max():
             is_whole = bool(np.array_equal(values, np.floor(values)))
-            yield _named(name), [(_label(name, b, is_whole), b.num_values) for b in bins(values)]
+            bars: Counter[str] = Counter()  # of nearly equal bytes, several have one label
+            for each in bins(values):
+                bars[_label(name, each, is_whole)] += each.num_values
+            yield _named(name), list(bars.items())
     if stats.classes:
         most = list(islice(stats.classes.items(), MAX_CLASSES))
         num_more = len(stats.classes) - len(most)
         rest = sum(stats.classes.values()) - sum(count for _, count in most)
-        bars = [*most, *([(f"{num_more:,} more", rest)] if num_more else [])]
-        yield f"classes ({len(stats.classes):,})", bars
+        rest_bar = [(f"{num_more:,} more", rest)] if num_more else []
+        yield f"classes ({len(stats.classes):,})", [*most, *rest_bar]
 
 
 def _label(name: str, each: Bin, is_whole: bool) -> str:
@@ -159,7 +175,8 @@ def _label(name: str, each: Bin, is_whole: bool) -> str:
         return f"{low} or more"
     if is_whole and each.high - each.low == 1:
         return low
-    return f"{low} to {_number_text(name, each.high)}"
+    high = _number_text(name, each.high)
+    return low if low == high else f"{low} to {high}"
 
 
 _UNITS = {

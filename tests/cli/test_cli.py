@@ -22,6 +22,7 @@ from mmstream.train import TrainConfig
 from tests.helpers.convert_corpus import make_corpus, write_rows
 from tests.helpers.corpora import jpeg, write_corpus, write_shard
 from tests.helpers.foreign_tars import FOREIGN, make_tar
+from tests.helpers.media_files import audio_file, video_file
 from tests.helpers.paths import ROOT
 
 
@@ -230,7 +231,7 @@ def test_convert_info_verify(mmstream, rows, tmp_path):
     code, out, _ = mmstream(
         "convert",
         rows,
-        dest,
+        f"{dest}/",
         "--samples-per-shard",
         8,
         "--num-workers",
@@ -446,18 +447,37 @@ def test_verify_decode_takes_pictures_by_any_name(mmstream, tmp_path):
 
 def test_verify_decode_names_the_types_that_it_only_read(mmstream, tmp_path):
     def fields(number):
-        media = {"mp4": b"video"} if number < 2 else {"wav": b"audio", "2.wav": b"more"}
-        return {"json": b"{}", **media}
+        others = {"npy": b"array"} if number < 2 else {"txt": b"text", "2.txt": b"more"}
+        return {"json": b"{}", **others}
 
     write_corpus(tmp_path, [3, 2], fields)
     code, out, _ = mmstream("verify", tmp_path, "--decode")
     assert code == 0
     assert out.splitlines() == [
-        "decoded: json (5 samples); not decoded: wav (3 samples), mp4 (2 samples): "
+        "decoded: json (5 samples); not decoded: txt (3 samples), npy (2 samples): "
         "nothing here decodes them",
         "ok: 5 samples in 2 shards",
     ]
     assert mmstream("verify", tmp_path)[1] == "ok: 5 samples in 2 shards\n"
+
+
+def test_verify_decode_lists_damaged_videos_and_recordings(mmstream, tmp_path):
+    video, audio = video_file(num_frames=30), audio_file("flac", seconds=1.0)
+    damaged_at = video.index(b"mdat") + 4 + (video.index(b"moov") - video.index(b"mdat")) // 2
+    damaged = {
+        1: {"mp4": video[:damaged_at] + bytes(200) + video[damaged_at + 200 :], "flac": audio},
+        3: {"mp4": video, "flac": audio[: len(audio) // 2]},
+    }
+    url = write_corpus(
+        tmp_path, [5], lambda number: damaged.get(number, {"mp4": video, "flac": audio})
+    )
+    code, out, _ = mmstream("verify", url, "--decode", "--write-bad")
+    assert code == 1
+    assert re.search(r"^bad: shard-000000.tar\[1\] 000001\.mp4: ", out, re.MULTILINE)
+    assert re.search(r"^bad: shard-000000.tar\[3\] 000003\.flac: ", out, re.MULTILINE)
+    assert out.count("bad: ") == 2
+    assert "2 of 5 samples are left out" in out
+    assert open_dataset(url).bad.tolist() == [[0, 1], [0, 3]]
 
 
 def test_info_shows_what_it_can_of_a_corpus_with_a_bad_sample(mmstream, tmp_path):

@@ -73,7 +73,7 @@ def test_conversations_recordings_and_several_pictures(tmp_path):
     assert stats.values["words"].tolist() == [3, 5] * 3
     assert stats.values["images"].tolist() == [1, 2, 1, 2]
     assert len(stats.values["image width"]) == 6
-    assert stats.values["recording bytes"].tolist() == [len(recording())] * 6
+    assert stats.values["audio bytes"].tolist() == [len(recording())] * 6
     assert stats.classes == {"cat": 5, "7": 1}
 
 
@@ -95,7 +95,21 @@ def test_videos_and_recordings_are_measured_by_their_headers(tmp_path):
     assert stats.values["video height"].tolist() == [64, 48] * 2
     assert stats.values["audio seconds"].tolist() == [0.5] * 2
     assert stats.values["audio sample rate"].tolist() == [22_050] * 2
-    assert any("audio sample rate (Hz)" in line for line in statistics_lines(stats))
+    assert stats.values["video bytes"].tolist() == [len(files["mp4"]), len(files["other.mkv"])] * 2
+    assert stats.values["audio bytes"].tolist() == [len(files["flac"])] * 2
+    assert stats.hours == pytest.approx({"video": 4.4 / 3600, "audio": 1.0 / 3600})
+    assert stats.summary()["hours"] == stats.hours
+    lines = list(statistics_lines(stats))
+    assert any("audio sample rate (Hz)" in line for line in lines)
+    # Two of the three samples were measured.
+    assert "  hours of video: 0.00122 in the samples measured, about 0.00183 in all" in lines
+
+
+def test_numbers_that_look_the_same_share_a_bar():
+    values = {"audio bytes": np.array([149_301.0, 149_312.0, 149_338.0])}
+    lines = list(statistics_lines(mm.Statistics(3, 3, 0, (), values, {})))
+    bars = [line.split() for line in lines if "#" in line]
+    assert [(" ".join(bar[:-2]), bar[-1]) for bar in bars] == [("149.3 kB", "3")]
 
 
 def test_tokens_are_counted_whole_and_those_that_are_learned(tmp_path):
