@@ -334,7 +334,8 @@ def _rng(sample: Sample, kind: str, field: str, decoder: Any) -> np.random.Gener
 def _row(sample: Sample, name: str) -> Mapping[str, Any] | None:
     """Return what may say which part of a file is meant: ``start_s`` and ``end_s``, in seconds.
 
-    The part of the messages that names the file comes before the row itself.
+    The part of the messages that names the file comes before the row itself. A row with one segment
+    is about that segment, as a conversion stores a row with a span of its own.
     """
     row = sample.get("json")
     if not isinstance(row, dict):
@@ -346,6 +347,9 @@ def _row(sample: Sample, name: str) -> Mapping[str, Any] | None:
             is_named = isinstance(part, dict) and part.get("field") == name
             if is_named and ("start_s" in part or "end_s" in part):
                 return dict(part)
+    segments = row.get("segments")
+    if isinstance(segments, list) and len(segments) == 1 and isinstance(segments[0], dict):
+        return {**segments[0], **row}
     return dict(row)
 
 

@@ -73,3 +73,19 @@ def test_decoders_take_the_span_of_the_segment(tmp_path: Path) -> None:
         assert batch["audio"][:, 0].tolist() == starts
         assert batch["txt"] == [f"part {start}" for start in starts]
         assert len(set(starts)) > 1
+
+
+def test_a_row_with_one_segment_is_about_that_segment(tmp_path: Path) -> None:
+    rows = [{"segments": SEGMENTS[2:3]}, {"segments": SEGMENTS}, {"start_s": 4, "end_s": 5}]
+
+    def fields(number: int) -> dict[str, bytes]:
+        return {"wav": fake_file(0, 1), "json": json.dumps(rows[number]).encode()}
+
+    pipeline = mm.Pipeline(
+        mm.open_dataset(write_corpus(tmp_path, [3], fields)),
+        global_batch_size=3,
+        shuffle=False,
+        decode=mm.Decode(audio=FakeAudioDecoder()),
+    )
+    (batch,) = mm.Loader(pipeline)
+    assert batch["audio"][:, 0].tolist() == [2, 0, 4]

@@ -495,7 +495,9 @@ class TextDecoder:
         text, spans = self._chat.render(messages, tools)
         if tools and not self._chat.writes_tools(text, messages):
             num_dropped += self._media.drop_tools()
-        if self.undecoded_parts == "keep":
+        # Parts that are counted must be in the text exactly as often. Of others, a template that
+        # does not know their kind leaves no trace.
+        if self.undecoded_parts == "keep" or set(media) - self.counted_media - {"image"}:
             num_dropped += self._chat.num_unwritten(text, messages, tools)
         return _Prompt(check_text(text, self.max_bytes), spans, num_dropped)
 

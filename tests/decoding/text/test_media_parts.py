@@ -105,6 +105,16 @@ def test_images_without_an_image_decoder_are_undecoded() -> None:
     assert text.num_dropped_parts == 1  # as for a whole step
 
 
+@pytest.mark.parametrize(("template", "num_dropped"), [(QWEN_VL, 1), (WITH_VIDEO, 0)])
+def test_a_decoded_video_that_the_template_does_not_write_is_counted(template, num_dropped) -> None:
+    parts = [{"type": "video", "field": "mp4"}, {"type": "text", "text": "what?"}]
+    sample = {"json": {"messages": [user(parts), assistant("a cat")]}, "mp4": b""}
+    decoder = TextDecoder(byte_chat(template))
+    for media, number in (("video", num_dropped), ("image", None)):
+        (text,) = decoder.decode_all([sample], media={media})
+        assert getattr(text, "num_dropped_parts", None) == number
+
+
 def test_html_about_videos_is_plain_text() -> None:
     fast = byte_chat(CHATML, SPECIAL)
     page = {"txt": b"<video src='a.mp4'></video> and <video>"}
