@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 
-__all__ = ["Box", "boxes", "mp4_rotation"]
+__all__ = ["Box", "boxes", "mp4_rotation", "track_id", "track_rotation"]
 
 
 class Box(NamedTuple):
@@ -39,12 +39,8 @@ def boxes(data: EncodedMedia, start: int, stop: int) -> Iterator[Box]:
         start += size
 
 
-def mp4_rotation(data: EncodedMedia, track_id: int) -> int:
-    """Return by how many degrees clockwise a track is turned to be shown: 0, 90, 180 or 270.
-
-    The track's header holds a matrix in 16.16 fixed point (section 8.3.2). Its first two numbers
-    are the cosine and the sine.
-    """
+def mp4_rotation(data: EncodedMedia, number: int) -> int:
+    """Return by how many degrees clockwise a track is turned to be shown: 0, 90, 180 or 270."""
     for movie in boxes(data, 0, len(data)):
         if movie.name != b"moov":
             continue
@@ -54,18 +50,26 @@ def mp4_rotation(data: EncodedMedia, track_id: int) -> int:
             for header in boxes(data, track.start, track.stop):
                 if header.name == b"tkhd":
                     content = read_range(data, header.start, min(header.stop, header.start + 64))
-                    if _track_id(content) == track_id:
-                        return _rotation(content)
+                    if track_id(content) == number:
+                        return track_rotation(content)
     return 0
 
 
-def _track_id(header: bytes) -> int:
-    """Return a track's number. The times before it have 4 bytes in version 0, 8 in version 1."""
+def track_id(header: bytes) -> int:
+    """Return a track's number, by its header, a ``tkhd`` (section 8.3.2).
+
+    The times before it have 4 bytes in version 0, and 8 in version 1.
+    """
     position = 20 if header[:1] == b"\1" else 12
     return int.from_bytes(header[position : position + 4], "big")
 
 
-def _rotation(header: bytes) -> int:
+def track_rotation(header: bytes) -> int:
+    """Return the rotation of a track as `mp4_rotation` does, by its header.
+
+    The header holds a matrix in 16.16 fixed point. Its first two numbers are the cosine and the
+    sine. A header that ends before them says 0.
+    """
     matrix = header[52 if header[:1] == b"\1" else 40 :][:8]
     if len(matrix) < 8:
         return 0

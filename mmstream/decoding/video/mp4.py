@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 
+from mmstream.decoding.ffmpeg.mp4_boxes import boxes, track_id, track_rotation
+from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
 from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.decoding.video.timeline import Timeline, without_undecodable_start
 from mmstream.errors import DecodeError
@@ -109,8 +111,9 @@ def mp4_tables(data: EncodedMedia) -> dict[int, Mp4Table]:
         Only tracks whose header says all, and only files whose frames are all in one header.
 
     Raises:
-        DecodeError: The file is shorter than its header says.
+        DecodeError: The file is shorter than its header says, or states too much for `check_mp4`.
     """
+    check_mp4(data)  # what is read here takes memory for each frame and box that the file states
     moov = _moov(data)
     if moov is None:
         return {}
@@ -130,39 +133,19 @@ def mp4_tables(data: EncodedMedia) -> dict[int, Mp4Table]:
 
 def _moov(data: EncodedMedia) -> bytes | None:
     """Return the content of the header. None: there is none."""
-    start = 0
     header: tuple[int, int] | None = None
-    while start + 8 <= len(data):
-        head = read_range(data, start, start + 16)
-        size, skipped = int.from_bytes(head[:4], "big"), 8
-        if size == 1:
-            size, skipped = int.from_bytes(head[8:16], "big"), 16
-        elif size == 0:
-            size = len(data) - start
-        if size < skipped:
-            break
-        name = head[4:8]
-        if name == b"moof":
+    for box in boxes(data, 0, len(data)):
+        if box.name == b"moof":
             return None
-        if name == b"moov" and header is None:
-            header = start + skipped, start + size
-        start += size
+        if box.name == b"moov" and header is None:
+            header = box.start, box.stop
     return None if header is None else read_range(data, *header)
 
 
 def _boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield (name, content) of the boxes in a box."""
-    start = 0
-    while start + 8 <= len(content):
-        size, skipped = int.from_bytes(content[start : start + 4], "big"), 8
-        if size == 1:
-            size, skipped = int.from_bytes(content[start + 8 : start + 16], "big"), 16
-        elif size == 0:
-            size = len(content) - start
-        if size < skipped:
-            return
-        yield content[start + 4 : start + 8], content[start + skipped : start + size]
-        start += size
+    for box in boxes(content, 0, len(content)):
+        yield box.name, content[box.start : box.stop]
 
 
 def _inside(content: bytes, *path: bytes) -> bytes | None:
@@ -207,9 +190,9 @@ def _track(content: bytes, movie_clock: int, file_size: int) -> tuple[int, Mp4Ta
     missing = int((offsets + sizes).max()) - file_size
     if missing > 0:
         raise DecodeError(f"truncated: {missing:,} bytes are missing at least")
-    number = int.from_bytes(header[20:24] if header[:1] == b"\1" else header[12:16], "big")
-    table = Mp4Table(without_undecodable_start(timeline), offsets, sizes, _rotation(header))
-    return number, table
+    rotation = track_rotation(header)
+    table = Mp4Table(without_undecodable_start(timeline), offsets, sizes, rotation)
+    return track_id(header), table
 
 
 def _timeline(tables: Boxes, clock: int, num_samples: int) -> Timeline | None:
@@ -337,10 +320,3 @@ def _shows_all(content: bytes, pts: IntArray, ratio: Fraction) -> bool:
     start, duration = shown[0]
     end = start + duration * ratio if duration else math.inf
     return int(pts.min()) >= start and int(pts.max()) < end
-
-
-def _rotation(header: bytes) -> int:
-    """Return the rotation of a ``tkhd``. Its matrix starts with the cosine and the sine."""
-    matrix = np.frombuffer(header, ">i4", 2, 52 if header[:1] == b"\1" else 40)
-    cosine, sine = (int(value) for value in matrix)
-    return round(math.degrees(math.atan2(sine, cosine)) / 90) * 90 % 360

@@ -148,3 +148,21 @@ def test_damaged_tables_give_no_wrong_frames(name: bytes) -> None:
             continue
         numbers = [frame_number(frame) for frame in pixels]
         assert numbers == sorted(numbers) or name in (b"stts", b"stss")
+
+
+def test_a_track_header_that_is_cut_states_no_rotation() -> None:
+    data = bytearray(video_file("mp4"))
+    start = data.index(b"tkhd") - 4
+    (size,) = struct.unpack_from(">I", data, start)
+    struct.pack_into(">I", data, start, 40)
+    struct.pack_into(">I4s", data, start + 40, size - 40, b"free")
+    (table,) = mp4_tables(bytes(data)).values()
+    assert table.rotation == 0
+    assert len(mm.VideoDecoder()(bytes(data))) == 12
+
+
+def test_tables_of_too_many_frames_take_no_memory() -> None:
+    data = bytearray(video_file("mp4"))
+    struct.pack_into(">II", data, data.index(b"stsz") + 8, 1, 2**32 - 1)
+    with pytest.raises(DecodeError, match="its tables state"):
+        mp4_tables(bytes(data))
