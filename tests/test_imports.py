@@ -40,6 +40,7 @@ FLOORS = [
         "decoding.ffmpeg",
         "decoding.image",
         "decoding.media_shapes",
+        "decoding.spans",
         "decoding.text",
         "decoding.video",
     },

@@ -39,12 +39,11 @@ from mmstream.decoding.audio.resample import Resampler, num_resampled, source_pi
 from mmstream.decoding.audio.source import AudioSource, open_audio
 from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.media_shapes import AudioShape
-from mmstream.errors import ConfigError, DecodeError, escaped
+from mmstream.decoding.spans import Span, is_span, row_span
+from mmstream.errors import ConfigError, DecodeError
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["AudioDecoder", "AudioPlan", "DecodedAudio"]
-
-Span = tuple[float, float]
 
 _TOLERANCE_S = 0.1
 """Seconds by which a file may be shorter than its header says. It ends in silence then."""
@@ -113,8 +112,10 @@ class AudioDecoder:
         max_bytes: Limit on the size of the file. The default is 4 GiB, as for videos.
         max_duration_s: Limit on the length of the results of one sample, all together. The default
             is one hour.
-        timeout_s: Seconds that decoding the audio of one sample may take, all together. A sample
-            that takes longer is bad, and has an `mmstream.TimeoutError`. None: no limit.
+        timeout_s: Seconds of processor time that decoding the audio of one sample may take, all
+            together. It is a last resort: the limits above hold on every machine alike. A sample
+            that takes longer is bad, and has an `mmstream.TimeoutError`. The default is a minute.
+            None: no limit.
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message
@@ -318,16 +319,7 @@ class AudioDecoder:
 
     def _span(self, row: Mapping[str, Any] | None) -> Span | None:
         """Return the span in seconds that the settings or the row name."""
-        if self.span != "row":
-            return self.span
-        start, end = (None, None) if row is None else (row.get("start_s"), row.get("end_s"))
-        if start is None and end is None:
-            return None
-        start, end = 0.0 if start is None else start, float("inf") if end is None else end
-        if not _is_span((start, end)):
-            shown = escaped(f"start_s={start!r}, end_s={end!r}")
-            raise DecodeError(f"{shown}: not a span in seconds")
-        return start, end
+        return row_span(row) if self.span == "row" else self.span
 
     def _draw(self, rng: np.random.Generator | None, num_spare: int) -> int:
         if rng is None:
@@ -409,15 +401,6 @@ def _clipped(seconds: float, rate: int, num_samples: int) -> int:
     return num_samples if seconds * rate >= num_samples else max(0, round(seconds * rate))
 
 
-def _is_span(value: object) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and all(isinstance(end, int | float) and not isinstance(end, bool) for end in value)
-        and 0 <= value[0] < value[1]
-    )
-
-
 def _check_subclass(decoder: AudioDecoder) -> None:
     """Refuse a subclass with a method that a pipeline does not always call."""
     if type(decoder).__call__ is not AudioDecoder.__call__:
@@ -440,12 +423,12 @@ def _check_values(decoder: AudioDecoder) -> None:
     for name in ("duration_s", "max_duration_s", "timeout_s"):
         value = getattr(decoder, name)
         is_optional = name != "max_duration_s"
-        is_time = isinstance(value, int | float) and value > 0
+        is_time = isinstance(value, int | float) and 0 < value < float("inf")
         if not ((value is None and is_optional) or is_time):
             raise ConfigError(f"{name}={value!r}: give seconds above 0")
     if not isinstance(decoder.offset_s, int | float) or not 0 <= decoder.offset_s < float("inf"):
         raise ConfigError(f"offset_s={decoder.offset_s!r}: give seconds from 0 up")
-    if decoder.span not in ("row", None) and not _is_span(decoder.span):
+    if decoder.span not in ("row", None) and not is_span(decoder.span):
         raise ConfigError(f'span={decoder.span!r}: give "row", (start_s, end_s) or None')
     if decoder.dtype not in ("float32", "int16"):
         raise ConfigError(f"dtype={decoder.dtype!r}: give 'float32' or 'int16'")

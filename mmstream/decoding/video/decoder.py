@@ -34,6 +34,7 @@ from mmstream.decoding.image.geometry import Shape, View, whole_view
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.media_shapes import VideoShape
+from mmstream.decoding.spans import Span, row_span
 from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
 from mmstream.decoding.video.geometry import budgeted_video_shape
 from mmstream.decoding.video.limits import VideoLimits
@@ -44,7 +45,7 @@ from mmstream.decoding.video.sampling import (
     uniform_frames,
     uniform_number,
 )
-from mmstream.decoding.video.settings import Span, check_settings, row_span
+from mmstream.decoding.video.settings import check_settings
 from mmstream.decoding.video.timeline import Timeline
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.types import IntArray
@@ -143,8 +144,10 @@ class VideoDecoder:
             default is 50,000.
         max_memory: Limit on the bytes that decoding needs at its peak, besides the file. The
             results count, and those of the sample's earlier videos. The default is 2 GiB.
-        timeout_s: Seconds of processor time that decoding the videos of one sample may take. It is
-            a last resort: the limits above hold on every machine alike. None: no limit.
+        timeout_s: Seconds of processor time that decoding the videos of one sample may take, all
+            together. It is a last resort: the limits above hold on every machine alike. A sample
+            that takes longer is bad, and has an `mmstream.TimeoutError`. The default is a minute.
+            None: no limit.
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message

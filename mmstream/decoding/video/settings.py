@@ -1,19 +1,16 @@
-"""The checks of a `VideoDecoder`'s settings, and of spans that rows state."""
+"""The checks of a `VideoDecoder`'s settings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
+from mmstream.decoding.spans import is_span
 from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
-from mmstream.errors import ConfigError, DecodeError
+from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["Span", "check_settings", "row_span"]
-
-Span = tuple[float, float]
-"""(start, end) in seconds from the first frame. The end is left out."""
+__all__ = ["check_settings"]
 
 SAMPLINGS = ("uniform", *FAMILY_SAMPLING)
 
@@ -41,8 +38,9 @@ def check_settings(decoder: Any) -> None:
             raise ConfigError(f"{name}={value!r}: give a number from 1 up")
     for name in _SECONDS:
         value = getattr(decoder, name)
-        if value is not None and not _is_positive(value):
-            raise ConfigError(f"{name}={value!r}: give a number above 0, or None")
+        is_absent = value is None and name != "max_duration_s"
+        if not is_absent and not _is_positive(value):
+            raise ConfigError(f"{name}={value!r}: give a number above 0")
     if decoder.sampling not in SAMPLINGS:
         choices = ", ".join(map(repr, SAMPLINGS))
         raise ConfigError(f"sampling={decoder.sampling!r}: give one of {choices}")
@@ -71,8 +69,8 @@ def _check_span(decoder: Any) -> None:
     span = decoder.span
     if span is None or span == "row":
         return
-    if not isinstance(span, tuple) or len(span) != 2 or not _is_span(*span):
-        raise ConfigError(f'span={span!r}: give (start, end) in seconds, or "row"')
+    if not is_span(span):
+        raise ConfigError(f'span={span!r}: give "row", (start_s, end_s) or None')
 
 
 def _check_budget(decoder: Any) -> None:
@@ -83,29 +81,6 @@ def _check_budget(decoder: Any) -> None:
         raise ConfigError('video_pixel_budget goes with resize="max_pixels"')
     if not (isinstance(budget, tuple) and len(budget) == 2 and 0 < budget[0] <= budget[1]):
         raise ConfigError(f"video_pixel_budget={budget!r}: give (low, high), above zero")
-
-
-def row_span(row: Mapping[str, Any] | None) -> Span | None:
-    """Return the span that a row states by ``start_s`` and ``end_s``. None: it states none.
-
-    Raises:
-        DecodeError: They are no span of time.
-    """
-    start, end = (None, None) if row is None else (row.get("start_s"), row.get("end_s"))
-    if start is None and end is None:
-        return None
-    start = 0.0 if start is None else start
-    end = math.inf if end is None else end
-    if not _is_span(start, end):
-        raise DecodeError(f"start_s={start!r}, end_s={end!r} of its row are no span of seconds")
-    return float(start), float(end)
-
-
-def _is_span(start: object, end: object) -> bool:
-    return (
-        all(isinstance(value, int | float) and type(value) is not bool for value in (start, end))
-        and 0 <= start < end  # type: ignore[operator]
-    )
 
 
 def _is_positive(value: object) -> bool:
