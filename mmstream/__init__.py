@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     )
     from mmstream.decoding.text.video_lengths import qwen3_vl_video_length as qwen3_vl_video_length
     from mmstream.decoding.text.video_lengths import qwen_vl_video_length as qwen_vl_video_length
+    from mmstream.decoding.times import Times as Times
     from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
     from mmstream.device.normalize import Normalize as Normalize
     from mmstream.device.to_device import to_device as to_device
@@ -121,6 +122,7 @@ _NAMES_OF = {
         "qwen3_vl_video_length",
         "qwen_vl_video_length",
     ),
+    "decoding.times": ("Times",),
     "device.normalize": ("Normalize",),
     "device.to_device": ("to_device",),
     "display": ("show",),

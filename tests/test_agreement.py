@@ -538,6 +538,10 @@ def test_decoders_of_videos_and_recordings_are_compared(corpus):
         return rank_settings(made, None)
 
     audio = mm.AudioDecoder(sample_rate=8000)
+    times = {"fields": {"t": mm.Times("json.t", follows="audio")}, "audio": audio}
+    points = {"t": mm.Times("json.t", follows="audio", format="point")}
+    assert settings(**times) == settings(**times)
+    assert settings(**times) != settings(**(times | {"fields": points}))
     one = settings(video=mm.VideoDecoder(fps=2, audio=audio), audio=audio)
     assert one["VideoDecoder.fps"] == "2"
     assert one["AudioDecoder.sample_rate"] == "8000"

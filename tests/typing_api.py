@@ -74,6 +74,8 @@ def by_field(tokenizer: Any) -> None:
             "mask.png": mm.ImageDecoder(mask=True, interpolation="nearest"),
             "boxes": mm.Boxes("json.boxes", format="xywh", to_units="0-1000"),
             "points": mm.Points("json.points"),
+            "events": mm.Times("json.segments", follows="clip.mp4", origin="file"),
+            "clip.mp4": mm.VideoDecoder(clip_s=4.0),
             "cls": int,
             "npy": ...,
             "raw": size_of,

@@ -8,6 +8,7 @@ the decoders of a `FieldPlan` on each sample:
     pictures               each with its own crop, or with that of the first of its group
     videos, recordings     one of each name
     coordinates            boxes and points, placed as the picture of their group was
+    times                  placed in the span that was taken of their video or recording
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from mmstream.decoding.image.decoder import Decoded, ImageDecoder
 from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.decoding.times import Times
 from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer, decode_string
 from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.lazy_bytes import LazyBytes
@@ -40,8 +42,8 @@ if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
 __all__ = ["FieldDecoder", "FieldPlan", "decoded_medium", "plan_fields"]
 
 FieldDecoder: TypeAlias = (
-    "ImageDecoder | VideoDecoder | AudioDecoder | TextDecoder | Boxes | Points | EllipsisType "
-    "| Callable[[bytes], Any]"
+    "ImageDecoder | VideoDecoder | AudioDecoder | TextDecoder | Boxes | Points | Times "
+    "| EllipsisType | Callable[[bytes], Any]"
 )
 """What a field may be given: ``...`` is the built-in decoder of its extension."""
 
@@ -80,6 +82,7 @@ class FieldPlan:
     """All files of `pictures`. ``Decode(image=)`` and the text leave them alone."""
     videos: Mapping[str, VideoDecoder] = field(default_factory=dict)
     recordings: Mapping[str, AudioDecoder] = field(default_factory=dict)
+    times: Mapping[str, Times] = field(default_factory=dict)
     media_sources: frozenset[str] = frozenset()
     """All files of `videos` and `recordings`. The text leaves them alone."""
     named_sources: frozenset[str] = frozenset()
@@ -180,6 +183,28 @@ class FieldPlan:
             decoded[name] = torch.from_numpy(placed)
             decoded[f"{name}_visible"] = torch.from_numpy(visible)
 
+    def place_times(
+        self,
+        sample: Sample,
+        decoded: Sample,
+        spans: Mapping[str, Sequence[tuple[float, float]]],
+    ) -> None:
+        """Put the times of a sample into `decoded`.
+
+        Args:
+            sample: The sample.
+            decoded: Where the results go. Its other fields are decoded.
+            spans: What was taken of each file, in seconds of the file, by field.
+
+        Raises:
+            DecodeError: There are no such times, or not one file that they follow.
+        """
+        for name, times in self.times.items():
+            span = with_address(sample, name, partial(_followed_span, times, spans))
+            placed, visible = with_address(sample, name, partial(times.place, decoded, *span))
+            decoded[name] = torch.from_numpy(placed)
+            decoded[f"{name}_visible"] = torch.from_numpy(visible)
+
     def _leader(self, name: str, results: Mapping[str, Decoded]) -> Decoded:
         leader = self.leaders[name]
         if leader not in results:
@@ -192,7 +217,20 @@ class FieldPlan:
     @property
     def lists(self) -> frozenset[str]:
         """The fields of a batch that are lists with one entry per row, whatever their shapes."""
-        return frozenset(field for name in self.coordinates for field in (name, f"{name}_visible"))
+        names = (*self.coordinates, *self.times)
+        return frozenset(field for name in names for field in (name, f"{name}_visible"))
+
+
+def _followed_span(
+    times: Times, spans: Mapping[str, Sequence[tuple[float, float]]]
+) -> tuple[float, float]:
+    files = spans.get(times.follows, ())
+    if len(files) != 1:
+        raise DecodeError(
+            f"it follows the span of {times.follows}, of which the sample has {len(files)} encoded "
+            "files, not one"
+        )
+    return files[0]
 
 
 def picture_rng(sample: Sample, stream: str) -> Any:
@@ -228,13 +266,14 @@ def plan_fields(
     values: dict[str, Callable[[bytes], Any]] = {}
     pictures: dict[str, ImageDecoder] = {}
     coordinates: dict[str, Boxes | Points] = {}
+    times: dict[str, Times] = {}
     media: dict[str, dict[str, Any]] = {"video": {}, "audio": {}}
     sources: dict[str, tuple[str, ...]] = {}
     for key, given in fields.items():
         decoder: Any = given
         names = _checked_names(key)
         name = names[0]
-        others = {*values, *pictures, *coordinates, *media["video"], *media["audio"]}
+        others = {*values, *pictures, *coordinates, *times, *media["video"], *media["audio"]}
         if name in others or (name == IMAGE and image is not None):
             raise ConfigError(f"Decode: two decoders make the field {name!r}")
         if len(names) > 1:
@@ -247,6 +286,8 @@ def plan_fields(
             media[medium][name] = decoder
         elif isinstance(decoder, Boxes | Points):
             coordinates[name] = decoder
+        elif isinstance(decoder, Times):
+            times[name] = decoder
         else:
             _add_function(key, names, decoder, parsers, values)
     decoders = pictures if image is None else {**pictures, IMAGE: image}
@@ -265,6 +306,7 @@ def plan_fields(
         picture_sources=files_of(pictures),
         videos=media["video"],
         recordings=media["audio"],
+        times=times,
         media_sources=files_of([*media["video"], *media["audio"]]),
         named_sources=files_of([*media["video"], *media["audio"], *values]),
     )

@@ -15,6 +15,7 @@ from mmstream.decoding.fields import MAX_TEXT_BYTES, audio_fields, video_fields
 from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.decoding.times import Times
 from mmstream.errors import ConfigError, escaped
 from mmstream.wrong_arguments import refuse_bools
 
@@ -40,6 +41,7 @@ class Decode:
     - an `AudioDecoder`: [T] or [C, T]. Features are called ``NAME_features``;
     - a `TextDecoder`, at most one: it takes its text from this field;
     - `Boxes` or `Points`, under a name of your choice, which follow a picture of `same_geometry`;
+    - `Times`, under a name of your choice, which follow a video or recording;
     - a function from bytes to a value, such as ``int``, ``str``, or your own;
     - ``...``, the built-in decoder of the extension: of ``cls`` and other numbers, ``txt``,
       ``json``, ``npy`` and ``npz`` without pickles, and of pictures.
@@ -127,6 +129,7 @@ class Decode:
         object.__setattr__(self, "needed_shapes", needed)
         groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
         object.__setattr__(self, "same_geometry", tuple(groups))
+        _check_times(plan, self.media - {"image"})
         if text is not None:
             _check_lengths(text, plan, self.media)
 
@@ -210,6 +213,8 @@ def _check_fields(fields: object) -> None:
         advice = f"write Decode({decoded_medium(fields)}=decoder)"
     elif isinstance(fields, Boxes | Points):
         advice = 'write Decode({"jpg": ..., "boxes": boxes}, same_geometry=("jpg", "boxes"))'
+    elif isinstance(fields, Times):
+        advice = 'write Decode({"events": times}, video=mm.VideoDecoder())'
     elif callable(fields):
         advice = (
             'name the field whose bytes it takes, Decode({"jpg": function}); a function of whole '
@@ -274,6 +279,18 @@ def _check_tracks(video: VideoDecoder | None, audio: AudioDecoder | None) -> Non
                 f"Decode: audio= has {setting}={getattr(audio, setting)!r} and the tracks of "
                 f"video= have {getattr(track, setting)!r}, and a batch has one audio: give "
                 "VideoDecoder(audio=) the same settings, or decode one of them by field"
+            )
+
+
+def _check_times(plan: FieldPlan, media: Collection[str]) -> None:
+    """Refuse times that follow nothing that is decoded."""
+    fields = [*plan.videos, *plan.recordings, *sorted(media)]
+    for name, times in plan.times.items():
+        if times.follows not in fields:
+            known = ", ".join(map(repr, fields)) or "none"
+            raise ConfigError(
+                f"Decode: {name!r} follows={escaped(repr(times.follows))}, which is no video or "
+                f"recording of this Decode: it has {known}"
             )
 
 

@@ -208,6 +208,22 @@ def decode_media(
     for field, of_field in recordings.items():
         has_features = decoders[field].features is not None
         decoded |= _recorded(field, of_field, has_features, numbers.get(field))
+    if decode.plan.times:
+        spans = {field: [_video_span(plans[name]) for name in videos[field]] for field in videos}
+        for field, of_field in recordings.items():
+            spans[field] = [_audio_span(result.plan) for result in of_field.values()]
+        decode.plan.place_times(sample, decoded, spans)
+
+
+def _video_span(plan: _VideoPlans) -> tuple[float, float]:
+    """Return the start and the end of what is taken of a video, in seconds of its file."""
+    return plan.shape.start_s, plan.shape.end_s
+
+
+def _audio_span(plan: Any) -> tuple[float, float]:
+    """Return the start and the end of what is taken of a recording, in seconds of its file."""
+    shape: AudioShape = plan.shape
+    return plan.start_s, plan.start_s + shape.num_samples / shape.sample_rate
 
 
 def _files_by_field(
@@ -289,8 +305,7 @@ def _on_track(
     names_part = row.get("start_s") is not None or row.get("end_s") is not None
     part = None
     if decoder.clip_s is not None or (decoder.span == "row" and names_part):
-        seconds = (shape.num_frames - shape.num_padding) / shape.sampled_fps
-        part = {"start_s": shape.start_s, "end_s": shape.start_s + seconds}
+        part = {"start_s": shape.start_s, "end_s": shape.end_s}
     elif decoder.span not in (None, "row"):
         part = dict(zip(("start_s", "end_s"), decoder.span, strict=True))
     audio = replace(decoder.audio, span="row")

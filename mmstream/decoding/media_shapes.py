@@ -7,6 +7,7 @@ shape of its plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -50,6 +51,8 @@ class VideoShape(NamedTuple):
     """The number of each frame in the file, from 0, in the order in which frames are shown."""
     num_padding: int = 0
     """How many frames at the end repeat the last one. A pixel budget does not count them."""
+    end_s: float = math.inf
+    """Where the span ends, in the container's time; no later than the video."""
 
 
 class AudioShape(NamedTuple):

@@ -103,6 +103,10 @@ def datasets(tmp_path_factory):
     }
 
 
+def two_events(sample):
+    return [[0.1, 0.2], [0.1, 0.3]]
+
+
 def batch_of(dataset, decode=None):
     pipeline = mm.Pipeline(dataset, global_batch_size=NUM_ROWS, decode=decode)
     return next(iter(mm.Loader(pipeline)))
@@ -141,7 +145,13 @@ def batches(datasets):
         batch_of(mixture),
         batch_of(datasets["media"], mm.Decode(video=with_sound, audio=sound)),
         batch_of(datasets["media"], mm.Decode(video=mm.VideoDecoder(), audio=stereo)),
-        batch_of(datasets["sounds"], mm.Decode(audio=mm.AudioDecoder(features=features))),
+        batch_of(
+            datasets["sounds"],
+            mm.Decode(
+                {"events": mm.Times(two_events, follows="audio")},
+                audio=mm.AudioDecoder(features=features),
+            ),
+        ),
     ]
 
 
@@ -198,7 +208,7 @@ def test_every_row_of_the_tables_is_a_field_of_a_real_batch(batches):
     known = {row for batch in batches for name in batch for row in rows_for(batch, name)}
     assert [row for row in (*OURS, *FILES) if row not in known] == []
     assert len(OURS) == 27
-    assert len(FILES) == 11
+    assert len(FILES) == 13
 
 
 def test_a_row_says_type_and_shape():

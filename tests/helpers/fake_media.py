@@ -138,7 +138,9 @@ class FakeVideoDecoder:
         start = float(rng.integers(1000)) if self.is_random else float(span_of(row)[0])
         (limits or self.start_limits()).check(num_frames * height * width * 3)
         times = tuple(start + np.arange(num_frames) / 4)
-        shape = VideoShape(num_frames, height, width, tuple(content["size"]), times, 4.0, 4.0)
+        size = tuple(content["size"])
+        end = start + num_frames / 4
+        shape = VideoShape(num_frames, height, width, size, times, 4.0, 4.0, end_s=end)
         return VideoPlan(shape, content)
 
     def decode(self, data, plan=None, out=None, rng=None, limits=None) -> DecodedVideo:

@@ -395,6 +395,7 @@ class VideoDecoder:
             start_s=start_s,
             indices=tuple(padded.tolist()),
             num_padding=num_padding,
+            end_s=end_s,
         )
         return VideoPlan(shape, view, packets, file)
 
