@@ -25,6 +25,7 @@ from mmstream.integrations.sound import (
     HEARING,
     Features,
     check_audio_tokens,
+    check_mel_bands,
     features_of,
     heard,
     transcribed,
@@ -147,6 +148,8 @@ def model_inputs(
     if blank_image:
         text, media = _with_blanks(text, config, media)
     if media.features is not None:
+        if not isinstance(model_or_family, str):
+            check_mel_bands(media.features, config)
         media = media._replace(features=media.features.of_dtype(_dtype_of(model)))
     if family == _SPEECH:
         return transcribed(batch, text, media.features, config)
@@ -191,7 +194,8 @@ def _media(
         if is_there and not is_taken:
             raise ConfigError(
                 f"model_inputs: {family} takes no {kind}, and the batch has some: leave their "
-                "decoder out of Decode"
+                'decoder out of Decode, and give TextDecoder(undecoded_parts="drop") where texts '
+                "speak of them"
             )
     return _Media(pictures, videos, features)
 

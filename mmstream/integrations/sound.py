@@ -68,6 +68,26 @@ def features_of(batch: Batch, field: str, family: str) -> Features | None:
     return Features(values, batch[f"{field}_features_length"], batch[f"{field}_row"])
 
 
+def check_mel_bands(features: Features, config: Any) -> None:
+    """Check that features have as many mel bands as the model takes.
+
+    Args:
+        features: Of the batch.
+        config: The model's config.
+
+    Raises:
+        ConfigError: Says what to give the decoder.
+    """
+    for owner in (config, getattr(config, "audio_config", None)):
+        expected = getattr(owner, "num_mel_bins", None)
+        num_mels = features.values.shape[1]
+        if expected is not None and num_mels != expected:
+            raise ConfigError(
+                f"model_inputs: {config.model_type} takes {expected} mel bands, the features have "
+                f"{num_mels}: AudioDecoder(features=mm.WhisperFeatures(num_mels={expected}))"
+            )
+
+
 def heard(features: Features, family: str) -> dict[str, Tensor]:
     """Return what models take that hear and read: the features, and which frames are audio."""
     num_frames = features.values.shape[-1]

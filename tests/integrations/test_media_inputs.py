@@ -299,3 +299,8 @@ def test_whisper_takes_one_recording_a_row_and_padding_on_the_right() -> None:
     left = {**batch, "attention_mask": torch.tensor([[0, 1], [1, 1]])}
     with pytest.raises(mm.ConfigError, match="whisper takes texts padded on the right"):
         model_inputs(left, model)
+    bands = {**batch, "audio_features": torch.zeros(2, 7, 3000)}
+    with pytest.raises(
+        mm.ConfigError, match=r"takes \d+ mel bands, the features have 7: .*num_mels="
+    ):
+        model_inputs(bands, model)

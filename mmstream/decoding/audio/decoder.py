@@ -332,7 +332,8 @@ class AudioDecoder:
         if limit is not None and num_samples > limit:
             raise DecodeError(
                 f"audio of {num_samples / SAMPLE_RATE:.2f} s is longer than the features' "
-                f"{limit // SAMPLE_RATE} s: give spans, or duration_s={limit // SAMPLE_RATE}"
+                f"{limit // SAMPLE_RATE} s: give its row a span, draw a segment with "
+                f"before=(mm.one_segment,), or cut it with duration_s={limit // SAMPLE_RATE}"
             )
 
     def _samples(self, source: AudioSource, plan: AudioPlan) -> NDArray[np.float32]:

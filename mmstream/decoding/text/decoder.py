@@ -479,10 +479,13 @@ class TextDecoder:
                 names.append(f"json.{key}{'.0' if is_list else ''}")
         fields = field_names(sample)
         keys = f", json the names {field_names(row)}" if row else ""
-        advice = f'="{escaped(names[0], 60)}"' if names else "= says where the text is"
+        advice = "TextDecoder(field= says where the text is)"
+        if names:
+            advice = f'TextDecoder(field="{escaped(names[0], 60)}")'
+        elif row.get("segments"):
+            advice = "Pipeline(before=(mm.one_segment,)) draws a segment with its text"
         return DecodeError(
-            f"no text: neither messages nor txt; the sample has {fields}{keys}: "
-            f"TextDecoder(field{advice})"
+            f"no text: neither messages nor txt; the sample has {fields}{keys}: {advice}"
         )
 
     def _render(self, value: list[Any], sample: dict[str, Any], media: Collection[str]) -> _Prompt:
