@@ -337,7 +337,10 @@ class VideoDecoder:
         positions: dict[int, list[int]] = {}
         for position, packet in enumerate(plan.packets.tolist()):
             positions.setdefault(packet, []).append(position)
-        for packet, picture in plan.file.pictures(data, sorted(positions), limits.deadline):
+        pictures = plan.file.pictures(
+            data, sorted(positions), limits.deadline, self.max_decoded_frames
+        )
+        for packet, picture in pictures:
             first, *others = positions[packet]
             render(picture, plan.view, self.interpolation, self.fill, out[first])
             for position in others:

@@ -57,14 +57,17 @@ class VideoFile(NamedTuple):
         return self.stored if self.rotation % 180 == 0 else self.stored[::-1]
 
     def pictures(
-        self, data: EncodedMedia, packets: Sequence[int], deadline: Deadline
+        self, data: EncodedMedia, packets: Sequence[int], deadline: Deadline, max_decoded: int
     ) -> Iterator[tuple[int, Pixels]]:
         """Decode the frames of chosen packets.
+
+        Where a frame does not come out, all frames before it are decoded too, from the start.
 
         Args:
             data: The file.
             packets: Their numbers, each once.
             deadline: When to stop.
+            max_decoded: From the start no more packets than these are decoded.
 
         Yields:
             (packet, uint8 [H, W, 3]), upright, in RGB. The memory is used again for the next one.
@@ -85,7 +88,7 @@ class VideoFile(NamedTuple):
                     raise DecodeError("its packets are others when they are read again") from None
                 may_seek = False
             except DamagedError:
-                if not may_jump:
+                if not may_jump or max(left) >= max_decoded:
                     raise
                 may_seek = may_jump = False  # what is called a key may need what is before it
 

@@ -73,7 +73,7 @@ class Timeline:
     @cached_property
     def times_s(self) -> NDArray[np.float64]:
         """The time of each frame in seconds, by time. The first is 0."""
-        pts = self.pts[self.display_order]
+        pts = self.pts[self.display_order].astype(np.float64)  # int64 would wrap around
         times: NDArray[np.float64] = (pts - pts[0]) * float(self.time_base)
         return times
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mmstream as mm
+from mmstream.decoding.video import file, frames
 from mmstream.errors import ConfigError, DecodeError, TimeoutError
 from tests.helpers.media_files import VIDEO_KINDS, frame_number, video_file
 
@@ -256,3 +259,21 @@ def test_wrong_settings_are_refused(settings: dict[str, object]) -> None:
 def test_a_frame_that_is_not_there_makes_a_bad_sample() -> None:
     with pytest.raises(DecodeError, match="has 12 frames, and no frame 12"):
         mm.VideoDecoder(indices=(0, 12))(video_file("mp4"))
+
+
+def test_a_damaged_frame_is_decoded_from_the_start_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jumps = []
+
+    def decoded_frames(*arguments: Any) -> Iterator[Any]:
+        jumps.append(arguments[-1])
+        raise frames.DamagedError("damaged")
+
+    monkeypatch.setattr(file, "decoded_frames", decoded_frames)
+    data = video_file("mp4", num_frames=30, gop=5)
+    for limit, expected in ((27, [True]), (28, [True, False])):
+        jumps.clear()
+        with pytest.raises(DecodeError, match="damaged"):
+            mm.VideoDecoder(indices=(27,), max_decoded_frames=limit)(data)
+        assert jumps == expected

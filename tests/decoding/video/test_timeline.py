@@ -35,3 +35,11 @@ def test_decoding_starts_at_the_key_that_a_frame_needs() -> None:
     # The frame of packet 3 is shown before the key of packet 2, and may need the group before.
     groups = timeline([0, 1, 4, 3, 5], [0, 2])
     assert [groups.start_of(packet) for packet in range(5)] == [0, 0, 2, 0, 2]
+
+
+def test_times_beyond_the_range_of_integers_rise() -> None:
+    pts = np.array([-(2**62), 0, 2**62, 2**63 - 1])
+    is_key = np.ones(4, bool)
+    far = Timeline(pts, pts, is_key, is_key, Fraction(1, 1000))
+    assert (np.diff(far.times_s) > 0).all()
+    assert far.duration_s > 2**53
