@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from mmstream.errors import DecodeError, escaped
+from mmstream.errors import ConfigError, DecodeError, escaped
 
-__all__ = ["Span", "is_span", "row_span"]
+__all__ = ["Span", "is_span", "row_of_span", "row_span"]
 
 Span: TypeAlias = tuple[float, float]
 """(start, end) in seconds. The end is left out. It may be infinite."""
@@ -48,6 +48,23 @@ def row_span(row: Mapping[str, Any] | None) -> Span | None:
         start, end = (escaped(repr(value), _SHOWN) for value in (start, end))
         raise DecodeError(f"start_s={start}, end_s={end}: not a span in seconds")
     return float(start), float(end)
+
+
+def row_of_span(span: Span | None, setting: object) -> dict[str, float] | None:
+    """Return a row that states the span of a decoder's call.
+
+    Args:
+        span: What the call gives. None: nothing.
+        setting: The ``span`` of the decoder.
+
+    Raises:
+        ConfigError: The decoder does not go by the row.
+    """
+    if span is None:
+        return None
+    if setting != "row":
+        raise ConfigError(f'span={span!r}: it needs a decoder with span="row", not {setting!r}')
+    return {"start_s": span[0], "end_s": span[1]}
 
 
 def _seconds(value: object) -> float | None:

@@ -55,3 +55,24 @@ def test_both_decoders_have_the_same_limits(kind: Any) -> None:
     for name in ("timeout_s", "max_duration_s"):
         with pytest.raises(ConfigError, match=f"{name}=inf: give"):
             kind(**{name: float("inf")})
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_call_takes_a_span_where_the_decoder_goes_by_the_row(kind: Any) -> None:
+    data = FILES[kind]()
+    expected = kind(span=(0.2, 0.6))(data)
+    assert kind()(data, span=(0.2, 0.6)).tolist() == expected.tolist()
+    assert len(expected) < len(kind()(data))
+    for setting in (None, (0, 0.5)):
+        with pytest.raises(ConfigError, match='it needs a decoder with span="row"'):
+            kind(span=setting)(data, span=(0.2, 0.6))
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_subclass_whose_call_would_be_passed_over_is_refused(kind: Any) -> None:
+    class Changed(kind):  # type: ignore[misc]
+        def __call__(self, data: Any, **options: Any) -> Any:
+            return super().__call__(data)
+
+    with pytest.raises(ConfigError, match=r"Changed overrides .*__call__, which a pipeline does"):
+        Changed()

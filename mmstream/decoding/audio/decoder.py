@@ -39,7 +39,7 @@ from mmstream.decoding.audio.resample import Resampler, num_resampled, source_pi
 from mmstream.decoding.audio.source import AudioSource, open_audio
 from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.media_shapes import AudioShape
-from mmstream.decoding.spans import Span, is_span, row_span
+from mmstream.decoding.spans import Span, is_span, row_of_span, row_span
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.wrong_arguments import refuse_bools
 
@@ -185,7 +185,7 @@ class AudioDecoder:
             data: The encoded file.
             rng: The generator for random crops, which need one. In a pipeline it is the sample's
                 own, ``mm.sample_rng(sample, "audio")``.
-            span: (start_s, end_s), where the decoder has ``span="row"``. None: the whole file.
+            span: (start_s, end_s), for a decoder with ``span="row"``. None: the whole file.
 
         Returns:
             Samples: float32 or int16, [T] with one channel, else [C, T]. Or features: float32
@@ -195,10 +195,9 @@ class AudioDecoder:
             DecodeError: The bytes are not a whole audio file, or exceed a limit. The reason is one
                 line.
             TimeoutError: Decoding takes longer than `timeout_s`.
-            ConfigError: ``rng`` is missing.
+            ConfigError: ``rng`` is missing. Or the decoder has another span.
         """
-        row = None if span is None else {"start_s": span[0], "end_s": span[1]}
-        result = self.decode(data, row=row, rng=rng)
+        result = self.decode(data, row=row_of_span(span, self.span), rng=rng)
         values = result.samples if result.features is None else result.features
         assert values is not None
         return values

@@ -34,7 +34,7 @@ from mmstream.decoding.image.geometry import Shape, View, whole_view
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.media_shapes import VideoShape
-from mmstream.decoding.spans import Span, row_span
+from mmstream.decoding.spans import Span, row_of_span, row_span
 from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
 from mmstream.decoding.video.geometry import budgeted_video_shape
 from mmstream.decoding.video.limits import VideoLimits
@@ -196,6 +196,7 @@ class VideoDecoder:
     timeout_s: float | None = TIMEOUT_S
 
     def __post_init__(self) -> None:
+        _check_subclass(self)
         check_settings(self)
         _ = self._picture_decoder  # checks the settings that both share
 
@@ -236,6 +237,7 @@ class VideoDecoder:
         data: EncodedMedia,
         out: NDArray[np.uint8] | None = None,
         rng: np.random.Generator | None = None,
+        span: Span | None = None,
     ) -> NDArray[np.uint8]:
         """Decode the frames of one video.
 
@@ -246,6 +248,7 @@ class VideoDecoder:
                 `plan` tells. After a DecodeError its content is undefined.
             rng: The generator for random clips, crops and flips, which need one. In a pipeline it
                 is the sample's own, ``mm.sample_rng(sample, "video")``.
+            span: (start_s, end_s), for a decoder with ``span="row"``. None: the whole video.
 
         Returns:
             uint8 [F, H, W, 3], RGB, C-contiguous, in the order of time. It is ``out`` where that
@@ -255,9 +258,11 @@ class VideoDecoder:
             DecodeError: The file is no whole video, or exceeds a limit. The reason is one line.
             TimeoutError: Decoding takes longer than `timeout_s`.
             StorageError: Reading a part of the file failed.
-            ConfigError: ``out`` cannot hold the result, or ``rng`` is missing.
+            ConfigError: ``out`` cannot hold the result, or ``rng`` is missing. Or the decoder has
+                another span.
         """
-        return self.decode(data, out=out, rng=rng).pixels
+        row = row_of_span(span, self.span)
+        return self.decode(data, out=out, row=row, rng=rng).pixels
 
     def plan(
         self,
@@ -266,7 +271,9 @@ class VideoDecoder:
         rng: np.random.Generator | None = None,
         limits: VideoLimits | None = None,
     ) -> VideoPlan:
-        """Choose the frames of a video. Nothing is decoded.
+        """Choose the frames of a video.
+
+        Nothing is decoded of an MP4. Of other files it is the first key frame, for the rotation.
 
         Args:
             data: The encoded file.
@@ -480,6 +487,15 @@ class VideoDecoder:
                 f"{number} frames must be decoded for {len(packets)}, more than "
                 f"max_decoded_frames={self.max_decoded_frames}"
             )
+
+
+def _check_subclass(decoder: VideoDecoder) -> None:
+    """Refuse a subclass with a method that a pipeline does not call."""
+    if type(decoder).__call__ is not VideoDecoder.__call__:
+        raise ConfigError(
+            f"{type(decoder).__name__} overrides VideoDecoder.__call__, which a pipeline does not "
+            "call: override `decode`, or change the frames in transforms=(function,)"
+        )
 
 
 def _sampled_fps(file: VideoFile, numbers: IntArray, num_chosen: int, duration_s: float) -> float:
