@@ -279,7 +279,8 @@ def make_placeholders(
             raise ConfigError(f"{kind}_length={length!r}: give a number from 1 up, or a function")
         if token not in ids:
             raise ConfigError(
-                f"{kind}_token={token!r}: not an added or special token of the tokenizer"
+                f"{kind}_token={token!r}: not an added or special token of the tokenizer: give the "
+                "model's own tokenizer and token, or add it by tokenizer.add_special_tokens"
             )
         if token in kinds:
             raise ConfigError(f"{kind}_token={token!r}: {kinds[token].kind}s have the same token")

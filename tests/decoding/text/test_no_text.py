@@ -29,6 +29,7 @@ CHAT = byte_tokenizer(chat=True)
         ({"json": {"alt": "a cat"}}, "json the names alt: TextDecoder(field= says where"),
         ({"json": ["a cat"]}, "the sample has json: TextDecoder(field= says where"),
         ({"jpg": b""}, "the sample has jpg: TextDecoder(field= says where"),
+        ({"mp4": b"", "json": {"segments": [{"text": "a"}]}}, "Pipeline(before=(mm.one_segment,))"),
     ],
 )
 def test_a_sample_without_txt_names_its_fields_and_the_setting(
