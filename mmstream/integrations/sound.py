@@ -139,6 +139,8 @@ def transcribed(
         decoder_input_ids   9 5 6
         labels              5 6 7
 
+    A batch without labels has none here: its ids would teach the padding too.
+
     Raises:
         ConfigError: A row has no recording, or more than one. Or the text is padded on the left.
     """
@@ -154,17 +156,17 @@ def transcribed(
                 "samples out with a transform that raises mm.SkipSample"
             )
     assert features is not None  # each row has one
-    ids, labels = text["input_ids"], text.get("labels", text["input_ids"])
+    ids, labels = text["input_ids"], text.get("labels")
     if "attention_mask" in text and not bool(text["attention_mask"][:, 0].all()):
         raise ConfigError(
             'model_inputs: whisper takes texts padded on the right: tokenizer.padding_side="right"'
         )
     start = int(config.decoder_start_token_id)
     if bool((ids[:, 0] == start).all()):
-        ids, labels = ids[:, 1:], labels[:, 1:]
+        ids, labels = ids[:, 1:], None if labels is None else labels[:, 1:]
     first = torch.full_like(ids[:, :1], start)
-    return {
+    inputs = {
         "input_features": features.values,
         "decoder_input_ids": torch.cat((first, ids[:, :-1]), dim=1),
-        "labels": labels,
     }
+    return inputs if labels is None else inputs | {"labels": labels}

@@ -279,6 +279,12 @@ def test_whisper_gets_the_features_of_its_extractor_and_learns_the_next_token() 
     assert torch.isfinite(loss)
 
 
+def test_whisper_gets_no_labels_where_the_batch_has_none() -> None:
+    batch, _ = speech_batch(["one", "twenty two"], [0.1, 0.2])
+    del batch["labels"]
+    assert model_inputs(batch, "whisper").keys() == {"input_features", "decoder_input_ids"}
+
+
 def test_features_have_the_dtype_of_the_model() -> None:
     batch, _ = speech_batch(["one", "two"], [0.1, 0.2])
     model = model_of("whisper", byte_tokenizer()).bfloat16()
