@@ -121,7 +121,10 @@ class LocalFolder:
         if not real.startswith(self._root.rstrip("/") + "/"):
             spelled = os.path.normpath(os.path.join(self._root, path))  # noqa: PTH118
             is_link = spelled.startswith(self._root.rstrip("/") + "/")
-            raise RowError(f"lies outside the media root{', behind a link' * is_link}")
+            raise RowError(
+                f"lies outside the media root{', behind a link' * is_link}; name a higher folder "
+                "as the media root if you trust the rows"
+            )
         if real.startswith(_KERNEL_FOLDERS) and not real.startswith("/dev/shm/"):
             raise RowError("not a file")
         return real
