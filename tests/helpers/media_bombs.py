@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
+from typing import Any
 
 import av
 
@@ -149,7 +150,7 @@ def _mpeg4_entry(width: int, height: int, name: bytes = b"mp4v", *more: bytes) -
 
 
 def mp4_of_samples(
-    samples: Sequence[bytes], order: Sequence[int], entry: bytes, **more: int
+    samples: Sequence[bytes], order: Sequence[int], entry: bytes, **more: Any
 ) -> bytes:
     """Return an MP4 that shows coded samples again and again: each repeat costs eight bytes.
 

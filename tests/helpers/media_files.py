@@ -175,7 +175,7 @@ def video_file(
             if sound is not None:
                 packets += _coded_audio(sound, tone(seconds, sound.rate), sound.rate)
             # The first packet of all decides by how much all times are shifted.
-            out.mux(sorted(packets, key=lambda packet: packet.dts * packet.time_base))
+            out.mux(sorted(packets, key=_decoding_time_s))
         data = path.read_bytes()
     return _rotated(data, rotation) if rotation else data
 
@@ -280,6 +280,12 @@ def _coded_audio(stream: Any, samples: NDArray[np.float32], rate: int) -> list[A
     )
     pieces = [*resampler.resample(frame), *resampler.resample(None), None]
     return [packet for piece in pieces for packet in stream.encode(piece)]
+
+
+def _decoding_time_s(packet: av.Packet[Any]) -> Fraction:
+    assert packet.dts is not None
+    assert packet.time_base is not None
+    return packet.dts * packet.time_base
 
 
 def _rotated(data: bytes, rotation: int) -> bytes:
