@@ -198,7 +198,7 @@ HOARD = []
 
 
 def hoarding(sample):
-    HOARD.append(os.urandom(2_000_000))  # more than a worker of an earlier test that ends meanwhile
+    HOARD.append(os.urandom(1_000_000))  # more than a worker of an earlier test that ends meanwhile
     return sample
 
 
