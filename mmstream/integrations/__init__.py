@@ -6,6 +6,8 @@ inputs.py      `model_inputs`: the keyword arguments of a model's forward, from 
 families.py    how each family of models takes pictures
 videos.py      how each family takes videos
 sound.py       how each family takes audio
+patches.py     pictures and videos in the patches of Qwen-VL
+token_counts.py  whether a text has as many tokens as its media take
 blank.py       the blank picture, video or recording of a batch without any
 trainer.py     `LoaderTrainer`: the Trainer of transformers, on a loader
 

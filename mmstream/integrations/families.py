@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmstream.errors import ConfigError
+from mmstream.integrations.patches import patch_lines
+from mmstream.integrations.token_counts import check_count
 
 __all__ = ["VISION_LANGUAGE", "Pictures", "check_tokens"]
 
@@ -89,39 +91,9 @@ def _llava_next(pictures: Pictures, config: Any) -> dict[str, Tensor]:
 
 def _patched(pictures: Pictures, config: Any) -> dict[str, Tensor]:
     """Qwen-VL: one line per patch, [num_patches, channels * frames * P * P], and the grids."""
-    vision = config.vision_config
-    patch, merge = vision.patch_size, vision.spatial_merge_size
-    side = patch * merge
-    lines, grids = [], []
-    for picture in pictures.tiles:
-        height, width = picture.shape[-2:]
-        if height % side or width % side:
-            raise ConfigError(
-                f"model_inputs: {config.model_type} takes pictures whose sides are multiples of "
-                f'{side}, not {width}x{height}: ImageDecoder(resize="max_pixels", '
-                f"multiple_of={side})"
-            )
-        lines.append(_patches(picture, patch, merge, vision.temporal_patch_size))
-        grids.append((1, height // patch, width // patch))
-    return {
-        "pixel_values": torch.cat(lines),
-        "image_grid_thw": torch.tensor(grids, device=lines[0].device),
-    }
-
-
-def _patches(picture: Tensor, patch: int, merge: int, num_frames: int) -> Tensor:
-    """Cut a picture, [C, H, W], into lines. The patches that merge into one token are neighbours.
-
-    For example, a picture of 4 x 4 patches that merge 2 x 2 gives 16 lines: first the four patches
-    of the upper left token. A still picture is a video of `num_frames` equal frames.
-    """
-    channels, height, width = picture.shape
-    blocks = picture.reshape(
-        channels, height // patch // merge, merge, patch, width // patch // merge, merge, patch
-    )
-    blocks = blocks.permute(1, 4, 2, 5, 0, 3, 6)  # tokens, patches of a token, channels, pixels
-    frames = blocks.unsqueeze(5).expand(*blocks.shape[:5], num_frames, patch, patch)
-    return frames.reshape(height * width // patch**2, -1)
+    frames = [tile[None] for tile in pictures.tiles]
+    lines, grids = patch_lines(frames, config, "pictures", "ImageDecoder")
+    return {"pixel_values": lines, "image_grid_thw": grids}
 
 
 def _by_row(pictures: Pictures, config: Any) -> dict[str, Tensor]:
@@ -165,8 +137,7 @@ VISION_LANGUAGE: dict[str, Callable[[Pictures, Any], dict[str, Tensor]]] = {
 def check_tokens(ids: Tensor, pictures: Pictures, config: Any) -> None:
     """Check that a text has as many image tokens as the model makes vectors of its pictures.
 
-    Llava with a tower of one size, InternVL and Qwen-VL are checked. The model itself would compare
-    numbers of other things, and name no setting.
+    Llava with a tower of one size, InternVL and Qwen-VL are checked.
 
     Args:
         ids: int64 [B, T].
@@ -177,17 +148,8 @@ def check_tokens(ids: Tensor, pictures: Pictures, config: Any) -> None:
         ConfigError: Says which ``image_length`` the model needs.
     """
     expected = _num_tokens(pictures, config)
-    num_tokens = int((ids == config.image_token_id).sum())
-    if expected is None or num_tokens == expected[0]:
-        return
-    number, setting = expected
-    token = ""
-    if not num_tokens:
-        token = f", and image_token= of the token with the id {config.image_token_id}"
-    raise ConfigError(
-        f"model_inputs: {config.model_type} takes {number:,} image tokens for the pictures of this "
-        f"batch, the text has {num_tokens:,}: TextDecoder(image_length={setting}){token}"
-    )
+    if expected is not None:
+        check_count(ids, config, "image", "pictures", *expected)
 
 
 def _num_tokens(pictures: Pictures, config: Any) -> tuple[int, str] | None:

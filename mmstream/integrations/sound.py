@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmstream.errors import ConfigError
+from mmstream.integrations.token_counts import check_count
 from mmstream.types import Batch
 
 __all__ = ["HEARING", "Features", "check_audio_tokens", "features_of", "heard", "transcribed"]
@@ -114,17 +115,7 @@ def check_audio_tokens(ids: Tensor, features: Features, config: Any) -> None:
     """
     halved = (features.lengths - 1) // 2 + 1
     number = int(((halved - 2) // 2 + 1).sum())
-    num_tokens = int((ids == config.audio_token_id).sum())
-    if num_tokens == number:
-        return
-    token = ""
-    if not num_tokens:
-        token = f", and audio_token= of the token with the id {config.audio_token_id}"
-    raise ConfigError(
-        f"model_inputs: {config.model_type} takes {number:,} audio tokens for the audio of this "
-        f"batch, the text has {num_tokens:,}: TextDecoder(audio_length=mm.qwen_audio_length())"
-        f"{token}"
-    )
+    check_count(ids, config, "audio", "audio", number, "mm.qwen_audio_length()")
 
 
 def transcribed(

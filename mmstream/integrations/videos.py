@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from mmstream.errors import ConfigError
+from mmstream.integrations.patches import patch_lines
+from mmstream.integrations.token_counts import check_count
 from mmstream.types import Batch
 
 __all__ = ["SEEING", "Videos", "check_video_tokens", "videos_of"]
@@ -78,46 +80,15 @@ def _patched(videos: Videos, config: Any) -> dict[str, Tensor]:
 
     Frames are merged in pairs. The last frame is repeated where their number is odd.
     """
-    vision = config.vision_config
-    patch, merge, group = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
-    side = patch * merge
-    lines, grids = [], []
-    for frames in videos.frames:
-        height, width = frames.shape[-2:]
-        if height % side or width % side:
-            raise ConfigError(
-                f"model_inputs: {config.model_type} takes videos whose sides are multiples of "
-                f'{side}, not {width}x{height}: VideoDecoder(resize="max_pixels", '
-                f"multiple_of={side})"
-            )
-        padding = frames[-1:].expand(-len(frames) % group, -1, -1, -1)
-        lines.append(_patches(torch.cat((frames, padding)), patch, merge, group))
-        grids.append((-(-len(frames) // group), height // patch, width // patch))
-    inputs = {
-        "pixel_values_videos": torch.cat(lines),
-        "video_grid_thw": torch.tensor(grids, device=lines[0].device),
-    }
+    group = config.vision_config.temporal_patch_size
+    lines, grids = patch_lines(videos.frames, config, "videos", "VideoDecoder")
+    inputs = {"pixel_values_videos": lines, "video_grid_thw": grids}
     if config.model_type == "qwen2_5_vl":
-        inputs["second_per_grid_ts"] = (group / videos.fps).float().to(lines[0].device)
+        inputs["second_per_grid_ts"] = (group / videos.fps).float().to(lines.device)
     if config.model_type == "qwen2_5_omni_thinker":
-        seconds = torch.full((len(grids),), group / OMNI_FPS, device=lines[0].device)
+        seconds = torch.full((len(grids),), group / OMNI_FPS, device=lines.device)
         inputs["video_second_per_grid"] = seconds
     return inputs
-
-
-def _patches(frames: Tensor, patch: int, merge: int, group: int) -> Tensor:
-    """Cut frames, [F, C, H, W], into lines. The patches that merge into one token are neighbours.
-
-    For example, two frames of 4 x 4 patches that merge 2 x 2 give 16 lines: first the four patches
-    of the upper left token, each with the pixels of both frames.
-    """
-    count, channels, height, width = frames.shape
-    blocks = frames.reshape(
-        *(count // group, group, channels),
-        *(height // patch // merge, merge, patch, width // patch // merge, merge, patch),
-    )
-    blocks = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)  # tokens, patches of a token, pixels
-    return blocks.reshape(count // group * height * width // patch**2, -1)
 
 
 def _stacked(videos: Videos, config: Any) -> dict[str, Tensor]:
@@ -175,13 +146,4 @@ def check_video_tokens(ids: Tensor, videos: Videos, config: Any) -> None:
         setting = (
             f"mm.{name}(patch_size={vision.patch_size}, merge_size={vision.spatial_merge_size})"
         )
-    num_tokens = int((ids == config.video_token_id).sum())
-    if num_tokens == number:
-        return
-    token = ""
-    if not num_tokens:
-        token = f", and video_token= of the token with the id {config.video_token_id}"
-    raise ConfigError(
-        f"model_inputs: {family} takes {number:,} video tokens for the videos of this batch, the "
-        f"text has {num_tokens:,}: TextDecoder(video_length={setting}){token}"
-    )
+    check_count(ids, config, "video", "videos", number, setting)

@@ -6,7 +6,7 @@ loop.py         start here: sets a run up, and loops over the steps
 step.py         one optimizer step: precision, accumulation, loss scaling, clipping
 schedule.py     the learning rate, frozen parameters, the optimizer
 models.py       which model: clip.py, vlm.py (images: vision.py), chat.py (videos), speech.py;
-                tokenizer.py
+                token_loss.py, tokenizer.py
                 pretrained.py: opens folders of models and tokenizers
 distributed.py  ranks, their process group, threads, signals that stop a run
 checkpoint.py   saves a run and resumes it;  saved_state.py: reads only the loader's state

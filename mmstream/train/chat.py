@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained, read_json
+from mmstream.train.token_loss import next_tokens, summed_loss
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:
@@ -62,22 +62,14 @@ class ChatModel(nn.Module):
         inputs = model_inputs(batch, self.vlm)
         targets = inputs.pop("labels")[:, 1:]
         logits = self.vlm(**inputs, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            targets.flatten(),
-            ignore_index=IGNORED_LABEL,
-            reduction="sum",
-        )
-        return loss, self.weight_of(batch)
+        return summed_loss(logits, targets), self.weight_of(batch)
 
     def weight_of(self, batch: Batch) -> Tensor:
         """Return the number of tokens in the loss of a batch, a float32 scalar.
 
         The first token of a row never counts: no token before it could predict it.
         """
-        targets = batch["labels"][:, 1:].masked_fill(~batch["__valid__"][:, None], IGNORED_LABEL)
-        weight: Tensor = (targets != IGNORED_LABEL).sum().float()
-        return weight
+        return (next_tokens(batch) != IGNORED_LABEL).sum().float()
 
 
 def load_chat(folder: str, tokenizer: Any) -> ChatModel:

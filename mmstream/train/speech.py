@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained
+from mmstream.train.token_loss import summed_loss
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:
@@ -52,13 +52,7 @@ class SpeechModel(nn.Module):
         inputs = model_inputs(batch, self.speech)
         labels = inputs["labels"]
         logits = self.speech(**inputs, use_cache=False).logits
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            labels.flatten(),
-            ignore_index=IGNORED_LABEL,
-            reduction="sum",
-        )
-        return loss, self.weight_of(batch)
+        return summed_loss(logits, labels), self.weight_of(batch)
 
     def weight_of(self, batch: Batch) -> Tensor:
         """Return the number of tokens in the loss of a batch, a float32 scalar.

@@ -18,12 +18,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.train.pretrained import load_pretrained
+from mmstream.train.token_loss import next_tokens, summed_loss
 from mmstream.train.tokenizer import image_token_of
 from mmstream.train.vision import choose_image_size, embed_images, image_inputs
 from mmstream.types import IGNORED_LABEL
@@ -93,13 +93,7 @@ class ConversationVlm(nn.Module):
         if "image_grid_thw" in inputs:  # Qwen-VL then needs to know which tokens are images
             inputs["mm_token_type_ids"] = (batch["input_ids"] == self.image_token_id).int()
         logits = self.vlm(**inputs, use_cache=False).logits[:, :-1]
-        targets = _targets(batch)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            targets.flatten(),
-            ignore_index=IGNORED_LABEL,
-            reduction="sum",
-        )
+        loss = summed_loss(logits, next_tokens(batch))
         if images is None:
             loss = loss + 0.0 * embed_images(self.vlm, self._blank_image())[1]
         return loss, self.weight_of(batch)
@@ -109,7 +103,7 @@ class ConversationVlm(nn.Module):
 
         The first token of a row never counts: no token before it could predict it.
         """
-        return (_targets(batch) != IGNORED_LABEL).sum().float()
+        return (next_tokens(batch) != IGNORED_LABEL).sum().float()
 
     def _blank_image(self) -> Tensor:
         side = self.image_size
@@ -232,15 +226,6 @@ def vlm_decode(
         field=field,
     )
     return Decode(image=ImageDecoder(size=image_size), text=text)
-
-
-def _targets(batch: dict[str, Any]) -> Tensor:
-    """Return the next token of each position but the last, int64 [B, T - 1]; -100: not in the loss.
-
-    For example, the labels [-100, 7, 8] give the targets [7, 8] for positions 0 and 1.
-    """
-    targets: Tensor = batch["labels"][:, 1:]
-    return targets.masked_fill(~batch["__valid__"][:, None], IGNORED_LABEL)
 
 
 def _images_of(batch: dict[str, Any]) -> Tensor | None:
