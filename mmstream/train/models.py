@@ -206,6 +206,8 @@ def _clip_hint(sample: dict[str, Any]) -> str:
         return ""
     if audio_fields(sample) and not image_fields(sample):
         return "; --model with the folder of a Whisper takes recordings with transcripts"
+    if "cls" in sample:
+        return "; train has no model for classes: see docs/classification.md"
     return '; model="vlm" takes chats, with any number of images'
 
 

@@ -75,6 +75,16 @@ def test_data_that_clip_can_take_or_nobody_gives_no_hint(corpus: str, tmp_path: 
     assert hint_at_model(config, mm.open_dataset(tmp_path)) == ""
 
 
+def test_clip_on_pictures_with_classes_names_the_page_about_them(tmp_path: Path) -> None:
+    media = Path(corpus_rows()).parent
+    first = json.loads(Path(corpus_rows()).read_text().splitlines()[0])
+    rows = [{"image": first["image"], "label": number % 2} for number in range(8)]
+    shards = str(tmp_path / "shards")
+    mm.convert(rows, shards, media_root=str(media), progress=False)
+    with pytest.raises(BadSampleLimitError, match="no model for classes: see docs"):
+        run(shards, tmp_path / "out")
+
+
 def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str, Any]]]:
     options = {"num_workers": 0, "device": "cpu", "global_batch_size": 8, "image_size": 32}
     result = train(TrainConfig(url=url, out=str(out), **{**options, **changes}))
