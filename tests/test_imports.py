@@ -46,6 +46,7 @@ FLOORS = [
     },
     {"display"},  # shows the classes of the floors above by their attributes
     {"dataset"},
+    {"packing"},
     {"bad_samples"},
     {"converting"},
     {"reading"},

@@ -1,0 +1,13 @@
+"""Plans of packs: which samples form one row of a batch, decided once, from their lengths.
+
+    array_files.py   arrays as ``.npy`` files that are named by their content
+    measure_file.py  the lengths of all samples: the columns of a measure
+    settings.py      what a pack may hold
+    groups.py        which shards are packed together
+    pack.py          the samples of a group -> packs
+    planner.py       a measure -> a plan
+    plan.py          an opened plan: the documents and sums of its units
+    plan_file.py     a plan in a folder, a bucket, or the cache of this machine
+
+A plan is integers: it needs no tokenizer, no torch and none of the tars.
+"""

@@ -1,0 +1,197 @@
+"""A plan: the units of a dataset, which are packs of samples, and what they hold.
+
+The order of a run asks a plan by unit numbers. Unit number = first unit of its group + its number
+in the group. All answers are arrays; nothing is read but the rows that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.dataset.manifest import ShardInfo
+from mmstream.packing.settings import PackLimits
+from mmstream.types import IntArray
+
+__all__ = ["LEFT_OUT_REASONS", "PackPlan", "UnitSums", "Units"]
+
+LEFT_OUT_REASONS = ("unusable", "bad list", "condition", "too long", "over a limit")
+"""Why a sample is in no unit, by the number in the second column of `PackPlan.left_out`."""
+
+
+class Units(NamedTuple):
+    """The samples of units, one after the other.
+
+    Attributes:
+        counts: int64 [n], samples of each unit.
+        shard: int64 [m], shard of each sample, m = sum of `counts`.
+        index: int64 [m], its index in the shard.
+        num_tokens: int64 [m], its tokens.
+    """
+
+    counts: IntArray
+    shard: IntArray
+    index: IntArray  # type: ignore[assignment]  # the field's name wins over tuple.index
+    num_tokens: IntArray
+
+
+class UnitSums(NamedTuple):
+    """What units hold, int64 [n] each.
+
+    Attributes:
+        num_tokens: Tokens of all documents, without padding.
+        squared_tokens: Sum of L * L over the samples, each of L tokens.
+        num_label_tokens: Tokens with a label, without the first of each document.
+        num_images: Images.
+        patches: Sum of p over all media, each of p patches.
+        squared_patches: Sum of p * p over all media.
+        num_documents: Documents; a sample may have several.
+    """
+
+    num_tokens: IntArray
+    squared_tokens: IntArray
+    num_label_tokens: IntArray
+    num_images: IntArray
+    patches: IntArray
+    squared_patches: IntArray
+    num_documents: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class PackPlan:
+    """The units of a dataset. `make_plan` makes it, and `open_plan` opens it.
+
+    A plan of a folder pickles as its address, and its arrays are mapped again.
+
+    Attributes:
+        settings: What a unit may hold.
+        digest: Hash of the settings and of those of the measure: what decides the units, beside
+            the samples.
+        shards: The shards that are planned.
+        group_stops: int64 [num_groups], the stop of each group, in shards.
+        counts: int64 [num_groups], units of each group.
+        group_digests: Of each group: hash of its shards' names, sizes and checksums, and of its
+            units.
+        unit_rows: int64 [num_units, 8], the first member of each unit, and its sums in the order
+            of `UnitSums`.
+        members: int64 [num_members], positions in the dataset of the samples of all units.
+        member_tokens: int32 [num_members], tokens of each.
+        left_out: int64 [n, 3], samples that are in no unit: position, reason, tokens. The reason is
+            an index into `LEFT_OUT_REASONS`; -1 tokens are not known.
+        url: The folder of the plan. None: it is in memory.
+        reopen: Opens the plan of the folder again, in another process. None: it is in memory.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mmstream.packing.planner import plan_of_lengths
+        >>> from mmstream.packing.settings import PackLimits
+        >>> plan = plan_of_lengths([3, 2], [6, 5, 4, 4, 1], PackLimits(10))
+        >>> plan.num_units, plan.counts.tolist()
+        (2, [2])
+        >>> units = plan.units(np.array([1]))
+        >>> units.shard.tolist(), units.index.tolist(), units.num_tokens.tolist()
+        ([0, 1, 1], [1, 0, 1], [5, 4, 1])
+        >>> plan.sums(np.array([0, 1])).num_tokens.tolist()
+        [10, 10]
+    """
+
+    settings: PackLimits
+    digest: str
+    shards: tuple[ShardInfo, ...]
+    group_stops: IntArray
+    counts: IntArray
+    group_digests: tuple[str, ...]
+    unit_rows: IntArray
+    members: IntArray
+    member_tokens: npt.NDArray[np.int32]
+    left_out: IntArray
+    url: str | None = None
+    reopen: Callable[[], PackPlan] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.reopen is None:
+            return PackPlan, tuple(getattr(self, name) for name in self.__dataclass_fields__)
+        return self.reopen, ()
+
+    def __repr__(self) -> str:
+        where = "in memory" if self.url is None else self.url
+        return (
+            f"<PackPlan {where}: {self.num_units:,} packs of {self.settings.max_tokens:,} tokens, "
+            f"{self.fill:.1%} full, {self.members.size:,} samples>"
+        )
+
+    @property
+    def num_units(self) -> int:
+        """Units of all groups."""
+        return len(self.unit_rows)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of shards."""
+        return len(self.counts)
+
+    @property
+    def fill(self) -> float:
+        """Tokens of all units, as a share of what they could hold; 0 without units."""
+        room = self.num_units * self.settings.max_tokens
+        return int(self.member_tokens.sum(dtype=np.int64)) / room if room else 0.0
+
+    @cached_property
+    def first_units(self) -> IntArray:
+        """int64 [num_groups + 1], number of the first unit of each group, and of all units."""
+        return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
+
+    @cached_property
+    def shard_ends(self) -> IntArray:
+        """int64 [num_shards], samples up to the end of each shard."""
+        counts = [shard.num_samples for shard in self.shards]
+        return np.cumsum(np.array(counts, dtype=np.int64))
+
+    @cached_property
+    def group_names(self) -> tuple[str, ...]:
+        """Names of the groups: their first and last shard."""
+        starts = [0, *self.group_stops.tolist()]
+        return tuple(
+            f"{self.shards[start].name}..{self.shards[stop - 1].name}"
+            for start, stop in zip(starts, self.group_stops.tolist(), strict=False)
+        )
+
+    @cached_property
+    def group_bytes(self) -> IntArray:
+        """int64 [num_groups], bytes of the shards of each group."""
+        sizes = np.array([0, *(shard.num_bytes for shard in self.shards)], dtype=np.int64)
+        ends = np.cumsum(sizes)[np.concatenate([[0], self.group_stops]).astype(np.int64)]
+        return np.diff(ends)
+
+    def units(self, numbers: IntArray) -> Units:
+        """Return the samples of units, in the order of `numbers`.
+
+        Args:
+            numbers: int64 [n], numbers of units.
+        """
+        numbers = np.asarray(numbers, dtype=np.int64)
+        first = self.unit_rows[numbers, 0]
+        is_last = numbers == self.num_units - 1
+        stop = self.unit_rows[np.where(is_last, 0, numbers + 1), 0]
+        counts = np.where(is_last, self.members.size, stop) - first
+        # Unit 0 with members 5-6 and unit 1 with members 2-4 are members 5, 6, 2, 3, 4.
+        ends = np.cumsum(counts)
+        rows = np.arange(counts.sum()) + np.repeat(first - ends + counts, counts)
+        positions = self.members[rows]
+        shard = np.searchsorted(self.shard_ends, positions, side="right").astype(np.int64)
+        starts = np.where(shard > 0, self.shard_ends[shard - 1], 0)
+        return Units(counts, shard, positions - starts, self.member_tokens[rows].astype(np.int64))
+
+    def sums(self, numbers: IntArray) -> UnitSums:
+        """Return what units hold, in the order of `numbers`.
+
+        Args:
+            numbers: int64 [n], numbers of units.
+        """
+        rows = self.unit_rows[np.asarray(numbers, dtype=np.int64)]
+        return UnitSums(*rows[:, 1:].T)

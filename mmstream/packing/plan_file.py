@@ -1,0 +1,201 @@
+"""A plan in a folder, local or remote.
+
+    mmstream.plan.NAME/        beside the manifest, or in a folder of its own
+        plan.json              settings, shards, groups, and the files of the arrays
+        units.<hash>.npy       int64 [num_units, 8]
+        members.<hash>.npy     int64 [num_members]
+        tokens.<hash>.npy      int32 [num_members]
+        left_out.<hash>.npy    int64 [n, 3]
+
+The files take 12 bytes a sample and 64 a pack. They are mapped: all processes of a machine share
+their pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.dataset.manifest import ShardInfo
+from mmstream.dataset.sealed import check_seal, read_sealed, seal
+from mmstream.errors import ConfigError, ManifestError, StateError, escaped
+from mmstream.packing.array_files import ArrayInfo, open_array, remove_arrays, write_array
+from mmstream.packing.measure_file import require_name
+from mmstream.packing.plan import PackPlan
+from mmstream.packing.settings import PackLimits
+from mmstream.storage import Store, open_store
+
+__all__ = ["PLAN_NAME", "open_plan", "plan_folder", "reopen_plan", "write_plan"]
+
+PLAN_NAME = "plan.json"
+
+MAX_JSON_BYTES = 256 << 20
+"""Largest plan.json."""
+
+_CURE = "run `mmstream plan` again"
+
+_DTYPES = {"units": "<i8", "members": "<i8", "tokens": "<i4", "left_out": "<i8"}
+
+
+@dataclass(frozen=True)
+class _File:
+    """The content of plan.json."""
+
+    version: int
+    settings: PackLimits
+    digest: str
+    arrays: dict[str, ArrayInfo]
+    group_stops: list[int]
+    counts: list[int]
+    group_digests: list[str]
+    shards: list[ShardInfo]
+
+
+def plan_folder(url: str, name: str) -> str:
+    """Return where the plan of a dataset lies by default.
+
+    Examples:
+        >>> plan_folder("s3://bucket/corpus", "8k")
+        's3://bucket/corpus/mmstream.plan.8k'
+    """
+    require_name(name)
+    return f"{url.rstrip('/')}/mmstream.plan.{name}"
+
+
+def write_plan(plan: PackPlan, folder: str) -> PackPlan:
+    """Write a plan, and return it as it is opened from there.
+
+    An older plan of the folder is replaced when plan.json is replaced. Equal plans give equal
+    files.
+
+    Args:
+        plan: What to write.
+        folder: Path or URL.
+
+    Raises:
+        StorageError: The storage failed after retries.
+    """
+    store = open_store(folder)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "units": plan.unit_rows,
+        "members": plan.members,
+        "tokens": plan.member_tokens,
+        "left_out": plan.left_out,
+    }
+    infos = {stem: write_array(store, stem, array) for stem, array in arrays.items()}
+    content = _File(
+        version=1,
+        settings=plan.settings,
+        digest=plan.digest,
+        arrays=infos,
+        group_stops=plan.group_stops.tolist(),
+        counts=plan.counts.tolist(),
+        group_digests=list(plan.group_digests),
+        shards=list(plan.shards),
+    )
+    text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+    store.write(PLAN_NAME, seal(text))
+    remove_arrays(store, {info.name for info in infos.values()})
+    return open_plan(folder)
+
+
+def open_plan(folder: str) -> PackPlan:
+    """Open a plan. Its arrays are mapped, and are read when they are used.
+
+    Args:
+        folder: Path or URL. A remote plan is copied into the cache of this machine, once.
+
+    Raises:
+        FileNotFoundError: There is no plan.
+        ManifestError: It is damaged.
+        StorageError: The storage failed after retries.
+    """
+    return _open(open_store(folder))
+
+
+def reopen_plan(folder: str, file_digest: str) -> PackPlan:
+    """Open a plan that another process has opened, and checked.
+
+    Raises:
+        StateError: There is another plan in the folder now.
+        FileNotFoundError, ManifestError, StorageError: As `open_plan`.
+    """
+    return _open(open_store(folder), file_digest)
+
+
+def _open(store: Store, expected_digest: str | None = None) -> PackPlan:
+    name = store.url_of(PLAN_NAME)
+    file, file_digest = read_sealed(
+        store, PLAN_NAME, MAX_JSON_BYTES, lambda data: _decode(data, name)
+    )
+    check = expected_digest is None
+    if expected_digest not in (None, file_digest):
+        raise StateError(f"{name}: the plan was replaced while this run used it; start it again")
+    units, members, tokens, left_out = (
+        open_array(
+            store, file.arrays[stem], dtype, 1 + (stem in ("units", "left_out")), check=check
+        )
+        for stem, dtype in _DTYPES.items()
+    )
+    plan = PackPlan(
+        settings=file.settings,
+        digest=file.digest,
+        shards=tuple(file.shards),
+        group_stops=np.array(file.group_stops, dtype=np.int64),
+        counts=np.array(file.counts, dtype=np.int64),
+        group_digests=tuple(file.group_digests),
+        unit_rows=units,
+        members=members,
+        member_tokens=tokens,
+        left_out=left_out,
+        url=store.url,
+        reopen=partial(reopen_plan, store.url, file_digest),
+    )
+    if check:
+        _require_whole(plan, name)
+    return plan
+
+
+def _decode(data: bytes, name: str) -> tuple[_File, str]:
+    check_seal(data, name, _CURE)
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.MsgspecError, ConfigError, UnicodeError, RecursionError) as error:
+        raise ManifestError(f"{name}: is no plan: {escaped(error)}; {_CURE}") from None
+    if file.version != 1:
+        raise ManifestError(
+            f"{name}: format version {file.version}, this mmstream reads 1; install a newer "
+            "mmstream"
+        )
+    if missing := _DTYPES.keys() - file.arrays.keys():
+        raise ManifestError(f"{name}: lists no {sorted(missing)[0]}; {_CURE}")
+    return file, hashlib.sha256(data).hexdigest()
+
+
+def _require_whole(plan: PackPlan, name: str) -> None:
+    """Raise a ManifestError where the numbers of a plan cannot be those of its shards."""
+    num_groups, num_shards = plan.counts.size, len(plan.shards)
+    stops = plan.group_stops
+    num_samples = int(plan.shard_ends[-1]) if num_shards else 0
+    first = plan.unit_rows[:, 0] if plan.unit_rows.shape[1:] == (8,) else None
+    is_whole = (
+        stops.size == num_groups == len(plan.group_digests)
+        and bool((np.diff(np.concatenate([[0], stops])) > 0).all())
+        and (int(stops[-1]) if num_groups else 0) == num_shards
+        and bool((plan.counts >= 0).all())
+        and int(plan.counts.sum()) == plan.num_units
+        and first is not None
+        and plan.members.shape == plan.member_tokens.shape
+        and bool((np.diff(np.append(first, plan.members.size)) > 0).all())
+        and (not first.size or int(first[0]) == 0)
+        and (not plan.members.size or int(plan.members.min()) >= 0)
+        and (not plan.members.size or int(plan.members.max()) < num_samples)
+    )
+    if not is_whole:
+        raise ManifestError(f"{name}: its numbers do not fit each other; {_CURE}")

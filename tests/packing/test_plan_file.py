@@ -1,0 +1,115 @@
+"""A plan and a measure in a folder: the same answers as in memory, from every store."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmstream.dataset.manifest import ShardInfo
+from mmstream.errors import ConfigError, ManifestError, StateError
+from mmstream.packing.measure_file import Measure, measure_folder, open_measure, write_measure
+from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan_file import open_plan, write_plan
+from mmstream.packing.planner import plan_of_lengths
+from mmstream.packing.settings import PackLimits
+
+COUNTS = [40, 0, 25, 60]
+LENGTHS = [(7 * number) % 41 + 1 for number in range(125)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def plan() -> PackPlan:
+    return plan_of_lengths(COUNTS, LENGTHS, PackLimits(64))
+
+
+def require_same(plan: PackPlan, other: PackPlan) -> None:
+    numbers = np.arange(plan.num_units)[::-1]
+    for values, others in zip(plan.units(numbers), other.units(numbers), strict=True):
+        np.testing.assert_array_equal(values, others)
+    for values, others in zip(plan.sums(numbers), other.sums(numbers), strict=True):
+        np.testing.assert_array_equal(values, others)
+    assert plan.settings == other.settings
+    assert plan.digest == other.digest
+    assert plan.group_names == other.group_names
+    assert plan.group_digests == other.group_digests
+    np.testing.assert_array_equal(plan.group_bytes, other.group_bytes)
+    np.testing.assert_array_equal(plan.counts, other.counts)
+
+
+def test_a_written_plan_answers_as_in_memory(plan: PackPlan, tmp_path: Path) -> None:
+    require_same(plan, write_plan(plan, str(tmp_path / "plan")))
+    require_same(plan, pickle.loads(pickle.dumps(plan)))
+
+
+def test_a_plan_of_a_folder_pickles_as_its_address(plan: PackPlan, tmp_path: Path) -> None:
+    data = pickle.dumps(write_plan(plan, str(tmp_path / "plan")))
+    assert len(data) < 1000
+    require_same(plan, pickle.loads(data))
+
+
+def test_a_replaced_plan_is_not_taken_for_the_old_one(plan: PackPlan, tmp_path: Path) -> None:
+    folder = str(tmp_path / "plan")
+    data = pickle.dumps(write_plan(plan, folder))
+    write_plan(plan_of_lengths(COUNTS, LENGTHS, PackLimits(50)), folder)
+    with pytest.raises(StateError, match="was replaced"):
+        pickle.loads(data)
+
+
+def test_equal_plans_give_equal_files(plan: PackPlan, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_plan(plan, str(tmp_path / name))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+
+
+def test_a_remote_plan_is_read_from_the_cache_of_the_machine(plan: PackPlan, cache: Path) -> None:
+    require_same(plan, write_plan(plan, "memory://plans/remote"))
+    assert len(list((cache / "mmstream" / "index").iterdir())) == 8  # 4 arrays with their locks
+    require_same(plan, open_plan("memory://plans/remote"))
+
+
+def test_a_damaged_array_is_refused(plan: PackPlan, tmp_path: Path) -> None:
+    write_plan(plan, str(tmp_path))
+    (path,) = tmp_path.glob("members.*")
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ManifestError, match="sha256"):
+        open_plan(str(tmp_path))
+
+
+def test_impossible_numbers_are_refused(plan: PackPlan, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="do not fit each other"):
+        write_plan(replace(plan, members=plan.members + 1), str(tmp_path))
+
+
+def test_a_measure_is_read_as_it_was_written(tmp_path: Path) -> None:
+    shards = (ShardInfo("a.tar", 2, 4096, "ab" * 32), ShardInfo("b.tar", 1, 2048))
+    columns = {"num_tokens": np.array([5, -1, 7]), "width": np.array([640, 0, 320])}
+    measure = Measure(shards, columns, {"tokenizer": "crc"}, {"probes": [1]})
+    folder = measure_folder(str(tmp_path), "bytes")
+    write_measure(measure, folder, [b'{"position": 1}'])
+    opened = open_measure(folder)
+    assert opened.shards == shards
+    assert opened.settings == measure.settings
+    assert opened.details == measure.details
+    assert opened.digest == measure.digest
+    assert {name: column.tolist() for name, column in opened.columns.items()} == {
+        "num_tokens": [5, -1, 7],
+        "width": [640, 0, 320],
+    }
+    assert (tmp_path / "mmstream.measure.bytes" / "unusable.jsonl").read_text()
+
+
+def test_a_measure_without_a_column_says_which_it_has() -> None:
+    measure = Measure((ShardInfo("a.tar", 1, 2048),), {"num_tokens": np.array([5])})
+    with pytest.raises(ConfigError, match="height: the measure has no such column, but num_docu"):
+        measure.column("height")
