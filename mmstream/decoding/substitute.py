@@ -157,8 +157,9 @@ class RowDecoder:
         for position, outcome in enumerate(step.outcomes):
             if not isinstance(outcome, dict):
                 samples.append(None)
-            elif not self.before:
-                samples.append(outcome)
+            elif not self.before:  # the text may come from a function that draws
+                lineage = self._lineage(_address(step, position), outcome)
+                samples.append(outcome | {"__lineage__": lineage})
             else:
                 ref = step.lineage.planned[position]
                 try:

@@ -82,6 +82,22 @@ def test_draws_are_the_same_on_every_topology(captions: str) -> None:
     assert len(drawn) > 2
 
 
+def caption_of_epoch(sample: Sample) -> str:
+    choices: list[str] = sample["json"]["captions"]
+    return choices[mm.sample_rng(sample, "caption").integers(len(choices))]
+
+
+def test_the_function_of_a_text_draws_anew_for_each_seed_and_epoch(captions: str) -> None:
+    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), field=caption_of_epoch))
+    texts = set()
+    for seed, epoch in ((1, 0), (1, 1), (2, 0)):
+        pipeline = make(captions, decode=decode, seed=seed, global_batch_size=24, shuffle=False)
+        with closing(PipelineRunner(pipeline)) as runner:
+            samples = runner.decoded(Job(epoch, 0, 0, 24)).samples
+        texts.add(tuple(sample["input_ids"].tobytes() for sample in samples))
+    assert len(texts) == 3
+
+
 def test_a_run_resumes_exactly(captions: str) -> None:
     pipeline = make(captions, one_caption, even_only)
     assert_resumes_exactly(lambda: mm.Loader(pipeline))
