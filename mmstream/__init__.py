@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
+    from mmstream.batching.batching import Flat as Flat
+    from mmstream.batching.batching import Pack as Pack
     from mmstream.batching.collate import collate as collate
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting.convert import ConvertReport as ConvertReport
@@ -88,6 +90,7 @@ __version__ = "0.1.0"
 
 _NAMES_OF = {
     "bad_samples.policy": ("BadSamplePolicy",),
+    "batching.batching": ("Flat", "Pack"),
     "batching.collate": ("collate",),
     "batching.split": ("split_rows",),
     "converting.convert": ("ConvertReport", "convert"),

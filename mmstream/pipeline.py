@@ -7,7 +7,7 @@ workers or positions, and does no IO. `PipelineRunner` runs it in one process, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.batching.batching import Flat
 from mmstream.batching.collate import Collate, collate, make_batch
+from mmstream.batching.flat import flatten, make_flat_batch
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
@@ -106,6 +108,8 @@ class Pipeline:
     """Functions from sample to sample, run after decoding. Random draws: `mm.sample_rng`."""
     collate: Collate = collate
     """Function from the samples of a rank to a batch."""
+    batching: Flat | None = None
+    """`mm.Flat`: documents without padding, one behind the other. None: what `collate` makes."""
     shuffle: bool = True
     """False: the samples come in the order of the shards."""
     drop_last: bool = True
@@ -129,6 +133,7 @@ class Pipeline:
             for function in getattr(self, name):
                 if not callable(function):
                     raise ConfigError(f"{name}: {function!r} is not a function")
+        _check_batching(self)
         _ = self.order  # refuses impossible settings here, not in a worker
 
     @cached_property
@@ -260,7 +265,7 @@ class PipelineRunner:
             memory=memory,
             progress=self._progress,
         )
-        self._collate = _collate_of(pipeline, memory)
+        self._make_batch = _make_batch_of(pipeline, memory)
 
     def batch(self, job: Job) -> Batch:
         """Return the batch of a job.
@@ -273,7 +278,7 @@ class PipelineRunner:
         """
         decoded = self.decoded(job)
         self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
-        return make_batch(decoded, self._collate)
+        return self._make_batch(decoded)
 
     def decoded(self, job: Job) -> DecodedStep:
         """Return the decoded and transformed samples of a job; raises as `batch`."""
@@ -318,11 +323,24 @@ def _is_never_ranged(_field: str) -> bool:
     return False
 
 
-def _collate_of(pipeline: Pipeline, memory: BatchMemory) -> Collate:
-    """Return the collate function; the built-in one gets what it must know of the decoders."""
-    decode = pipeline.decode
-    if pipeline.collate is not collate or decode is None:
-        return pipeline.collate
+def _make_batch_of(pipeline: Pipeline, memory: BatchMemory) -> Callable[[DecodedStep], Batch]:
+    """Return the function that makes batches: with what it must know of the decoders."""
+    decode, batching = pipeline.decode, pipeline.batching
+    settings = {} if decode is None else _collate_settings(decode, memory)
+    if batching is not None:
+        settings.pop("pad_to", None)
+        settings.pop("padding_side", None)
+        if decode is not None and decode.text is not None:
+            settings["counted_media"] = decode.text.counted_media
+        flatten_step = partial(flatten, settings=batching, **settings)
+        return partial(make_flat_batch, flatten_step=flatten_step)
+    is_own = pipeline.collate is not collate
+    function = partial(collate, **settings) if settings and not is_own else pipeline.collate
+    return partial(make_batch, collate=function)
+
+
+def _collate_settings(decode: Decode, memory: BatchMemory) -> dict[str, Any]:
+    """Return what the built-in functions must know of the decoders."""
     settings: dict[str, Any] = {}
     if decode.plan.lists:
         settings["list_fields"] = decode.plan.lists
@@ -340,7 +358,7 @@ def _collate_of(pipeline: Pipeline, memory: BatchMemory) -> Collate:
         settings["pad_token_id"] = decode.text.pad_token_id
         settings["pad_to"] = decode.text.pad_to
         settings["padding_side"] = decode.text.padding_side
-    return partial(collate, **settings) if settings else collate
+    return settings
 
 
 def _without_videos(decoder: VideoDecoder) -> torch.Tensor | None:
@@ -357,6 +375,27 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
     channels = () if decoder.channels == 1 else (decoder.channels or 0,)
     dtype = torch.int16 if decoder.dtype == "int16" else torch.float32
     return name, torch.empty((0, *channels, 0), dtype=dtype)
+
+
+def _check_batching(pipeline: Pipeline) -> None:
+    """Refuse settings that do not go with batches without padding."""
+    batching = pipeline.batching
+    if batching is None:
+        return
+    if not isinstance(batching, Flat):
+        raise ConfigError(
+            f"batching: got {batching!r}: pass mm.Flat(), mm.Pack(max_tokens), or None"
+        )
+    if pipeline.collate is not collate:
+        raise ConfigError(
+            "batching= makes the batches, so collate= would do nothing: leave out one of the two, "
+            "and add fields to samples with transforms="
+        )
+    if pipeline.decode is None and not pipeline.transforms:
+        raise ConfigError(
+            "batching= joins the tokens of texts, and nothing makes any: "
+            "pass decode=mm.Decode(text=mm.TextDecoder(tokenizer))"
+        )
 
 
 def _check_decode(decode: object) -> None:

@@ -1,6 +1,8 @@
 """The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
 
-collate.py  makes a batch of the samples of a step: a dict of tensors and lists
-media.py    joins the videos and recordings of a step
-split.py    cuts a delivered batch into micro-batches
+collate.py   makes a batch of the samples of a step: a dict of tensors and lists
+media.py     joins the videos and recordings of a step
+batching.py  settings of batches without padding: `Flat` and `Pack`
+flat.py      makes them: documents one behind the other
+split.py     cuts a delivered batch into micro-batches
 """

@@ -68,9 +68,23 @@ def make_batch(step: DecodedStep, collate: Collate) -> Batch:
 
 def mask_labels(batch: Batch) -> None:
     """Set the token labels of invalid rows to -100, in place."""
-    if _has_token_labels(batch):
+    if "document_row" in batch:
+        _mask_documents(batch)
+    elif _has_token_labels(batch):
         invalid = ~batch["__valid__"][:, None]
         batch["labels"] = batch["labels"].masked_fill(invalid, IGNORED_LABEL)
+
+
+def _mask_documents(batch: Batch) -> None:
+    """Do so in a batch of `flatten`, and count the labels that are left."""
+    if "labels" not in batch:
+        return
+    row_of_token = batch["document_row"][batch["document_ids"].long()]
+    invalid = ~batch["__valid__"].to(row_of_token.device)[row_of_token]
+    batch["labels"] = batch["labels"].masked_fill(invalid, IGNORED_LABEL)
+    if "label_weights" in batch:
+        batch["label_weights"] = batch["label_weights"].masked_fill(invalid, 0)
+    batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
 
 
 def collate(

@@ -1,0 +1,123 @@
+"""Settings of batches that models take without padding: `Flat`, and `Pack` for planned rows.
+
+Place in the flow: `Pipeline(batching=)` takes one of them, and `flat.flatten` makes batches by it.
+None is what `collate` makes: one row per sample, padded to the longest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from mmstream.errors import ConfigError
+from mmstream.types import IntArray
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["DocumentMedia", "Flat", "Pack", "Positions"]
+
+
+class DocumentMedia(NamedTuple):
+    """What positions depend on beside the tokens of a document."""
+
+    images: list[tuple[int, int]]
+    """Height and width of each picture in pixels, in the order of the text."""
+    videos: list[tuple[int, int, int]]
+    """Frames, height and width of each video."""
+    fps: list[float]
+    """Frames per second of each video."""
+
+
+class Positions(Protocol):
+    """A rule for positions of more than one dimension: those of text, time, height and width."""
+
+    def __call__(self, input_ids: IntArray, media: DocumentMedia) -> IntArray:
+        """Return the positions of a document of L tokens, int64 [3, L]: time, height, width."""
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Batches without padding: the documents of a rank one behind the other.
+
+    A document is one text with its media. Its tokens see those before them in the same document,
+    and no others. Each row of the batch is one sample.
+
+    Raises:
+        ConfigError: A setting is none of those that it may be.
+
+    Examples:
+        >>> from mmstream.train.tokenizer import byte_tokenizer
+        >>> pipeline = mm.Pipeline(
+        ...     mm.open_dataset("shards/"),
+        ...     global_batch_size=8,
+        ...     decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer())),
+        ...     batching=mm.Flat(),
+        ... )
+        >>> batch = next(iter(mm.Loader(pipeline)))
+        >>> batch["input_ids"].shape == (1, batch["num_tokens"])
+        True
+    """
+
+    _: KW_ONLY
+    layout: Literal["flat", "rows"] = "flat"
+    """"flat": token fields are [1, T], of all rows together. "rows": they are [B, T], and each row
+    is filled up with padding documents. The second is for attention that takes no lengths of
+    documents: eager, sdpa and flex."""
+    pad_to_multiple_of: int = 1
+    """T is a multiple of this number of tokens."""
+    pad_documents_to: int | None = None
+    """Number of documents in ``cu_seq_lens_q``, for compiled models that need one shape. Documents
+    without a token are added at the end. None: as many as there are."""
+    positions: Positions | None = None
+    """A rule of models whose positions have several dimensions, such as Qwen2-VL. None: positions
+    count the tokens of each document from 0."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("flat", "rows"):
+            raise ConfigError(f'layout={self.layout!r}: "flat" or "rows"')
+        for name in ("pad_to_multiple_of", "pad_documents_to"):
+            _check_number(name, getattr(self, name), is_optional=name == "pad_documents_to")
+        if self.positions is not None and not callable(self.positions):
+            raise ConfigError(
+                f"positions={self.positions!r}: give a rule, such as "
+                "mm.QwenVLPositions.from_config(model.config)"
+            )
+
+
+@dataclass(frozen=True)
+class Pack(Flat):
+    """Rows of several samples, packed by a plan. The other settings are those of `Flat`.
+
+    A plan is made of the lengths of all samples, so the rows of every step are known before
+    training. ``global_batch_size`` counts rows.
+
+    Examples:
+        >>> mm.Pack(8192, layout="rows").max_tokens
+        8192
+    """
+
+    max_tokens: int
+    """The most tokens of a row."""
+    _: KW_ONLY
+    plan: Any = None
+    """The plan: its name, its folder or URL, or an open one. None: the one that fits."""
+    limits: Any = None
+    """`PackLimits`: what a row may hold beside tokens. None: tokens alone."""
+    cost: Any = None
+    """`mm.Cost` of a row, by which rows are dealt to ranks. None: from the plan's sums."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_number("max_tokens", self.max_tokens)
+        if self.layout == "rows" and self.max_tokens % self.pad_to_multiple_of:
+            raise ConfigError(
+                f"max_tokens={self.max_tokens} is no multiple of "
+                f"pad_to_multiple_of={self.pad_to_multiple_of}: rows are as long as max_tokens"
+            )
+
+
+def _check_number(name: str, value: object, *, is_optional: bool = False) -> None:
+    if is_optional and value is None:
+        return
+    refuse_bools(**{name: value})
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: give a number from 1 up")

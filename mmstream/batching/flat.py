@@ -1,0 +1,460 @@
+"""Documents one behind the other, without padding: what models take as packed batches.
+
+Place in the flow: after decoding, before the loader, in the place of `collate`. The fields that are
+no tokens are still made by `collate`, with one entry per document.
+
+A document is closed to all others. Its tokens lie at ``cu_seq_lens_q[i]`` to
+``cu_seq_lens_q[i + 1]`` of the tokens, its positions begin at 0, and its first label is -100.
+Padding is made of documents too, so that no token of it sees a token of a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmstream.batching.batching import DocumentMedia, Flat, Pack
+from mmstream.batching.collate import collate, mask_labels
+from mmstream.batching.media import FEATURES
+from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
+from mmstream.decoding.stage import DecodedStep
+from mmstream.errors import ConfigError
+from mmstream.types import IGNORED_LABEL, Batch, IntArray, Sample
+
+__all__ = ["PADDING_DOCUMENT_TOKENS", "FlattenStep", "flatten", "make_flat_batch"]
+
+FlattenStep = Callable[[list[Sample], Sequence[int], int], Batch]
+"""`flatten` with its settings: from samples, their rows and the number of rows to a batch."""
+
+TOKEN_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
+"""Fields of a sample with one entry per token."""
+
+PADDING_DOCUMENT_TOKENS = 1024
+"""The most tokens of a padding document: attention over it costs no more than over a sample."""
+
+
+class _Tokens(NamedTuple):
+    """The tokens of a document."""
+
+    ids: IntArray
+    labels: IntArray | None
+    weights: NDArray[np.float32] | None
+
+
+class _Layout(NamedTuple):
+    """The documents in the order of their tokens, padding among them."""
+
+    lengths: IntArray
+    rows: IntArray
+    entries: IntArray
+    """Number of the document among those of samples; -1 for padding."""
+    shape: tuple[int, int]
+    """Of token fields."""
+
+
+def flatten(
+    samples: Sequence[Sample],
+    rows: Sequence[int],
+    num_rows: int,
+    settings: Flat,
+    *,
+    pad_token_id: int = 0,
+    counted_media: Collection[str] = ("image", "video", "audio"),
+    **media: Any,
+) -> Batch:
+    """Make a batch of documents that lie one behind the other.
+
+    A sample whose ``input_ids`` is a list of arrays is several documents, such as a preference
+    pair. They are neighbours. Other fields of the sample are repeated for each of them.
+
+    Args:
+        samples: Decoded samples, in the order of rows.
+        rows: Row of each sample in this batch. Rows do not fall. A row may have no sample.
+        num_rows: B, how many rows there are.
+        settings: How the batch is laid out.
+        pad_token_id: The id of padding.
+        counted_media: The kinds of media that have tokens in the text. Those of a sample are
+            repeated for each of its documents. Others come once, with its first document.
+        media: What `collate` must know of the decoders.
+
+    Returns:
+        A dict of fields. D is the number of documents, those of padding among them. T is the number
+        of tokens of all rows, or of the longest row with ``layout="rows"``. Then token fields are
+        [B, T] in place of [1, T], and documents count along the rows.
+
+        ``input_ids`` and ``labels`` are int64 [1, T]. Labels are not shifted; the first of each
+        document is -100, as no token before it predicts it. ``position_ids`` is int64 [1, T],
+        or [4, 1, T] with a rule: of text, time, height and width. ``document_ids`` is int32
+        [1, T], the number of each token's document.
+
+        ``cu_seq_lens_q`` and ``cu_seq_lens_k`` are int32 [D + 1]: where documents begin and end.
+        ``max_length_q`` and ``max_length_k`` are numbers: the longest document in tokens, rounded
+        up to a power of two. ``document_row`` is int64 [D], the row of each document.
+        ``document_sample`` is int64 [D], the number of its sample among those of this batch, and
+        -1 for padding.
+
+        ``label_weights``, where samples have them, is float32 [1, T]: 1 where a sample has none,
+        and 0 where the label is -100. ``num_tokens`` and ``num_label_tokens`` are numbers: tokens
+        of samples, and labels that are not -100.
+
+        Other fields are as `collate` makes them, with one entry per document without padding.
+        ``image_row`` and ``image_document``, int64 [num_images], are the row and the document of
+        each picture, and so for videos and recordings.
+
+    Raises:
+        ConfigError: A sample has no ``input_ids``. Or its labels or their weights are not as many
+            as its tokens. Or rows fall. Or there are more documents than ``pad_documents_to``.
+
+    Examples:
+        >>> samples = [{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8])}]
+        >>> batch = flatten(samples, [0, 1], 2, mm.Flat())
+        >>> batch["input_ids"].tolist(), batch["cu_seq_lens_q"].tolist()
+        ([[5, 6, 7, 8]], [0, 3, 4])
+    """
+    _check_rows(rows, num_rows)
+    tokens, owners = _tokens(samples)
+    sample_rows = np.asarray(rows, dtype=np.int64)
+    lengths = np.fromiter((len(document.ids) for document in tokens), np.int64, len(tokens))
+    document_rows = sample_rows[owners]
+    layout = _layout(lengths, document_rows, num_rows, settings)
+    batch = _token_fields(tokens, layout, pad_token_id)
+    batch |= _document_fields(layout, owners, num_rows, settings)
+    batch["num_tokens"] = int(lengths.sum())
+    if "labels" in batch:
+        batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
+    batch |= _other_fields(samples, owners, layout, counted_media, media)
+    batch["position_ids"] = _positions(tokens, samples, owners, layout, settings)
+    return batch
+
+
+def make_flat_batch(step: DecodedStep, flatten_step: FlattenStep) -> Batch:
+    """Return the flat batch of a step: the fields of `flatten`, and where the rows come from.
+
+    Args:
+        step: The decoded samples, in the order of rows.
+        flatten_step: `flatten` with its settings.
+
+    Returns:
+        The dict of `flatten` with more fields. ``__key__`` and ``__url__`` are lists with one entry
+        per document without padding, and so is ``__source__`` in a mixture. ``__valid__`` is bool
+        [B]: False for padding, for masked rows and for rows that no sample could fill. Their labels
+        are -100. ``__lineage__`` is a `BatchLineage`.
+    """
+    lineage, samples = step
+    batch = flatten_step(samples, range(len(samples)), len(samples))
+    batch["__valid__"] = torch.tensor(lineage.valid)
+    if not all(lineage.valid):
+        mask_labels(batch)
+    batch["__lineage__"] = lineage
+    return batch
+
+
+def _check_rows(rows: Sequence[int], num_rows: int) -> None:
+    if any(later < row for row, later in pairwise(rows)) or (
+        len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows
+    ):
+        raise ConfigError(f"flatten: rows of samples must rise within the {num_rows} of the batch")
+
+
+# -- tokens -----------------------------------------------------------------------------------
+
+
+def _tokens(samples: Sequence[Sample]) -> tuple[list[_Tokens], IntArray]:
+    """Return the tokens of each document, and the number of its sample."""
+    documents: list[_Tokens] = []
+    owners: list[int] = []
+    for number, sample in enumerate(samples):
+        own = _documents_of(sample)
+        documents += own
+        owners += [number] * len(own)
+    return documents, np.asarray(owners, dtype=np.int64)
+
+
+def _documents_of(sample: Sample) -> list[_Tokens]:
+    ids = sample.get("input_ids")
+    if ids is None:
+        raise ConfigError(
+            f"{_key(sample)}: no input_ids, and batches without padding are made of tokens: give "
+            "Decode a TextDecoder"
+        )
+    labels, weights = sample.get("labels"), sample.get("label_weights")
+    if not _is_several(ids):
+        return [_checked(sample, ids, labels, weights)]
+    count = len(ids)
+    for name, values in (("labels", labels), ("label_weights", weights)):
+        if values is not None and not (_is_several(values) and len(values) == count):
+            raise ConfigError(
+                f"{_key(sample)}: {count} documents in input_ids, and {name} is not a list of as "
+                "many arrays"
+            )
+    if not count:
+        raise ConfigError(f"{_key(sample)}: input_ids is an empty list: give it a document")
+    return [
+        _checked(sample, *values)
+        for values in zip(ids, labels or [None] * count, weights or [None] * count, strict=True)
+    ]
+
+
+def _is_several(value: Any) -> bool:
+    """Tell whether a field holds the tokens of several documents."""
+    return isinstance(value, list | tuple) and not any(isinstance(item, int) for item in value)
+
+
+def _checked(sample: Sample, ids: Any, labels: Any, weights: Any) -> _Tokens:
+    ids = _array(ids, np.int64)
+    if labels is not None:
+        labels = _array(labels, np.int64)
+    if weights is not None:
+        weights = _array(weights, np.float32)
+    for name, values in (("labels", labels), ("label_weights", weights)):
+        if values is not None and values.shape != ids.shape:
+            raise ConfigError(
+                f"{_key(sample)}: {len(ids)} input_ids and {name} of shape {values.shape}: a "
+                "document has one for each token"
+            )
+    if ids.ndim != 1 or not len(ids):
+        raise ConfigError(f"{_key(sample)}: input_ids of shape {ids.shape}: a document is [L]")
+    return _Tokens(ids, labels, weights)
+
+
+def _array(value: Any, dtype: Any) -> NDArray[Any]:
+    if isinstance(value, torch.Tensor):
+        value = value.cpu().numpy()
+    return np.asarray(value, dtype=dtype)
+
+
+def _key(sample: Sample) -> str:
+    return str(sample.get("__key__", "a sample"))
+
+
+def _token_fields(tokens: Sequence[_Tokens], layout: _Layout, pad_token_id: int) -> Batch:
+    """Return ids, labels and weights of labels, in the shape of the layout."""
+    is_padding = np.repeat(layout.entries < 0, layout.lengths)
+    fields: dict[str, NDArray[Any]] = {
+        "input_ids": _joined([document.ids for document in tokens], is_padding, pad_token_id)
+    }
+    starts = np.cumsum(layout.lengths) - layout.lengths
+    if any(document.labels is not None for document in tokens) or not tokens:
+        labels = _joined(
+            [document.ids if document.labels is None else document.labels for document in tokens],
+            is_padding,
+            IGNORED_LABEL,
+        )
+        labels[starts[layout.lengths > 0]] = IGNORED_LABEL
+        fields["labels"] = labels
+    if any(document.weights is not None for document in tokens):
+        weights = _joined(
+            [
+                np.ones(len(document.ids), np.float32)
+                if document.weights is None
+                else document.weights
+                for document in tokens
+            ],
+            is_padding,
+            0,
+        )
+        if "labels" in fields:
+            weights[fields["labels"] == IGNORED_LABEL] = 0
+        fields["label_weights"] = weights
+    return {name: torch.from_numpy(values.reshape(layout.shape)) for name, values in fields.items()}
+
+
+def _joined(arrays: Sequence[NDArray[Any]], is_padding: Any, fill: int) -> NDArray[Any]:
+    """Join the tokens of documents, with `fill` where padding is."""
+    joined = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+    if len(joined) == len(is_padding):
+        return joined
+    filled = np.full(len(is_padding), fill, joined.dtype)
+    filled[~is_padding] = joined
+    return filled
+
+
+# -- documents ----------------------------------------------------------------------------------
+
+
+def _layout(lengths: IntArray, document_rows: IntArray, num_rows: int, settings: Flat) -> _Layout:
+    """Return the documents with those of padding, where the settings ask for some.
+
+    Example: documents of 3 and 2 tokens in 2 rows give with "rows" the lengths [3, 2, 1], as the
+    second row has one token of padding.
+    """
+    multiple = settings.pad_to_multiple_of
+    count = len(lengths)
+    if settings.layout == "flat":
+        num_tokens = int(lengths.sum())
+        total = _rounded_up(max(1, num_tokens), multiple)
+        padding = _padding_lengths(total - num_tokens)
+        return _Layout(
+            np.concatenate((lengths, padding)),
+            np.concatenate((document_rows, np.full(len(padding), num_rows - 1))),
+            np.concatenate((np.arange(count), np.full(len(padding), -1))),
+            (1, total),
+        )
+    row_tokens = np.bincount(document_rows, weights=lengths, minlength=num_rows).astype(np.int64)
+    width = settings.max_tokens if isinstance(settings, Pack) else max(1, int(row_tokens.max()))
+    width = _rounded_up(width, multiple)
+    if row_tokens.max() > width:
+        raise ConfigError(
+            f"flatten: row {row_tokens.argmax()} has {row_tokens.max()} tokens, and "
+            f"max_tokens={width}"
+        )
+    cuts = np.searchsorted(document_rows, np.arange(num_rows + 1))
+    all_lengths, entries, rows = [], [], []
+    for row in range(num_rows):
+        padding = _padding_lengths(int(width - row_tokens[row]))
+        own = np.arange(cuts[row], cuts[row + 1])
+        all_lengths += [lengths[own], padding]
+        entries += [own, np.full(len(padding), -1)]
+        rows.append(np.full(len(own) + len(padding), row))
+    return _Layout(
+        np.concatenate(all_lengths),
+        np.concatenate(rows),
+        np.concatenate(entries),
+        (num_rows, width),
+    )
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _padding_lengths(num_tokens: int) -> IntArray:
+    """Return the lengths of padding documents: 2,500 tokens are [1024, 1024, 452]."""
+    full, rest = divmod(num_tokens, PADDING_DOCUMENT_TOKENS)
+    return np.asarray([PADDING_DOCUMENT_TOKENS] * full + [rest] * (rest > 0), dtype=np.int64)
+
+
+def _document_fields(layout: _Layout, owners: IntArray, num_rows: int, settings: Flat) -> Batch:
+    """Return where documents begin, and what they belong to."""
+    lengths, rows, entries = layout.lengths, layout.rows, layout.entries
+    if settings.pad_documents_to is not None:
+        num_missing = settings.pad_documents_to - len(lengths)
+        if num_missing < 0:
+            raise ConfigError(
+                f"pad_documents_to={settings.pad_documents_to}: this batch has {len(lengths)} "
+                "documents, with those of padding; give a larger number"
+            )
+        lengths = np.concatenate((lengths, np.zeros(num_missing, np.int64)))
+        rows = np.concatenate((rows, np.full(num_missing, num_rows - 1)))
+        entries = np.concatenate((entries, np.full(num_missing, -1)))
+    borders = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=borders[1:])
+    longest = 1 << (int(lengths.max()) - 1).bit_length()
+    document_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    samples = np.full(len(entries), -1)
+    samples[entries >= 0] = owners
+    cu_seq_lens = torch.from_numpy(borders)
+    return {
+        "document_ids": torch.from_numpy(document_ids.reshape(layout.shape)),
+        "document_row": torch.from_numpy(rows.astype(np.int64, copy=False)),
+        "document_sample": torch.from_numpy(samples),
+        "cu_seq_lens_q": cu_seq_lens,
+        "cu_seq_lens_k": cu_seq_lens,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _positions(
+    tokens: Sequence[_Tokens],
+    samples: Sequence[Sample],
+    owners: IntArray,
+    layout: _Layout,
+    settings: Flat,
+) -> torch.Tensor:
+    """Return positions that begin at 0 in each document: int64 [1, T], or [4, 1, T] with a rule."""
+    starts = np.cumsum(layout.lengths) - layout.lengths
+    text = np.arange(int(layout.lengths.sum())) - np.repeat(starts, layout.lengths)
+    if settings.positions is None:
+        return torch.from_numpy(text.reshape(layout.shape))
+    positions = np.tile(text, (4, 1))
+    for start, length, entry in zip(
+        starts.tolist(), layout.lengths.tolist(), layout.entries.tolist(), strict=True
+    ):
+        if entry >= 0:
+            media = _media_of(samples[owners[entry]])
+            rule = settings.positions(tokens[entry].ids, media)
+            positions[1:, start : start + length] = rule
+    return torch.from_numpy(positions.reshape(4, *layout.shape))
+
+
+def _media_of(sample: Sample) -> DocumentMedia:
+    """Return the sizes of a sample's pictures and videos."""
+    images = [_size_of(image) for image in _listed(sample.get("image"))]
+    videos = [(len(video), *video.shape[-2:]) for video in _listed(sample.get("video"))]
+    rates = sample.get("video_fps")
+    fps = [] if rates is None else np.atleast_1d(_array(rates, np.float64)).tolist()
+    return DocumentMedia(images, videos, fps)
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else () if value is None else (value,)
+
+
+def _size_of(image: Any) -> tuple[int, int]:
+    height, width = image.plan.view.shape if isinstance(image, EncodedImage) else image.shape[-2:]
+    return int(height), int(width)
+
+
+# -- other fields -------------------------------------------------------------------------------
+
+
+def _other_fields(
+    samples: Sequence[Sample],
+    owners: IntArray,
+    layout: _Layout,
+    counted_media: Collection[str],
+    media: dict[str, Any],
+) -> Batch:
+    """Return the fields that are no tokens, with one entry per document."""
+    stems = _stems(media)
+    left_out = tuple(stem for stem, kind in stems.items() if kind not in counted_media)
+    documents: list[Sample] = []
+    for number, owner in enumerate(owners.tolist()):
+        repeats = number > 0 and owners[number - 1] == owner
+        documents.append(
+            {
+                name: value
+                for name, value in samples[owner].items()
+                if name not in TOKEN_FIELDS and not (repeats and _belongs_to(name, left_out))
+            }
+        )
+    batch = collate(documents, **media)
+    for name in ("__key__", "__url__", "__source__"):
+        if any(name in document for document in documents):
+            batch[name] = [document[name] for document in documents]
+    numbers = torch.from_numpy(np.flatnonzero(layout.entries >= 0))
+    rows = torch.from_numpy(layout.rows.astype(np.int64, copy=False))
+    for stem in stems:
+        if f"{stem}_row" in batch:
+            owner_numbers = numbers[batch[f"{stem}_row"]]
+        elif stem == "image" and _is_joined(batch.get(stem)):  # one of each document
+            owner_numbers = numbers
+        else:
+            continue
+        batch[f"{stem}_row"] = rows[owner_numbers]
+        batch[f"{stem}_document"] = owner_numbers
+    return batch
+
+
+def _stems(media: dict[str, Any]) -> dict[str, str]:
+    """Return the kind of each field of media, by the field's name without what comes after it."""
+    stems = {"image": "image"}
+    stems |= dict.fromkeys(media.get("video_fields") or ("video",), "video")
+    audio_fields = media.get("audio_fields") or ("audio",)
+    return stems | {name.removesuffix(FEATURES): "audio" for name in audio_fields}
+
+
+def _belongs_to(name: str, stems: Collection[str]) -> bool:
+    return any(name == stem or name.startswith(f"{stem}_") for stem in stems)
+
+
+def _is_joined(images: Any) -> bool:
+    return isinstance(images, EncodedImages) or (
+        isinstance(images, torch.Tensor) and images.ndim == 4
+    )
