@@ -171,7 +171,10 @@ class _StepCounter:
         order = self._order_of_epoch(step[0])
         for row in np.flatnonzero(is_substitute).tolist():
             shown = tuple(rows.shown[row].tolist())
-            substitutes = (order.substitute(*step, row, attempt) for attempt in range(MAX_ATTEMPTS))
+            substitutes = (
+                order.substitute_unit(*step, row, attempt).refs[0]
+                for attempt in range(MAX_ATTEMPTS)
+            )
             if shown not in substitutes:
                 return f"row {row}: {self._name(shown)} is no substitute of {self._name(plan[row])}"
         return None

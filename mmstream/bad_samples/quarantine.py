@@ -44,9 +44,12 @@ class BadSample:
     """One of `KINDS`: SkipSample for a user's filter."""
     reason: str
     substitute: tuple[str, int] | None
-    """(shard, index) of the sample that counts in its place. None: the row is invalid."""
+    """(shard, index) of the sample that counts in its place; of the first one where a pack takes
+    the whole row. None: the row is invalid, or the other samples of its pack go on without it."""
     stamp: str | None = None
     """`shard_stamp` of its shard. Files of old versions may have none."""
+    document: int | None = None
+    """Number of the sample in its pack, from 0. None: its row is this one sample."""
 
 
 class _Line(msgspec.Struct):

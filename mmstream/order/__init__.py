@@ -12,23 +12,20 @@ topology, and after every resume.
     chunks.py    slot of the epoch -> (shard, index), by permuted chunks
     permute.py   the permutations of both
     defaults.py  default grid, window and chunk size
-    refs.py      the answers: `Refs` of a step, `Window`
+    refs.py      the answers: `Refs` of a step, `Window`, `Unit`
+    any_order.py what the later stages ask of every order
     checks.py    argument checks and small caches
 
 A worker that owns whole lanes reads each of them from front to back. With ``shuffle=False`` there
 is one lane and no permutation: slot = step * G + row.
 """
 
-from typing import TypeAlias
-
+from mmstream.order.any_order import AnyOrder
 from mmstream.order.corpus import Corpus
 from mmstream.order.mixture.order import MixtureOrder
 from mmstream.order.mixture.recipe import Recipe, Stop
 from mmstream.order.order import Order
-from mmstream.order.refs import MAX_ATTEMPTS, NEAR_ATTEMPTS, Refs, Window
-
-AnyOrder: TypeAlias = Order | MixtureOrder
-"""Both have the methods `refs`, `windows`, `window`, `substitute`, `stream` and `identity`."""
+from mmstream.order.refs import MAX_ATTEMPTS, NEAR_ATTEMPTS, Refs, Unit, Window
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -40,5 +37,6 @@ __all__ = [
     "Recipe",
     "Refs",
     "Stop",
+    "Unit",
     "Window",
 ]

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
+from mmstream.order.any_order import SampleRows
 from mmstream.order.checks import (
     MAX_ROWS,
     checked_grid,
@@ -58,7 +59,7 @@ TAIL_WINDOW = -1
 """Number of the window of the last, partial step (`drop_last=False`)."""
 
 
-class Order:
+class Order(SampleRows):
     """The order of all epochs of a dataset. Build it with `Order.from_counts`.
 
     Each epoch has every sample in exactly one row. With `drop_last`, fewer than G samples are left

@@ -1,6 +1,6 @@
-"""The answers of an order: the samples of a step (`Refs`), and the samples of a window (`Window`).
+"""The answers of an order: samples of a step (`Refs`), of a window (`Window`), of a row (`Unit`).
 
-Both kinds of order answer with them. The read stage asks for both: refs say which samples a step
+All kinds of order answer with them. The read stage asks for both: refs say which samples a step
 needs, windows say which samples to read ahead together.
 """
 
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.types import IntArray
+from mmstream.types import IntArray, SampleRef
 
-__all__ = ["MAX_ATTEMPTS", "NEAR_ATTEMPTS", "Refs", "Window"]
+__all__ = ["MAX_ATTEMPTS", "NEAR_ATTEMPTS", "Refs", "Unit", "Window"]
 
 NEAR_ATTEMPTS = 8
 """Substitutes 0-7 come from the bad sample's own window, whose bytes are often in memory."""
@@ -23,14 +23,15 @@ MAX_ATTEMPTS = 16
 
 
 class Refs(NamedTuple):
-    """The samples of a step. Each array has one entry per row."""
+    """The samples of a step. Each array has N entries: one per row, or per sample of packs."""
 
     shard: IntArray
-    """[G] position of the shard in the manifest."""
+    """[N] position of the shard in the manifest."""
     index: IntArray  # type: ignore[assignment]  # the field's name wins over tuple.index
-    """[G] position of the sample in its shard."""
+    """[N] position of the sample in its shard."""
     valid: npt.NDArray[np.bool_]
-    """[G] False for the padding of a last, partial step (`drop_last=False`)."""
+    """[N] False for the padding of a last, partial step (`drop_last=False`). Padding rows of packs
+    have no sample."""
 
 
 class Window(NamedTuple):
@@ -44,3 +45,11 @@ class Window(NamedTuple):
     """Position of the shard in the manifest."""
     index: IntArray  # type: ignore[assignment]
     """Position of the sample in its shard."""
+
+
+class Unit(NamedTuple):
+    """The samples of one row."""
+
+    refs: list[SampleRef]
+    num_tokens: list[int] | None = None
+    """Tokens of each sample, as measured. None where nothing was measured."""

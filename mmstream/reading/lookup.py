@@ -8,7 +8,7 @@ from mmstream.bad_samples.quarantine import shard_stamp
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ChecksumError
-from mmstream.order import AnyOrder
+from mmstream.order import AnyOrder, Unit
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.step import Outcome
 from mmstream.types import SampleRef
@@ -48,7 +48,16 @@ class SampleLookup:
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
         """Return the sample that takes the row of a bad one; see `Order.substitute`."""
-        return self.order.substitute(epoch, step, row, attempt)
+        (ref,) = self.order.substitute_unit(epoch, step, row, attempt).refs
+        return ref
+
+    def unit(self, epoch: int, step: int, row: int) -> Unit:
+        """Return the samples of a pack, with their measured tokens."""
+        return self.order.unit(epoch, step, row)
+
+    def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
+        """Return the pack that takes the row of one without a good sample."""
+        return self.order.substitute_unit(epoch, step, row, attempt)
 
     def stream(self, epoch: int, step: int, row: int) -> tuple[int, int]:
         """Return (seed, epoch), the key of the random draws for a row."""

@@ -47,6 +47,14 @@ class BatchLineage:
 
     `read` makes it from the plan. `decode` adds what is shown instead of bad samples. The loader
     counts by it, and the training log writes it down.
+
+    A row is one sample, or a pack of several. With packs, `planned` and `shown` have one entry per
+    sample, and `planned_rows` and `rows` say the row of each.
+
+    Example: a rank has two packs, of samples a, b and c, d, e. Sample d is bad::
+
+        planned       a b c d e        shown   a b c e
+        planned_rows  0 0 1 1 1        rows    0 0 1 1        valid  True True
     """
 
     epoch: int
@@ -54,12 +62,20 @@ class BatchLineage:
     start: int
     """First row of this rank in the global batch."""
     planned: list[SampleRef]
-    """(shard, index) of each row, as the order says."""
+    """(shard, index) of each sample, as the order says."""
     valid: list[bool]
-    """False for padding, for masked rows, and for rows whose bad sample nothing replaces."""
+    """One entry per row. False for padding, for masked rows, and for rows whose bad samples nothing
+    replaces."""
     shown: list[SampleRef]
-    """(shard, index) of each row as delivered: a substitute's where the planned one was bad."""
+    """(shard, index) of each sample as delivered: a substitute's where the planned one was bad."""
     bad: tuple[BadSample, ...] = ()
+    planned_rows: list[int] | None = None
+    """Row of this batch, from 0, of each of `planned`; it never falls. None: entry i is row i."""
+    rows: list[int] | None = None
+    """Row of this batch, from 0, of each of `shown`; it never falls. None: entry i is row i."""
+    order_rows: list[int] | None = None
+    """Row of the global batch of each row of this batch: packs are dealt to ranks by their cost.
+    None: row i is row `start` + i of the global batch."""
     num_cut_texts: int = 0
     """Texts of valid rows that `max_length` has cut."""
     num_dropped_parts: int = 0
@@ -78,13 +94,26 @@ class BatchLineage:
     """Samples and indexes that came with bytes unlike their checksums since the step before. Each
     was read again."""
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of this rank, padding included."""
+        return len(self.valid)
+
+    def order_row(self, row: int) -> int:
+        """Return the row of the global batch of a row of this batch."""
+        return self.start + row if self.order_rows is None else self.order_rows[row]
+
+    def planned_row(self, number: int) -> int:
+        """Return the row of this batch that a planned sample belongs to."""
+        return number if self.planned_rows is None else self.planned_rows[number]
+
     def to(self, *_: Any, **__: Any) -> BatchLineage:
         """Return itself. Code that moves batches to a device calls this on each value."""
         return self
 
 
 class RawStep(NamedTuple):
-    """The raw samples of a job, one per row."""
+    """The raw samples of a job: one entry per planned sample."""
 
     lineage: BatchLineage
     outcomes: list[Outcome]

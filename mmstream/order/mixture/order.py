@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mmstream.order.any_order import SampleRows
 from mmstream.order.checks import keep, require
 from mmstream.order.mixture.draws import Draws
 from mmstream.order.mixture.recipe import Recipe, binding
@@ -43,7 +44,7 @@ class _Step(NamedTuple):
     """[G] number of the window."""
 
 
-class MixtureOrder:
+class MixtureOrder(SampleRows):
     """The order of all epochs of a mixture, made from its recipe.
 
     Shards are numbered over all sources, end to end. A window belongs to one source: its number is

@@ -1,0 +1,110 @@
+"""What the later stages ask of an order, whatever it runs over.
+
+`Order` and `MixtureOrder` run over samples: a row is a sample. `packing.order.PackOrder` runs over
+packs: a row is a *unit* of several samples, which lie beside one another in all answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmstream.order.refs import Refs, Unit, Window
+from mmstream.types import IntArray, SampleRef
+
+__all__ = ["AnyOrder", "SampleRows"]
+
+
+class AnyOrder(Protocol):
+    """The order of all epochs of a run. `Order` describes the methods."""
+
+    is_packed: bool
+    """Whether a row is a unit of samples, and not one sample."""
+    steps_per_epoch: int
+    global_batch_size: int
+    """G, rows of a step over all ranks."""
+    seed: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(P, Q), groups of lanes and lanes of a group."""
+
+    @property
+    def stride(self) -> int:
+        """Windows of one lane have numbers that differ by multiples of this."""
+
+    @property
+    def range_samples(self) -> float:
+        """Neighbouring rows that one read of a window fetches, at most or in the mean."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything the order depends on, in plain JSON types."""
+
+    def binding(self, identity: Mapping[str, Any], epoch: int, step: int, /) -> dict[str, Any]:
+        """Return the part of an identity that must be unchanged at a resume."""
+
+    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int, /) -> AnyOrder:
+        """Return this order with the settings that nobody gave taken from a saved identity."""
+
+    def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
+        """Return the samples of a step."""
+
+    def document_counts(
+        self, epoch: int, step: int, rows: tuple[int, int] | None = None
+    ) -> IntArray:
+        """Return how many samples each row has, int64 [rows]; 0: padding."""
+
+    def order_rows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
+        """Return the row of the order at each position of a step, int64 [rows]."""
+
+    def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
+        """Return the number of the window of each row."""
+
+    def window(self, epoch: int, number: int) -> Window:
+        """Return the samples of a window."""
+
+    def unit(self, epoch: int, step: int, row: int) -> Unit:
+        """Return the samples of a row of the order."""
+
+    def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
+        """Return the samples that take a row of the order where none of its own is good."""
+
+    def stream(self, epoch: int, step: int, row: int, /) -> tuple[int, int]:
+        """Return (seed, epoch), the key of the random transforms of a row of the order."""
+
+
+class SampleRows:
+    """The answers about rows that are the same for all orders whose rows are single samples."""
+
+    is_packed = False
+    global_batch_size: int
+
+    def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
+        """Return the samples of a step."""
+        raise NotImplementedError
+
+    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
+        """Return the sample that replaces a bad one."""
+        raise NotImplementedError
+
+    def document_counts(
+        self, _epoch: int, _step: int, rows: tuple[int, int] | None = None
+    ) -> IntArray:
+        """Return int64 [rows]: how many samples each row has. That is 1."""
+        start, stop = rows or (0, self.global_batch_size)
+        return np.ones(stop - start, dtype=np.int64)
+
+    def order_rows(self, _epoch: int, _step: int, rows: tuple[int, int] | None = None) -> IntArray:
+        """Return int64 [rows]: the row at each position of a step. Positions are rows here."""
+        return np.arange(*(rows or (0, self.global_batch_size)), dtype=np.int64)
+
+    def unit(self, epoch: int, step: int, row: int) -> Unit:
+        """Return the sample of a row."""
+        shards, indexes, _ = self.refs(epoch, step, (row, row + 1))
+        return Unit([(int(shards[0]), int(indexes[0]))])
+
+    def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
+        """Return the sample that takes the row of a bad one. See `Order.substitute`."""
+        return Unit([self.substitute(epoch, step, row, attempt)])
