@@ -51,7 +51,16 @@ from mmstream.decoding.text.decoder import DecodedText
 from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample
 
-__all__ = ["Decode", "RowMemory", "TextTokens", "decode_sample", "decode_texts", "parse_fields"]
+__all__ = [
+    "Decode",
+    "MeasuredSample",
+    "RowMemory",
+    "TextTokens",
+    "decode_sample",
+    "decode_texts",
+    "measure_sample",
+    "parse_fields",
+]
 
 IMAGE_FIELDS = ("image",)
 TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
@@ -93,6 +102,15 @@ class TextLoss(NamedTuple):
     """Whether `max_length` has cut its end."""
     num_dropped_parts: int
     """Parts of the conversation that its text lacks, see `TextDecoder.undecoded_parts`."""
+
+
+class MeasuredSample(NamedTuple):
+    """What is known of a sample before a pixel of it is decoded."""
+
+    text: DecodedText | None
+    """The tokens of its text. None: nothing decodes texts."""
+    shapes: MediaShapes
+    """The shapes of the pictures, videos and recordings that belong to its text."""
 
 
 def decode_sample(
@@ -146,9 +164,7 @@ def decode_sample(
     decoded = dict(sample)
     if decode is None:
         return decoded
-    _require_absent(sample, TEXT_FIELDS if decode.text is not None else ())
-    _require_absent(sample, IMAGE_FIELDS if decode.image is not None else ())
-    _require_absent(sample, _media_names(decode) if decode.has_media else ())
+    _require_own_names(sample, decode)
     if decode.has_media and plans is None:
         plans = plan_media(sample, decode, audio=needs_shapes(decode, "audio"))
     if decode.text is not None:
@@ -159,6 +175,52 @@ def decode_sample(
     if decode.has_media:
         decode_media(sample, decoded, decode, plans or {}, out.videos)
     return decoded
+
+
+def measure_sample(
+    sample: Sample,
+    decode: Decode,
+    tokens: DecodedText | SampleError | None = None,
+    plans: MediaPlans | None = None,
+) -> MeasuredSample:
+    """Return the tokens of a sample, and the shapes of its media, without decoding a pixel.
+
+    A picture whose header does not tell its shape is decoded. Such pictures are rare.
+
+    Args:
+        sample: As `decode_sample` takes it, with a lineage.
+        decode: The decoders.
+        tokens: The tokens of the sample's text, from `decode_texts`. None: it is tokenized now.
+        plans: What `plan_media` has planned for this very sample. None: it is planned now.
+
+    Raises:
+        SampleError, ConfigError: As `decode_sample`, where it fails before it decodes a medium.
+    """
+    sample = parse_fields(sample, decode)
+    _require_own_names(sample, decode)
+    if decode.has_media and (plans is None or not needs_shapes(decode, "audio")):
+        plans = plan_media(sample, decode)
+    images: list[ImageShape] = []
+    if decode.image is not None:
+        names = _free_images(sample, decode)
+        _check_own_names(sample, names)
+        shape = decode.image.output_shape
+        if shape is not None:
+            images = [ImageShape(*shape, shape)] * len(names)
+        elif names:
+            images = _shapes_of(sample, decode.image, names)
+    videos, audios = media_shapes(sample, decode, plans or {}, audio=True)
+    text = None
+    if decode.text is not None:
+        text = _tokens_of(sample, decode, tokens, plans)
+    return MeasuredSample(text, MediaShapes(images, videos, audios))
+
+
+def _require_own_names(sample: Sample, decode: Decode) -> None:
+    """Raise a DecodeError if a sample has a field that a decoder would replace."""
+    _require_absent(sample, TEXT_FIELDS if decode.text is not None else ())
+    _require_absent(sample, IMAGE_FIELDS if decode.image is not None else ())
+    _require_absent(sample, _media_names(decode) if decode.has_media else ())
 
 
 def _decode_pictures(
@@ -263,10 +325,16 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
     Raises:
         DecodeError: A picture cannot be decoded.
     """
-    shapes = _image_shapes_of_headers(sample, decode)
-    decoder = decode.image
-    if shapes is not None or decoder is None:
-        return shapes or []
+    if decode.image is None or not needs_shapes(decode, "image"):
+        return []
+    return _shapes_of(sample, decode.image, _free_images(sample, decode))
+
+
+def _shapes_of(sample: Sample, decoder: ImageDecoder, names: Sequence[str]) -> list[ImageShape]:
+    """Return the shapes of some images; as `_image_shapes`."""
+    shapes = [decoder.prepared_shape(sample[name]) for name in names]
+    if None not in shapes:
+        return [shape for shape in shapes if shape is not None]
     rng = picture_rng(sample, IMAGE) if decoder.is_random else None
     limits = decoder.start_limits()
     return [
@@ -275,7 +343,7 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
                 sample, name, partial(decoder.decode, sample[name], rng=rng, limits=limits)
             ).picture
         )
-        for name in _free_images(sample, decode)
+        for name in names
     ]
 
 
@@ -386,11 +454,7 @@ def _decode_text(
     decoder = decode.text
     assert decoder is not None
     name = decoder.source(sample)
-    if tokens is None:
-        shapes = _with_media(sample, decode, _image_shapes(sample, decode), plans or {})
-        texts = [_text_sample(sample, decode)]
-        tokens = decoder.decode_all(texts, [shapes], media=decode.media)[0]
-    text = with_address(sample, name, partial(_text_or_raise, tokens))
+    text = _tokens_of(sample, decode, tokens, plans)
     decoded: dict[str, Any] = dict(text.tokens)
     if text.num_dropped_parts or text.num_tokens > decoder.max_length:
         decoded[LOSS_FIELD] = _text_loss(address(sample, name), text, decoder.max_length)
@@ -400,6 +464,22 @@ def _decode_text(
             read_text = partial(decode_text, value, decoder.max_bytes)
             decoded[field] = with_address(sample, field, read_text)
     return decoded
+
+
+def _tokens_of(
+    sample: Sample,
+    decode: Decode,
+    tokens: DecodedText | SampleError | None,
+    plans: MediaPlans | None,
+) -> DecodedText:
+    """Return the tokens of a sample's text; arguments and errors as those of `decode_sample`."""
+    decoder = decode.text
+    assert decoder is not None
+    if tokens is None:
+        shapes = _with_media(sample, decode, _image_shapes(sample, decode), plans or {})
+        texts = [_text_sample(sample, decode)]
+        tokens = decoder.decode_all(texts, [shapes], media=decode.media)[0]
+    return with_address(sample, decoder.source(sample), partial(_text_or_raise, tokens))
 
 
 def _text_or_raise(text: DecodedText | SampleError) -> DecodedText:

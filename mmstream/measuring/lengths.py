@@ -1,0 +1,212 @@
+"""Samples -> lengths, by the code that training tokenizes with.
+
+Place in the flow: `measure.py` calls it for the samples of a shard, and `probes.py` for a few. The
+samples go through `RowDecoder.prepare`, as those of a step do: functions before decoding, plans of
+media, one call of the tokenizer. Then they are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.media_shapes import MediaShapes
+from mmstream.decoding.sample import MeasuredSample, measure_sample
+from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform
+from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
+from mmstream.packing.measure_file import COLUMNS
+from mmstream.progress import Progress
+from mmstream.reading.step import BatchLineage, Outcome, RawStep
+from mmstream.types import IGNORED_LABEL, IntArray, SampleRef
+
+__all__ = ["Counter", "Lengths", "SampleLengths"]
+
+SAMPLES_AT_ONCE = 512
+"""Samples whose texts are tokenized together."""
+
+MAX_LENGTH = 1 << 40
+"""No text is cut: a plan must know how long it is."""
+
+
+class SampleLengths(NamedTuple):
+    """The lengths of a sample."""
+
+    values: tuple[int, ...]
+    """One for each of `COLUMNS`. Of a sample that cannot be used: -1, then zeros."""
+    reason: str = ""
+    """Why the sample cannot be used."""
+    ids_crc32: int = 0
+    """CRC-32C of its token ids, as little-endian int64."""
+    first_ids: tuple[int, ...] = ()
+    """Its first token ids."""
+
+
+class Lengths(NamedTuple):
+    """The lengths of many samples."""
+
+    values: IntArray
+    """int64 [num_samples, len(COLUMNS)]."""
+    reasons: dict[int, str]
+    """Why samples cannot be used, by position."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Counts samples as a pipeline with these decoders would make them.
+
+    Attributes:
+        decode: The decoders. Those of texts must be there.
+        before: The functions before decoding.
+        patch_size: Side of a patch of the vision tower, in pixels.
+
+    Raises:
+        ConfigError: There is no decoder of texts.
+    """
+
+    decode: Decode
+    before: tuple[Transform, ...] = ()
+    patch_size: int = 14
+
+    def __post_init__(self) -> None:
+        text = self.decode.text
+        if text is None:
+            raise ConfigError("measure: decode has no text decoder: give Decode(text=...)")
+        if text.max_length != MAX_LENGTH:
+            whole = replace(text, max_length=MAX_LENGTH, padding="longest")
+            object.__setattr__(self, "decode", replace(self.decode, text=whole))
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether lengths may depend on random draws."""
+        text = self.decode.text
+        return bool(self.before) or self.decode.has_media or callable(text.field if text else None)
+
+    def lengths(
+        self,
+        outcomes: Sequence[Outcome],
+        refs: Sequence[SampleRef],
+        shard_name: Callable[[int], str],
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> list[SampleLengths]:
+        """Return the lengths of samples.
+
+        Args:
+            outcomes: Raw samples, or why there are none.
+            refs: (shard, index) of each.
+            shard_name: Returns the name of a shard.
+            seed: Of the random draws.
+            epoch: Of the random draws.
+
+        Raises:
+            ShardError, StorageError: A file that is read by ranges cannot be read.
+            ConfigError: A function of the user returned something of the wrong type.
+            NameError, AttributeError, ...: A function of the user has a bug.
+        """
+        rows = RowDecoder(
+            _Draws(seed, epoch, shard_name),  # type: ignore[arg-type]  # nothing is read again
+            self.decode,
+            self.before,
+            (),
+            BadSamplePolicy(),
+            Progress(),
+        )
+        planned = list(refs)
+        lineage = BatchLineage(epoch, 0, 0, planned, [True] * len(planned), planned)
+        prepared = rows.prepare(RawStep(lineage, list(outcomes)), _one_by_one)
+        results = []
+        for outcome, entry in zip(outcomes, prepared, strict=True):
+            try:
+                results.append(self._lengths(outcome if entry is None else entry))
+            except SkipSample as error:
+                results.append(_unusable(f"left out: {error}"))
+            except SampleError as error:
+                results.append(_unusable(str(error)))
+        return results
+
+    def _lengths(self, prepared: Outcome | PreparedSample) -> SampleLengths:
+        if isinstance(prepared, SampleError | ShardError):
+            raise prepared
+        assert isinstance(prepared, PreparedSample)
+        measured = measure_sample(
+            prepared.sample, self.decode, prepared.tokens, prepared.plans
+        )
+        return self._counts(measured)
+
+    def _counts(self, measured: MeasuredSample) -> SampleLengths:
+        assert measured.text is not None
+        tokens = measured.text.tokens
+        ids = tokens["input_ids"]
+        # The first token of a document has no token before it that could predict it.
+        num_labels = int(np.count_nonzero(tokens["labels"][1:] != IGNORED_LABEL))
+        patches = list(num_patches(measured.shapes, self.patch_size))
+        seconds = sum(audio.num_samples / audio.sample_rate for audio in measured.shapes.audios)
+        values = {
+            "num_tokens": len(ids),
+            "num_label_tokens": num_labels,
+            "num_documents": 1,
+            "num_images": len(measured.shapes.images),
+            "patches": sum(patches),
+            "squared_patches": sum(each * each for each in patches),
+            "num_seconds": math.ceil(seconds),
+        }
+        return SampleLengths(
+            tuple(values[name] for name in COLUMNS),
+            ids_crc32=int(crc32c(ids.astype("<i8").tobytes())),
+            first_ids=tuple(ids[:FIRST_IDS].tolist()),
+        )
+
+
+FIRST_IDS = 16
+"""Token ids of a probe that are kept to show where two tokenizers differ."""
+
+
+def num_patches(shapes: MediaShapes, patch_size: int) -> Iterator[int]:
+    """Yield the patches of each picture, tile and pair of frames that a vision tower takes.
+
+    Examples:
+        >>> from mmstream.decoding.image.image_shape import ImageShape
+        >>> shapes = MediaShapes([ImageShape(336, 336, (600, 800), num_tiles=2)])
+        >>> list(num_patches(shapes, 14))
+        [576, 576]
+    """
+    for image in shapes.images:
+        num_of_tile = -(-image.height // patch_size) * -(-image.width // patch_size)
+        yield from [num_of_tile] * image.num_tiles
+    for video in shapes.videos:
+        num_of_frame = -(-video.height // patch_size) * -(-video.width // patch_size)
+        yield from [num_of_frame] * -(-video.num_frames // 2)
+
+
+def batches(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+    """Cut samples into lists whose texts are tokenized together."""
+    while batch := list(islice(samples, SAMPLES_AT_ONCE)):
+        yield batch
+
+
+def _unusable(reason: str) -> SampleLengths:
+    return SampleLengths((-1, *[0] * (len(COLUMNS) - 1)), reason)
+
+
+def _one_by_one(function: Callable[[int], Any], outcomes: Sequence[Outcome]) -> list[Any]:
+    return [function(number) for number in range(len(outcomes))]
+
+
+class _Draws(NamedTuple):
+    """What `RowDecoder` asks a `Lookup` before it decodes."""
+
+    seed: int
+    epoch: int
+    shard_name: Callable[[int], str]
+
+    def stream(self, *_: int) -> tuple[int, int]:
+        """Return the key of the random draws."""
+        return self.seed, self.epoch
