@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from mmstream.errors import TimeoutError as TimeoutError
     from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
+    from mmstream.measuring.measure import measure as measure
     from mmstream.order import Order as Order
     from mmstream.pipeline import Pipeline as Pipeline
     from mmstream.world import World as World
@@ -145,6 +146,7 @@ _NAMES_OF = {
     ),
     "lazy_bytes": ("LazyBytes",),
     "loader.loader": ("Loader",),
+    "measuring.measure": ("measure",),
     "order": ("Order",),
     "pipeline": ("Pipeline",),
     "decoding.sample_rng": ("sample_rng",),

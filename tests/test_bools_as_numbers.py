@@ -58,6 +58,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "internvl_length": lambda _, **k: mm.internvl_length(**k),
     "llava_next_length": lambda _, **k: mm.llava_next_length(**k),
     "llava_onevision_video_length": lambda _, **k: mm.llava_onevision_video_length(**k),
+    "measure": lambda dataset, **k: mm.measure(
+        dataset, decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer())), **k
+    ),
     "qwen3_vl_video_length": lambda _, **k: mm.qwen3_vl_video_length(**k),
     "qwen_vl_length": lambda _, **k: mm.qwen_vl_length(**k),
     "qwen_vl_video_length": lambda _, **k: mm.qwen_vl_video_length(**k),

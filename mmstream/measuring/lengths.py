@@ -136,9 +136,7 @@ class Counter:
         if isinstance(prepared, SampleError | ShardError):
             raise prepared
         assert isinstance(prepared, PreparedSample)
-        measured = measure_sample(
-            prepared.sample, self.decode, prepared.tokens, prepared.plans
-        )
+        measured = measure_sample(prepared.sample, self.decode, prepared.tokens, prepared.plans)
         return self._counts(measured)
 
     def _counts(self, measured: MeasuredSample) -> SampleLengths:

@@ -1,0 +1,492 @@
+"""A corpus -> a measure: the lengths of all samples, by the decoders of training.
+
+    shards -> samples -> `Counter` -> columns of a shard -> ... -> `Measure`
+
+Shards are measured by several processes. What a shard gives is written as soon as it is there, so a
+call that was killed goes on where it was. The result is the same for any number of processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+from tqdm import tqdm
+
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.manifest import ShardInfo
+from mmstream.dataset.open import open_dataset
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.substitute import Transform
+from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped, where
+from mmstream.measuring.lengths import Counter, SampleLengths, batches
+from mmstream.measuring.settings import library_versions, settings_of
+from mmstream.measuring.shard_samples import shard_samples
+from mmstream.packing.measure_file import (
+    COLUMNS,
+    UNUSABLE_NAME,
+    Measure,
+    measure_folder,
+    open_measure,
+    write_measure,
+)
+from mmstream.process_pool import run_in_processes
+from mmstream.processes import num_cores
+from mmstream.reading.step import Outcome
+from mmstream.storage import Store, open_store
+from mmstream.types import IntArray, SampleRef
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["Estimate", "Work", "estimate", "measure", "measure_into"]
+
+logger = logging.getLogger(__name__)
+
+TRIED_SAMPLES = 256
+"""Samples that tell how long all will take."""
+
+CHECKED_SAMPLES = 64
+"""Samples of each shard that are measured with other draws too, where functions may draw."""
+
+MIN_PARALLEL_S = 30.0
+"""Work that takes less is done in this process: others need seconds to start."""
+
+UNFINISHED = "unfinished"
+"""The folder of the shards that are done, within that of the measure."""
+
+
+class Estimate(NamedTuple):
+    """What measuring will take."""
+
+    num_samples: int
+    """Samples that are not measured yet."""
+    num_bytes: int
+    """Bytes that will be read."""
+    seconds: float
+    """Of one process."""
+
+    def text(self, num_workers: int = 1) -> str:
+        """Return one line."""
+        seconds = self.seconds / max(1, num_workers)
+        return (
+            f"{self.num_samples:,} samples to measure, {self.num_bytes / 1e6:,.1f} MB to read, "
+            f"about {_time_text(seconds)} with {max(1, num_workers)} "
+            f"{'processes' if num_workers > 1 else 'process'}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a process needs to measure any shard."""
+
+    dataset: Dataset
+    counter: Counter
+    seed: int = 0
+    epochs: tuple[int, ...] | None = None
+    """Whose draws are measured. None: lengths must not depend on draws."""
+    room: int = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the lengths."""
+        seed = None if self.epochs is None else self.seed
+        return settings_of(self.counter, seed, self.epochs, self.room)
+
+
+def measure(
+    source: str | os.PathLike[str] | Dataset,
+    *,
+    decode: Decode,
+    before: Sequence[Transform] = (),
+    name: str = "default",
+    folder: str | None = None,
+    seed: int = 0,
+    epochs: Sequence[int] | None = None,
+    room: int = 0,
+    patch_size: int = 14,
+    num_workers: int | None = None,
+    progress: bool = True,
+) -> Measure:
+    """Measure the lengths of all samples of a dataset, and write them beside it.
+
+    The samples are read in long ranges, and go through the decoders of training up to the
+    tokenizer. No pixel is decoded. A call that was killed goes on where it was. Shards that were
+    appended since an earlier call are measured alone.
+
+    Args:
+        source: A dataset, or what `open_dataset` takes.
+        decode: The decoders of training. ``max_length`` of the text does not count: a measure knows
+            how long a text is before it is cut.
+        before: The functions before decoding, as of the pipeline.
+        name: Of the measure.
+        folder: Folder or URL of the measure. None: ``mmstream.measure.NAME`` beside the index.
+        seed: Seed of the random draws, as of the pipeline.
+        epochs: Where lengths depend on draws, such as one of several captions: the epochs that are
+            measured. A sample counts with its longest length.
+        room: Tokens that each sample gets more, in place of `epochs`.
+        patch_size: Side of a patch of the vision tower, in pixels.
+        num_workers: Processes. None: as many as there are cores, or this process alone for a few
+            seconds of work.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        The measure. A sample that cannot be used has -1 tokens; ``unusable.jsonl`` in the folder
+        says why.
+
+    Raises:
+        ConfigError: Lengths depend on draws, and neither `epochs` nor `room` is given. Or `decode`
+            has no text decoder, or a function cannot be sent to another process.
+        ManifestError: There is no such dataset.
+        ShardError, StorageError: A shard cannot be read.
+        MMStreamError: A process died. The shards that are done are kept.
+
+    Examples:
+        >>> from mmstream.train.tokenizer import byte_tokenizer
+        >>> decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer()))
+        >>> measure = mm.measure("shards/", decode=decode, name="bytes")
+        >>> measure.num_samples
+        480
+    """
+    refuse_bools(
+        seed=seed, epochs=epochs, room=room, patch_size=patch_size, num_workers=num_workers
+    )
+    dataset = source if isinstance(source, Dataset) else open_dataset(source)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError("measure: a mixture has no lengths of its own; measure each source")
+    if room < 0 or patch_size < 1:
+        raise ConfigError(f"measure: room={room}, patch_size={patch_size}: too small")
+    if epochs is not None and (not epochs or min(epochs) < 0):
+        raise ConfigError(f"epochs={epochs!r}: give numbers from 0 up, such as range(3)")
+    counter = Counter(decode, tuple(before), patch_size)
+    chosen = None if epochs is None else tuple(sorted(set(epochs)))
+    work = Work(dataset, counter, seed, chosen, room)
+    target = folder or measure_folder(dataset.index_store.url, name)
+    return measure_into(work, target, num_workers, progress)
+
+
+def measure_into(
+    work: Work,
+    folder: str,
+    num_workers: int | None = None,
+    progress: bool = True,
+    report: Callable[[str], object] | None = None,
+) -> Measure:
+    """Measure what is not measured yet, and write the measure; errors as `measure`.
+
+    Args:
+        work: What to measure.
+        folder: Of the measure.
+        num_workers: Processes. None: chosen by the time that it will take.
+        progress: Show a progress bar (on a terminal only).
+        report: Called with one line: what will be read, and how long it will take. None: it is
+            logged.
+    """
+    shards = work.dataset.manifest.shards
+    settings = work.settings
+    pieces = _Pieces(folder, settings, shards)
+    left = pieces.missing()
+    if left:
+        expected = estimate(work, left)
+        num_workers = _num_workers(num_workers, expected, len(left))
+        (report or logger.info)(f"{work.dataset.store.url}: {expected.text(num_workers)}")
+        _measure_shards(work, pieces, left, num_workers, progress)
+    columns, unusable = pieces.join()
+    if work.room:
+        tokens = columns["num_tokens"]
+        columns["num_tokens"] = np.where(tokens < 0, tokens, tokens + work.room)
+    result = Measure(shards, columns, settings, {"libraries": library_versions()})
+    write_measure(result, folder, unusable)
+    pieces.remove()
+    return open_measure(folder)
+
+
+def estimate(work: Work, shards: Sequence[int]) -> Estimate:
+    """Measure the first samples of the first of these shards, to say how long all will take."""
+    infos = work.dataset.manifest.shards
+    num_samples = sum(infos[shard].num_samples for shard in shards)
+    num_bytes = sum(infos[shard].num_bytes for shard in shards)
+    seconds = 0.0
+    first = next((shard for shard in shards if infos[shard].num_samples), None)
+    if first is not None:
+        list(_shard_lengths(work, first, max_samples=8))  # what is loaded once does not count
+        begin = time.monotonic()
+        tried = len(list(_shard_lengths(work, first, max_samples=TRIED_SAMPLES)))
+        seconds = (time.monotonic() - begin) / max(1, tried) * num_samples
+    return Estimate(num_samples, num_bytes, seconds)
+
+
+def _num_workers(num_workers: int | None, expected: Estimate, num_shards: int) -> int:
+    if num_workers is None:
+        num_workers = num_cores() if expected.seconds > MIN_PARALLEL_S else 1
+    return min(num_workers, num_shards)
+
+
+def _measure_shards(
+    work: Work, pieces: _Pieces, shards: Sequence[int], num_workers: int, progress: bool
+) -> None:
+    """Measure shards, and write what each gives."""
+    infos = work.dataset.manifest.shards
+    num_samples = sum(infos[shard].num_samples for shard in shards)
+    bar = tqdm(
+        total=num_samples,
+        unit=" samples",
+        unit_scale=True,
+        desc="measure",
+        disable=None if progress else True,
+        smoothing=0.1,
+    )
+    with bar:
+        if num_workers <= 1:
+            for shard in shards:
+                pieces.write(shard, _Piece.of(_shard_lengths(work, shard, advance=bar.update)))
+            return
+        try:
+            data = pickle.dumps((work, pieces))
+        except Exception as error:
+            raise ConfigError(
+                f"measure: cannot be sent to other processes ({escaped(error, 200)}): define the "
+                "functions in a module, or give num_workers=1"
+            ) from None
+        jobs = run_in_processes(
+            _measure_shard,
+            shards,
+            num_workers,
+            command="measure",
+            prepare=_Worker.begin,
+            prepare_args=(data,),
+            environment={"TOKENIZERS_PARALLELISM": "false"},  # each process has one core
+        )
+        for shard, _ in jobs:
+            bar.update(infos[shard].num_samples)
+
+
+class _Worker:
+    """What a worker process keeps between its shards."""
+
+    work: Work
+    pieces: _Pieces
+
+    @classmethod
+    def begin(cls, data: bytes) -> None:
+        """Take over the work. It is sent once, because a tokenizer takes megabytes."""
+        cls.work, cls.pieces = pickle.loads(data)
+
+
+def _measure_shard(shard: int) -> None:
+    _Worker.pieces.write(shard, _Piece.of(_shard_lengths(_Worker.work, shard)))
+
+
+def _shard_lengths(
+    work: Work,
+    shard: int,
+    *,
+    max_samples: int | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Iterator[SampleLengths]:
+    """Yield the lengths of the samples of a shard, in order.
+
+    Raises:
+        ConfigError: They depend on draws, and `Work.epochs` does not say whose.
+    """
+    samples: Iterator[Outcome] = shard_samples(work.dataset, shard)
+    index = 0
+    for batch in batches(islice(samples, max_samples)):
+        refs = [(shard, index + number) for number in range(len(batch))]
+        yield from _longest(work, batch, refs)
+        index += len(batch)
+        advance(len(batch))
+
+
+def _longest(
+    work: Work, batch: Sequence[Outcome], refs: Sequence[SampleRef]
+) -> list[SampleLengths]:
+    """Return the lengths of samples: of all epochs that are measured, the longest of each."""
+    counter, name_of = work.counter, work.dataset.name_of
+    first, *others = work.epochs or (0,)
+    lengths = counter.lengths(batch, refs, name_of, work.seed, first)
+    if not counter.may_draw:
+        return lengths
+    if work.epochs is None and not work.room:
+        checked = max(0, CHECKED_SAMPLES - refs[0][1])
+        again = counter.lengths(batch[:checked], refs[:checked], name_of, work.seed + 1, 1)
+        for outcome, ref, one, other in zip(batch, refs, lengths, again, strict=False):
+            if one.values != other.values:
+                raise _draws_error(work, outcome, ref, one, other)
+    for epoch in others:
+        again = counter.lengths(batch, refs, name_of, work.seed, epoch)
+        lengths = [_longer(one, other) for one, other in zip(lengths, again, strict=True)]
+    return lengths
+
+
+def _longer(one: SampleLengths, other: SampleLengths) -> SampleLengths:
+    """Return the larger of each length of a sample in two epochs. One that fails is left out."""
+    if one.reason or other.reason:
+        return one if other.reason and not one.reason else other
+    values = tuple(max(pair) for pair in zip(one.values, other.values, strict=True))
+    return one._replace(values=values)
+
+
+def _draws_error(
+    work: Work, outcome: Outcome, ref: SampleRef, one: SampleLengths, other: SampleLengths
+) -> ConfigError:
+    key = outcome["__key__"] if isinstance(outcome, dict) else ""
+    place = where(work.dataset.name_of(ref[0]), ref[1], key)
+    return ConfigError(
+        f"{place}: its length depends on random draws: {one.values[0]} or {other.values[0]} "
+        "tokens; measure the draws of a run with seed=0, epochs=range(3), or give room=, the "
+        "tokens that a sample may have more"
+    )
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The lengths of one shard, as a file."""
+
+    values: IntArray
+    """int64 [num_samples, len(COLUMNS)]."""
+    reasons: list[tuple[int, str]]
+
+    @classmethod
+    def of(cls, lengths: Iterator[SampleLengths]) -> _Piece:
+        """Collect the lengths of a shard."""
+        rows, reasons = [], []
+        for number, entry in enumerate(lengths):
+            rows.append(entry.values)
+            if entry.reason:
+                reasons.append((number, entry.reason))
+        return cls(np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS)), reasons)
+
+    def encode(self) -> bytes:
+        """Return the bytes of the file: JSON of the reasons in one line, then the numbers."""
+        numbers = np.ascontiguousarray(self.values, "<i8").tobytes()
+        head = {"crc32c": int(crc32c(numbers)), "reasons": self.reasons}
+        return msgspec.json.encode(head) + b"\n" + numbers
+
+    @classmethod
+    def decode(cls, data: bytes, num_samples: int) -> _Piece | None:
+        """Return the lengths in a file. None: it is damaged."""
+        head, _, numbers = data.partition(b"\n")
+        try:
+            content = msgspec.json.decode(head, type=_PieceHead)
+        except msgspec.MsgspecError:
+            return None
+        if crc32c(numbers) != content.crc32c or len(numbers) != num_samples * len(COLUMNS) * 8:
+            return None
+        values = np.frombuffer(numbers, "<i8").reshape(num_samples, len(COLUMNS))
+        return cls(values.astype(np.int64), content.reasons)
+
+
+class _PieceHead(msgspec.Struct):
+    crc32c: int
+    reasons: list[tuple[int, str]]
+
+
+class _Pieces:
+    """What is measured so far: a file for each shard, in a folder within that of the measure.
+
+    The name of a file says what the settings and the shard were, so that no file is taken for
+    another.
+    """
+
+    def __init__(
+        self, folder: str, settings: dict[str, Any], shards: tuple[ShardInfo, ...]
+    ) -> None:
+        self._folder, self._shards, self._settings = folder, shards, settings
+        self._store: Store = open_store(f"{folder.rstrip('/')}/{UNFINISHED}")
+        words = msgspec.json.encode(settings, order="sorted")
+        self._names = [
+            hashlib.sha256(words + msgspec.json.encode(shard)).hexdigest()[:32] for shard in shards
+        ]
+        self._old, self._old_unusable = self._old_measure()
+
+    def missing(self) -> list[int]:
+        """Return the shards that are not measured yet."""
+        done = self._store.list()
+        num_old = 0 if self._old is None else len(self._old.shards)
+        return [
+            number
+            for number, name in enumerate(self._names)
+            if number >= num_old and name not in done
+        ]
+
+    def write(self, shard: int, piece: _Piece) -> None:
+        """Write what a shard gave."""
+        if len(piece.values) != self._shards[shard].num_samples:
+            raise ManifestError(
+                f"{self._shards[shard].name}: {len(piece.values)} samples, the manifest says "
+                f"{self._shards[shard].num_samples}; run `mmstream index --overwrite`"
+            )
+        self._store.write(self._names[shard], piece.encode())
+
+    def join(self) -> tuple[dict[str, IntArray], list[bytes]]:
+        """Return the columns of all shards, and the lines of the samples that cannot be used.
+
+        Raises:
+            MMStreamError: A file is damaged. It is removed, so that the next call measures again.
+        """
+        num_old = 0 if self._old is None else len(self._old.shards)
+        pieces, lines = [], list(self._old_unusable)
+        if self._old is not None:
+            pieces = [np.column_stack([self._old.column(name) for name in COLUMNS])]
+        for number in range(num_old, len(self._shards)):
+            shard, name = self._shards[number], self._names[number]
+            piece = _Piece.decode(self._store.read(name), shard.num_samples)
+            if piece is None:
+                self._store.remove(name)
+                raise MMStreamError(
+                    f"{self._store.url_of(name)}: was damaged on the way; run the same command "
+                    "again"
+                )
+            pieces.append(piece.values)
+            for index, reason in piece.reasons:
+                line = {"shard": shard.name, "index": index, "reason": reason}
+                lines.append(msgspec.json.encode(line))
+        values = np.concatenate([np.zeros((0, len(COLUMNS)), np.int64), *pieces])
+        columns = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(COLUMNS)}
+        return columns, lines
+
+    def remove(self) -> None:
+        """Remove the files. Those of other settings are of no use either."""
+        for name in self._store.list():
+            self._store.remove(name)
+        path = self._store.local_path("")
+        if path is not None and Path(path).is_dir():
+            Path(path).rmdir()
+
+    def _old_measure(self) -> tuple[Measure | None, list[bytes]]:
+        """Return an earlier measure of the first shards by the same settings, and its lines."""
+        try:
+            old = open_measure(self._folder)
+        except (FileNotFoundError, ManifestError):
+            return None, []
+        if dict(old.settings) != self._settings or old.shards != self._shards[: len(old.shards)]:
+            return None, []
+        if self._settings["room"]:  # the tokens of a measure hold the room already
+            return None, []
+        try:
+            lines = open_store(self._folder).read(UNUSABLE_NAME).splitlines()
+        except FileNotFoundError:
+            lines = []
+        return old, lines
+
+
+def _time_text(seconds: float) -> str:
+    """Return a time for people.
+
+    Examples:
+        >>> _time_text(42.3), _time_text(600), _time_text(9000)
+        ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
