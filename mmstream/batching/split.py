@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mmstream.batching.split_flat import FlatCuts, cuts_by_tokens
 from mmstream.decoding.image.encoded import EncodedImages
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
@@ -23,9 +24,16 @@ from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["split_rows"]
 
+_FIELDS_OF_ROWS = ("__valid__", "__lineage__")
+"""Fields of a batch of documents that have one entry per row all the same."""
 
-def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
+
+def split_rows(
+    batch: Batch, num_parts: int | None = None, *, max_tokens: int | None = None
+) -> list[Batch]:
     """Cut a batch by rows into micro-batches of equal size, plus or minus one row.
+
+    With `max_tokens` a batch of `mm.Flat` or `mm.Pack` is cut by its number of tokens instead.
 
     - A field with one entry per row is cut by rows.
     - A ragged field has a companion, a tensor that names the row of each entry, as ``image`` has
@@ -33,6 +41,10 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
       from 0. On CUDA, reading the companion makes the host wait for the device.
     - ``video`` is cut where a video ends that is the last one of its rows, and so are the times of
       its frames. The companions of videos and recordings go with them.
+    - A batch of documents is cut between rows. ``cu_seq_lens_q`` and all that counts tokens,
+      documents, samples or rows begins at 0 in each micro-batch. ``num_tokens`` and
+      ``num_label_tokens`` are those of the micro-batch. One without a token gets a token of
+      padding.
     - A dict is cut field by field.
     - Single numbers, strings and None are repeated in each micro-batch.
     - ``__lineage__`` describes the rows of the micro-batch. Bytes and requests of the whole
@@ -41,13 +53,17 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
     Args:
         batch: A batch from a loader or from `mmstream.to_device`.
         num_parts: Number of micro-batches, from 1 up. A batch with fewer rows gives one per row.
+        max_tokens: In its place, the most tokens of a micro-batch, from 1 up. A row with more is a
+            micro-batch by itself. The number of micro-batches may differ from rank to rank, which
+            DDP can take, with ``no_sync``, and FSDP cannot.
 
     Returns:
         The micro-batches in the order of rows. Together they are the batch. Tensors are views:
         nothing is copied.
 
     Raises:
-        ConfigError: `num_parts` is below 1. Or a field has neither one entry per row nor a
+        ConfigError: A number is below 1, or not just one of both is given. Or `max_tokens` is given
+            for a batch that is padded. Or a field has neither one entry per row nor a
             companion. Or a companion does not list its rows in order.
 
     Examples:
@@ -55,7 +71,18 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
         >>> [micro_batch["input_ids"].tolist() for micro_batch in split_rows(batch, 2)]
         [[0, 1], [2, 3, 4]]
     """
-    refuse_bools(num_parts=num_parts)
+    refuse_bools(num_parts=num_parts, max_tokens=max_tokens)
+    if (num_parts is None) == (max_tokens is None):
+        raise ConfigError("split_rows: give num_parts, or max_tokens= in its place")
+    if max_tokens is not None:
+        if max_tokens < 1:
+            raise ConfigError(f"split_rows: max_tokens is {max_tokens}; it must be 1 or more")
+        if not _is_flat(batch):
+            raise ConfigError(
+                "split_rows: max_tokens= is for batches of mm.Flat or mm.Pack; give num_parts"
+            )
+        return _split(batch, cuts_by_tokens(batch, max_tokens))
+    assert num_parts is not None
     if num_parts < 1:
         raise ConfigError(f"split_rows: num_parts is {num_parts}; it must be 1 or more")
     num_rows = len(batch["__valid__"])
@@ -65,15 +92,42 @@ def split_rows(batch: Batch, num_parts: int) -> list[Batch]:
     return _split(batch, cuts)
 
 
+def _is_flat(batch: Batch) -> bool:
+    return "document_row" in batch
+
+
 def _split(fields: dict[str, Any], cuts: list[int]) -> list[dict[str, Any]]:
-    """Cut all fields of a dict. Rows cuts[i] to cuts[i + 1] go to micro-batch i."""
+    """Cut all fields of a batch. Rows cuts[i] to cuts[i + 1] go to micro-batch i."""
+    if not _is_flat(fields):
+        return _split_fields(fields, cuts, cuts)
+    flat = FlatCuts(fields, cuts)
+    micro_batches = flat.token_fields()
+    rest = {name: value for name, value in fields.items() if name not in micro_batches[0]}
+    others = _split_fields(rest, cuts, flat.entries)
+    for number, (micro_batch, other) in enumerate(zip(micro_batches, others, strict=True)):
+        for name in other:
+            if name.endswith("_document") and f"{name.removesuffix('_document')}_row" in other:
+                other[name] = flat.documents_from_zero(other[name], number)
+        micro_batch |= other
+    return micro_batches
+
+
+def _split_fields(
+    fields: dict[str, Any], cuts: list[int], entry_cuts: list[int]
+) -> list[dict[str, Any]]:
+    """Cut fields by rows, and those with one entry per document at `entry_cuts`.
+
+    Without documents these are the same cuts.
+    """
     micro_batches: list[dict[str, Any]] = [{} for _ in cuts[1:]]
     ragged_cuts = _cuts_of_ragged_fields(fields, cuts)
     for name, value in fields.items():
         if name in ragged_cuts:
             slices = _slices(value, ragged_cuts[name])
-        else:
+        elif name in _FIELDS_OF_ROWS:
             slices = _slices_by_row(name, value, cuts)
+        else:
+            slices = _slices_by_row(name, value, entry_cuts)
         numbered = cuts if name.endswith("_row") else ragged_cuts.get(_videos_of(name))
         if name in ragged_cuts and numbered is not None:
             slices = [
@@ -102,7 +156,7 @@ def _cuts_of_ragged_fields(fields: dict[str, Any], cuts: list[int]) -> dict[str,
         lengths = (features, f"{features}_length", f"{name}_length", f"{name}_video", f"{name}_fps")
         ragged |= {
             length: entries
-            for length in lengths
+            for length in (*lengths, f"{name}_document")
             if isinstance(fields.get(length), torch.Tensor | list)
             and len(fields[length]) == len(rows)
         }
@@ -136,7 +190,7 @@ def _slices_by_row(name: str, value: Any, cuts: list[int]) -> list[Any]:
     if isinstance(value, BatchLineage):
         return [_lineage_of_rows(value, start, stop) for start, stop in pairwise(cuts)]
     if isinstance(value, dict):
-        return _split(value, cuts)
+        return _split_fields(value, cuts, cuts)
     has_rows = isinstance(value, list | EncodedImages) or (
         isinstance(value, torch.Tensor) and value.ndim > 0
     )
