@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from mmstream.batching.media import TakeMemory, join_audio, join_videos
+from mmstream.batching.valid import mask_labels
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch, Sample
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["Collate", "collate", "make_batch", "mask_labels"]
+__all__ = ["Collate", "collate", "make_batch"]
 
 Collate = Callable[[list[Sample]], Batch]
 """A function from the samples of a batch to the batch."""
@@ -64,27 +65,6 @@ def make_batch(step: DecodedStep, collate: Collate) -> Batch:
         mask_labels(batch)
     batch["__lineage__"] = lineage
     return batch
-
-
-def mask_labels(batch: Batch) -> None:
-    """Set the token labels of invalid rows to -100, in place."""
-    if "document_row" in batch:
-        _mask_documents(batch)
-    elif _has_token_labels(batch):
-        invalid = ~batch["__valid__"][:, None]
-        batch["labels"] = batch["labels"].masked_fill(invalid, IGNORED_LABEL)
-
-
-def _mask_documents(batch: Batch) -> None:
-    """Do so in a batch of `flatten`, and count the labels that are left."""
-    if "labels" not in batch:
-        return
-    row_of_token = batch["document_row"][batch["document_ids"].long()]
-    invalid = ~batch["__valid__"].to(row_of_token.device)[row_of_token]
-    batch["labels"] = batch["labels"].masked_fill(invalid, IGNORED_LABEL)
-    if "label_weights" in batch:
-        batch["label_weights"] = batch["label_weights"].masked_fill(invalid, 0)
-    batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
 
 
 def collate(
@@ -216,14 +196,6 @@ def _media(
         if joined is not None:
             media |= {key: {} for key in joined} | {name: joined}
     return media
-
-
-def _has_token_labels(batch: Batch) -> bool:
-    """Tell whether a batch has one label per token, as language models do."""
-    ids, labels = batch.get("input_ids"), batch.get("labels")
-    if not (isinstance(ids, torch.Tensor) and isinstance(labels, torch.Tensor)):
-        return False
-    return labels.shape == ids.shape and labels.ndim == 2 and labels.dtype == torch.int64
 
 
 def _as_tensor(value: Any) -> Any:

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from mmstream.batching.batching import DocumentMedia, Flat, Pack
-from mmstream.batching.collate import collate, mask_labels
+from mmstream.batching.collate import collate
 from mmstream.batching.media import FEATURES
+from mmstream.batching.valid import mask_labels
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
@@ -146,7 +147,8 @@ def make_flat_batch(step: DecodedStep, flatten_step: FlattenStep) -> Batch:
         are -100. ``__lineage__`` is a `BatchLineage`.
     """
     lineage, samples = step
-    batch = flatten_step(samples, range(len(samples)), len(samples))
+    rows = range(len(samples)) if lineage.rows is None else lineage.rows
+    batch = flatten_step(samples, rows, lineage.num_rows)
     batch["__valid__"] = torch.tensor(lineage.valid)
     if not all(lineage.valid):
         mask_labels(batch)
@@ -426,7 +428,7 @@ def _other_fields(
         )
     batch = collate(documents, **media)
     for name in ("__key__", "__url__", "__source__"):
-        if any(name in document for document in documents):
+        if all(name in document for document in documents) and (documents or name != "__source__"):
             batch[name] = [document[name] for document in documents]
     numbers = torch.from_numpy(np.flatnonzero(layout.entries >= 0))
     rows = torch.from_numpy(layout.rows.astype(np.int64, copy=False))

@@ -14,18 +14,16 @@ from typing import Any
 
 import torch
 
-from mmstream.batching.split_flat import FlatCuts, cuts_by_tokens
+from mmstream.batching.split_flat import FIELDS_OF_ROWS, FlatCuts, cuts_by_tokens
+from mmstream.batching.valid import is_flat
 from mmstream.decoding.image.encoded import EncodedImages
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
 from mmstream.storage.transfer_counts import TransferCounts
-from mmstream.types import Batch
+from mmstream.types import Batch, SampleRef
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["split_rows"]
-
-_FIELDS_OF_ROWS = ("__valid__", "__lineage__")
-"""Fields of a batch of documents that have one entry per row all the same."""
 
 
 def split_rows(
@@ -53,18 +51,19 @@ def split_rows(
     Args:
         batch: A batch from a loader or from `mmstream.to_device`.
         num_parts: Number of micro-batches, from 1 up. A batch with fewer rows gives one per row.
-        max_tokens: In its place, the most tokens of a micro-batch, from 1 up. A row with more is a
-            micro-batch by itself. The number of micro-batches may differ from rank to rank, which
-            DDP can take, with ``no_sync``, and FSDP cannot.
+        max_tokens: The most tokens of a micro-batch, from 1 up, for a batch of documents. A row
+            with more is a micro-batch by itself. Then the number of micro-batches differs from rank
+            to rank, and FSDP would wait for ever: all-reduce its maximum, and give it as
+            `num_parts`. The rest is filled up with empty micro-batches of one padding token.
 
     Returns:
         The micro-batches in the order of rows. Together they are the batch. Tensors are views:
         nothing is copied.
 
     Raises:
-        ConfigError: A number is below 1, or not just one of both is given. Or `max_tokens` is given
-            for a batch that is padded. Or a field has neither one entry per row nor a
-            companion. Or a companion does not list its rows in order.
+        ConfigError: A number is below 1, or none is given. Or `max_tokens` is given for a batch
+            that is padded, or needs more micro-batches than `num_parts`. Or a field has neither one
+            entry per row nor a companion. Or a companion does not list its rows in order.
 
     Examples:
         >>> batch = {"__valid__": torch.tensor([True] * 5), "input_ids": torch.arange(5)}
@@ -72,19 +71,18 @@ def split_rows(
         [[0, 1], [2, 3, 4]]
     """
     refuse_bools(num_parts=num_parts, max_tokens=max_tokens)
-    if (num_parts is None) == (max_tokens is None):
-        raise ConfigError("split_rows: give num_parts, or max_tokens= in its place")
+    if num_parts is None and max_tokens is None:
+        raise ConfigError("split_rows: give num_parts, or max_tokens= for batches of documents")
+    for name, number in (("num_parts", num_parts), ("max_tokens", max_tokens)):
+        if number is not None and number < 1:
+            raise ConfigError(f"split_rows: {name} is {number}; it must be 1 or more")
     if max_tokens is not None:
-        if max_tokens < 1:
-            raise ConfigError(f"split_rows: max_tokens is {max_tokens}; it must be 1 or more")
-        if not _is_flat(batch):
+        if not is_flat(batch):
             raise ConfigError(
                 "split_rows: max_tokens= is for batches of mm.Flat or mm.Pack; give num_parts"
             )
-        return _split(batch, cuts_by_tokens(batch, max_tokens))
+        return _split(batch, cuts_by_tokens(batch, max_tokens, num_parts))
     assert num_parts is not None
-    if num_parts < 1:
-        raise ConfigError(f"split_rows: num_parts is {num_parts}; it must be 1 or more")
     num_rows = len(batch["__valid__"])
     num_parts = max(1, min(num_parts, num_rows))
     # Example: 5 rows in 2 micro-batches have the cuts [0, 2, 5].
@@ -92,16 +90,12 @@ def split_rows(
     return _split(batch, cuts)
 
 
-def _is_flat(batch: Batch) -> bool:
-    return "document_row" in batch
-
-
 def _split(fields: dict[str, Any], cuts: list[int]) -> list[dict[str, Any]]:
     """Cut all fields of a batch. Rows cuts[i] to cuts[i + 1] go to micro-batch i."""
-    if not _is_flat(fields):
+    if not is_flat(fields):
         return _split_fields(fields, cuts, cuts)
     flat = FlatCuts(fields, cuts)
-    micro_batches = flat.token_fields()
+    micro_batches = flat.fields_of_tokens()
     rest = {name: value for name, value in fields.items() if name not in micro_batches[0]}
     others = _split_fields(rest, cuts, flat.entries)
     for number, (micro_batch, other) in enumerate(zip(micro_batches, others, strict=True)):
@@ -124,7 +118,7 @@ def _split_fields(
     for name, value in fields.items():
         if name in ragged_cuts:
             slices = _slices(value, ragged_cuts[name])
-        elif name in _FIELDS_OF_ROWS:
+        elif name in FIELDS_OF_ROWS:
             slices = _slices_by_row(name, value, cuts)
         else:
             slices = _slices_by_row(name, value, entry_cuts)
@@ -198,8 +192,8 @@ def _slices_by_row(name: str, value: Any, cuts: list[int]) -> list[Any]:
         return [value] * (len(cuts) - 1)
     if len(value) != cuts[-1]:
         raise ConfigError(
-            f"split_rows: {name} has {len(value)} entries for {cuts[-1]} rows; a ragged field "
-            f"needs {name}_row, the row of each entry"
+            f"split_rows: {name} has {len(value)} entries for {cuts[-1]} rows or documents; a "
+            f"ragged field needs {name}_row, the row of each entry"
         )
     return _slices(value, cuts)
 
@@ -220,14 +214,19 @@ def _ragged_cuts(companion: str, rows_of_entries: torch.Tensor, cuts: list[int])
 
 
 def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLineage:
-    rows = range(lineage.start + start, lineage.start + stop)
+    order_rows = [lineage.order_row(row) for row in range(start, stop)]
+    planned, planned_rows = _samples_of_rows(lineage.planned, lineage.planned_rows, start, stop)
+    shown, rows = _samples_of_rows(lineage.shown, lineage.rows, start, stop)
     return dataclasses.replace(
         lineage,
         start=lineage.start + start,
-        planned=lineage.planned[start:stop],
+        planned=planned,
+        planned_rows=planned_rows,
         valid=lineage.valid[start:stop],
-        shown=lineage.shown[start:stop],
-        bad=tuple(record for record in lineage.bad if record.row in rows),
+        shown=shown,
+        rows=rows,
+        order_rows=None if lineage.order_rows is None else order_rows,
+        bad=tuple(record for record in lineage.bad if record.row in order_rows),
         num_cut_texts=0 if start else lineage.num_cut_texts,
         num_dropped_parts=0 if start else lineage.num_dropped_parts,
         text_losses=() if start else lineage.text_losses,
@@ -236,3 +235,13 @@ def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLinea
         num_requests=0 if start else lineage.num_requests,
         transfers=TransferCounts() if start else lineage.transfers,
     )
+
+
+def _samples_of_rows(
+    refs: list[SampleRef], rows: list[int] | None, start: int, stop: int
+) -> tuple[list[SampleRef], list[int] | None]:
+    """Return the samples of some rows, and their rows counted from the first of these."""
+    if rows is None:
+        return refs[start:stop], None
+    cuts = slice(bisect_left(rows, start), bisect_left(rows, stop))
+    return refs[cuts], [row - start for row in rows[cuts]]

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from mmstream.bad_samples.quarantine import BadSample, shard_stamp
-from mmstream.batching.collate import mask_labels
+from mmstream.batching.valid import mask_labels
 from mmstream.dataset.source import ShardSource
 from mmstream.decoding.image.encoded import EncodedImages, Jpeg
 from mmstream.decoding.image.orientation import upright_tensor

@@ -61,12 +61,12 @@ def join(parts: list[Any]) -> Any:
             [valid for part in parts for valid in part.valid],
             [ref for part in parts for ref in part.shown],
             tuple(record for part in parts for record in part.bad),
-            sum(part.num_cut_texts for part in parts),
-            sum(part.num_dropped_parts for part in parts),
-            tuple(loss for part in parts for loss in part.text_losses),
-            "".join(part.no_picture for part in parts),
-            sum(part.num_bytes for part in parts),
-            sum(part.num_requests for part in parts),
+            num_cut_texts=sum(part.num_cut_texts for part in parts),
+            num_dropped_parts=sum(part.num_dropped_parts for part in parts),
+            text_losses=tuple(dict.fromkeys(loss for part in parts for loss in part.text_losses)),
+            no_picture="".join(part.no_picture for part in parts),
+            num_bytes=sum(part.num_bytes for part in parts),
+            num_requests=sum(part.num_requests for part in parts),
         )
     if isinstance(first, dict):
         joined = {name: join([part[name] for part in parts]) for name in first}

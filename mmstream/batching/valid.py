@@ -1,0 +1,61 @@
+"""Which tokens of a batch belong to rows that are not valid: padding, masked and unfilled rows.
+
+Place in the flow: batching and the device mask labels by it, and so do losses. Padded batches have
+one row of tokens per row; flat ones have documents, which say their rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mmstream.types import IGNORED_LABEL, Batch
+
+__all__ = ["invalid_tokens", "is_flat", "mask_labels"]
+
+
+def is_flat(batch: Batch) -> bool:
+    """Tell whether a batch is one of documents, as `mm.Flat` and `mm.Pack` make it."""
+    return "document_row" in batch
+
+
+def invalid_tokens(batch: Batch) -> torch.Tensor:
+    """Return which tokens a loss leaves out because their rows are not valid.
+
+    Args:
+        batch: A batch with ``input_ids`` and ``__valid__``, padded or flat.
+
+    Returns:
+        bool, of the shape of ``input_ids`` and on its device.
+
+    Examples:
+        >>> batch = {"input_ids": torch.zeros(2, 3), "__valid__": torch.tensor([True, False])}
+        >>> invalid_tokens(batch).tolist()
+        [[False, False, False], [True, True, True]]
+    """
+    ids: torch.Tensor = batch["input_ids"]
+    invalid: torch.Tensor = ~batch["__valid__"].to(ids.device)
+    if not is_flat(batch):
+        return invalid[:, None].expand(ids.shape)
+    # Documents of no row have -1, which is the last entry here.
+    invalid = torch.cat((invalid, invalid.new_ones(1)))
+    return invalid[batch["document_row"].to(ids.device)[batch["document_ids"].long()]]
+
+
+def mask_labels(batch: Batch) -> None:
+    """Set the token labels of invalid rows to -100, in place."""
+    if not _has_token_labels(batch):
+        return
+    invalid = invalid_tokens(batch)
+    batch["labels"] = batch["labels"].masked_fill(invalid, IGNORED_LABEL)
+    if "label_weights" in batch and is_flat(batch):
+        batch["label_weights"] = batch["label_weights"].masked_fill(invalid, 0)
+    if "num_label_tokens" in batch:
+        batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
+
+
+def _has_token_labels(batch: Batch) -> bool:
+    """Tell whether a batch has one label per token, as language models do."""
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    if not (isinstance(ids, torch.Tensor) and isinstance(labels, torch.Tensor)):
+        return False
+    return labels.shape == ids.shape and labels.ndim == 2 and labels.dtype == torch.int64
