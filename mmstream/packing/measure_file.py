@@ -124,7 +124,8 @@ class Measure:
         if name not in COLUMNS:
             names = ", ".join(sorted({*COLUMNS, *self.columns}))
             raise ConfigError(f"{escaped(name)}: the measure has no such column, but {names}")
-        return np.full(self.num_samples, int(name == "num_documents"), dtype=np.int64)
+        default = np.int64(name == "num_documents")
+        return np.broadcast_to(default, self.num_samples)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from mmstream.types import IntArray
 
 __all__ = ["LEFT_OUT_REASONS", "PackPlan", "UnitSums", "Units"]
 
-LEFT_OUT_REASONS = ("unusable", "bad list", "condition", "too long", "over a limit")
+LEFT_OUT_REASONS = ("unusable", "on the bad list", "condition", "too long", "over a limit")
 """Why a sample is in no unit, by the number in the second column of `PackPlan.left_out`."""
+
+UNUSABLE, ON_BAD_LIST, CONDITION, TOO_LONG, OVER_A_LIMIT = range(len(LEFT_OUT_REASONS))
 
 
 class Units(NamedTuple):
@@ -75,8 +77,8 @@ class PackPlan:
         shards: The shards that are planned.
         group_stops: int64 [num_groups], the stop of each group, in shards.
         counts: int64 [num_groups], units of each group.
-        group_digests: Of each group: hash of its shards' names, sizes and checksums, and of its
-            units.
+        group_digests: Of each group: hash of its units, by positions in the group.
+        spread: Among the bytes of how many units in a row the samples of a unit lie, on average.
         unit_rows: int64 [num_units, 8], the first member of each unit, and its sums in the order
             of `UnitSums`.
         members: int64 [num_members], positions in the dataset of the samples of all units.
@@ -106,6 +108,7 @@ class PackPlan:
     group_stops: IntArray
     counts: IntArray
     group_digests: tuple[str, ...]
+    spread: int
     unit_rows: IntArray
     members: IntArray
     member_tokens: npt.NDArray[np.int32]

@@ -54,6 +54,7 @@ class _File:
     group_stops: list[int]
     counts: list[int]
     group_digests: list[str]
+    spread: int
     shards: list[ShardInfo]
 
 
@@ -97,6 +98,7 @@ def write_plan(plan: PackPlan, folder: str) -> PackPlan:
         group_stops=plan.group_stops.tolist(),
         counts=plan.counts.tolist(),
         group_digests=list(plan.group_digests),
+        spread=plan.spread,
         shards=list(plan.shards),
     )
     text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
@@ -150,6 +152,7 @@ def _open(store: Store, expected_digest: str | None = None) -> PackPlan:
         group_stops=np.array(file.group_stops, dtype=np.int64),
         counts=np.array(file.counts, dtype=np.int64),
         group_digests=tuple(file.group_digests),
+        spread=file.spread,
         unit_rows=units,
         members=members,
         member_tokens=tokens,
@@ -188,6 +191,7 @@ def _require_whole(plan: PackPlan, name: str) -> None:
         stops.size == num_groups == len(plan.group_digests)
         and bool((np.diff(np.concatenate([[0], stops])) > 0).all())
         and (int(stops[-1]) if num_groups else 0) == num_shards
+        and plan.spread >= 1
         and bool((plan.counts >= 0).all())
         and int(plan.counts.sum()) == plan.num_units
         and first is not None

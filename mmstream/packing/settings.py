@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from mmstream.errors import ConfigError
+from mmstream.packing.condition import columns_in
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["MAX_PACK_TOKENS", "Overlong", "PackLimits"]
@@ -33,10 +34,13 @@ class PackLimits:
         document_multiple_of: Each document takes a multiple of so many tokens of its pack.
         where: Condition over the columns of the measure, such as
             ``"width >= 200 and num_label_tokens > 8"``. Other samples are left out. "": all.
-        overlong: "reject" leaves out samples with more than T tokens. "truncate" cuts them to T.
+        overlong: "reject" leaves out samples with more than T tokens. "truncate" keeps those of
+            plain text: a `TextDecoder` with ``max_length=T`` cuts them to T tokens. Of others the
+            measure alone can say what a cut leaves: measure them with that decoder.
 
     Raises:
-        ConfigError: A number is not positive, or T is no multiple of `document_multiple_of`.
+        ConfigError: A number is not positive, T is no multiple of `document_multiple_of`, or the
+            condition cannot be read.
 
     Examples:
         >>> from mmstream.packing.settings import PackLimits
@@ -71,6 +75,8 @@ class PackLimits:
             raise ConfigError(f'overlong {self.overlong!r}: use "reject" or "truncate"')
         if not isinstance(self.where, str):
             raise ConfigError(f"where {self.where!r}: needs a text")
+        if self.where:
+            columns_in(self.where)
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings in plain JSON types."""

@@ -1,0 +1,253 @@
+"""What holds for every plan: each sample in one unit or listed, limits kept, groups that stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmstream.dataset.manifest import ShardInfo
+from mmstream.errors import ConfigError
+from mmstream.packing.groups import GROUP_PACKS
+from mmstream.packing.measure_file import Measure
+from mmstream.packing.pack import best_fit, pack_samples
+from mmstream.packing.plan import (
+    CONDITION,
+    ON_BAD_LIST,
+    OVER_A_LIMIT,
+    TOO_LONG,
+    UNUSABLE,
+    PackPlan,
+)
+from mmstream.packing.planner import make_plan, plan_of_lengths
+from mmstream.packing.settings import PackLimits
+
+NO_SAMPLES = np.zeros((0, 2), dtype=np.int64)
+
+
+def measure_of(counts: list[int], **columns: list[int]) -> Measure:
+    shards = tuple(
+        ShardInfo(f"{number}.tar", count, 10240 + number) for number, count in enumerate(counts)
+    )
+    return Measure(shards, {name: np.array(values, np.int64) for name, values in columns.items()})
+
+
+@st.composite
+def measures(draw: st.DrawFn) -> Measure:
+    """Draw a measure whose groups hold few samples: T is small, and so is 256 T."""
+    counts = draw(st.lists(st.integers(0, 120), min_size=1, max_size=12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    num_samples, longest = sum(counts), draw(st.integers(2, 30))
+    return measure_of(
+        counts,
+        num_tokens=rng.integers(-1, longest, num_samples).tolist(),
+        num_label_tokens=rng.integers(0, 5, num_samples).tolist(),
+        num_documents=rng.integers(1, 3, num_samples).tolist(),
+        num_images=rng.integers(0, 4, num_samples).tolist(),
+        patches=rng.integers(0, 100, num_samples).tolist(),
+        width=rng.integers(0, 400, num_samples).tolist(),
+    )
+
+
+limits_of_packs = st.builds(
+    PackLimits,
+    st.sampled_from([4, 8, 12, 20]),
+    max_documents=st.none() | st.integers(1, 4),
+    max_images=st.none() | st.integers(1, 8),
+    max_patches=st.none() | st.integers(50, 200),
+    document_multiple_of=st.sampled_from([1, 2, 4]),
+    where=st.sampled_from(["", "width >= 200 and num_label_tokens > 1"]),
+    overlong=st.sampled_from(["reject", "truncate"]),
+)
+
+
+def positions_of(plan: PackPlan) -> np.ndarray:
+    units = plan.units(np.arange(plan.num_units))
+    starts = plan.shard_ends - [shard.num_samples for shard in plan.shards]
+    return starts[units.shard] + units.index
+
+
+@settings(deadline=None, max_examples=60)
+@given(measures(), limits_of_packs)
+def test_each_sample_is_in_one_unit_or_listed(measure: Measure, limits: PackLimits) -> None:
+    plan = make_plan(measure, limits)
+    everywhere = np.concatenate([positions_of(plan), plan.left_out[:, 0]])
+    assert np.array_equal(np.sort(everywhere), np.arange(measure.num_samples))
+    assert np.array_equal(plan.left_out[:, 2], measure.column("num_tokens")[plan.left_out[:, 0]])
+
+
+@settings(deadline=None, max_examples=60)
+@given(measures(), limits_of_packs)
+def test_limits_are_kept(measure: Measure, limits: PackLimits) -> None:
+    plan = make_plan(measure, limits)
+    units = plan.units(np.arange(plan.num_units))
+    sums = plan.sums(np.arange(plan.num_units))
+    multiple = limits.document_multiple_of
+    padded = units.num_tokens + (multiple - 1) * measure.column("num_documents")[positions_of(plan)]
+    costs = np.bincount(np.repeat(np.arange(plan.num_units), units.counts), padded // multiple)
+    assert (costs * multiple <= limits.max_tokens).all()
+    for values, most in (
+        (sums.num_documents, limits.max_documents),
+        (sums.num_images, limits.max_images),
+        (sums.patches, limits.max_patches),
+    ):
+        assert most is None or (values <= most).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(measures(), limits_of_packs)
+def test_the_sums_of_a_unit_are_those_of_its_samples(measure: Measure, limits: PackLimits) -> None:
+    plan = make_plan(measure, limits)
+    units, sums = plan.units(np.arange(plan.num_units)), plan.sums(np.arange(plan.num_units))
+    positions = positions_of(plan)
+    unit_of = np.repeat(np.arange(plan.num_units), units.counts)
+    for name, values in sums._asdict().items():
+        if name in ("num_tokens", "squared_tokens", "num_label_tokens"):
+            continue
+        expected = np.bincount(unit_of, measure.column(name)[positions], plan.num_units)
+        assert np.array_equal(values, expected), name
+    squares = np.bincount(unit_of, units.num_tokens**2, plan.num_units)
+    assert np.array_equal(sums.squared_tokens, squares)
+    assert np.array_equal(sums.num_tokens, np.bincount(unit_of, units.num_tokens, plan.num_units))
+
+
+@settings(deadline=None, max_examples=40)
+@given(measures(), limits_of_packs, st.data())
+def test_appended_shards_change_no_group(
+    measure: Measure, limits: PackLimits, data: st.DataObject
+) -> None:
+    num_shards = data.draw(st.integers(0, len(measure.shards)), label="shards at first")
+    num_samples = sum(measure.counts[:num_shards].tolist())
+    first = Measure(
+        measure.shards[:num_shards],
+        {name: column[:num_samples] for name, column in measure.columns.items()},
+    )
+    before = make_plan(first, limits)
+    after = make_plan(measure, limits, previous=before)
+    num_groups = before.num_groups
+    assert after.group_stops[:num_groups].tolist() == before.group_stops.tolist()
+    assert after.counts[:num_groups].tolist() == before.counts.tolist()
+    assert after.group_digests[:num_groups] == before.group_digests
+    assert after.group_names[:num_groups] == before.group_names
+    np.testing.assert_array_equal(after.unit_rows[: before.num_units], before.unit_rows)
+    np.testing.assert_array_equal(after.members[: before.members.size], before.members)
+    everywhere = np.concatenate([positions_of(after), after.left_out[:, 0]])
+    assert np.array_equal(np.sort(everywhere), np.arange(measure.num_samples))
+
+
+@settings(deadline=None, max_examples=40)
+@given(measures(), limits_of_packs)
+def test_a_pack_lies_in_one_group_and_groups_hold_256_packs(
+    measure: Measure, limits: PackLimits
+) -> None:
+    plan = make_plan(measure, limits)
+    units = plan.units(np.arange(plan.num_units))
+    group_of_shard = np.searchsorted(plan.group_stops, units.shard, side="right")
+    group_of_unit = np.repeat(np.arange(plan.num_groups), plan.counts)
+    assert np.array_equal(group_of_shard, np.repeat(group_of_unit, units.counts))
+    tokens = np.bincount(group_of_shard, units.num_tokens, plan.num_groups)
+    multiple = limits.document_multiple_of
+    full = GROUP_PACKS * limits.max_tokens
+    if multiple == 1:
+        assert (tokens[:-1] >= full).all()
+
+
+def test_why_a_sample_is_left_out_is_listed() -> None:
+    measure = measure_of(
+        [2, 4],
+        num_tokens=[-1, 11, 5, 6, 7, 8],
+        num_images=[0, 0, 9, 0, 0, 0],
+        width=[1, 1, 1, 0, 1, 1],
+    )
+    plan = make_plan(
+        measure, PackLimits(10, max_images=8, where="width > 0"), bad=np.array([[1, 2]])
+    )
+    assert plan.left_out.tolist() == [
+        [0, UNUSABLE, -1],
+        [1, TOO_LONG, 11],
+        [2, OVER_A_LIMIT, 5],
+        [3, CONDITION, 6],
+        [4, ON_BAD_LIST, 7],
+    ]
+    assert plan.units(np.array([0])).index.tolist() == [3]
+
+
+def test_plain_text_may_be_cut_and_other_samples_may_not() -> None:
+    measure = measure_of(
+        [4],
+        num_tokens=[20, 20, 20, 3],
+        num_label_tokens=[19, 7, 19, 2],
+        num_images=[0, 0, 1, 0],
+    )
+    plan = make_plan(measure, PackLimits(10, overlong="truncate"))
+    assert plan.left_out[:, :2].tolist() == [[1, TOO_LONG], [2, TOO_LONG]]
+    assert plan.sums(np.arange(2)).num_tokens.tolist() == [10, 3]
+    assert plan.sums(np.arange(2)).num_label_tokens.tolist() == [9, 2]
+
+
+def test_settings_decide_the_digest_and_appended_samples_do_not() -> None:
+    first = plan_of_lengths([3], [5, 6, 7], PackLimits(10))
+    assert plan_of_lengths([3, 1], [5, 6, 7, 8], PackLimits(10)).digest == first.digest
+    assert plan_of_lengths([3], [5, 6, 7], PackLimits(11)).digest != first.digest
+
+
+def test_a_plan_of_other_shards_or_settings_is_not_continued() -> None:
+    measure = measure_of([2, 2], num_tokens=[5, 6, 7, 8])
+    plan = make_plan(measure, PackLimits(10))
+    with pytest.raises(ConfigError, match="a plan of other settings"):
+        make_plan(measure, PackLimits(12), previous=plan)
+    other = Measure((replace(measure.shards[0], num_bytes=1), measure.shards[1]), measure.columns)
+    with pytest.raises(ConfigError, match="is another shard than in the plan"):
+        make_plan(other, PackLimits(10), previous=plan)
+    fewer = Measure(measure.shards[:1], {"num_tokens": np.array([5, 6])})
+    with pytest.raises(ConfigError, match="a plan of 2 shards, and the measure has 1"):
+        make_plan(fewer, PackLimits(10), previous=plan)
+
+
+def test_checksums_that_come_later_change_no_plan() -> None:
+    measure = measure_of([2], num_tokens=[5, 6])
+    plan = make_plan(measure, PackLimits(10))
+    summed = Measure((replace(measure.shards[0], sha256="ab" * 32),), measure.columns)
+    assert make_plan(summed, PackLimits(10), previous=plan).group_digests == plan.group_digests
+
+
+def slow_best_fit(costs: np.ndarray, limits: np.ndarray, num_open: int, min_room: int) -> list[int]:
+    """Pack as the rule says it, without any structure."""
+    packs: list[int] = []
+    rooms: dict[int, np.ndarray] = {}
+    num_packs = 0
+    for cost in costs:
+        fitting = [pack for pack, room in rooms.items() if (cost <= room).all()]
+        if not fitting:
+            if len(rooms) == num_open:
+                del rooms[min(rooms, key=lambda pack: (rooms[pack][0], pack))]
+            rooms[num_packs] = limits.copy()
+            fitting, num_packs = [num_packs], num_packs + 1
+        best = min(fitting, key=lambda pack: (rooms[pack][0], pack))
+        rooms[best] = rooms[best] - cost
+        packs.append(best)
+        if rooms[best][0] < min_room:
+            del rooms[best]
+    return packs
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 80), st.integers(1, 5))
+def test_a_sample_goes_to_the_fullest_open_pack_that_it_fits(
+    seed: int, num_limits: int, num_samples: int, num_open: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    limits = rng.integers(1, 60, num_limits)
+    costs = rng.integers(0, limits + 1, (num_samples, num_limits))
+    packs = best_fit(costs, limits, num_open, 3)
+    assert packs.tolist() == slow_best_fit(costs, limits, num_open, 3)
+
+
+def test_packs_are_numbered_by_their_first_sample() -> None:
+    rng = np.random.default_rng(0)
+    packs = pack_samples(rng.integers(1, 60, (3000, 1)), np.array([100]))
+    first = [int(np.flatnonzero(packs == pack)[0]) for pack in range(packs.max() + 1)]
+    assert first == sorted(first)
