@@ -27,6 +27,7 @@ from mmstream.packing.plan import (
     PackPlan,
 )
 from mmstream.packing.settings import PackLimits
+from mmstream.process_pool import run_in_processes
 from mmstream.types import IntArray
 
 __all__ = ["LIMIT_COLUMNS", "Chosen", "choose", "make_plan", "plan_digest", "plan_of_lengths"]
@@ -78,6 +79,7 @@ class _Job(NamedTuple):
     group: int
     costs: IntArray
     limits: IntArray
+    block_packs: int
 
 
 class _Group(NamedTuple):
@@ -103,6 +105,7 @@ def make_plan(
     bad: IntArray | None = None,
     previous: PackPlan | None = None,
     block_packs: int = BLOCK_PACKS,
+    num_workers: int = 0,
 ) -> PackPlan:
     """Plan the packs of a dataset, in memory. Equal arguments give equal plans.
 
@@ -113,6 +116,7 @@ def make_plan(
         previous: An earlier plan of the same settings. Its groups stay as they are, and shards
             that were appended since form new ones.
         block_packs: As for `pack_samples`. More is for plans whose samples are written anew.
+        num_workers: Processes. 0: this one. The plan does not depend on their number.
 
     Raises:
         ConfigError: The condition names no column of the measure, or the earlier plan is of other
@@ -128,11 +132,17 @@ def make_plan(
     bounds = ends[[0, *stops]].tolist()
     groups = [] if previous is None else _groups_of(previous, bounds)
     jobs = (
-        _Job(group, chosen.costs[start:stop][chosen.is_kept[start:stop]], chosen.limits)
+        _Job(
+            group,
+            chosen.costs[start:stop][chosen.is_kept[start:stop]],
+            chosen.limits,
+            block_packs,
+        )
         for group, (start, stop) in enumerate(pairwise(bounds))
         if group >= len(finished)
     )
-    packs = {job.group: pack_samples(job.costs, job.limits, block_packs) for job in jobs}
+    results = run_in_processes(_pack, jobs, num_workers, command="plan")
+    packs = {job.group: packs for job, packs in results}
     for group in range(len(finished), len(stops)):
         start, stop = bounds[group : group + 2]
         groups.append(_units(measure, chosen, start, stop, packs[group]))
@@ -187,6 +197,10 @@ def choose(measure: Measure, limits: PackLimits, bad: IntArray | None = None) ->
     reasons[measured < 0] = UNUSABLE
     most_of = np.array([most for _, most in used], dtype=np.int64)
     return Chosen(tokens, np.column_stack([amounts for amounts, _ in used]), most_of, reasons)
+
+
+def _pack(job: _Job) -> IntArray:
+    return pack_samples(job.costs, job.limits, job.block_packs)
 
 
 def _is_plain_text(measure: Measure) -> Mask:
