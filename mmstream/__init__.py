@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from mmstream.loader.loader import Loader as Loader
     from mmstream.measuring.measure import measure as measure
     from mmstream.order import Order as Order
+    from mmstream.packing.cost import Cost as Cost
     from mmstream.pipeline import Pipeline as Pipeline
     from mmstream.world import World as World
 
@@ -148,6 +149,7 @@ _NAMES_OF = {
     "loader.loader": ("Loader",),
     "measuring.measure": ("measure",),
     "order": ("Order",),
+    "packing.cost": ("Cost",),
     "pipeline": ("Pipeline",),
     "decoding.sample_rng": ("sample_rng",),
     "decoding.video.decoder": ("VideoDecoder",),

@@ -31,6 +31,7 @@ def pipeline(dataset: mm.Dataset, **settings: Any) -> mm.Pipeline:
 CALLS: dict[str, Callable[..., Any]] = {
     "AudioDecoder": lambda _, **k: mm.AudioDecoder(**k),
     "BadSamplePolicy": lambda _, **k: mm.BadSamplePolicy(**k),
+    "Cost": lambda _, **k: mm.Cost(**k),
     "Decode": lambda _, **k: mm.Decode(**k),
     "DownloadOptions": lambda _, **k: mm.DownloadOptions(**k),
     "Flat": lambda _, **k: mm.Flat(**k),

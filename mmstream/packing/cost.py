@@ -1,0 +1,251 @@
+"""What a unit costs a model, as a weighted sum of what its plan says.
+
+    plan.sums(units) -> `Cost.modelled` -> deal.py: which rank takes which row of a step
+
+Only ratios count: nothing here knows how fast a machine is. A document of L tokens costs L times
+the linear layers and L^2 times the attention, and a picture of p patches the same in the vision
+tower. So two packs of equally many tokens cost differently: one text of 8,192 tokens has 16 times
+the attention of 16 texts of 512.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from itertools import combinations
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.errors import ConfigError
+from mmstream.types import IntArray
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["Cost", "CostSums"]
+
+FloatArray = npt.NDArray[np.float64]
+
+_WINDOW_LAYERS = ("sliding_attention", "chunked_attention")
+_TWO_MATRICES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "mpt")
+"""Language models whose MLP has two matrices. All newer ones have a gate, and so three."""
+_GATED_TOWERS = ("qwen2_5_vl", "qwen2_5_omni_vision_encoder", "glm4v", "pixtral")
+"""Beginnings of the `model_type` of vision towers whose MLP has a gate."""
+
+
+class CostSums(Protocol):
+    """The sums of units that a cost depends on, int64 [n] each: `PackPlan.sums` returns them."""
+
+    @property
+    def num_tokens(self) -> IntArray:
+        """Tokens of each unit."""
+
+    @property
+    def squared_tokens(self) -> IntArray:
+        """Sum of L^2 over the documents of each unit."""
+
+    @property
+    def patches(self) -> IntArray:
+        """Sum of p over the media of each unit: patches of the vision tower, before merging."""
+
+    @property
+    def squared_patches(self) -> IntArray:
+        """Sum of p^2 over the media of each unit."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a row costs: ``tokens * sum L + squared_tokens * sum L^2 + patches * sum p + ...``.
+
+    Only ratios count, because a loader compares rows with each other.
+
+    Args:
+        tokens: cost of a token in the linear layers.
+        squared_tokens: cost of a squared document length: attention.
+        patches: cost of a patch in the linear layers of the vision tower.
+        squared_patches: cost of the squared number of patches of a picture: its attention.
+
+    Raises:
+        ConfigError: a coefficient is not a number, is negative, or all of them are 0.
+
+    Examples:
+        >>> mm.Cost(tokens=1.0, squared_tokens=2e-5)
+        Cost(tokens=1.0, squared_tokens=2e-05, patches=0.0, squared_patches=0.0)
+    """
+
+    tokens: float = 1.0
+    squared_tokens: float = 0.0
+    patches: float = 0.0
+    squared_patches: float = 0.0
+
+    def __post_init__(self) -> None:
+        coefficients = dict(vars(self))
+        refuse_bools(**coefficients)
+        for name, value in coefficients.items():
+            is_number = isinstance(value, int | float | np.integer | np.floating)
+            if not (is_number and math.isfinite(value) and value >= 0):
+                raise ConfigError(f"Cost: {name}={value!r}: needs a number, 0 or more")
+            object.__setattr__(self, name, float(value))
+        if not any(astuple(self)):
+            raise ConfigError("Cost: every coefficient is 0, so all rows would cost the same")
+
+    @classmethod
+    def from_config(cls, config: Any) -> Cost:
+        """Return the floating-point operations of a model's forward pass.
+
+        They are counted from the sizes in its `transformers` config: the matrices of all layers and
+        of the output, and attention. The text attends to earlier tokens only, which is half of L^2.
+        Layers with a sliding window, and all but the full-attention layers of Qwen2.5-VL's tower,
+        cost a constant per token. Of a mixture of experts, the active ones count. The patch
+        embedding, the projector and layers of linear attention beyond their matrices are left out.
+        The backward pass multiplies all terms alike. Where the vision tower is frozen, its
+        coefficients are a third of these.
+
+        Args:
+            config: ``model.config``, of a decoder with or without a vision tower.
+
+        Raises:
+            ConfigError: the config is of an encoder-decoder, or lacks the sizes.
+        """
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if getattr(config, "is_encoder_decoder", False):
+            raise ConfigError(
+                f"Cost.from_config: {type(config).__name__} is of an encoder-decoder, which takes "
+                "no packs: give the coefficients, mm.Cost(tokens=..., squared_tokens=...)"
+            )
+        tower = getattr(config, "vision_config", None)
+        try:
+            return cls(*_text_operations(text), *(_tower_operations(tower) if tower else (0, 0)))
+        except (AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"Cost.from_config: {type(config).__name__} does not state its sizes ({error}): "
+                "give the coefficients, mm.Cost(tokens=..., squared_tokens=...)"
+            ) from None
+
+    @classmethod
+    def fitted(cls, sums: Sequence[Sequence[float]] | FloatArray, seconds: Sequence[float]) -> Cost:
+        """Return the cost that explains measured times best, by least squares.
+
+        No coefficient is negative. The time that every step takes, whatever its rows, is fitted
+        too and left out.
+
+        Args:
+            sums: [n, 4], of each measured step of a rank: sum of L, of L^2, of p and of p^2.
+            seconds: [n], its time from the first forward pass to the last backward pass.
+
+        Raises:
+            ConfigError: shapes that do not fit, fewer than five rows, values that are not finite,
+                or times that do not grow with anything.
+
+        Examples:
+            >>> lengths = [(512, 16), (1024, 8), (2048, 4), (4096, 2), (8192, 1)]
+            >>> sums = [(8192, number * length**2, 0, 0) for length, number in lengths]
+            >>> seconds = [0.1 + 2e-9 * row[1] for row in sums]
+            >>> round(mm.Cost.fitted(sums, seconds).squared_tokens, 12)
+            2e-09
+        """
+        rows, times = np.asarray(sums, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] != 4 or times.shape != rows.shape[:1]:
+            raise ConfigError(f"Cost.fitted: sums {rows.shape}, seconds {times.shape}: [n, 4], [n]")
+        if len(rows) < 5 or not (np.isfinite(rows).all() and np.isfinite(times).all()):
+            raise ConfigError("Cost.fitted: needs five steps or more, and finite numbers")
+        best = _least_squares_from_0(np.column_stack([rows, np.ones(len(rows))]), times)
+        if not best[:4].any():
+            raise ConfigError("Cost.fitted: the times do not grow with tokens or patches")
+        return cls(*best[:4].tolist())
+
+    def modelled(self, sums: CostSums) -> IntArray:
+        """Return int64 [n], the cost of each unit, in 1/1024 of the largest coefficient.
+
+        Whole numbers, because all ranks must sort and add up alike: a tie that falls otherwise on
+        one rank would train one row twice and another one never.
+        """
+        columns = (sums.num_tokens, sums.squared_tokens, sums.patches, sums.squared_patches)
+        coefficients = astuple(self)
+        total = np.zeros(len(columns[0]))
+        for coefficient, column in zip(coefficients, columns, strict=True):
+            total = total + coefficient / max(coefficients) * np.asarray(column)
+        return np.rint(1024 * total).astype(np.int64)
+
+
+def _least_squares_from_0(columns: FloatArray, values: FloatArray) -> FloatArray:
+    """Return the coefficients from 0 on, one a column, that explain values best.
+
+    They are the plain least squares of those columns whose coefficients are not 0. The columns are
+    few, so all choices of them are tried: 31 for 5 columns.
+    """
+    num_columns = columns.shape[1]
+    scales = np.abs(columns).max(axis=0)
+    scales[scales == 0] = 1
+    columns = columns / scales
+    best, least = np.zeros(num_columns), math.inf
+    for size in range(1, num_columns + 1):
+        for chosen in map(list, combinations(range(num_columns), size)):
+            solution = np.linalg.lstsq(columns[:, chosen], values)[0]
+            residual = float(((columns[:, chosen] @ solution - values) ** 2).sum())
+            if (solution >= 0).all() and residual < least * (1 - 1e-9):  # not more for nothing
+                best, least = np.zeros(num_columns), residual
+                best[chosen] = solution
+    return best / scales
+
+
+def _text_operations(config: Any) -> tuple[float, float]:
+    """Return operations per token, and per squared length of a document."""
+    width, num_layers = config.hidden_size, config.num_hidden_layers
+    num_heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or width // num_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    attention = 2 * width * head * (2 * num_heads + 2 * num_kv_heads)
+    linear = num_layers * attention + sum(_mlp_operations(config, n) for n in range(num_layers))
+    linear += 2 * width * config.vocab_size
+    window = getattr(config, "sliding_window", None) or getattr(
+        config, "attention_chunk_size", None
+    )
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        has_window = window and getattr(config, "use_sliding_window", True)
+        kinds = ["sliding_attention" if has_window else "full_attention"] * num_layers
+    num_windows = sum(kind in _WINDOW_LAYERS for kind in kinds) if window else 0
+    num_full = sum(kind == "full_attention" for kind in kinds)
+    # q k^T and the sum of values: 2 operations each for every head dimension and pair of tokens.
+    linear += num_windows * 4 * num_heads * head * (window or 0)
+    return float(linear), float(num_full * 4 * num_heads * head / 2)
+
+
+def _mlp_operations(config: Any, layer: int) -> int:
+    """Return operations per token of the MLP of a layer: 2 per weight that a token meets."""
+    width = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    num_matrices = 2 if getattr(config, "model_type", "") in _TWO_MATRICES else 3
+    dense = 2 * num_matrices * width * (inner or 4 * width)
+    num_active = getattr(config, "num_experts_per_tok", None)
+    is_dense = (
+        not num_active
+        or layer in (getattr(config, "mlp_only_layers", None) or ())
+        or layer < (getattr(config, "first_k_dense_replace", None) or 0)
+        or (layer + 1) % (getattr(config, "decoder_sparse_step", None) or 1)
+    )
+    if is_dense:
+        return dense
+    expert = getattr(config, "moe_intermediate_size", None) or inner
+    shared = getattr(config, "shared_expert_intermediate_size", None)
+    if shared is None:
+        shared = (getattr(config, "n_shared_experts", None) or 0) * expert
+    return 2 * num_matrices * width * (num_active * expert + shared)
+
+
+def _tower_operations(config: Any) -> tuple[float, float]:
+    """Return operations per patch, and per squared number of patches of a picture."""
+    # In Qwen2-VL's tower hidden_size is the width of its output, and embed_dim its own.
+    width = getattr(config, "embed_dim", None) or config.hidden_size
+    num_layers = getattr(config, "depth", None) or config.num_hidden_layers
+    inner = getattr(config, "intermediate_size", None) or width * config.mlp_ratio
+    is_gated = str(getattr(config, "model_type", "")).startswith(_GATED_TOWERS)
+    linear = num_layers * 2 * width * (4 * width + (3 if is_gated else 2) * inner)
+    full_layers = getattr(config, "fullatt_block_indexes", None)
+    num_full = num_layers if full_layers is None else len(full_layers)
+    if full_layers is not None:
+        window_patches = (config.window_size // config.patch_size) ** 2
+        linear += (num_layers - num_full) * 4 * width * window_patches
+    return float(linear), float(num_full * 4 * width)

@@ -1,0 +1,183 @@
+"""What a unit costs a model: counted from a config, fitted from times, and summed up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream._torchvision import import_torchvision
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 200,
+    "max_position_embeddings": 4096,
+}
+TOWER = {"depth": 24, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2}
+
+
+def config(kind: str, **settings: Any) -> Any:
+    import_torchvision()
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[kind](**settings)
+
+
+def sums(**columns: list[int]) -> Any:
+    names = ("num_tokens", "squared_tokens", "patches", "squared_patches")
+    size = len(next(iter(columns.values())))
+    return SimpleNamespace(**{n: np.asarray(columns.get(n, [0] * size)) for n in names})
+
+
+def operations_of(model: Any, *args: Any, **inputs: Any) -> int:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(*args, **inputs)
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "gpt2"])
+def test_operations_of_a_language_model_are_those_that_torch_counts(kind: str) -> None:
+    import torch
+
+    settings = dict(TEXT, attn_implementation="eager")
+    if kind == "gemma2":
+        settings |= {"layer_types": ["full_attention"] * 3, "head_dim": 16, "sliding_window": 4096}
+    if kind == "gpt2":
+        settings["n_inner"] = settings.pop("intermediate_size")
+        del settings["num_key_value_heads"]
+    sizes = config(kind, **settings)
+    cost = mm.Cost.from_config(sizes)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(sizes).eval()
+    for length in (32, 256):
+        counted = operations_of(model, torch.zeros(1, length, dtype=torch.long), use_cache=False)
+        # Eager attention computes all pairs, and half of them are masked.
+        ours = cost.tokens * length + 2 * cost.squared_tokens * length**2
+        assert ours == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_operations_of_a_vision_tower_are_those_that_torch_counts(kind: str) -> None:
+    import torch
+    from transformers import AutoModel
+
+    tower = dict(TOWER, hidden_size=64)
+    if kind == "qwen2_vl":
+        tower |= {"embed_dim": 64, "mlp_ratio": 4}
+    else:
+        tower |= {"intermediate_size": 160, "out_hidden_size": 64}
+    if kind == "qwen2_5_vl":
+        tower |= {"fullatt_block_indexes": [5, 11, 17, 23], "window_size": 112}
+    if kind == "qwen3_vl":
+        tower |= {"deepstack_visual_indexes": [], "num_position_embeddings": 256}
+    sizes = config(kind, text_config=dict(TEXT), vision_config=tower)
+    cost = mm.Cost.from_config(sizes)
+    sizes._attn_implementation = "eager"
+    model = AutoModel.from_config(sizes, attn_implementation="eager").visual.eval()
+    for side in (16, 32):
+        grid = torch.tensor([[1, side, side]])
+        pixels = torch.zeros(side * side, 3 * 2 * 14 * 14)
+        counted = operations_of(model, pixels, grid_thw=grid)
+        ours = cost.patches * side**2 + cost.squared_patches * side**4
+        assert ours == pytest.approx(counted, rel=0.1)  # without the embedding and the merger
+
+
+def test_of_a_mixture_of_experts_the_active_ones_count() -> None:
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 80, "decoder_sparse_step": 1}
+    sparse = config("qwen3_moe", **TEXT, **experts, num_experts=8, head_dim=16)
+    dense = config("qwen3", **TEXT, head_dim=16)  # 2 experts of 80 are an MLP of 160
+    assert mm.Cost.from_config(sparse) == mm.Cost.from_config(dense)
+    experts = {"num_experts_per_tok": 2, "num_local_experts": 8}
+    sparse = config("mixtral", **{**TEXT, "intermediate_size": 80}, **experts)
+    assert mm.Cost.from_config(sparse) == mm.Cost.from_config(config("llama", **TEXT))
+
+
+def test_layers_with_windows_cost_a_constant_per_token() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    windowed = mm.Cost.from_config(
+        config("gemma3_text", **TEXT, head_dim=16, layer_types=kinds, sliding_window=8)
+    )
+    full = mm.Cost.from_config(
+        config("gemma3_text", **TEXT, head_dim=16, layer_types=["full_attention"] * 3)
+    )
+    assert windowed.squared_tokens == full.squared_tokens / 3
+    assert windowed.tokens == full.tokens + 2 * 4 * 8 * 4 * 16
+
+
+def test_a_text_config_has_no_cost_of_patches_and_a_vlm_has_one_of_each() -> None:
+    text = mm.Cost.from_config(config("llama", **TEXT))
+    assert (text.patches, text.squared_patches) == (0, 0)
+    vlm = mm.Cost.from_config(config("llava", text_config=config("llama", **TEXT)))
+    assert min(vlm.tokens, vlm.squared_tokens, vlm.patches, vlm.squared_patches) > 0
+    assert vlm.tokens == text.tokens
+
+
+def test_a_config_without_sizes_and_an_encoder_decoder_are_refused() -> None:
+    with pytest.raises(mm.ConfigError, match=r"does not state its sizes .*give the coefficients"):
+        mm.Cost.from_config(SimpleNamespace(hidden_size=8))
+    with pytest.raises(mm.ConfigError, match="WhisperConfig is of an encoder-decoder"):
+        mm.Cost.from_config(config("whisper"))
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "2", None])
+def test_a_coefficient_must_be_a_number_from_0(value: Any) -> None:
+    with pytest.raises(mm.ConfigError, match="Cost: patches="):
+        mm.Cost(patches=value)
+
+
+def test_a_cost_of_nothing_is_refused() -> None:
+    with pytest.raises(mm.ConfigError, match="every coefficient is 0"):
+        mm.Cost(tokens=0)
+
+
+def test_a_unit_costs_the_weighted_sum_of_what_it_holds() -> None:
+    cost = mm.Cost(tokens=2, squared_tokens=0.5, patches=3, squared_patches=0.25)
+    units = sums(
+        num_tokens=[10, 10], squared_tokens=[100, 50], patches=[0, 4], squared_patches=[0, 16]
+    )
+    thirds = [20 + 50, 20 + 25 + 12 + 4]
+    assert cost.modelled(units).tolist() == [round(1024 * third / 3) for third in thirds]
+
+
+def test_a_cost_of_the_longest_documents_fits_into_its_integers() -> None:
+    units = sums(num_tokens=[2**20], squared_tokens=[2**40])
+    assert mm.Cost(tokens=0, squared_tokens=7).modelled(units).tolist() == [2**50]
+
+
+def test_a_fit_finds_the_coefficients_of_exact_times() -> None:
+    generator = np.random.Generator(np.random.Philox(3))
+    rows = generator.uniform(1, 1000, (40, 4)) * [8, 4000, 1, 500]
+    seconds = 0.3 + rows @ [1e-6, 2e-10, 3e-7, 4e-11]
+    fitted = mm.Cost.fitted(rows, seconds)
+    found = [fitted.tokens, fitted.squared_tokens, fitted.patches, fitted.squared_patches]
+    assert found == pytest.approx([1e-6, 2e-10, 3e-7, 4e-11], rel=1e-6)
+
+
+def test_a_fit_gives_no_negative_coefficient() -> None:
+    generator = np.random.Generator(np.random.Philox(4))
+    rows = generator.uniform(1, 1000, (60, 4))
+    seconds = 1 + rows @ [1e-3, 0, 2e-3, 0] + generator.normal(0, 0.05, 60)
+    fitted = mm.Cost.fitted(rows, seconds)
+    found = [fitted.tokens, fitted.squared_tokens, fitted.patches, fitted.squared_patches]
+    assert min(found) >= 0
+    assert [fitted.tokens, fitted.patches] == pytest.approx([1e-3, 2e-3], rel=0.1)
+
+
+def test_a_fit_of_too_little_is_refused() -> None:
+    with pytest.raises(mm.ConfigError, match="five steps"):
+        mm.Cost.fitted([[1, 1, 0, 0]] * 4, [1] * 4)
+    with pytest.raises(mm.ConfigError, match=r"sums \(5, 3\), seconds \(5,\)"):
+        mm.Cost.fitted([[1, 1, 0]] * 5, [1] * 5)
+    with pytest.raises(mm.ConfigError, match="do not grow"):
+        mm.Cost.fitted([[n, n, n, n] for n in range(9)], [9.0 - n for n in range(9)])
