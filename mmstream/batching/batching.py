@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mmstream.errors import ConfigError
+from mmstream.packing.cost import Cost
 from mmstream.types import IntArray
 from mmstream.wrong_arguments import refuse_bools
 
@@ -102,12 +103,22 @@ class Pack(Flat):
     """The plan: its name, its folder or URL, or an open one. None: the one that fits."""
     limits: Any = None
     """`PackLimits`: what a row may hold beside tokens. None: tokens alone."""
-    cost: Any = None
-    """`mm.Cost` of a row, by which rows are dealt to ranks. None: from the plan's sums."""
+    cost: Cost | None = None
+    """What a row costs the model, by which rows are dealt to ranks. None: they are not dealt."""
+    deal: Literal["auto", "all", "off"] = "auto"
+    """Which ranks share out their rows by cost. "all": all of them. "auto": all of them where the
+    shards are local. On object storage only ranks that share lanes do, because others would read
+    each other's ranges. "off": none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_number("max_tokens", self.max_tokens)
+        if self.cost is not None and not isinstance(self.cost, Cost):
+            raise ConfigError(
+                f"cost={self.cost!r}: give an mm.Cost, such as mm.Cost.from_config(model.config)"
+            )
+        if self.deal not in ("auto", "all", "off"):
+            raise ConfigError(f'deal={self.deal!r}: "auto", "all" or "off"')
         if self.layout == "rows" and self.max_tokens % self.pad_to_multiple_of:
             raise ConfigError(
                 f"max_tokens={self.max_tokens} is no multiple of "

@@ -8,6 +8,8 @@
     planner.py       a measure -> a plan
     plan.py          an opened plan: the documents and sums of its units
     plan_file.py     a plan in a folder, a bucket, or the cache of this machine
+    cost.py          what a unit costs a model
+    deal.py          which rank takes which row of a step
 
 A plan is integers: it needs no tokenizer, no torch and none of the tars.
 """

@@ -16,7 +16,7 @@ from mmstream.types import IntArray
 __all__ = ["deal", "imbalance"]
 
 
-def deal(costs: IntArray, num_ranks: int) -> IntArray:
+def deal(costs: IntArray, num_ranks: int, among: int | None = None) -> IntArray:
     """Return int64 [G], the row at each position: rank r takes positions [r G/W, (r + 1) G/W).
 
     The rows are sorted by falling cost and dealt W at a time. Each time the rank that has least so
@@ -28,9 +28,11 @@ def deal(costs: IntArray, num_ranks: int) -> IntArray:
     Args:
         costs: int64 [G], the cost of each row.
         num_ranks: W. It must divide G.
+        among: neighbouring ranks that share out the rows between them which are theirs undealt.
+            None: all ranks. It must divide W.
 
     Raises:
-        ConfigError: W does not divide G.
+        ConfigError: W does not divide G, or `among` does not divide W.
 
     Examples:
         Two ranks. 9 and 8 are dealt first, then 6 and 7, because the first rank has more. After
@@ -41,9 +43,18 @@ def deal(costs: IntArray, num_ranks: int) -> IntArray:
         array([[9, 6, 5],
                [8, 7, 1]])
     """
-    num_rows = len(costs)
-    if num_ranks < 1 or num_rows % num_ranks:
-        raise ConfigError(f"deal: {num_rows} rows do not divide by {num_ranks} ranks")
+    num_rows, among = len(costs), num_ranks if among is None else among
+    if min(num_ranks, among) < 1 or num_rows % num_ranks or num_ranks % among:
+        raise ConfigError(
+            f"deal: {num_rows} rows do not divide by {num_ranks} ranks, among {among} at a time"
+        )
+    blocks = costs.reshape(num_ranks // among, -1)
+    dealt = [_dealt(block, among) + number * block.size for number, block in enumerate(blocks)]
+    return np.concatenate(dealt)
+
+
+def _dealt(costs: IntArray, num_ranks: int) -> IntArray:
+    """Return the row at each position of ranks that share out their rows."""
     rounds = np.argsort(-costs, kind="stable").reshape(-1, num_ranks)
     dealt = np.empty((num_ranks, len(rounds)), dtype=np.int64)
     totals = np.zeros(num_ranks, dtype=np.int64)

@@ -84,9 +84,17 @@ def test_eight_rows_a_rank_are_dealt_almost_evenly() -> None:
     assert imbalance(costs[deal(costs, 16)], 16) < 1.02
 
 
+def test_neighbouring_ranks_deal_among_themselves() -> None:
+    costs = np.array([1, 9, 2, 8, 5, 5, 7, 3])
+    assert costs[deal(costs, 4, among=2)].reshape(4, 2).tolist() == [[9, 1], [8, 2], [7, 3], [5, 5]]
+    assert deal(costs, 4, among=1).tolist() == [1, 0, 3, 2, 4, 5, 6, 7]
+
+
 def test_rows_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="7 rows do not divide by 2 ranks"):
         deal(np.ones(7, np.int64), 2)
+    with pytest.raises(ConfigError, match="4 ranks, among 3 at a time"):
+        deal(np.ones(8, np.int64), 4, among=3)
 
 
 def test_rows_without_cost_are_balanced() -> None:
