@@ -187,7 +187,7 @@ def _least_squares_from_0(columns: FloatArray, values: FloatArray) -> FloatArray
             if (solution >= 0).all() and residual < least * (1 - 1e-9):  # not more for nothing
                 best, least = np.zeros(num_columns), residual
                 best[chosen] = solution
-    return best / scales
+    return np.asarray(best / scales)
 
 
 def _text_operations(config: Any) -> tuple[float, float]:
@@ -215,21 +215,22 @@ def _text_operations(config: Any) -> tuple[float, float]:
 
 def _mlp_operations(config: Any, layer: int) -> int:
     """Return operations per token of the MLP of a layer: 2 per weight that a token meets."""
-    width = config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    width: int = config.hidden_size
+    inner: int = (
+        getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width
+    )
     num_matrices = 2 if getattr(config, "model_type", "") in _TWO_MATRICES else 3
-    dense = 2 * num_matrices * width * (inner or 4 * width)
-    num_active = getattr(config, "num_experts_per_tok", None)
+    dense = 2 * num_matrices * width * inner
+    num_active: int | None = getattr(config, "num_experts_per_tok", None)
     is_dense = (
-        not num_active
-        or layer in (getattr(config, "mlp_only_layers", None) or ())
+        layer in (getattr(config, "mlp_only_layers", None) or ())
         or layer < (getattr(config, "first_k_dense_replace", None) or 0)
         or (layer + 1) % (getattr(config, "decoder_sparse_step", None) or 1)
     )
-    if is_dense:
+    if not num_active or is_dense:
         return dense
-    expert = getattr(config, "moe_intermediate_size", None) or inner
-    shared = getattr(config, "shared_expert_intermediate_size", None)
+    expert: int = getattr(config, "moe_intermediate_size", None) or inner
+    shared: int | None = getattr(config, "shared_expert_intermediate_size", None)
     if shared is None:
         shared = (getattr(config, "n_shared_experts", None) or 0) * expert
     return 2 * num_matrices * width * (num_active * expert + shared)
