@@ -1,0 +1,104 @@
+"""Positions of Qwen-VL and its kin for flat batches, by the rule of the model itself.
+
+    inputs.model_inputs -> `needs_mrope` -> `mrope_positions`
+
+These models turn attention by three positions of a token: time, height and width. In a flat batch
+they need a fourth row before those, the positions in the text, by which they tell documents apart.
+With three rows, documents see each other. With one row, pictures are read as lines of text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmstream._torchvision import import_torchvision
+from mmstream.errors import ConfigError
+
+__all__ = ["mrope_positions", "needs_mrope"]
+
+_ARGUMENTS = {
+    "second_per_grid_ts": "second_per_grid_ts",
+    "second_per_grids": "video_second_per_grid",
+    "image_grid_thw": "image_grid_thw",
+    "video_grid_thw": "video_grid_thw",
+}
+"""Arguments of the models' rules, and the fields of the inputs that they are."""
+
+
+def needs_mrope(config: Any) -> bool:
+    """Tell whether a model has positions of several dimensions."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return "mrope_section" in parameters
+
+
+def mrope_positions(
+    text: dict[str, Any], media_inputs: dict[str, Tensor], model: Any, config: Any
+) -> Tensor:
+    """Return the positions of a flat batch, int64 [4, B, T]: of text, time, height and width.
+
+    Each document is counted from 0, as the model counts one that stands alone.
+
+    Args:
+        text: Of `packed_text`.
+        media_inputs: The pictures, videos and audio as the model takes them.
+        model: The model; None where only its config is known.
+        config: The model's config.
+
+    Raises:
+        ConfigError: ``position_ids`` have three rows, or the model has no rule.
+    """
+    positions: Tensor = text["position_ids"]
+    if positions.ndim == 3 and len(positions) == 4:
+        return positions
+    if positions.ndim == 3:
+        raise ConfigError(
+            f"model_inputs: position_ids have {len(positions)} rows; {config.model_type} tells "
+            "documents apart by four: text, time, height and width; or give one, [1, T]"
+        )
+    if not media_inputs:
+        return positions.expand(4, *positions.shape)
+    ids, boundaries = text["input_ids"].flatten(), text["cu_seq_lens_q"].long()
+    starts, lengths = boundaries[:-1], boundaries.diff()
+    counted = torch.arange(int(lengths.max()), device=ids.device)
+    mask = counted < lengths[:, None]  # one document a row, padded
+    padded_ids = ids.new_zeros(mask.shape)
+    padded_ids[mask] = ids
+    owner, rule = _rule_of(model, config)
+    arguments: dict[str, Any] = {"input_ids": padded_ids, "attention_mask": mask.long()}
+    parameters = inspect.signature(rule).parameters
+    for name, field in _ARGUMENTS.items():
+        if name in parameters and field in media_inputs:
+            arguments[name] = media_inputs[field]
+    if "mm_token_type_ids" in parameters:
+        kinds = padded_ids.new_zeros(mask.shape)
+        kinds[mask] = media_inputs["mm_token_type_ids"].flatten()
+        arguments["mm_token_type_ids"] = kinds
+    if "audio_seqlens" in parameters and "feature_attention_mask" in media_inputs:
+        arguments["audio_seqlens"] = media_inputs["feature_attention_mask"].sum(-1)
+    rows = rule(**arguments)[0][:, mask]
+    del owner, starts
+    return torch.cat((positions[None], rows.view(3, *positions.shape).to(positions.dtype)))
+
+
+def _rule_of(model: Any, config: Any) -> tuple[Any, Any]:
+    """Return what has the rule, and the rule: of the model, or of its class with the config."""
+    for module in model.modules() if model is not None else ():
+        if hasattr(module, "get_rope_index"):
+            return module, module.get_rope_index
+    import_torchvision()
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
+
+    for mapping in (MODEL_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+        kind: Any = mapping.get(type(config), None)
+        if hasattr(kind, "get_rope_index"):
+            shell = kind.__new__(kind)  # without weights: the rule reads the config only
+            shell.__dict__["config"] = config
+            return shell, shell.get_rope_index
+    raise ConfigError(
+        f"model_inputs: {config.model_type} has no get_rope_index: give the model itself, or "
+        "positions of four rows by mm.Flat(positions=)"
+    )
