@@ -19,6 +19,7 @@ from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.tiles import LlavaNextTiles
 from mmstream.decoding.text.image_lengths import llava_next_length
 from mmstream.integrations.families import Pictures
+from mmstream.integrations.packed_text import is_packed, with_padding_document
 from mmstream.integrations.sound import Features
 from mmstream.integrations.videos import Videos
 from mmstream.types import IGNORED_LABEL
@@ -32,7 +33,7 @@ Qwen2-Audio expands a text by itself, wrongly here, where no two audio tokens ar
 """
 
 
-def add_blank(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], Pictures]:
+def add_blank(text: dict[str, Any], config: Any) -> tuple[dict[str, Any], Pictures]:
     """Return the text with the tokens of a blank picture at the end of a row, and the picture.
 
     The tokens stand in the row with most padding at its end, where they fit. Otherwise all rows
@@ -58,7 +59,7 @@ def add_blank(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], 
     return changed, pictures
 
 
-def add_blank_video(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], Videos]:
+def add_blank_video(text: dict[str, Any], config: Any) -> tuple[dict[str, Any], Videos]:
     """Return the text with the tokens of a blank video of one frame, as `add_blank` puts them.
 
     For LLaVA-OneVision.
@@ -74,7 +75,7 @@ def add_blank_video(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Ten
     return changed, Videos([frames], torch.ones(1, dtype=torch.float64))
 
 
-def add_blank_audio(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], Features]:
+def add_blank_audio(text: dict[str, Any], config: Any) -> tuple[dict[str, Any], Features]:
     """Return the text with the tokens of a blank recording, as `add_blank` puts them.
 
     Args:
@@ -96,8 +97,13 @@ def add_blank_audio(text: dict[str, Tensor], config: Any) -> tuple[dict[str, Ten
     return changed, features
 
 
-def _with_tokens(text: dict[str, Tensor], tokens: list[int]) -> tuple[dict[str, Tensor], int]:
-    """Return the text with these tokens at the end of a row, and the number of the row."""
+def _with_tokens(text: dict[str, Any], tokens: list[int]) -> tuple[dict[str, Any], int]:
+    """Return the text with these tokens at the end of a row, and the number of the row.
+
+    In a flat batch they are a document of their own.
+    """
+    if is_packed(text):
+        return with_padding_document(text, tokens)
     num_tokens = len(tokens)
     ids = text["input_ids"]
     mask = text.get("attention_mask", torch.ones_like(ids))

@@ -21,6 +21,13 @@ from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
 from mmstream.integrations.blank import add_blank, add_blank_audio, add_blank_video
 from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
+from mmstream.integrations.mrope_positions import mrope_positions, needs_mrope
+from mmstream.integrations.packed_text import (
+    DOCUMENT_ARGUMENTS,
+    is_packed,
+    packed_arguments,
+    packed_text,
+)
 from mmstream.integrations.sound import (
     HEARING,
     Features,
@@ -129,36 +136,78 @@ def model_inputs(
     model, config = _resolve(model_or_family)
     family = str(config.model_type)
     pictures = _pictures(batch, image_field, _pixel_changer(normalize, model, "image"))
-    if _is_classifier(model, config):
-        return _classification(batch, family, pictures, label_field)
+    is_classifier = _is_classifier(model, config)
     tower = family.removesuffix("_vision_model").removesuffix("_text_model")
+    packed = is_packed(batch)
+    if packed and (is_classifier or tower in _TWO_TOWERS or family == _SPEECH):
+        raise ConfigError(
+            f"model_inputs: {family} takes one sample a row: leave batching= out of the Pipeline"
+        )
+    if is_classifier:
+        return _classification(batch, family, pictures, label_field)
     if tower in _TWO_TOWERS:
         return _two_towers(batch, tower, is_whole=tower == family, pictures=pictures)
-    families = dict.fromkeys([*VISION_LANGUAGE, *SEEING, *HEARING, _SPEECH])
-    if family not in families:
-        known = ", ".join([*families, *_TWO_TOWERS])
-        raise ConfigError(
-            f"model_inputs: {family!r} is not one of {known}, nor a model ForImageClassification; "
-            "compute its inputs from the batch yourself"
-        )
-    text = _text_inputs(batch)
+    _check_family(config)
+    text = packed_text(batch) if packed else _text_inputs(batch)
     media = _media(
         batch, family, pictures, _pixel_changer(normalize, model, "video"), video_field, audio_field
     )
     if blank_image:
         text, media = _with_blanks(text, config, media)
+    is_default = isinstance(model_or_family, str)  # a default config has tokens of its own
     if media.features is not None:
-        if not isinstance(model_or_family, str):
+        if not is_default:
             check_mel_bands(media.features, config)
         media = media._replace(features=media.features.of_dtype(_dtype_of(model)))
     if family == _SPEECH:
         return transcribed(batch, text, media.features, config)
-    inputs = {**text, **_media_inputs(text["input_ids"], config, media)}
-    if not isinstance(model_or_family, str):  # a default config has tokens of its own
+    media_inputs = _media_inputs(text["input_ids"], config, media)
+    if not is_default:
         _check_all_tokens(text["input_ids"], config, media)
+    if packed:
+        text = _packed_inputs(text, media_inputs, model, config)
     config_type: Any = type(config)
     accepted = _parameters_of(config_type)
-    return {name: value for name, value in inputs.items() if not accepted or name in accepted}
+    return {
+        name: value
+        for name, value in {**text, **media_inputs}.items()
+        if not accepted or name in accepted | DOCUMENT_ARGUMENTS
+    }
+
+
+def _check_family(config: Any) -> None:
+    """Refuse a family that is neither known nor a language model that takes text only."""
+    families = dict.fromkeys([*VISION_LANGUAGE, *SEEING, *HEARING, _SPEECH])
+    if config.model_type not in families and not _is_text_model(config):
+        known = ", ".join([*families, *_TWO_TOWERS])
+        raise ConfigError(
+            f"model_inputs: {config.model_type!r} is not one of {known}, nor a model of text "
+            "ForCausalLM, nor one ForImageClassification; compute its inputs from the batch "
+            "yourself"
+        )
+
+
+def _packed_inputs(
+    text: dict[str, Any], media_inputs: dict[str, Tensor], model: Any, config: Any
+) -> dict[str, Any]:
+    """Return the text of a flat batch as the model takes it.
+
+    Raises:
+        ConfigError: The model takes no positions.
+    """
+    config_type: Any = type(config)
+    accepted = _parameters_of(config_type)
+    if accepted and "position_ids" not in accepted:
+        raise ConfigError(
+            f"model_inputs: {config.model_type} takes no position_ids, by which models tell "
+            "documents apart: leave batching= out, so that each row is one document"
+        )
+    if needs_mrope(config):
+        positions = mrope_positions(text, media_inputs, model, config)
+        text = {**text, "position_ids": positions}
+    elif text["position_ids"].ndim == 3:
+        text = {**text, "position_ids": text["position_ids"][0]}
+    return packed_arguments(text, config)
 
 
 class _Media(NamedTuple):
@@ -200,9 +249,7 @@ def _media(
     return _Media(pictures, videos, features)
 
 
-def _with_blanks(
-    text: dict[str, Tensor], config: Any, media: _Media
-) -> tuple[dict[str, Tensor], _Media]:
+def _with_blanks(text: dict[str, Any], config: Any, media: _Media) -> tuple[dict[str, Any], _Media]:
     """Return the text and media with a blank medium for each tower that has nothing to do."""
     family = config.model_type
     if media.pictures is None and media.videos is None:
@@ -276,6 +323,16 @@ def _resolve(model_or_family: Any) -> tuple[Any, Any]:
     return (None, model) if hasattr(model, "model_type") else (model, model.config)
 
 
+def _is_text_model(config: Any) -> bool:
+    """Tell whether a config is of a language model that takes text only."""
+    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+        return False
+    import_torchvision()
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
 def _is_classifier(model: Any, config: Any) -> bool:
     """Tell whether a model is one of image classification."""
     if model is not None:
@@ -295,9 +352,17 @@ def _is_classifier(model: Any, config: Any) -> bool:
 def _parameters_of(config_type: Any) -> frozenset[str]:
     """Return the arguments of the forward pass in the installed version; empty: not known."""
     import_torchvision()
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    )
 
-    for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
+    for mapping in (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+    ):
         if config_type in mapping:
             return frozenset(inspect.signature(mapping[config_type].forward).parameters)
     return frozenset()
@@ -452,6 +517,9 @@ def _pictures(
     rows = batch.get(f"{image_field}_row")
     if rows is None:
         rows = torch.arange(len(tiles), device=tiles[0].device)
+    if is_packed(batch):
+        num_rows = len(batch["input_ids"])  # 1 where all rows lie one behind the other
+        rows = rows if num_rows > 1 else torch.zeros_like(rows)
     if num_rows is None:
         num_rows = len(batch["input_ids"]) if "input_ids" in batch else int(rows.max()) + 1
     return Pictures(

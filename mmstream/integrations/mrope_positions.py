@@ -62,12 +62,12 @@ def mrope_positions(
     if not media_inputs:
         return positions.expand(4, *positions.shape)
     ids, boundaries = text["input_ids"].flatten(), text["cu_seq_lens_q"].long()
-    starts, lengths = boundaries[:-1], boundaries.diff()
+    lengths = boundaries.diff()
     counted = torch.arange(int(lengths.max()), device=ids.device)
     mask = counted < lengths[:, None]  # one document a row, padded
     padded_ids = ids.new_zeros(mask.shape)
     padded_ids[mask] = ids
-    owner, rule = _rule_of(model, config)
+    rule = _rule_of(model, config)
     arguments: dict[str, Any] = {"input_ids": padded_ids, "attention_mask": mask.long()}
     parameters = inspect.signature(rule).parameters
     for name, field in _ARGUMENTS.items():
@@ -80,15 +80,14 @@ def mrope_positions(
     if "audio_seqlens" in parameters and "feature_attention_mask" in media_inputs:
         arguments["audio_seqlens"] = media_inputs["feature_attention_mask"].sum(-1)
     rows = rule(**arguments)[0][:, mask]
-    del owner, starts
     return torch.cat((positions[None], rows.view(3, *positions.shape).to(positions.dtype)))
 
 
-def _rule_of(model: Any, config: Any) -> tuple[Any, Any]:
-    """Return what has the rule, and the rule: of the model, or of its class with the config."""
+def _rule_of(model: Any, config: Any) -> Any:
+    """Return the method with the rule: of the model, or of its class with the config."""
     for module in model.modules() if model is not None else ():
         if hasattr(module, "get_rope_index"):
-            return module, module.get_rope_index
+            return module.get_rope_index
     import_torchvision()
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
 
@@ -96,8 +95,9 @@ def _rule_of(model: Any, config: Any) -> tuple[Any, Any]:
         kind: Any = mapping.get(type(config), None)
         if hasattr(kind, "get_rope_index"):
             shell = kind.__new__(kind)  # without weights: the rule reads the config only
-            shell.__dict__["config"] = config
-            return shell, shell.get_rope_index
+            merge = config.vision_config.spatial_merge_size
+            shell.__dict__.update(config=config, spatial_merge_size=merge)
+            return shell.get_rope_index
     raise ConfigError(
         f"model_inputs: {config.model_type} has no get_rope_index: give the model itself, or "
         "positions of four rows by mm.Flat(positions=)"

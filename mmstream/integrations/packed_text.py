@@ -16,10 +16,21 @@ from torch import Tensor
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["is_packed", "packed_arguments", "packed_text", "with_padding_document"]
+__all__ = [
+    "DOCUMENT_ARGUMENTS",
+    "LENGTHS",
+    "has_state_layers",
+    "is_packed",
+    "packed_arguments",
+    "packed_text",
+    "with_padding_document",
+]
 
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """The boundaries of documents, as FlashAttention takes them: all four, or none."""
+
+DOCUMENT_ARGUMENTS = frozenset({*LENGTHS, "seq_idx"})
+"""Arguments that models hand on to their layers without naming them."""
 
 _ATTENTION_LAYERS = ("attention", "full", "sliding", "local", "global", "chunked")
 """Words in the names of layers that only look at other tokens through a mask."""
