@@ -24,6 +24,7 @@ from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_toke
 from mmstream.integrations.mrope_positions import mrope_positions, needs_mrope
 from mmstream.integrations.packed_text import (
     DOCUMENT_ARGUMENTS,
+    check_quadratic,
     is_packed,
     packed_arguments,
     packed_text,
@@ -66,12 +67,20 @@ def model_inputs(
       ``internvl``, ``idefics2``, ``idefics3``, ``smolvlm``. A row may have any number of pictures.
       Labels are those of the tokens. ``qwen2_vl``, ``qwen2_5_vl`` and ``qwen3_vl`` also take
       videos, ``llava_onevision`` takes videos only.
+    - Language models of text only: all that transformers calls ``ForCausalLM``, such as ``llama``,
+      ``qwen3``, ``gemma``, ``mistral``.
     - Models that hear: ``qwen2_audio``. ``qwen2_5_omni_thinker`` takes pictures, videos and audio.
     - Speech to text: ``whisper``. A row has one recording, and its text is what is learned.
     - Two towers: ``clip``, ``siglip``. A row has one picture and one text. SigLIP gets no
       ``attention_mask``: its models were trained without one, on texts padded to ``max_length``.
     - Classification: ``vit``, ``resnet`` and every other model that is called
       ``ForImageClassification``. A row has one picture, and its class is in `label_field`.
+
+    Flat batches, of ``Pipeline(batching=)``, are taken by all of these but Whisper, two towers and
+    classifiers. The model gets positions that begin anew in each document, no ``attention_mask``,
+    and ``use_cache=False``: with a cache, or a mask, documents would see each other in silence.
+    Qwen-VL gets positions of four rows, made here by the model's own rule where the batch has one.
+    FlashAttention gets the lengths of documents.
 
     Pixels are normalised once. Floating pixels are taken as `mm.to_device` has normalised them, and
     do not change, whatever `normalize` says. Pixels in uint8 are normalised here, and need
@@ -81,10 +90,11 @@ def model_inputs(
     towers compare all rows of a batch, so these rows are left out of it.
 
     A batch without pictures and videos gets a blank picture, for vision-language models: in the
-    padding of a row, or behind its end. The model sees its tokens after all others, and they have
-    no labels. So the loss is that of the text alone, and every parameter of the vision tower has a
-    gradient of zero instead of none. DDP, FSDP and ZeRO wait for these on every rank. In the same
-    way, a batch without audio gets a blank recording, for models that hear.
+    padding of a row, or behind its end; in a flat batch as a document of its own. The model sees
+    its tokens after all others, and they have no labels. So the loss is that of the text alone, and
+    every parameter of the vision tower has a gradient of zero instead of none. DDP, FSDP and ZeRO
+    wait for these on every rank. In the same way, a batch without audio gets a blank recording, for
+    models that hear.
 
     Args:
         batch: A batch of a loader, or of `mm.to_device`. It does not change.
@@ -106,7 +116,8 @@ def model_inputs(
     Returns:
         Tensors on the device of the batch. Vision-language models: ``input_ids``,
         ``attention_mask`` and ``labels``, int64 [B, T], and pictures as the model's processor
-        makes them; the same for videos and audio. Whisper: ``input_features``,
+        makes them; the same for videos and audio. A flat batch: ``position_ids``, [B, T] or
+        [4, B, T], and ``use_cache`` in place of the mask. Whisper: ``input_features``,
         ``decoder_input_ids`` and ``labels``. Two towers: ``input_ids`` [V, T] and ``pixel_values``
         [V, 3, H, W] of the V valid rows, and ``return_loss``; a batch of texts or of pictures alone
         gives the inputs of one tower. Classification: ``pixel_values`` [B, 3, H, W] and ``labels``
@@ -165,6 +176,7 @@ def model_inputs(
     if not is_default:
         _check_all_tokens(text["input_ids"], config, media)
     if packed:
+        check_quadratic(batch, config)
         text = _packed_inputs(text, media_inputs, model, config)
     config_type: Any = type(config)
     accepted = _parameters_of(config_type)
@@ -328,9 +340,10 @@ def _is_text_model(config: Any) -> bool:
     if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
         return False
     import_torchvision()
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = type(config)  # encoders such as BERT can be asked to decode, and are not made for it
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in MODEL_FOR_MASKED_LM_MAPPING
 
 
 def _is_classifier(model: Any, config: Any) -> bool:

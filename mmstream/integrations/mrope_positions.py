@@ -20,6 +20,8 @@ from mmstream.errors import ConfigError
 
 __all__ = ["mrope_positions", "needs_mrope"]
 
+_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni_thinker")
+
 _ARGUMENTS = {
     "second_per_grid_ts": "second_per_grid_ts",
     "second_per_grids": "video_second_per_grid",
@@ -31,6 +33,8 @@ _ARGUMENTS = {
 
 def needs_mrope(config: Any) -> bool:
     """Tell whether a model has positions of several dimensions."""
+    if config.model_type in _FAMILIES:  # their default configs do not say so
+        return True
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     return "mrope_section" in parameters
 

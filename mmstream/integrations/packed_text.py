@@ -19,6 +19,7 @@ from mmstream.types import IGNORED_LABEL, Batch
 __all__ = [
     "DOCUMENT_ARGUMENTS",
     "LENGTHS",
+    "check_quadratic",
     "has_state_layers",
     "is_packed",
     "packed_arguments",
@@ -29,8 +30,12 @@ __all__ = [
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """The boundaries of documents, as FlashAttention takes them: all four, or none."""
 
-DOCUMENT_ARGUMENTS = frozenset({*LENGTHS, "seq_idx"})
-"""Arguments that models hand on to their layers without naming them."""
+DOCUMENT_ARGUMENTS = frozenset({*LENGTHS, "seq_idx", "use_cache"})
+"""Arguments that many models hand on to their layers without naming them."""
+
+MOST_DENSE_TOKENS = 16_384
+"""The most tokens of several rows in one, without attention that skips other documents. A mask for
+them is 0.25 GiB, and scores in float32 1 GiB a head."""
 
 _ATTENTION_LAYERS = ("attention", "full", "sliding", "local", "global", "chunked")
 """Words in the names of layers that only look at other tokens through a mask."""
@@ -133,6 +138,24 @@ def packed_arguments(text: dict[str, Any], config: Any) -> dict[str, Any]:
     if has_states:
         arguments["seq_idx"] = text["document_ids"].to(torch.int32)
     return arguments
+
+
+def check_quadratic(batch: Batch, config: Any) -> None:
+    """Refuse long rows for attention that computes the scores of all tokens with all others.
+
+    Raises:
+        ConfigError: Rows lie one behind the other, they have more than `MOST_DENSE_TOKENS` tokens
+            together, and the model's attention is eager or sdpa.
+    """
+    num_rows, num_tokens = batch["input_ids"].shape
+    attention = str(getattr(config.get_text_config(), "_attn_implementation", None))
+    has_rows = num_rows == 1 and bool((batch["document_row"] > 0).any())
+    if has_rows and num_tokens > MOST_DENSE_TOKENS and attention in ("eager", "sdpa"):
+        raise ConfigError(
+            f"model_inputs: {attention} attention compares all {num_tokens:,} tokens with each "
+            'other: give batching= layout="rows", or the model '
+            'attn_implementation="flash_attention_2" or "flex_attention"'
+        )
 
 
 def has_state_layers(config: Any) -> bool:

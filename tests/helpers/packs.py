@@ -1,0 +1,63 @@
+"""Conversations with no, one and several pictures, as flat batches and as padded ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+import mmstream as mm
+from mmstream.batching.collate import collate
+from mmstream.batching.flat import flatten
+from mmstream.types import Batch, Sample
+from tests.helpers.chats import assistant, user
+from tests.helpers.corpora import write_corpus
+from tests.helpers.paths import PHOTOS
+from tests.helpers.pictures import encoded
+
+NUM_PICTURES = [2, 0, 1, 3, 0, 0]
+"""Of each conversation."""
+
+
+def conversations(folder: Path, numbers: list[int] = NUM_PICTURES) -> mm.Dataset:
+    """A corpus of conversations with so many pictures of 56 x 56 pixels each."""
+    pictures = [
+        encoded(Image.open(path).convert("RGB").resize((56, 56)), "png") for path in PHOTOS[:3]
+    ]
+
+    def fields_of(number: int) -> dict[str, bytes]:
+        parts: list[dict[str, Any]] = [{"type": "text", "text": f"question {number} "}]
+        fields: dict[str, bytes] = {}
+        for i in range(numbers[number]):
+            parts += [{"type": "image", "field": f"{i}.png"}, {"type": "text", "text": f" and {i}"}]
+            fields[f"{i}.png"] = pictures[(number + i) % 3]
+        answer = assistant([{"type": "text", "text": f"an answer{' and more' * number}"}])
+        return {"json": json.dumps({"messages": [user(parts), answer]}).encode(), **fields}
+
+    return mm.open_dataset(write_corpus(folder, [len(numbers)], fields_of))
+
+
+def batch_of(dataset: mm.Dataset, decode: mm.Decode, batching: mm.Flat | None = None) -> Batch:
+    """All conversations: padded, or with `batching` as documents in rows of three."""
+    assert decode.image is not None
+    decode = replace(decode, image=replace(decode.image, scaled_decoding=False))
+
+    def in_rows(samples: list[Sample]) -> Batch:
+        assert batching is not None
+        rows = [number // 3 for number in range(len(samples))]
+        return flatten(samples, rows, rows[-1] + 1, batching)
+
+    pipeline = mm.Pipeline(
+        dataset,
+        global_batch_size=len(NUM_PICTURES),
+        decode=decode,
+        shuffle=False,
+        collate=collate if batching is None else in_rows,
+    )
+    batch = next(iter(mm.Loader(pipeline)))
+    if batching is not None:
+        batch["__valid__"] = batch["__valid__"][::3]
+    return batch
