@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmstream.batching.batching import Flat as Flat
     from mmstream.batching.batching import Pack as Pack
     from mmstream.batching.collate import collate as collate
+    from mmstream.batching.mrope import QwenVLPositions as QwenVLPositions
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
@@ -94,6 +95,7 @@ _NAMES_OF = {
     "bad_samples.policy": ("BadSamplePolicy",),
     "batching.batching": ("Flat", "Pack"),
     "batching.collate": ("collate",),
+    "batching.mrope": ("QwenVLPositions",),
     "batching.split": ("split_rows",),
     "converting.convert": ("ConvertReport", "convert"),
     "converting.media.download_options": ("DownloadOptions",),

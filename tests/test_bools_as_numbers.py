@@ -48,6 +48,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Pipeline": pipeline,
     "Pipeline.as_webdataset": lambda dataset, **k: pipeline(dataset).as_webdataset(**k),
     "Pipeline.take": lambda dataset, **k: pipeline(dataset).take(**k),
+    "QwenVLPositions": lambda _, **k: mm.QwenVLPositions(
+        **{"image_token_id": 1, "video_token_id": 2, "patch_size": 14, **k}
+    ),
     "TextDecoder": lambda _, **k: mm.TextDecoder(byte_tokenizer(), **k),
     "WhisperFeatures": lambda _, **k: mm.WhisperFeatures(**k),
     "World": lambda _, **k: mm.World(**{"world_size": 2, **k}),

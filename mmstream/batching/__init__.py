@@ -4,6 +4,7 @@ collate.py   makes a batch of the samples of a step: a dict of tensors and lists
 media.py     joins the videos and recordings of a step
 batching.py  settings of batches without padding: `Flat` and `Pack`
 flat.py      makes them: documents one behind the other
+mrope.py     positions of Qwen-VL: time, height and width
 valid.py     tells which tokens belong to rows that are not valid
 split.py     cuts a delivered batch into micro-batches; split_flat.py: one of documents
 """

@@ -69,14 +69,19 @@ class Flat:
     """Number of documents in ``cu_seq_lens_q``, for compiled models that need one shape. Documents
     without a token are added at the end. None: as many as there are."""
     positions: Positions | None = None
-    """A rule of models whose positions have several dimensions, such as Qwen2-VL. None: positions
-    count the tokens of each document from 0."""
+    """A rule of models whose positions have several dimensions: `mm.QwenVLPositions`. None:
+    positions count the tokens of each document."""
+    first_position: int = 0
+    """The position of the first token of a document: 2 for models that count as RoBERTa does."""
 
     def __post_init__(self) -> None:
         if self.layout not in ("flat", "rows"):
             raise ConfigError(f'layout={self.layout!r}: "flat" or "rows"')
         for name in ("pad_to_multiple_of", "pad_documents_to"):
             _check_number(name, getattr(self, name), is_optional=name == "pad_documents_to")
+        refuse_bools(first_position=self.first_position)
+        if not isinstance(self.first_position, int) or self.first_position < 0:
+            raise ConfigError(f"first_position={self.first_position!r}: give a number from 0 up")
         if self.positions is not None and not callable(self.positions):
             raise ConfigError(
                 f"positions={self.positions!r}: give a rule, such as "

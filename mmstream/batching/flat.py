@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mmstream.batching.batching import DocumentMedia, Flat, Pack
 from mmstream.batching.collate import collate
-from mmstream.batching.media import FEATURES
+from mmstream.batching.media import FEATURES, mean_rate
 from mmstream.batching.valid import mask_labels
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
@@ -129,7 +129,7 @@ def flatten(
     if "labels" in batch:
         batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
     batch |= _other_fields(samples, owners, layout, counted_media, media)
-    batch["position_ids"] = _positions(tokens, samples, owners, layout, settings)
+    batch["position_ids"] = _positions(tokens, samples, owners, layout, settings, counted_media)
     return batch
 
 
@@ -368,10 +368,12 @@ def _positions(
     owners: IntArray,
     layout: _Layout,
     settings: Flat,
+    counted_media: Collection[str],
 ) -> torch.Tensor:
-    """Return positions that begin at 0 in each document: int64 [1, T], or [4, 1, T] with a rule."""
+    """Return positions that begin anew in each document: int64 [1, T], or [4, 1, T] with a rule."""
     starts = np.cumsum(layout.lengths) - layout.lengths
-    text = np.arange(int(layout.lengths.sum())) - np.repeat(starts, layout.lengths)
+    first = starts - settings.first_position
+    text = np.arange(int(layout.lengths.sum())) - np.repeat(first, layout.lengths)
     if settings.positions is None:
         return torch.from_numpy(text.reshape(layout.shape))
     positions = np.tile(text, (4, 1))
@@ -379,18 +381,26 @@ def _positions(
         starts.tolist(), layout.lengths.tolist(), layout.entries.tolist(), strict=True
     ):
         if entry >= 0:
-            media = _media_of(samples[owners[entry]])
+            media = _media_of(samples[owners[entry]], counted_media)
             rule = settings.positions(tokens[entry].ids, media)
             positions[1:, start : start + length] = rule
     return torch.from_numpy(positions.reshape(4, *layout.shape))
 
 
-def _media_of(sample: Sample) -> DocumentMedia:
-    """Return the sizes of a sample's pictures and videos."""
-    images = [_size_of(image) for image in _listed(sample.get("image"))]
-    videos = [(len(video), *video.shape[-2:]) for video in _listed(sample.get("video"))]
+def _media_of(sample: Sample, counted_media: Collection[str]) -> DocumentMedia:
+    """Return the sizes of a sample's pictures and videos in the text, and the videos' rates."""
+    images: list[tuple[int, int]] = []
+    videos: list[tuple[int, int, int]] = []
+    if "image" in counted_media:
+        images = [_size_of(image) for image in _listed(sample.get("image"))]
+    if "video" in counted_media:
+        videos = [(len(video), *_size_of(video)) for video in _listed(sample.get("video"))]
     rates = sample.get("video_fps")
-    fps = [] if rates is None else np.atleast_1d(_array(rates, np.float64)).tolist()
+    if rates is not None:
+        fps = np.atleast_1d(_array(rates, np.float64)).tolist()
+    else:
+        times = _listed(sample.get("video_pts_s"))
+        fps = [mean_rate(_array(video, np.float64).tolist()) for video in times]
     return DocumentMedia(images, videos, fps)
 
 

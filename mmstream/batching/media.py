@@ -22,7 +22,7 @@ import torch
 from mmstream.errors import ConfigError
 from mmstream.types import Batch, Sample
 
-__all__ = ["TakeMemory", "join_audio", "join_videos"]
+__all__ = ["TakeMemory", "join_audio", "join_videos", "mean_rate"]
 
 FEATURES = "_features"
 """How the name of a field ends that holds features of recordings in place of their samples."""
@@ -108,6 +108,12 @@ def join_audio(
     if any(video in sample for sample in samples):
         batch[video] = _videos_of_tracks(video, samples, of_rows)
     return batch
+
+
+def mean_rate(times_s: Sequence[float]) -> float:
+    """Return the mean number of frames in a second; 1 where times do not say it."""
+    span = float(times_s[-1] - times_s[0])
+    return (len(times_s) - 1) / span if span > 0 else 1.0
 
 
 def _tensors_of_rows(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmstream.batching.media import mean_rate
 from mmstream.errors import ConfigError
 from mmstream.integrations.patches import patch_lines
 from mmstream.integrations.token_counts import check_count
@@ -70,8 +71,7 @@ def _rates(batch: Batch, field: str, counts: list[int]) -> Tensor:
     if isinstance(rates, Tensor):
         return rates.to("cpu", torch.float64)
     times = batch[f"{field}_pts_s"].to("cpu", torch.float64)
-    spans = [float(video[-1] - video[0]) for video in torch.split(times, counts)]
-    means = [(n - 1) / span if span > 0 else 1.0 for n, span in zip(counts, spans, strict=True)]
+    means = [mean_rate(video.tolist()) for video in torch.split(times, counts)]
     return torch.tensor(means, dtype=torch.float64)
 
 
