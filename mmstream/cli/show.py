@@ -79,6 +79,24 @@ class _Choice(NamedTuple):
     "--seed", type=int, default=0, show_default=True, help="Of --random, or of the run of --step."
 )
 @click.option(
+    "--padding-free",
+    is_flag=True,
+    help="With --step and --tokenizer or --model: draw the batch of a run with this option, row by "
+    "row: documents, borders, learned tokens, pictures, positions.",
+)
+@click.option(
+    "--pack",
+    type=AT_LEAST_1,
+    metavar="TOKENS",
+    help="The same for a run with packs. --global-batch-size then counts rows.",
+)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="With --padding-free or --pack, instead of --tokenizer: decode for this model, as "
+    "`mmstream train --model` does.",
+)
+@click.option(
     "--tokenizer",
     metavar="FOLDER",
     help="Also show the tokens that a model gets, with those that it learns apart. `bytes` is a "
@@ -111,6 +129,9 @@ def show(
     max_samples: int,
     html: str | None,
     allow_foreign_urls: bool,
+    padding_free: bool,
+    pack: int | None,
+    model: str | None,
     **selection: Any,
 ) -> None:
     """Show samples of the dataset at URL: pictures, captions, conversations, recordings, JSON.
@@ -125,6 +146,22 @@ def show(
     from mmstream.display import Card, Shown, card_lines, cards_html
 
     _check_selection(selection)
+    if padding_free or pack is not None:
+        _check_packed(selection, tokenizer, model)
+        settings = {
+            "url": url,
+            "allow_foreign_urls": allow_foreign_urls,
+            "model": model or "vlm",
+            "tokenizer": tokenizer,
+            "image_size": image_size,
+            "max_length": None if pack is not None else max_length,
+            "padding_free": padding_free,
+            "pack": pack,
+        }
+        _show_packed(settings, selection, html)
+        return
+    if model is not None:
+        raise click.UsageError("--model goes with --padding-free or --pack")
     text_tokenizer = None if tokenizer is None else open_tokenizer(tokenizer)
     decode = _decode_of(text_tokenizer, max_length, image_size, selection["bad"])
     data = open_data(url, allow_foreign_urls=allow_foreign_urls)
@@ -168,6 +205,44 @@ def _check_selection(selection: dict[str, Any]) -> None:
         raise click.UsageError("--epoch, --rank, --global-batch-size and --state go with --step")
     if is_plan and (selection["global_batch_size"] is None) == (selection["state"] is None):
         raise click.UsageError("--step needs --global-batch-size or --state, and not both")
+
+
+def _check_packed(selection: dict[str, Any], tokenizer: str | None, model: str | None) -> None:
+    """Raise a usage error where a batch without padding cannot be made."""
+    if selection["step"] is None:
+        raise click.UsageError("--padding-free and --pack draw a step: give --step")
+    if tokenizer is None and model is None:
+        raise click.UsageError("--padding-free and --pack need --tokenizer or --model")
+
+
+def _show_packed(settings: dict[str, Any], selection: dict[str, Any], html: str | None) -> None:
+    """Draw the batch that a run with these settings trains on, as text or as a page."""
+    from mmstream.display import Shown, pack_html, pack_lines, rows_of_pack
+    from mmstream.train import TrainConfig
+    from mmstream.train.preview import step_batch
+    from mmstream.train.saved_state import read_state
+    from mmstream.world import World
+
+    state = None if selection["state"] is None else read_state(selection["state"])
+    order = selection if state is None else state["order"]
+    settings |= {name: order[name] for name in ("global_batch_size", "seed")}
+    if settings["tokenizer"] == "bytes":
+        settings["tokenizer"] = None  # as in training
+    epoch, step, rank = selection["epoch"] or 0, selection["step"], selection["rank"]
+    world = World(rank or 0, selection["world_size"] or 1)
+    batch, tokenizer = step_batch(
+        TrainConfig(out="", **settings), epoch=epoch, step=step, world=world, state=state
+    )
+    of_rank = "" if rank is None else f", rank {rank} of {world.world_size}"
+    head = f"{escaped(settings['url'])}: epoch {epoch}, step {step}{of_rank}"
+    if html is None:
+        say(head)
+        for line in pack_lines(rows_of_pack(batch, settings["pack"]), tokenizer):
+            say(line)
+        return
+    page = pack_html(batch, tokenizer, settings["pack"])
+    path = Shown(page, head).save(html)
+    say(f"{head}; written to {path} ({path.stat().st_size / 1e6:,.1f} MB)")
 
 
 def _choose(data: Any, **selection: Any) -> tuple[str, Sequence[_Choice]]:

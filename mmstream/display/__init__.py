@@ -12,6 +12,7 @@ sounds.py      a waveform, a player, a picture of features
 media_files.py files of videos and sounds: what they hold, and a part of it drawn
 cards.py       whole samples one below the other, as a page or for a terminal
 pairs.py       pairs of samples side by side
+packs.py       batches without padding: the documents of each row, one behind the other
 tokens.py      text as a model gets it, with the masked labels apart
 statistics.py  statistics of a dataset as a table and bars
 pipelines.py   what a pipeline does, and how far a loader has come
@@ -31,6 +32,7 @@ from __future__ import annotations
 from mmstream.display.cards import Card, card_lines, cards_html
 from mmstream.display.datasets import dataset_html, view_html
 from mmstream.display.notebook import Shown, show
+from mmstream.display.packs import pack_html, pack_lines, rows_of_pack
 from mmstream.display.pairs import pairs_html
 from mmstream.display.pipelines import loader_html, pipeline_html
 from mmstream.display.samples import batch_html, batch_sheet, sample_html, samples_html
@@ -44,8 +46,11 @@ __all__ = [
     "cards_html",
     "dataset_html",
     "loader_html",
+    "pack_html",
+    "pack_lines",
     "pairs_html",
     "pipeline_html",
+    "rows_of_pack",
     "sample_html",
     "samples_html",
     "show",

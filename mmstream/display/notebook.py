@@ -11,6 +11,7 @@ from typing import Any
 from mmstream.display.cards import Card, cards_html
 from mmstream.display.contents import address_of, describe
 from mmstream.display.markup import document, page
+from mmstream.display.packs import is_flat, pack_html, pack_lines, rows_of_pack
 from mmstream.display.samples import (
     DEFAULT_SAMPLE_RATE,
     batch_html,
@@ -77,11 +78,15 @@ def show(value: Any, *, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE
     shown. Batches on a device are copied to the host. Datasets read some samples that are spread
     over them, up to 32 MiB; a Mixture, a Pipeline and a Loader read nothing.
 
+    Batches of a pipeline with `mm.Flat` or `mm.Pack` are drawn row by row: documents and their
+    borders, the tokens that are learned, those of pictures, positions, padding and free room.
+
     Args:
         value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host
             or a device), a Dataset, a slice of a Dataset, a Mixture, a Pipeline or a Loader.
         tokenizer: shows ``input_ids`` as text, with the tokens that the model learns in colour. For
-            samples that a `TextDecoder` with this tokenizer has decoded.
+            samples that a `TextDecoder` with this tokenizer has decoded, and for batches without
+            padding.
         sample_rate: samples per second of decoded sounds, as of the `AudioDecoder`. The samples
             themselves do not say it.
 
@@ -101,6 +106,8 @@ def show(value: Any, *, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE
     refuse_bools(sample_rate=sample_rate)
     if sample_rate < 1:
         raise ConfigError(f"show: sample_rate is {sample_rate}; give 1 or more")
+    if isinstance(value, Mapping) and is_flat(value):
+        return Shown(pack_html(value, tokenizer), "\n".join(pack_lines(rows_of_pack(value))))
     if tokenizer is not None:
         return _show_tokens(value, tokenizer, sample_rate)
     if isinstance(value, Mapping) and isinstance(value.get("__key__"), str):

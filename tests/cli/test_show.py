@@ -11,6 +11,7 @@ import pytest
 import mmstream as mm
 from mmstream.cli import main
 from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.source import read_sample
 from mmstream.display import markup
 from tests.display.test_display import Page, recording
 from tests.helpers.browser import open_page
@@ -313,3 +314,53 @@ def test_a_real_browser_shows_pictures_and_plays_recordings(tmp_path):
     path.write_text(text.replace("</head>", f"<script>{script}</script></head>"), "utf-8")
     opened = open_page(path, tmp_path / "profile")
     assert json.loads(re.search(r"<title>(.*?)</title>", opened.dom)[1]) == [[200, 480], 2, True]
+
+
+def test_a_batch_without_padding_is_drawn_row_by_row(mmstream, tmp_path):
+    url = write_corpus(tmp_path / "chats", [9, 8], chat)
+    step = ("--step", 1, "--global-batch-size", 6, "--rank", 1, "--world-size", 2)
+    code, out, _ = mmstream("show", url, "--padding-free", "--model", "vlm", *step)
+    assert code == 0
+    order = mm.open_dataset(url).plan_order(global_batch_size=6)
+    refs = order.refs(0, 1, (3, 6))
+    keys = [
+        read_sample(mm.open_dataset(url), *ref)["__key__"]
+        for ref in zip(refs.shard.tolist(), refs.index.tolist(), strict=True)
+    ]
+    assert re.findall(r"^  A 0-\d+ (\d+): ", out, re.MULTILINE) == keys
+    rows = re.findall(r"^row (\d): 1 document, .* learned, (\d) picture", out, re.MULTILINE)
+    assert [row for row, _ in rows] == ["3", "4", "5"]
+    assert [int(count) for _, count in rows] == [int(key) % 3 for key in keys]
+    assert out.count("[[It is ") == 3  # what is learned
+    code, out, _ = mmstream(
+        "show", url, "--padding-free", "--tokenizer", "bytes", *step, "--html", tmp_path / "x.html"
+    )
+    assert code == 0
+    assert "epoch 0, step 1, rank 1 of 2; written to" in out
+    page = Page((tmp_path / "x.html").read_text())
+    assert all(key in page.words for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--padding-free", "--model", "vlm"), "--padding-free and --pack draw a step"),
+        (("--pack", 99, "--step", 0, "--global-batch-size", 4), "need --tokenizer or --model"),
+        (("--model", "vlm"), "--model goes with --padding-free or --pack"),
+    ],
+)
+def test_options_of_batches_without_padding_go_together(mmstream, tmp_path, options, message):
+    code, _, err = mmstream("show", tmp_path, *options)
+    assert code == 2
+    assert message in err
+
+
+def chat(number):
+    """A conversation about as many pictures as its number says."""
+    fields = {f"{i}.jpg": jpeg(number + i) for i in range(number % 3)}
+    parts = [{"type": "image", "field": name} for name in fields]
+    turns = [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "Which number?"}]},
+        {"role": "assistant", "content": f"It is {number}."},
+    ]
+    return {**fields, "json": json.dumps({"messages": turns}).encode()}

@@ -1,0 +1,128 @@
+"""How batches without padding are drawn: documents, borders, labels, positions, free room."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+import mmstream as mm
+from mmstream.display import pack_html, pack_lines, rows_of_pack
+from mmstream.display.packs import LEARNED, MASKED, MEDIA, PADDING, _sawtooth, _token_kinds
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.display.test_display import EVIL, parse
+
+IMAGE = 300
+
+
+def batch(padding: int = 4) -> dict[str, Any]:
+    """Two rows of 64 tokens: documents of 20 and 40 tokens with a picture; one of 30."""
+    lengths = [20, 40, padding, 30]
+    samples = [0, 1, -1, 2]
+    ids = torch.arange(sum(lengths)) % 90 + 32
+    ids[25:41] = IMAGE  # of the picture: tokens 5 to 20 of the second document
+    labels = ids.clone()
+    labels[:10] = labels[20:50] = labels[60 : 60 + padding] = -100
+    return {
+        "input_ids": ids[None],
+        "labels": labels[None],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+        "cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0).int(),
+        "document_row": torch.tensor([0, 0, 0, 1]),
+        "document_sample": torch.tensor(samples),
+        "image": torch.zeros(1, 3, 8, 8, dtype=torch.uint8),
+        "image_document": torch.tensor([1]),
+        "image_row": torch.tensor([0]),
+        "__key__": ["first", EVIL, "third"],
+        "__url__": ["a.tar"] * 3,
+        "__valid__": torch.tensor([True, True]),
+    }
+
+
+def test_a_row_has_its_documents_in_their_order_with_borders_labels_and_positions() -> None:
+    first, second = rows_of_pack(batch(), max_tokens=64)
+    told = [(d.key, d.start, d.stop, d.num_label_tokens, len(d.pictures)) for d in first.documents]
+    assert told == [("first", 0, 20, 10, 0), (EVIL, 20, 60, 10, 1), (None, 60, 64, 0, 0)]
+    assert [d.positions[0] for d in first.documents] == [0, 0, 0]
+    assert (first.num_tokens, second.num_tokens) == (60, 30)
+    assert [(d.key, d.start, d.stop) for d in second.documents] == [("third", 0, 30)]
+
+
+def test_positions_of_four_dimensions_are_those_of_the_text() -> None:
+    flat = batch()
+    flat["position_ids"] = torch.stack([flat["position_ids"]] + [torch.zeros(1, 94).long()] * 3)
+    assert rows_of_pack(flat)[0].documents[1].positions.tolist() == list(range(40))
+
+
+def test_rows_that_were_dealt_to_a_rank_keep_the_numbers_of_the_order() -> None:
+    lineage = {"start": 6, "epoch": 0, "step": 3, "rows": [0, 0, 1], "order_rows": [9, 9, 2]}
+    dealt = {**batch(), "__lineage__": SimpleNamespace(**lineage)}
+    assert [row.number for row in rows_of_pack(dealt)] == [9, 2]
+    lineage |= {"rows": None, "order_rows": None}
+    plain = {**batch(), "__lineage__": SimpleNamespace(**lineage)}
+    assert [row.number for row in rows_of_pack(plain)] == [6, 7]
+
+
+def test_a_terminal_shows_a_bar_of_letters_and_a_line_for_each_document() -> None:
+    lines = list(pack_lines(rows_of_pack(batch(), max_tokens=72)))
+    assert lines[0] == (
+        "row 0: 2 documents, 60 tokens of 72 (83.3% filled), 4 of padding, 20 learned, 1 picture"
+    )
+    assert lines[1] == f"  {'A' * 20}{'B' * 40}{'.' * 12}"
+    assert lines[2] == "  A 0-19 first: 20 tokens, 10 learned, positions 0-19"
+    assert lines[3].endswith(": 40 tokens, 10 learned, 1 picture, positions 0-39")
+    assert lines[4] == "  . 60-63 padding: 4 tokens, 0 learned, positions 0-3"
+    with_text = list(pack_lines(rows_of_pack(batch()), byte_tokenizer()))
+    assert "      ABCDEFGHIJ[[KLMNOPQRST]]" in with_text
+
+
+def test_a_page_is_bounded_and_escaped_and_names_the_documents() -> None:
+    shown = mm.show(batch(), tokenizer=byte_tokenizer())
+    page = parse(shown)
+    assert "first" in page.words
+    assert "<script>" in page.words  # as text
+    assert len(page.images()) == 2 * 2 + 1  # two strips a row, and the picture
+    assert repr(shown).startswith("row 0: 2 documents, 60 tokens, 4 of padding")
+    many = batch()
+    many |= {
+        "cu_seq_lens_q": torch.arange(95).int(),
+        "document_row": torch.zeros(94).long(),
+        "document_sample": torch.arange(94),
+        "__key__": [str(i) for i in range(94)],
+        "__valid__": torch.tensor([True]),
+    }
+    assert "... 34 more documents" in pack_html(many)
+    assert "... 34 more documents" in "\n".join(pack_lines(rows_of_pack(many)))
+
+
+def test_the_strip_of_tokens_tells_learned_masked_media_and_padding_apart() -> None:
+    row = rows_of_pack(batch(), max_tokens=96)[0]
+    colours = [tuple(pixel) for pixel in _token_kinds(row)[0, 5::10].tolist()]  # one a token
+    assert colours[:10] == [MASKED] * 10
+    assert colours[10:20] == [LEARNED] * 10
+    assert colours[20:25] == [MASKED] * 5
+    assert colours[25:41] == [MEDIA] * 16
+    assert colours[60:64] == [PADDING] * 4
+    assert colours[64:] == [(0, 0, 0, 0)] * 32
+
+
+def test_the_curve_of_positions_falls_to_zero_at_each_border() -> None:
+    row = rows_of_pack(batch(), max_tokens=96)[0]
+    heights = (_sawtooth(row)[:, 5::10, 3] > 0).sum(axis=0)
+    assert heights[0] == heights[20] == heights[60] == 1
+    assert heights[59] == heights.max()
+    assert not heights[64:].any()
+    assert (np.diff(heights[:20].astype(int)) >= 0).all()
+
+
+def test_documents_that_only_fill_a_fixed_number_are_not_drawn() -> None:
+    filled = batch()
+    filled["cu_seq_lens_q"] = torch.cat([filled["cu_seq_lens_q"], torch.tensor([94, 94]).int()])
+    filled["document_row"] = torch.tensor([0, 0, 0, 1, 1, 1])
+    filled["document_sample"] = torch.tensor([0, 1, -1, 2, -1, -1])
+    assert [len(row.documents) for row in rows_of_pack(filled)] == [3, 1]
+    empty = {**batch(), "__valid__": torch.tensor([True, True, False])}
+    assert rows_of_pack(empty)[2].documents == ()
+    assert "row 2: 0 documents, 0 tokens, 0 learned, 0 pictures, not valid" in repr(mm.show(empty))
