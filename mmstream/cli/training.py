@@ -79,9 +79,28 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     help="Optimizer steps, counted from the start of the run. With --epochs too, the run ends at "
     "whichever comes first.  [default: those of --epochs]",
 )
-@_option("--global-batch-size", help="Samples per loader step, over all ranks.")
+@_option("--global-batch-size", help="Samples per loader step, over all ranks; rows with --pack.")
 @_option("--accumulate", help="Loader steps per optimizer step (gradient accumulation).")
 @_option("--micro-batches", help="Parts into which each rank cuts a batch, to save memory.")
+@_option(
+    "--padding-free",
+    help="Lay the samples of a rank one behind the other, without padding: the same loss in less "
+    "time.",
+)
+@_option(
+    "--pack",
+    type=int,
+    metavar="TOKENS",
+    help="Fill rows of at most so many tokens with whole samples, by a plan (see `mmstream plan`). "
+    "--global-batch-size then counts rows.",
+)
+@_option(
+    "--micro-batch-tokens",
+    type=int,
+    metavar="TOKENS",
+    help="Cut batches without padding into parts of at most so many tokens, instead of "
+    "--micro-batches.",
+)
 @_option(
     "--rows-per-rank",
     metavar="N,N,...",

@@ -22,8 +22,8 @@ from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained, read_json
-from mmstream.train.token_loss import next_tokens, summed_loss
-from mmstream.types import IGNORED_LABEL, Batch
+from mmstream.train.token_loss import num_label_tokens, summed_loss
+from mmstream.types import Batch
 
 if TYPE_CHECKING:
     from mmstream.decoding.sample import Decode
@@ -42,9 +42,11 @@ class ChatModel(nn.Module):
 
     Attributes:
         separable: True. The loss of a batch is the sum of the losses of its rows.
+        takes_flat: True. It takes batches without padding, and packs.
     """
 
     separable = True
+    takes_flat = True
 
     def __init__(self, vlm: Any) -> None:
         super().__init__()
@@ -61,15 +63,15 @@ class ChatModel(nn.Module):
         """
         inputs = model_inputs(batch, self.vlm)
         targets = inputs.pop("labels")[:, 1:]
-        logits = self.vlm(**inputs, use_cache=False).logits[:, :-1]
+        logits = self.vlm(**{**inputs, "use_cache": False}).logits[:, :-1]
         return summed_loss(logits, targets), self.weight_of(batch)
 
     def weight_of(self, batch: Batch) -> Tensor:
         """Return the number of tokens in the loss of a batch, a float32 scalar.
 
-        The first token of a row never counts: no token before it could predict it.
+        The first token of a row or document never counts: no token before it could predict it.
         """
-        return (next_tokens(batch) != IGNORED_LABEL).sum().float()
+        return num_label_tokens(batch)
 
 
 def load_chat(folder: str, tokenizer: Any) -> ChatModel:

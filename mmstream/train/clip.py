@@ -51,6 +51,7 @@ class ContrastiveClip(nn.Module):
     """
 
     separable = False
+    takes_flat = False
 
     def __init__(self, clip: Any, num_rows: int) -> None:
         super().__init__()

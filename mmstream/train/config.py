@@ -21,6 +21,8 @@ _AT_LEAST_ONE = (
     "global_batch_size",
     "accumulate",
     "micro_batches",
+    "micro_batch_tokens",
+    "pack",
     "decay_steps",
     "image_size",
     "max_length",
@@ -44,6 +46,7 @@ _OF_EACH_RANK = (
     "log_dir",
     "tokenizer",
     "micro_batches",
+    "micro_batch_tokens",
     "num_workers",
     "activation_checkpointing",
     "compile",
@@ -92,11 +95,19 @@ class TrainConfig:
             defines them. None: as many as `max_steps` needs, or 1 without `max_steps`.
         max_steps: optimizer steps since the first start, after which the run ends. With `epochs`
             too, the run ends at whichever comes first.
-        global_batch_size: samples per loader step, over all ranks.
+        global_batch_size: samples per loader step, over all ranks; with `pack`, rows of samples.
         accumulate: loader steps per optimizer step. The last optimizer step of an epoch may have
             fewer. The batches of one optimizer step are in memory together.
         micro_batches: number of pieces into which each rank cuts its batches, to save memory on the
             device. It changes the result by rounding errors only.
+        padding_free: lay the rows of a rank one behind the other, without padding. The loss and its
+            gradient are those of padded rows; attention ends where a document ends. For models of
+            texts, not for CLIP and Whisper. See `mmstream.Flat`.
+        pack: fill rows of at most this many tokens with whole samples, by a plan, and lay them one
+            behind the other without padding. `global_batch_size` then counts such rows, and
+            `max_length` is `pack` unless it is set. See `mmstream.Pack`.
+        micro_batch_tokens: most tokens of a micro-batch, in place of `micro_batches`. A longer row
+            is one by itself. It needs `padding_free` or `pack`.
         rows_per_rank: rows of each rank in a loader step, for devices of different size. None:
             equal shares, which may differ by one row.
         num_workers: loader processes per rank; 0: none.
@@ -170,6 +181,9 @@ class TrainConfig:
     global_batch_size: int = 16
     accumulate: int = 1
     micro_batches: int = 1
+    padding_free: bool = False
+    pack: int | None = None
+    micro_batch_tokens: int | None = None
     rows_per_rank: tuple[int, ...] | None = None
     num_workers: int = 1
     bad_samples: Literal["substitute", "mask", "raise"] = "substitute"
@@ -207,6 +221,7 @@ class TrainConfig:
                 if value is not None and value < least:
                     raise ConfigError(f"train: {name} is {value}; it must be {least} or more")
         self._check_model_and_step()
+        self._check_batching()
         if self.log_dir is not None and is_remote(self.log_dir):
             raise ConfigError(f"train: log_dir is {self.log_dir}; it must be a local folder")
         for name in ("log_keys", "profile"):
@@ -230,6 +245,24 @@ class TrainConfig:
                 f"train: rows_per_rank {rows} must be positive and sum to global_batch_size "
                 f"{self.global_batch_size}"
             )
+
+    def _check_batching(self) -> None:
+        if self.is_flat and self.model == "clip":
+            raise ConfigError(
+                "train: padding_free and pack are for models that learn texts, and clip compares "
+                'whole rows: give model="vlm" or the folder of a chat model, or leave them out'
+            )
+        if self.micro_batch_tokens is None:
+            return
+        if not self.is_flat:
+            raise ConfigError("train: micro_batch_tokens needs padding_free or pack")
+        if self.micro_batches > 1:
+            raise ConfigError("train: give micro_batches or micro_batch_tokens, not both")
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the rows of a batch lie one behind the other, without padding."""
+        return self.padding_free or self.pack is not None
 
     @property
     def num_epochs(self) -> int | None:

@@ -23,18 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from mmstream.audit.training_log import SampleLog
-from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture
-from mmstream.dataset.mixture_file import open_data
-from mmstream.dataset.open import open_dataset
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError
-from mmstream.loader.loader import Loader
-from mmstream.pipeline import Pipeline
 from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import TrainConfig, TrainResult
+from mmstream.train.data import open_loader, open_train_data
 from mmstream.train.distributed import (
     TrainProcess,
     leave_on_sigterm,
@@ -78,7 +72,7 @@ def run(config: TrainConfig) -> TrainResult:
         normalize = normalize_for(config)
 
         def open_batches(url: str, **settings: Any) -> DeviceLoader:
-            loader = _open_loader(config, url, decode, **settings)
+            loader = open_loader(config, url, decode, **settings)
             open_loaders.enter_context(closing(loader))  # ends its workers
             return to_device(loader, process.device, normalize=normalize)
 
@@ -90,54 +84,13 @@ def run(config: TrainConfig) -> TrainResult:
         try:
             result = fit(config, model, open_batches(config.url), process, validation)
         except (ConfigError, BadSampleLimitError) as error:
-            hint = hint_at_model(config, _open_data(config, config.url))
+            hint = hint_at_model(config, open_train_data(config, config.url))
             if not hint:
                 raise
             raise type(error)(f"{error}{hint}") from error
     if result.stopped_by == "SIGINT":
         raise KeyboardInterrupt
     return result
-
-
-def _open_data(config: TrainConfig, url: str, *, is_validation: bool = False) -> Dataset | Mixture:
-    open_it = open_dataset if is_validation else open_data
-    return open_it(url, allow_foreign_urls=config.allow_foreign_urls)
-
-
-def _open_loader(
-    config: TrainConfig, url: str, decode: Any, *, log: str = "", **pipeline_settings: Any
-) -> Loader:
-    """Return a loader of the training data, or of validation data.
-
-    Args:
-        config: settings.
-        url: the dataset, or the file of a mixture.
-        decode: the decoders.
-        log: subfolder for the records of bad samples; it also marks validation data.
-        pipeline_settings: further arguments of `Pipeline`.
-    """
-    # A substitute would count a validation sample twice, so its row is left out instead.
-    action = "mask" if log and config.bad_samples == "substitute" else config.bad_samples
-    folder = config.log_folder
-    pipeline = Pipeline(
-        _open_data(config, url, is_validation=bool(log)),
-        global_batch_size=config.global_batch_size,
-        seed=config.seed,
-        decode=decode,
-        bad_samples=BadSamplePolicy(
-            action=action,
-            max_fraction=config.max_bad_fraction,
-            shards=config.substitute_bad_shards,
-            quarantine=None if folder is None else str(Path(folder, log)),
-        ),
-        **pipeline_settings,
-    )
-    return Loader(
-        pipeline,
-        num_workers=config.num_workers,
-        rows_per_rank=config.rows_per_rank or "balanced",
-        on_change=config.on_change,
-    )
 
 
 def fit(
@@ -188,7 +141,7 @@ def fit(
         stop = stack.enter_context(note_signals())
         groups = stack.enter_context(closing(_groups(batches, config, num_steps)))
         state = batches.state_dict()
-        meter = Meter(batches.stats, process, _source_names(state))
+        meter = Meter(batches.stats, process, _source_names(state), config.pack)
         sample_log = SampleLog(config.log_keys)
         loss = validation_loss = stopped_by = None
         empty_step = torch.zeros((), dtype=torch.int64, device=process.device)
@@ -232,7 +185,7 @@ def fit(
                 save_training(checkpoints, trained, num_steps, state, config, process)
                 saved_steps = num_steps
             if validation is not None and validates:
-                outcome = validation.run(trained, process, stop, config.micro_batches)
+                outcome = validation.run(trained, process, stop, config)
                 if outcome is not None:
                     validation_loss = outcome["loss"]
                     log.write_validation({"num_steps": num_steps, **outcome})

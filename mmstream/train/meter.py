@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mmstream.bad_samples.quarantine import FILTERED, KINDS
+from mmstream.batching.valid import is_flat
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.summary import Clock, Times, slowest, summarize
 from mmstream.types import Batch
@@ -26,11 +27,12 @@ _COUNTS = ("num_samples", "num_cut_texts", "num_dropped_parts", "num_wrong_reads
 
 @dataclass
 class _Totals:
-    """Times of this rank over some steps, and the samples of all ranks."""
+    """Times of this rank over some steps, and the counts of all ranks."""
 
     times: Times = field(default_factory=Times)
     num_steps: int = 0
-    num_samples: float = 0.0
+    counts: list[float] = field(default_factory=lambda: [0.0] * 4)
+    """Samples, tokens, positions (tokens and padding) and rows."""
 
 
 class Meter:
@@ -42,13 +44,21 @@ class Meter:
         stats: counts of the loader, for its waiting time and its bad samples.
         process: this rank.
         sources: names of a mixture's sources, whose rows are counted; empty for one dataset.
+        max_tokens: tokens that a row of packs has room for. None: rows are no packs.
     """
 
-    def __init__(self, stats: Any, process: TrainProcess, sources: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        stats: Any,
+        process: TrainProcess,
+        sources: Iterable[str] = (),
+        max_tokens: int | None = None,
+    ) -> None:
         self._stats = stats
+        self._max_tokens = max_tokens
         self._process = process
         self._clock = Clock(process.device, stats)
-        self._zeros = torch.zeros(3, dtype=torch.float64, device=process.device)
+        self._zeros = torch.zeros(4, dtype=torch.float64, device=process.device)
         self._batch_counts = self._zeros
         self._rows_of_source = dict.fromkeys(sources, 0)
         self._position: dict[str, Any] = {}
@@ -72,6 +82,10 @@ class Meter:
         self._position = {"epoch": lineage.epoch, "step": lineage.step}
 
     def _count_sources(self, batch: Batch) -> None:
+        if is_flat(batch):
+            for source in _sources_of_samples(batch):
+                self._rows_of_source[source] += 1
+            return
         lineage = batch["__lineage__"]
         empty = {bad.row for bad in lineage.bad if bad.substitute is None}
         for row, source in enumerate(batch["__source__"], start=lineage.start):
@@ -97,7 +111,7 @@ class Meter:
             lr: learning rate of the step.
         """
         bad_counts = getattr(self._stats, "bad", {})
-        loss, tokens, positions, rows, *counts = self._process.sum_over_ranks(
+        loss, tokens, positions, samples, rows, *counts = self._process.sum_over_ranks(
             rank_loss,
             *self._batch_counts,
             *(getattr(self._stats, name, 0) for name in _COUNTS),
@@ -115,7 +129,7 @@ class Meter:
         self._batch_counts = self._zeros
         self.stepped()
         lap = self._clock.lap()
-        self._sum_up(lap, rows)
+        self._sum_up(lap, [samples, tokens, positions, rows])
         seconds = max(lap.total_s, 1e-9)
         line = {
             **self._position,
@@ -123,7 +137,7 @@ class Meter:
             "loss": loss,
             "lr": lr,
             "grad_norm": grad_norm.item(),
-            "samples_per_s": round(rows / seconds, 1),
+            "samples_per_s": round(samples / seconds, 1),
             "tokens_per_s": round(tokens / seconds, 1) if positions else None,
             "padding_fraction": round(1 - tokens / positions, 4) if positions else None,
             "wait_fraction": round(lap.wait_s / seconds, 3),
@@ -135,6 +149,8 @@ class Meter:
             "num_dropped_parts": num_dropped_parts,
             "cut_text_fraction": round(self._cut_text_fraction, 4),
         }
+        if self._max_tokens is not None:
+            line["fill"] = round(tokens / (rows * self._max_tokens), 4)
         if self._rows_of_source:
             line["sources"] = {name: int(count) for name, count in rows_of_source if count}
             self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
@@ -150,37 +166,70 @@ class Meter:
         others, because they include starting workers and compiling kernels.
         """
         totals = self._later if self._later.num_steps else self._first
+        samples, tokens, positions, rows = totals.counts
+        times = slowest(totals.times, self._process)
         summary = summarize(
-            slowest(totals.times, self._process),
+            times,
             totals.num_steps,
-            totals.num_samples,
+            samples,
             cuda=self._process.device.type == "cuda",
         )
+        if positions:
+            summary += (
+                f". {tokens / max(times.total_s, 1e-9):,.0f} tokens/s, "
+                f"{1 - tokens / positions:.1%} of the positions are padding"
+            )
+        if self._max_tokens is not None:
+            summary += f", packs are {tokens / (rows * self._max_tokens):.1%} full"
         if self._cut_text_fraction:
             summary += f". max_length cut the texts of {self._cut_text_fraction:.1%} of the samples"
         return summary
 
-    def _sum_up(self, lap: Times, num_samples: float) -> None:
-        """Add the steps since the line before to the totals of the run."""
+    def _sum_up(self, lap: Times, counts: list[float]) -> None:
+        """Add the steps since the line before to the totals of the run.
+
+        Args:
+            lap: times of this rank.
+            counts: samples, tokens, positions and rows of all ranks.
+        """
         totals = self._later if self._first.num_steps else self._first
         totals.times += lap
         totals.num_steps += self._num_unread
-        totals.num_samples += num_samples
+        totals.counts = [sum(pair) for pair in zip(totals.counts, counts, strict=True)]
         self._num_unread = 0
 
 
+def _sources_of_samples(batch: Batch) -> Iterable[str]:
+    """Return the source of each sample in a valid row of a batch without padding.
+
+    A sample may be several documents, which have the same source.
+    """
+    samples = batch["document_sample"].tolist()
+    valid = batch["__valid__"][batch["document_row"]].tolist()
+    documents = [pair for pair in zip(samples, valid, strict=True) if pair[0] >= 0]
+    return {
+        sample: source
+        for (sample, is_valid), source in zip(documents, batch["__source__"], strict=True)
+        if is_valid
+    }.values()
+
+
 def _count(batch: Batch) -> Tensor:
-    """Return float64 [3]: tokens of valid rows, positions for tokens of all rows, valid rows.
+    """Return float64 [4]: tokens of valid rows, positions for tokens, valid samples, and rows.
 
     Without text the first two are 0. For example, valid rows of 5 and 3 tokens and one invalid row,
-    padded to length 5, give 8, 15 and 2.
+    padded to length 5, give 8, 15, 2 and 3. A row of a pack has several samples.
     """
     valid = batch["__valid__"]
     mask = batch.get("attention_mask")
-    if not isinstance(mask, Tensor):
-        counts = [torch.zeros_like(valid.sum()), 0, valid.sum()]
+    if is_flat(batch):
+        num_samples = sum(batch["__lineage__"].valid)
+        counts = [batch["num_tokens"], batch["input_ids"].numel(), num_samples]
+    elif not isinstance(mask, Tensor):
+        counts = [0, 0, valid.sum()]
     else:
         counts = [(mask * valid[:, None]).sum(), mask.numel(), valid.sum()]
+    counts.append(len(valid))
     return torch.stack(
         [torch.as_tensor(count, dtype=torch.float64, device=valid.device) for count in counts]
     )

@@ -93,6 +93,7 @@ class StepLog:
                   file where it overflowed fp16
                 - samples_per_s, tokens_per_s: over all ranks, since the line before
                 - padding_fraction: share of padding among token positions; None without text
+                - fill: with packs, share of the room of rows that has tokens, since the line before
                 - wait_fraction: share of the time spent waiting for data
                 - idle_fraction: on CUDA, share of the time in which the device was idle
                 - memory_bytes: on CUDA, peak of the allocated memory

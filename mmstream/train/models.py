@@ -38,6 +38,7 @@ __all__ = [
     "build_model",
     "decode_for",
     "hint_at_model",
+    "needs_model",
     "normalize_for",
     "open_model_tokenizer",
 ]
@@ -62,7 +63,8 @@ class Trainable(Protocol):
     multiply by zero if need be.
 
     Set ``separable = False`` on a model whose loss depends on the batch as a whole: the loop then
-    refuses to cut or accumulate batches.
+    refuses to cut or accumulate batches. Set ``takes_flat = False`` on one that needs whole rows:
+    the loop then refuses `padding_free` and `pack`.
     """
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -131,6 +133,11 @@ def _load_with_processor(kind: str, folder: str, config: TrainConfig, tokenizer:
     if config.image_size is not None:
         raise ConfigError(f"train: {folder} is a speech model: leave out image_size")
     return load_speech(folder)
+
+
+def needs_model(config: TrainConfig) -> bool:
+    """Tell whether `decode_for` must see the model: it says the size and tokens of its images."""
+    return _kind(config) in ("clip", "vlm")
 
 
 def decode_for(config: TrainConfig, tokenizer: Any, model: Any) -> Decode:
@@ -274,4 +281,5 @@ def _max_length(config: TrainConfig) -> int:
         positions = _model_config(folder).get("max_target_positions")
         most = positions if isinstance(positions, int) else 448  # Whisper's own
         return min(config.max_length or most, most)
-    return config.max_length or {"clip": 64, "vlm": 512, "chat": 4096}[kind]
+    # A text as long as a pack fits into one.
+    return config.max_length or config.pack or {"clip": 64, "vlm": 512, "chat": 4096}[kind]

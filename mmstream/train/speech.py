@@ -32,9 +32,11 @@ class SpeechModel(nn.Module):
 
     Attributes:
         separable: True. The loss of a batch is the sum of the losses of its rows.
+        takes_flat: False. Each row has a recording of its own.
     """
 
     separable = True
+    takes_flat = False
 
     def __init__(self, speech: Any) -> None:
         super().__init__()

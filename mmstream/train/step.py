@@ -35,7 +35,10 @@ from mmstream.train.distributed import TrainProcess
 from mmstream.train.schedule import freeze_parameters, make_optimizer
 from mmstream.types import Batch
 
-__all__ = ["Trained", "autocast", "prepare", "seed_step", "tensors_of", "train_step"]
+__all__ = ["Trained", "autocast", "micro_batches_of", "prepare", "seed_step", "train_step"]
+
+_LENGTHS = ("max_length_q", "max_length_k")
+"""Numbers that models read of a batch without padding. They are powers of two, so they are few."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Tra
         raise ConfigError(
             "train: this model computes its loss over the whole global batch: set accumulate=1 and "
             "micro_batches=1; activation_checkpointing=True saves memory"
+        )
+    if config.is_flat and not getattr(model, "takes_flat", True):
+        raise ConfigError(
+            f"train: padding_free and pack are for models that learn texts; {type(model).__name__} "
+            "takes whole rows: leave them out"
         )
     freeze_parameters(model, config.freeze)
     model = model.to(process.device).train()
@@ -131,11 +139,7 @@ def train_step(
         norm of the gradient before clipping. Both are scalars on the device, so the host does not
         wait here. With fp16 the weights do not change when the norm is not finite.
     """
-    micro_batches = [
-        micro_batch
-        for batch in group
-        for micro_batch in split_rows(tensors_of(batch), config.micro_batches)
-    ]
+    micro_batches = [piece for batch in group for piece in micro_batches_of(batch, config)]
     factor = (process.world_size / total_weight.clamp(min=1)).float()
     rank_loss = torch.zeros((), device=process.device)
     trained.optimizer.zero_grad(set_to_none=True)
@@ -168,8 +172,16 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
-def tensors_of(batch: Batch) -> Batch:
-    """Return the fields of a batch that are tensors or lists of tensors: those that a model reads.
+def micro_batches_of(batch: Batch, config: TrainConfig) -> list[Batch]:
+    """Return the micro-batches of a batch. Ranks may have different numbers of them."""
+    fields = _fields_of(batch)
+    if config.micro_batch_tokens is not None:
+        return split_rows(fields, max_tokens=config.micro_batch_tokens)
+    return [fields] if config.micro_batches == 1 else split_rows(fields, config.micro_batches)
+
+
+def _fields_of(batch: Batch) -> Batch:
+    """Return the fields of a batch that a model reads: tensors, lists of tensors, and lengths.
 
     Keys and texts are left out: `torch.compile` would compile the model anew for each new value.
     """
@@ -177,6 +189,7 @@ def tensors_of(batch: Batch) -> Batch:
         name: value
         for name, value in batch.items()
         if isinstance(value, Tensor)
+        or name in _LENGTHS
         or (isinstance(value, list) and all(isinstance(item, Tensor) for item in value))
     }
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from mmstream.batching.split import split_rows
 from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import MMStreamError
+from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import StopRequest, TrainProcess
-from mmstream.train.step import Trained, autocast, tensors_of
+from mmstream.train.step import Trained, autocast, micro_batches_of
 
 __all__ = ["Validation"]
 
@@ -42,7 +42,7 @@ class Validation:
         self.start = self.batches.state_dict()
 
     def run(
-        self, trained: Trained, process: TrainProcess, stop: StopRequest, micro_batches: int = 1
+        self, trained: Trained, process: TrainProcess, stop: StopRequest, config: TrainConfig
     ) -> dict[str, float] | None:
         """Run one pass over the validation data.
 
@@ -50,7 +50,7 @@ class Validation:
             trained: the model.
             process: this rank.
             stop: the signals received so far; a signal on any rank ends the pass.
-            micro_batches: number of pieces into which a batch is cut.
+            config: says into which micro-batches a batch is cut.
 
         Returns:
             A dict, the same on every rank; None if a signal ended the pass.
@@ -73,7 +73,7 @@ class Validation:
                 if process.sum_over_ranks(sum(stop.flags())).item():
                     return None
                 with torch.no_grad(), autocast(trained.precision, process.device):
-                    for micro_batch in split_rows(tensors_of(batch), micro_batches):
+                    for micro_batch in micro_batches_of(batch, config):
                         batch_loss, batch_weight = trained.model(micro_batch)
                         loss_sum = loss_sum + batch_loss
                         weight = weight + batch_weight

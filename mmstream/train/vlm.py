@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
+from mmstream.batching.valid import is_flat
 from mmstream.errors import ConfigError
+from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained
-from mmstream.train.token_loss import next_tokens, summed_loss
+from mmstream.train.token_loss import next_tokens, num_label_tokens, summed_loss
 from mmstream.train.tokenizer import image_token_of
 from mmstream.train.vision import choose_image_size, embed_images, image_inputs
-from mmstream.types import IGNORED_LABEL
 
 if TYPE_CHECKING:
     from mmstream.decoding.sample import Decode
@@ -51,12 +52,14 @@ class ConversationVlm(nn.Module):
         image_token_id: id of the token that the vectors of an image replace.
         separable: True. The loss of a batch is the sum of the losses of its rows, so a batch may be
             cut into micro-batches.
+        takes_flat: True. It takes batches without padding, and packs.
 
     Raises:
         ConfigError: the model takes images in another form, or of another size.
     """
 
     separable = True
+    takes_flat = True
 
     def __init__(self, vlm: Any, image_size: int | None = None) -> None:
         super().__init__()
@@ -75,7 +78,8 @@ class ConversationVlm(nn.Module):
         """Return (loss_sum, weight): the summed loss and its number of tokens, float32 scalars.
 
         Args:
-            batch: a dict with these fields:
+            batch: a batch without padding, whose inputs `mmstream.integrations.model_inputs`
+                makes. Or a dict with these fields:
 
                 - input_ids, attention_mask, labels: int64 [B, T], padded on either side
                 - __valid__: bool [B]; rows with False do not count
@@ -86,6 +90,11 @@ class ConversationVlm(nn.Module):
             ConfigError: the images differ in size, or are not normalised.
             ValueError: image tokens and images do not match.
         """
+        if is_flat(batch):
+            inputs = model_inputs(batch, self.vlm)
+            targets = inputs.pop("labels")[:, 1:]
+            logits = self.vlm(**{**inputs, "use_cache": False}).logits[:, :-1]
+            return summed_loss(logits, targets), self.weight_of(batch)
         images = _images_of(batch)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         if images is not None:
@@ -101,9 +110,9 @@ class ConversationVlm(nn.Module):
     def weight_of(self, batch: dict[str, Any]) -> Tensor:
         """Return the number of tokens in the loss of a batch, a float32 scalar.
 
-        The first token of a row never counts: no token before it could predict it.
+        The first token of a row or document never counts: no token before it could predict it.
         """
-        return (next_tokens(batch) != IGNORED_LABEL).sum().float()
+        return num_label_tokens(batch)
 
     def _blank_image(self) -> Tensor:
         side = self.image_size

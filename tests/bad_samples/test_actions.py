@@ -13,7 +13,7 @@ import torch
 import mmstream as mm
 from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError, SampleError, ShardError
 from mmstream.train import TrainConfig
-from mmstream.train.loop import _open_loader
+from mmstream.train.data import open_loader
 from tests.helpers.bad_corpus import (
     FAULTS,
     FAULTS_OF_TARS,
@@ -278,7 +278,7 @@ def test_training_settings_become_the_loaders_policy(tmp_path, log, bad_samples,
         max_bad_fraction=0.5,
         substitute_bad_shards=True,
     )
-    bad_sample_policy = _open_loader(config, corpus, None, log=log).pipeline.bad_samples
+    bad_sample_policy = open_loader(config, corpus, None, log=log).pipeline.bad_samples
     assert bad_sample_policy == mm.BadSamplePolicy(
         action=action, max_fraction=0.5, shards=True, quarantine=str(tmp_path / log)
     )
@@ -288,7 +288,7 @@ def test_training_settings_become_the_loaders_policy(tmp_path, log, bad_samples,
 def test_impossible_training_settings_are_refused(tmp_path, settings):
     corpus = write_tiny(tmp_path / "corpus", [40])
     with pytest.raises(ConfigError):
-        _open_loader(TrainConfig(url=corpus, out=str(tmp_path), **settings), corpus, None)
+        open_loader(TrainConfig(url=corpus, out=str(tmp_path), **settings), corpus, None)
 
 
 def test_a_transform_cannot_say_where_a_sample_comes_from(tmp_path):

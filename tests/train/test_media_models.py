@@ -85,6 +85,8 @@ def play(rank: int, folder_name: str) -> None:
             join_group(rank, folder / f"meet-{part}", world_size, timeout_s=100)
         for name in ("qwen", "whisper"):
             run(folder, name, f"{name}-moved", max_steps=max_steps)
+        if part == 0:
+            run(folder, "qwen", "qwen-flat", max_steps=3, padding_free=True)
         if world_size > 1:
             dist.barrier()
             leave_group()
@@ -126,6 +128,17 @@ def test_a_run_that_moved_to_other_ranks_has_the_samples_and_losses_of_an_unbrok
         assert [line[field] for line in parts] == pytest.approx(expected, rel=limit)
     assert whole[-1]["loss"] < whole[0]["loss"]
     assert not any(line["num_bad"] or line["num_cut_texts"] for line in whole)
+
+
+@pytest.mark.slow
+def test_ranks_without_padding_have_the_losses_of_padded_ones(moved: Path) -> None:
+    padded, flat = lines(moved / "qwen-moved")[:3], lines(moved / "qwen-flat")
+    assert [line["world_size"] for line in flat] == [2] * 3
+    assert keys_of(moved / "qwen-flat") == keys_of(moved / "qwen-moved")[:3]
+    for field, limit in (("loss", 1e-5), ("grad_norm", 1e-4)):
+        expected = [line[field] for line in padded]
+        assert [line[field] for line in flat] == pytest.approx(expected, rel=limit)
+    assert {line["padding_fraction"] for line in flat} == {0}
 
 
 @pytest.mark.parametrize("name", ["qwen", "whisper"])

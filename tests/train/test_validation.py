@@ -63,8 +63,9 @@ def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Validati
 
 
 def one_pass(validation: Validation, model: TinyModel) -> dict[str, float]:
-    trained = prepare(TrainConfig(url="", out=""), model, PROCESS)
-    result = validation.run(trained, PROCESS, StopRequest())
+    config = TrainConfig(url="", out="")
+    trained = prepare(config, model, PROCESS)
+    result = validation.run(trained, PROCESS, StopRequest(), config)
     assert result is not None
     assert model.training
     return {name: result[name] for name in ("loss", "weight")}
