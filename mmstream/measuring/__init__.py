@@ -1,11 +1,10 @@
 """Lengths of all samples of a corpus, counted by the decoders of training.
 
-    shard_samples.py  the samples of a shard, from its tar or from its facts
-    lengths.py        samples -> tokens, labels, pictures, patches, seconds
-    settings.py       what decides the lengths, in words
-    probes.py         samples that prove that a pipeline still counts alike
-    measure.py        all shards of a corpus -> a measure, in processes, restartable
-    automatic.py      the plan of a pipeline: one that fits, or a new one
+    lengths.py    samples -> tokens, labels, pictures, patches, seconds
+    settings.py   what decides the lengths, in words
+    probes.py     samples that prove that a pipeline still counts alike
+    measure.py    all shards of a corpus -> a measure, in processes, restartable
+    automatic.py  the plan of a pipeline: one that fits, or a new one
 
 No pixel is decoded: the shapes of media come from their headers.
 """

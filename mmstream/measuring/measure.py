@@ -25,14 +25,24 @@ from crc32c import crc32c
 from tqdm import tqdm
 
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.facts import Fact, facts_name, read_facts, sample_of
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.shard_samples import shard_samples
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.substitute import Transform
-from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped, where
+from mmstream.errors import (
+    ConfigError,
+    ManifestError,
+    MMStreamError,
+    SampleError,
+    ShardError,
+    escaped,
+    where,
+)
 from mmstream.measuring.lengths import Counter, SampleLengths, batches
+from mmstream.measuring.probes import MAX_KINDS, encode_probes, kind_of, probes_of
 from mmstream.measuring.settings import library_versions, settings_of
-from mmstream.measuring.shard_samples import shard_samples
 from mmstream.packing.measure_file import (
     COLUMNS,
     UNUSABLE_NAME,
@@ -60,6 +70,11 @@ CHECKED_SAMPLES = 64
 
 MIN_PARALLEL_S = 30.0
 """Work that takes less is done in this process: others need seconds to start."""
+
+CHECKED_FACTS = 4
+"""Samples of each shard that are measured by their files too, where there are facts."""
+
+TOKENS = COLUMNS.index("num_tokens")
 
 UNFINISHED = "unfinished"
 """The folder of the shards that are done, within that of the measure."""
@@ -200,12 +215,16 @@ def measure_into(
         num_workers = _num_workers(num_workers, expected, len(left))
         (report or logger.info)(f"{work.dataset.store.url}: {expected.text(num_workers)}")
         _measure_shards(work, pieces, left, num_workers, progress)
-    columns, unusable = pieces.join()
+    joined = pieces.join()
+    values = joined.values
+    epoch = (work.epochs or (0,))[0]
+    probes = probes_of(work.dataset, work.counter, values, joined.kinds, epoch, work.seed)
     if work.room:
-        tokens = columns["num_tokens"]
-        columns["num_tokens"] = np.where(tokens < 0, tokens, tokens + work.room)
-    result = Measure(shards, columns, settings, {"libraries": library_versions()})
-    write_measure(result, folder, unusable)
+        tokens = values[:, TOKENS]
+        values[:, TOKENS] = np.where(tokens < 0, tokens, tokens + work.room)
+    columns = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(COLUMNS)}
+    details = {"libraries": library_versions(), "probes": encode_probes(probes)}
+    write_measure(Measure(shards, columns, settings, details), folder, joined.unusable)
     pieces.remove()
     return open_measure(folder)
 
@@ -214,7 +233,12 @@ def estimate(work: Work, shards: Sequence[int]) -> Estimate:
     """Measure the first samples of the first of these shards, to say how long all will take."""
     infos = work.dataset.manifest.shards
     num_samples = sum(infos[shard].num_samples for shard in shards)
-    num_bytes = sum(infos[shard].num_bytes for shard in shards)
+    existing = work.dataset.index_store.list()
+    facts = [existing.get(facts_name(infos[shard].name)) for shard in shards]
+    num_bytes = sum(
+        infos[shard].num_bytes if fact is None else fact.size
+        for shard, fact in zip(shards, facts, strict=True)
+    )
     seconds = 0.0
     first = next((shard for shard in shards if infos[shard].num_samples), None)
     if first is not None:
@@ -292,19 +316,79 @@ def _shard_lengths(
     *,
     max_samples: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
-) -> Iterator[SampleLengths]:
-    """Yield the lengths of the samples of a shard, in order.
+) -> Iterator[tuple[SampleLengths, str]]:
+    """Yield the lengths of the samples of a shard, in order, and the kind of each.
 
     Raises:
         ConfigError: They depend on draws, and `Work.epochs` does not say whose.
     """
-    samples: Iterator[Outcome] = shard_samples(work.dataset, shard)
     index = 0
-    for batch in batches(islice(samples, max_samples)):
+    for batch in batches(islice(_samples(work, shard), max_samples)):
         refs = [(shard, index + number) for number in range(len(batch))]
-        yield from _longest(work, batch, refs)
+        lengths = _longest(work, batch, refs)
+        for outcome, each in zip(batch, lengths, strict=True):
+            yield each, "" if each.reason or not isinstance(outcome, dict) else kind_of(outcome)
         index += len(batch)
         advance(len(batch))
+
+
+def _samples(work: Work, shard: int) -> Iterator[Outcome]:
+    """Yield the samples of a shard: from its facts where they are there and fit, else from it."""
+    dataset = work.dataset
+    facts = _facts(work, shard)
+    if facts is None:
+        yield from shard_samples(dataset, shard)
+        return
+    for index, fact in enumerate(facts):
+        if fact is not None:
+            yield sample_of(fact, dataset, shard, index)
+            continue
+        yield _read(dataset, shard, index)
+
+
+def _facts(work: Work, shard: int) -> list[Fact | None] | None:
+    """Return the facts of a shard. None: the shard itself must be read. A warning says why."""
+    dataset = work.dataset
+    try:
+        facts = read_facts(dataset, shard)
+    except FileNotFoundError:
+        return None
+    except ShardError as error:
+        logger.warning("%s; the shard is read instead", error)
+        return None
+    known = [index for index, fact in enumerate(facts) if fact is not None]
+    if 2 * len(known) < len(facts):
+        return None  # most samples would be read one by one
+    checked = known[:: max(1, len(known) // CHECKED_FACTS)][:CHECKED_FACTS]
+    refs = [(shard, index) for index in checked]
+    by_facts = [sample_of(facts[index], dataset, shard, index) for index in checked]  # type: ignore[arg-type]
+    epoch = (work.epochs or (0,))[0]
+    lengths = [
+        work.counter.lengths(samples, refs, dataset.name_of, work.seed, epoch)
+        for samples in (by_facts, [_read(dataset, shard, index) for index in checked])
+    ]
+    for ref, fast, whole in zip(refs, *lengths, strict=True):
+        if fast.values != whole.values:
+            logger.warning(
+                "%s: %s by its facts, and %s by its files; the shard is read instead "
+                "(a function before decoding that looks at pictures?)",
+                where(dataset.name_of(shard), ref[1]),
+                _count_text(fast),
+                _count_text(whole),
+            )
+            return None
+    return facts
+
+
+def _count_text(lengths: SampleLengths) -> str:
+    return "cannot be used" if lengths.reason else f"{lengths.values[0]:,} tokens"
+
+
+def _read(dataset: Dataset, shard: int, index: int) -> Outcome:
+    try:
+        return dataset.read(shard, index)
+    except SampleError as error:
+        return error
 
 
 def _longest(
@@ -355,21 +439,27 @@ class _Piece:
     values: IntArray
     """int64 [num_samples, len(COLUMNS)]."""
     reasons: list[tuple[int, str]]
+    kinds: dict[str, int]
+    """The first sample of each kind."""
 
     @classmethod
-    def of(cls, lengths: Iterator[SampleLengths]) -> _Piece:
+    def of(cls, lengths: Iterator[tuple[SampleLengths, str]]) -> _Piece:
         """Collect the lengths of a shard."""
         rows, reasons = [], []
-        for number, entry in enumerate(lengths):
+        kinds: dict[str, int] = {}
+        for number, (entry, kind) in enumerate(lengths):
             rows.append(entry.values)
             if entry.reason:
                 reasons.append((number, entry.reason))
-        return cls(np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS)), reasons)
+            elif len(kinds) < MAX_KINDS:
+                kinds.setdefault(kind, number)
+        values = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+        return cls(values, reasons, kinds)
 
     def encode(self) -> bytes:
         """Return the bytes of the file: JSON of the reasons in one line, then the numbers."""
         numbers = np.ascontiguousarray(self.values, "<i8").tobytes()
-        head = {"crc32c": int(crc32c(numbers)), "reasons": self.reasons}
+        head = _PieceHead(int(crc32c(numbers)), self.reasons, self.kinds)
         return msgspec.json.encode(head) + b"\n" + numbers
 
     @classmethod
@@ -383,12 +473,24 @@ class _Piece:
         if crc32c(numbers) != content.crc32c or len(numbers) != num_samples * len(COLUMNS) * 8:
             return None
         values = np.frombuffer(numbers, "<i8").reshape(num_samples, len(COLUMNS))
-        return cls(values.astype(np.int64), content.reasons)
+        return cls(values.astype(np.int64), content.reasons, content.kinds)
 
 
 class _PieceHead(msgspec.Struct):
     crc32c: int
     reasons: list[tuple[int, str]]
+    kinds: dict[str, int]
+
+
+class _Joined(NamedTuple):
+    """The lengths of all shards."""
+
+    values: IntArray
+    """int64 [num_samples, len(COLUMNS)]."""
+    unusable: list[bytes]
+    """A line of JSON for each sample that cannot be used."""
+    kinds: list[int]
+    """Positions of samples, the first of each kind."""
 
 
 class _Pieces:
@@ -428,14 +530,16 @@ class _Pieces:
             )
         self._store.write(self._names[shard], piece.encode())
 
-    def join(self) -> tuple[dict[str, IntArray], list[bytes]]:
-        """Return the columns of all shards, and the lines of the samples that cannot be used.
+    def join(self) -> _Joined:
+        """Return what all shards gave.
 
         Raises:
             MMStreamError: A file is damaged. It is removed, so that the next call measures again.
         """
         num_old = 0 if self._old is None else len(self._old.shards)
         pieces, lines = [], list(self._old_unusable)
+        kinds: dict[str, int] = {}
+        first = 0 if self._old is None else self._old.num_samples
         if self._old is not None:
             pieces = [np.column_stack([self._old.column(name) for name in COLUMNS])]
         for number in range(num_old, len(self._shards)):
@@ -451,9 +555,11 @@ class _Pieces:
             for index, reason in piece.reasons:
                 line = {"shard": shard.name, "index": index, "reason": reason}
                 lines.append(msgspec.json.encode(line))
+            for kind, index in piece.kinds.items():
+                kinds.setdefault(kind, first + index)
+            first += shard.num_samples
         values = np.concatenate([np.zeros((0, len(COLUMNS)), np.int64), *pieces])
-        columns = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(COLUMNS)}
-        return columns, lines
+        return _Joined(values, lines, list(kinds.values()))
 
     def remove(self) -> None:
         """Remove the files. Those of other settings are of no use either."""

@@ -1,7 +1,7 @@
 """The raw samples of a shard, in order, read in long ranges.
 
-Place in the flow: `measure.py` reads each shard from front to back. Bytes that do not fit their
-checksum are read again, as in training.
+Place in the flow: facts and measures are made of shards that are read from front to back. Bytes
+that do not fit their checksum are read again, as in training.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 from mmstream.dataset.checksums import sample_checksum
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import SampleError
-from mmstream.reading.step import Outcome
-from mmstream.types import IntArray
+from mmstream.types import IntArray, Sample
 
 __all__ = ["shard_samples"]
 
@@ -25,7 +24,7 @@ RANGE_BYTES = 8 << 20
 """Ranges of a block. They are requested side by side."""
 
 
-def shard_samples(dataset: Dataset, shard: int, start: int = 0) -> Iterator[Outcome]:
+def shard_samples(dataset: Dataset, shard: int, start: int = 0) -> Iterator[Sample | SampleError]:
     """Yield the samples of a shard, from number `start` on. A damaged one is its SampleError.
 
     A block of samples is in memory: 32 MiB, or one larger sample.
