@@ -5,6 +5,7 @@
     convert.py   convert
     finalize.py  finalize
     data.py      index, verify
+    measure.py   measure
     info.py      info
     show.py      show
     duplicates.py  duplicates, leakcheck
@@ -12,8 +13,8 @@
     replay.py    replay
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
-interrupted. Only this package prints; the others log. Only train, demo and what decodes import
-torch.
+interrupted. Only this package prints; the others log. Only train, demo, measure and what decodes
+import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import NoReturn
 
 import click
 
-from mmstream.cli import convert, data, duplicates, finalize, info, replay, show, training
+from mmstream.cli import convert, data, duplicates, finalize, info, measure, replay, show, training
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
 
@@ -38,6 +39,7 @@ __all__ = ["cli", "main"]
         convert.convert,
         finalize.finalize,
         data.index,
+        measure.measure,
         info.info,
         show.show,
         data.verify,

@@ -36,7 +36,15 @@ __all__ = ["index", "verify"]
     is_flag=True,
     help="Also write a checksum of every sample. This reads all bytes of the tars.",
 )
-@click.option("--overwrite", is_flag=True, help="Build existing indexes, and checksums, again.")
+@click.option(
+    "--facts",
+    is_flag=True,
+    help="Also write the texts and the sizes of pictures beside each index, for `mmstream "
+    "measure`. This reads all bytes of the tars.",
+)
+@click.option(
+    "--overwrite", is_flag=True, help="Build existing indexes, checksums and facts again."
+)
 @click.option(
     "--num-threads",
     type=AT_LEAST_1,
@@ -44,7 +52,7 @@ __all__ = ["index", "verify"]
     show_default=True,
     help="Tars to index at the same time.",
 )
-def index(url: str, **options: Any) -> None:
+def index(url: str, facts: bool, **options: Any) -> None:
     """Index tars at URL that other tools wrote, so that they open quickly.
 
     Only the tar headers are read: 2 % of the bytes of a local tar with images of 1 MB. With
@@ -65,11 +73,29 @@ def index(url: str, **options: Any) -> None:
         + f", checksums of {report.num_summed:,} tars written"
         * options["checksums"]
     )
+    if facts:
+        _write_facts(options["output"] or url, options["overwrite"])
     if options["output"] is not None and not report.num_repacked:
         say(
             f"the tars stay in {url}; to open {options['output']}, use --allow-foreign-urls, or in "
             "Python mm.open_dataset(..., allow_foreign_urls=True)"
         )
+
+
+def _write_facts(url: str, overwrite: bool) -> None:
+    """Write the facts of the shards that have none."""
+    from mmstream.dataset.facts import write_facts
+    from mmstream.dataset.open import open_dataset
+    from mmstream.processes import num_cores
+
+    dataset = open_dataset(url, allow_foreign_urls=True)  # they were indexed just now
+    num_workers = num_cores() if len(dataset) > MIN_SAMPLES_OF_PROCESSES else 1
+    num_written = write_facts(dataset, overwrite=overwrite, num_workers=num_workers)
+    say(f"facts of {num_written:,} tars written")
+
+
+MIN_SAMPLES_OF_PROCESSES = 100_000
+"""Facts of fewer samples are written before other processes have started."""
 
 
 @command("mmstream verify s3://bucket/corpus --decode")

@@ -95,7 +95,7 @@ class Estimate(NamedTuple):
         seconds = self.seconds / max(1, num_workers)
         return (
             f"{self.num_samples:,} samples to measure, {self.num_bytes / 1e6:,.1f} MB to read, "
-            f"about {_time_text(seconds)} with {max(1, num_workers)} "
+            f"about {time_text(seconds)} with {max(1, num_workers)} "
             f"{'processes' if num_workers > 1 else 'process'}"
         )
 
@@ -586,11 +586,11 @@ class _Pieces:
         return old, lines
 
 
-def _time_text(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Return a time for people.
 
     Examples:
-        >>> _time_text(42.3), _time_text(600), _time_text(9000)
+        >>> time_text(42.3), time_text(600), time_text(9000)
         ('42 s', '10 min', '2.5 h')
     """
     if seconds < 100:

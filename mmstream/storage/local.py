@@ -156,6 +156,14 @@ class LocalStore:
             return {}
         return dict(sorted(stats.items()))
 
+    def folders(self) -> Sequence[str]:
+        """Return the names of the folders directly under the root, sorted."""
+        try:
+            entries = [entry for entry in os.scandir(self.url) if entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         """Open a new object for writing; it appears whole when the block ends, or not at all."""

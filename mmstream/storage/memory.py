@@ -139,6 +139,20 @@ class MemoryStore:
                     stats[name] = self.stat(name)
         return dict(sorted(stats.items()))
 
+    def folders(self) -> Sequence[str]:
+        """Return the names of the folders directly under the root, sorted."""
+        root = self._path("")
+        try:
+            entries = _file_system().ls(root, detail=True)
+        except FileNotFoundError:
+            return []
+        names = [
+            entry["name"].rstrip("/").removeprefix(f"{root}/")
+            for entry in entries
+            if entry["type"] == "directory"
+        ]
+        return sorted(name for name in names if not name.startswith("."))
+
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         """Open a new object for writing; it appears whole when the block ends, or not at all."""

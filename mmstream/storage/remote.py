@@ -357,6 +357,19 @@ class RemoteStore:
             return dict(zip(names, map_requests(self, self.stat, names), strict=True))
         return {name: self._object_stat(files[name]) for name in sorted(files)}
 
+    def folders(self) -> Sequence[str]:
+        """Return the names of the folders directly under the root, sorted; errors as `list`."""
+        try:
+            entries = self._retry(self.url, lambda client: client.ls(self.url, detail=True))
+        except FileNotFoundError as error:
+            if str(error).endswith("no such bucket"):
+                raise
+            return []
+        root = _client(self.url)._strip_protocol(self.url).strip("/") + "/"
+        paths = [entry["name"].strip("/") for entry in entries if entry["type"] == "directory"]
+        names = [path.removeprefix(root) for path in paths if path.startswith(root)]
+        return sorted(name for name in names if name and not name.startswith("."))
+
     def _object_stat(self, info: dict[str, Any]) -> ObjectStat:
         # Other file systems than S3's do not say which version a range was read from.
         version = _version(info.get("ETag")) if self._is_s3 else None

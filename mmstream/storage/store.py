@@ -218,6 +218,12 @@ class Store(Protocol):
         exist gives an empty dict.
         """
 
+    def folders(self) -> Sequence[str]:
+        """Return the names of the folders directly under the root, sorted.
+
+        Names that start with a dot are left out. A root that does not exist has none.
+        """
+
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a new object for writing.
 

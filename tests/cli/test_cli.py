@@ -58,7 +58,9 @@ OPTIONS = {
     "--max-download-bytes --max-redirects --max-unanswered --ignore-robots --allow-host "
     "--sidecar --split-by --limit --group-spans --duplicates --near-duplicates --overwrite "
     "--check --max-rejects --dry-run --html",
-    "index": "url --output --repack --checksums --overwrite --num-threads",
+    "index": "url --output --repack --checksums --facts --overwrite --num-threads",
+    "measure": "url --name --decode --processor --tokenizer --image-size --field --before --seed "
+    "--epochs --room --patch-size --output --num-workers --allow-foreign-urls",
     "info": "url --keys --json --stats --samples --seed --tokenizer --html --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",
     "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "

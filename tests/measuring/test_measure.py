@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
+from mmstream.dataset.facts import facts_name, write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError
 from mmstream.measuring import measure as module
@@ -283,3 +284,44 @@ def test_room_is_added_to_each_length(tmp_path: Path) -> None:
     roomy = mm.measure(folder, decode=CAPTIONS, name="roomy", room=5)
     assert (roomy.column("num_tokens") - plain.column("num_tokens") == 5).all()
     assert mm.measure(folder, decode=CAPTIONS, before=(drawn,), room=50).num_samples == 24
+
+
+# -- facts ----------------------------------------------------------------------------------------
+
+
+def test_facts_give_the_same_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_corpus(tmp_path, COUNTS, chat_sample, checksums=True)
+    mm.measure(folder, decode=chat_decode(), name="whole")
+    write_facts(mm.open_dataset(folder))
+    monkeypatch.setattr(module, "shard_samples", None)  # no shard is read whole
+    mm.measure(folder, decode=chat_decode(), name="facts")
+    assert files_of(measure_folder(folder, "facts")) == files_of(measure_folder(folder, "whole"))
+
+
+def test_a_function_that_looks_at_pictures_gets_the_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def with_size(sample: Sample) -> Sample:
+        return {**sample, "txt": "x" * (len(sample["jpg"]) % 97 + 1)}
+
+    folder = write_corpus(tmp_path, COUNTS)
+    plain = mm.measure(folder, decode=CAPTIONS, before=(with_size,), name="plain")
+    write_facts(mm.open_dataset(folder))
+    with caplog.at_level("WARNING"):
+        measure = mm.measure(folder, decode=CAPTIONS, before=(with_size,), name="facts")
+    assert measure.column("num_tokens").tolist() == plain.column("num_tokens").tolist()
+    assert "tokens by its facts, and " in caplog.text
+
+
+def test_facts_that_do_not_fit_are_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_corpus(tmp_path, COUNTS)
+    dataset = mm.open_dataset(folder)
+    write_facts(dataset)
+    first, second = (tmp_path / facts_name(dataset.name_of(shard)) for shard in range(2))
+    first.write_bytes(second.read_bytes())
+    with caplog.at_level("WARNING"):
+        measure = mm.measure(folder, decode=CAPTIONS)
+    assert (measure.column("num_tokens") > 0).all()
+    assert "shard-000000.tar.facts: damaged, or of another shard" in caplog.text

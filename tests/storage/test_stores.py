@@ -65,6 +65,8 @@ def test_names_may_lie_in_folders_which_are_not_listed(store):
     store.write("top", b"1")
     assert store.read("reports/deep/a.json") == b"{}"
     assert sizes(store) == {"top": 1}
+    assert list(store.folders()) == ["reports"]
+    assert list(open_store(store.url_of("nothing")).folders()) == []
     assert sizes(open_store(store.url_of("reports/deep"))) == {"a.json": 2}
     assert not store.exists("reports")
     assert not store.exists("reports/deep")

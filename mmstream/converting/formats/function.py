@@ -15,7 +15,7 @@ from typing import Any
 
 from mmstream.errors import ConfigError
 
-__all__ = ["function_name", "load_function", "short_name", "source_sha256"]
+__all__ = ["function_name", "load_function", "load_object", "short_name", "source_sha256"]
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -25,7 +25,19 @@ def load_function(name: str) -> Callable[..., Any]:
         ConfigError: There is no such module or function. What the module raises when it is
             imported passes.
     """
-    module_name, _, function = name.partition(":")
+    value = load_object(name)
+    if not callable(value):
+        raise ConfigError(f"{name}: the module has no function {name.partition(':')[2]!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def load_object(name: str) -> Any:
+    """Import an object by its name, such as ``my_rows:caption``. None: the module has none.
+
+    Raises:
+        ConfigError: There is no such module. What the module raises when it is imported passes.
+    """
+    module_name, _, attributes = name.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)  # behind the others, so that nothing there hides an installed one
@@ -41,11 +53,9 @@ def load_function(name: str) -> Callable[..., Any]:
         if isinstance(error, ImportError):
             raise
         raise ConfigError(f"{name}: is not module:function ({error})") from None
-    for attribute in function.split("."):
+    for attribute in attributes.split("."):
         value = getattr(value, attribute, None)
-    if not callable(value):
-        raise ConfigError(f"{name}: the module has no function {function!r}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def function_name(function: Callable[..., Any]) -> str:
