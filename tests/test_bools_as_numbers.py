@@ -45,6 +45,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Normalize": lambda _, **k: mm.Normalize(**{"mean": 0.5, "std": 0.5, **k}),
     "Order.from_counts": lambda _, **k: mm.Order.from_counts([4], **{"global_batch_size": 2, **k}),
     "Pack": lambda _, **k: mm.Pack(**{"max_tokens": 8, **k}),
+    "PackLimits": lambda _, **k: mm.PackLimits(**{"max_tokens": 8, **k}),
     "Pipeline": pipeline,
     "Pipeline.as_webdataset": lambda dataset, **k: pipeline(dataset).as_webdataset(**k),
     "Pipeline.take": lambda dataset, **k: pipeline(dataset).take(**k),
@@ -65,6 +66,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "measure": lambda dataset, **k: mm.measure(
         dataset, decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer())), **k
     ),
+    "plan_packs": lambda dataset, **k: mm.plan_packs(dataset, **{"max_tokens": 8, **k}),
     "qwen3_vl_video_length": lambda _, **k: mm.qwen3_vl_video_length(**k),
     "qwen_vl_length": lambda _, **k: mm.qwen_vl_length(**k),
     "qwen_vl_video_length": lambda _, **k: mm.qwen_vl_video_length(**k),

@@ -6,6 +6,7 @@
     finalize.py  finalize
     data.py      index, verify
     measure.py   measure
+    plan.py      plan
     info.py      info
     show.py      show
     duplicates.py  duplicates, leakcheck
@@ -27,7 +28,18 @@ from typing import NoReturn
 
 import click
 
-from mmstream.cli import convert, data, duplicates, finalize, info, measure, replay, show, training
+from mmstream.cli import (
+    convert,
+    data,
+    duplicates,
+    finalize,
+    info,
+    measure,
+    plan,
+    replay,
+    show,
+    training,
+)
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
 
@@ -40,6 +52,7 @@ __all__ = ["cli", "main"]
         finalize.finalize,
         data.index,
         measure.measure,
+        plan.plan,
         info.info,
         show.show,
         data.verify,

@@ -10,6 +10,9 @@
     plan_file.py     a plan in a folder, a bucket, or the cache of this machine
     cost.py          what a unit costs a model
     deal.py          which rank takes which row of a step
+    plan_report.py   how full the packs are, and what keeps them from more
+    plan_packs.py    the measure of a dataset -> the plan beside its index
+    condition.py     conditions over the columns of a measure
 
 A plan is integers: it needs no tokenizer, no torch and none of the tars.
 """

@@ -30,6 +30,7 @@ from mmstream.packing.measure_file import require_name
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.settings import PackLimits
 from mmstream.storage import Store, open_store
+from mmstream.storage.write_lock import write_lock
 
 __all__ = ["PLAN_NAME", "open_plan", "plan_folder", "reopen_plan", "write_plan"]
 
@@ -80,9 +81,16 @@ def write_plan(plan: PackPlan, folder: str) -> PackPlan:
         folder: Path or URL.
 
     Raises:
+        LockedError: Another process writes a plan there.
         StorageError: The storage failed after retries.
     """
     store = open_store(folder)
+    with write_lock(store, "plan"):
+        _write(plan, store)
+    return open_plan(folder)
+
+
+def _write(plan: PackPlan, store: Store) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {
         "units": plan.unit_rows,
         "members": plan.members,
@@ -104,7 +112,6 @@ def write_plan(plan: PackPlan, folder: str) -> PackPlan:
     text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
     store.write(PLAN_NAME, seal(text))
     remove_arrays(store, {info.name for info in infos.values()})
-    return open_plan(folder)
 
 
 def open_plan(folder: str) -> PackPlan:

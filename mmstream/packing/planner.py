@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -16,7 +15,7 @@ from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, escaped
 from mmstream.packing.condition import evaluate
 from mmstream.packing.groups import group_stops
-from mmstream.packing.measure_file import Measure
+from mmstream.packing.measure_file import Measure, is_same_shard
 from mmstream.packing.pack import BLOCK_PACKS, pack_samples
 from mmstream.packing.plan import (
     CONDITION,
@@ -239,9 +238,7 @@ def _require_first_shards(measure: Measure, limits: PackLimits, previous: PackPl
             "replace it with overwrite=True"
         )
     for shard, planned in zip(measure.shards, previous.shards, strict=False):
-        if None in (shard.sha256, planned.sha256):  # a manifest may get checksums later
-            shard, planned = replace(shard, sha256=None), replace(planned, sha256=None)
-        if shard != planned:
+        if not is_same_shard(shard, planned):
             raise ConfigError(
                 f"plan: {escaped(planned.name)} is another shard than in the plan that is there; "
                 "give another name, or replace it with overwrite=True"

@@ -35,8 +35,8 @@ class PackLimits:
         where: Condition over the columns of the measure, such as
             ``"width >= 200 and num_label_tokens > 8"``. Other samples are left out. "": all.
         overlong: "reject" leaves out samples with more than T tokens. "truncate" keeps those of
-            plain text: a `TextDecoder` with ``max_length=T`` cuts them to T tokens. Of others the
-            measure alone can say what a cut leaves: measure them with that decoder.
+            plain text: a `TextDecoder` with ``max_length=T`` cuts them to T tokens. Conversations
+            and samples with media are left out too: a cut may take their answers or media.
 
     Raises:
         ConfigError: A number is not positive, T is no multiple of `document_multiple_of`, or the

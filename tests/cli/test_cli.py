@@ -61,6 +61,9 @@ OPTIONS = {
     "index": "url --output --repack --checksums --facts --overwrite --num-threads",
     "measure": "url --name --decode --processor --tokenizer --image-size --field --before --seed "
     "--epochs --room --patch-size --output --num-workers --allow-foreign-urls",
+    "plan": "url --max-tokens --measure --name --output --max-documents --max-images --max-patches "
+    "--max-seconds --document-multiple-of --where --overlong --overwrite --num-workers --json "
+    "--allow-foreign-urls",
     "info": "url --keys --json --stats --samples --seed --tokenizer --html --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",
     "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "

@@ -1,0 +1,227 @@
+"""How well a plan fills its packs, what keeps it from more, and what another length would give.
+
+The bound is best-fit decreasing over all samples of the dataset: hardly anything fills better, and
+nothing that reads near samples together can.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from mmstream.packing.measure_file import Measure
+from mmstream.packing.groups import GROUP_PACKS
+from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
+from mmstream.packing.planner import LIMIT_COLUMNS, Chosen, choose
+from mmstream.types import IntArray
+
+__all__ = ["LeftOut", "PlanReport", "plan_report"]
+
+ALIKE = 0.6
+"""Neighbours are alike where their lengths differ by less than this share of what others differ."""
+
+MIN_SAMPLES = 50
+"""Of fewer samples nothing is said."""
+
+STEP_TOKENS = 128
+"""Other lengths are multiples of so many tokens."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Samples that are in no pack.
+
+    Attributes:
+        reason: One of `LEFT_OUT_REASONS`.
+        num_samples: How many.
+        num_tokens: Their tokens, as far as they are known.
+    """
+
+    reason: str
+    num_samples: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What `plan_report` tells of a plan.
+
+    Attributes:
+        num_samples: Samples in packs.
+        num_packs: Packs.
+        fill: Their tokens, as a share of what they could hold.
+        bound: The fill that best-fit decreasing over the whole dataset reaches, or less where
+            another limit than tokens allows less.
+        binding_limit: What keeps packs from being fuller: "max_tokens", or the setting of the
+            limit of which the packs use the largest share.
+        left_out: Samples in no pack, by their reasons.
+        other_fills: {T: the fill that best-fit decreasing reaches} for other lengths of packs. A
+            sample that is longer than T is not counted.
+        num_ranges: Runs of neighbouring samples a pack, on average.
+        spread: Among the bytes of how many packs in a row the samples of a pack lie.
+        neighbours_alike: Whether neighbouring samples have like lengths, as in sorted datasets.
+        num_short_groups: Groups that hold less than a full group does, without the last one: each
+            comes from an earlier plan that ended there, and has a pack or more that is not full.
+    """
+
+    num_samples: int
+    num_packs: int
+    fill: float
+    bound: float
+    binding_limit: str
+    left_out: tuple[LeftOut, ...]
+    other_fills: dict[int, float]
+    num_ranges: float
+    spread: int
+    neighbours_alike: bool
+    num_short_groups: int
+
+    def lines(self, max_tokens: int) -> list[str]:
+        """Return the report as lines of text.
+
+        Args:
+            max_tokens: T of the plan.
+        """
+        lines = [
+            f"{self.num_samples:,} samples in {self.num_packs:,} packs of {max_tokens:,} tokens, "
+            f"{self.fill:.1%} full; at best {self.bound:.1%}",
+            f"samples of a pack lie in {self.num_ranges:.1f} ranges, spread over {self.spread} "
+            f"packs; {self.binding_limit} binds",
+        ]
+        lines += [
+            f"left out: {entry.num_samples:,} samples, {entry.num_tokens:,} tokens: {entry.reason}"
+            for entry in self.left_out
+        ]
+        if self.other_fills:
+            fills = (f"{length:,}: {fill:.1%}" for length, fill in self.other_fills.items())
+            lines.append(f"packs of other lengths are at best so full: {', '.join(fills)}")
+        if self.neighbours_alike:
+            lines.append(
+                "neighbouring samples have like lengths, as in a sorted dataset: packs are less "
+                "full, and the samples of a pack are alike; shuffle once, by `mmstream convert "
+                "--shuffle-seed` or `mmstream reshard`"
+            )
+        if self.num_short_groups:
+            lines.append(
+                f"{self.num_short_groups} groups are short, because shards were appended after "
+                "them; to plan all shards anew, use --overwrite; runs in mid-epoch need the old plan"
+            )
+        return lines
+
+
+def plan_report(plan: PackPlan, measure: Measure, bad: IntArray | None = None) -> PlanReport:
+    """Tell how well a plan fills its packs. It takes seconds for a million samples.
+
+    Args:
+        plan: The plan.
+        measure: The measure that it was made of.
+        bad: The bad list that it was made with.
+    """
+    chosen = choose(measure, plan.settings, bad)
+    costs = chosen.costs[chosen.is_kept]
+    max_tokens = plan.settings.max_tokens
+    shares = costs.sum(axis=0) / chosen.limits  # packs that each limit needs, if nothing is lost
+    least = [_num_packs(np.bincount(costs[:, 0]), max_tokens), *np.ceil(shares[1:]).tolist()]
+    limits = ["max_tokens", *(name for name in LIMIT_COLUMNS if getattr(plan.settings, name))]
+    room = int(max(least)) * max_tokens
+    return PlanReport(
+        num_samples=plan.members.size,
+        num_packs=plan.num_units,
+        fill=plan.fill,
+        bound=int(plan.member_tokens.sum(dtype=np.int64)) / room if room else 0.0,
+        binding_limit=limits[int(np.argmax(shares))],
+        left_out=_left_out(plan),
+        other_fills=_other_fills(chosen, max_tokens, plan.settings.document_multiple_of),
+        num_ranges=_num_ranges(plan),
+        spread=plan.spread,
+        neighbours_alike=_are_neighbours_alike(costs[:, 0]),
+        num_short_groups=int((plan.counts[:-1] < GROUP_PACKS).sum()),
+    )
+
+
+def _num_packs(histogram: IntArray, max_tokens: int) -> int:
+    """Return how many packs best-fit decreasing needs.
+
+    Samples of one length are packed at once: the fullest pack that they fit takes as many of them
+    as it can, and is the fullest for the next one too.
+
+    Args:
+        histogram: int64 [n], how many samples take 0, 1, 2 tokens of a pack, and so on. None takes
+            more than `max_tokens`.
+        max_tokens: T.
+    """
+    num_packs = 0
+    num_of_room: dict[int, int] = {}
+    rooms: list[int] = []  # ascending
+
+    def add(room: int, number: int) -> None:
+        if number and room not in num_of_room:
+            insort(rooms, room)
+        if number:
+            num_of_room[room] = num_of_room.get(room, 0) + number
+
+    for length in np.flatnonzero(histogram)[::-1].tolist():
+        left = int(histogram[length]) * (length > 0)
+        while left:
+            place = bisect_left(rooms, length)
+            if place == len(rooms):  # new packs: as many as these samples fill
+                number = -(-left // (max_tokens // length))
+                num_packs += number
+                add(max_tokens, number)
+            room = rooms[place]
+            each = room // length
+            full = min(num_of_room[room], left // each)
+            taken, num_taken = (full, each) if full else (1, left)
+            num_of_room[room] -= taken
+            if not num_of_room[room]:
+                del num_of_room[room], rooms[place]
+            add(room - num_taken * length, taken)
+            left -= taken * num_taken
+    return num_packs
+
+
+def _left_out(plan: PackPlan) -> tuple[LeftOut, ...]:
+    reasons, tokens = plan.left_out[:, 1], np.maximum(plan.left_out[:, 2], 0)
+    return tuple(
+        LeftOut(name, int((reasons == number).sum()), int(tokens[reasons == number].sum()))
+        for number, name in enumerate(LEFT_OUT_REASONS)
+        if (reasons == number).any()
+    )
+
+
+def _other_fills(chosen: Chosen, max_tokens: int, multiple: int) -> dict[int, float]:
+    """Return {T: fill of best-fit decreasing} for a dozen lengths of packs."""
+    step = STEP_TOKENS * multiple // gcd(STEP_TOKENS, multiple)
+    near = [max_tokens + step * number for number in (-4, -2, -1, 1, 2, 4)]
+    far = [max_tokens * number // 8 // step * step for number in (2, 4, 6, 12, 16, 32)]
+    is_used = chosen.is_kept | (chosen.reasons == TOO_LONG)
+    costs, tokens = chosen.costs[is_used, 0], chosen.tokens[is_used]
+    histogram, tokens_of = np.bincount(costs), np.bincount(costs, tokens)
+    fills = {}
+    for length in sorted({*near, *far} - {max_tokens}):
+        num_packs = _num_packs(histogram[: length + 1], length) if length > 0 else 0
+        if num_packs:
+            fills[length] = float(tokens_of[: length + 1].sum()) / (num_packs * length)
+    return fills
+
+
+def _num_ranges(plan: PackPlan) -> float:
+    """Return how many runs of neighbouring samples a pack has, on average."""
+    if not plan.num_units:
+        return 0.0
+    is_break = np.diff(plan.members) != 1
+    is_break[plan.unit_rows[1:, 0] - 1] = False  # from one pack to the next
+    return 1 + int(is_break.sum()) / plan.num_units
+
+
+def _are_neighbours_alike(costs: IntArray) -> bool:
+    """Tell whether neighbours differ less in length than samples that lie far apart."""
+    half = costs.size // 2
+    if half < MIN_SAMPLES:
+        return False
+    near = np.abs(np.diff(costs)).mean()
+    far = np.abs(costs[half:] - costs[: costs.size - half]).mean()
+    return bool(near < ALIKE * far)
