@@ -84,10 +84,10 @@ if TYPE_CHECKING:
     from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
     from mmstream.measuring.measure import measure as measure
-    from mmstream.packing.plan_packs import plan_packs as plan_packs
-    from mmstream.packing.settings import PackLimits as PackLimits
     from mmstream.order import Order as Order
     from mmstream.packing.cost import Cost as Cost
+    from mmstream.packing.plan_packs import plan_packs as plan_packs
+    from mmstream.packing.settings import PackLimits as PackLimits
     from mmstream.pipeline import Pipeline as Pipeline
     from mmstream.world import World as World
 

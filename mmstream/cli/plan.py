@@ -24,9 +24,7 @@ __all__ = ["plan"]
     show_default=True,
     help="Name of the measure, or its folder or URL.",
 )
-@click.option(
-    "--name", metavar="NAME", help="Name of the plan.  [default: measure and max-tokens]"
-)
+@click.option("--name", metavar="NAME", help="Name of the plan.  [default: measure and max-tokens]")
 @click.option(
     "--folder",
     metavar="FOLDER",

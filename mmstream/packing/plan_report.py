@@ -12,8 +12,8 @@ from math import gcd
 
 import numpy as np
 
-from mmstream.packing.measure_file import Measure
 from mmstream.packing.groups import GROUP_PACKS
+from mmstream.packing.measure_file import Measure
 from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
 from mmstream.packing.planner import LIMIT_COLUMNS, Chosen, choose
 from mmstream.types import IntArray
@@ -107,7 +107,7 @@ class PlanReport:
         if self.num_short_groups:
             lines.append(
                 f"{self.num_short_groups} groups are short, because shards were appended after "
-                "them; to plan all shards anew, use --overwrite; runs in mid-epoch need the old plan"
+                "them; --overwrite plans all shards anew, but runs in mid-epoch need the old plan"
             )
         return lines
 

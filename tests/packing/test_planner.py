@@ -155,14 +155,12 @@ def test_a_pack_lies_in_one_group_and_groups_hold_256_packs(
         assert (tokens[:-1] >= full).all()
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_the_plan_is_the_same_for_any_number_of_processes(num_workers: int) -> None:
+def test_the_plan_is_the_same_for_any_number_of_processes() -> None:
     rng = np.random.default_rng(3)
     measure = measure_of([400] * 30, num_tokens=rng.integers(1, 15, 12_000).tolist())
-    alone, together = (
-        make_plan(measure, PackLimits(16), num_workers=number) for number in (0, num_workers)
-    )
-    assert alone.num_groups > 3 * num_workers
+    alone = make_plan(measure, PackLimits(16))
+    together = make_plan(measure, PackLimits(16), num_workers=2)
+    assert alone.num_groups > 6
     assert together.group_digests == alone.group_digests
     np.testing.assert_array_equal(together.unit_rows, alone.unit_rows)
     np.testing.assert_array_equal(together.members, alone.members)
