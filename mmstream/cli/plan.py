@@ -26,7 +26,8 @@ __all__ = ["plan"]
 )
 @click.option("--name", metavar="NAME", help="Name of the plan.  [default: measure and max-tokens]")
 @click.option(
-    "--folder",
+    "--output",
+    "folder",
     metavar="FOLDER",
     help="Folder or URL of the plan.  [default: mmstream.plan.NAME beside the index]",
 )
