@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from mmstream.errors import ChecksumError as ChecksumError
     from mmstream.errors import ConfigError as ConfigError
     from mmstream.errors import DecodeError as DecodeError
+    from mmstream.errors import LengthError as LengthError
     from mmstream.errors import ManifestError as ManifestError
     from mmstream.errors import MMStreamError as MMStreamError
     from mmstream.errors import SampleError as SampleError
@@ -138,6 +139,7 @@ _NAMES_OF = {
     "errors": (
         "ConfigError",
         "DecodeError",
+        "LengthError",
         "MMStreamError",
         "ManifestError",
         "SampleError",

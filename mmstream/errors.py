@@ -28,6 +28,7 @@ __all__ = [
     "ChecksumError",
     "ConfigError",
     "DecodeError",
+    "LengthError",
     "MMStreamError",
     "ManifestError",
     "SampleError",
@@ -122,6 +123,13 @@ class SampleError(MMStreamError):
 
 class DecodeError(SampleError):
     """The bytes of a field cannot be decoded as what the field's name says."""
+
+
+class LengthError(SampleError):
+    """A sample has more tokens than were measured, and its pack has no room for them.
+
+    Its pack goes on without it. Measure and plan anew: decoders, templates or draws have changed.
+    """
 
 
 class ChecksumError(SampleError):

@@ -7,6 +7,7 @@ workers or positions, and does no IO. `PipelineRunner` runs it in one process, a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from copy import copy
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.batching.batching import Flat
+from mmstream.batching.batching import Flat, Pack
 from mmstream.batching.collate import Collate, collate, make_batch
 from mmstream.batching.flat import flatten, make_flat_batch
 from mmstream.dataset.dataset import Dataset
@@ -34,6 +35,9 @@ from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
+from mmstream.packing.order import PackOrder
+from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan_file import open_plan, plan_folder
 from mmstream.progress import Progress, Stage
 from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.messages import StepConnection
@@ -138,16 +142,25 @@ class Pipeline:
 
     @cached_property
     def order(self) -> AnyOrder:
-        """The order of all epochs: which sample comes in which step and row."""
-        return self.dataset.plan_order(
-            global_batch_size=self.global_batch_size,
-            seed=self.seed,
-            grid=self.grid,
-            window=self.window,
-            window_bytes=self.window_bytes,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-        )
+        """The order of all epochs: which sample or pack comes in which step and row."""
+        settings: dict[str, Any] = {
+            "global_batch_size": self.global_batch_size,
+            "seed": self.seed,
+            "grid": self.grid,
+            "window": self.window,
+            "window_bytes": self.window_bytes,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+        }
+        if not isinstance(self.batching, Pack):
+            return self.dataset.plan_order(**settings)
+        if not isinstance(self.dataset, Dataset):
+            raise ConfigError(
+                "batching=mm.Pack(...) takes one dataset, and this is a mixture: mix the rows at "
+                "conversion, or use mm.Flat()"
+            )
+        plan = plan_of(self.dataset, self.batching)
+        return PackOrder.from_plan(plan, self.dataset.corpus, **settings)
 
     def with_order(self, order: AnyOrder) -> Pipeline:
         """Return this pipeline with another order of the same dataset, such as a saved state's."""
@@ -192,7 +205,8 @@ class Pipeline:
             with closing(PipelineRunner(self)) as runner:
                 for step in range(self.order.steps_per_epoch):
                     lineage, decoded = runner.decoded(Job(0, step, 0, num_rows))
-                    yield from compress(decoded, lineage.valid)
+                    is_shown = lineage.valid if lineage.rows is None else [True] * len(decoded)
+                    yield from compress(decoded, is_shown)
 
         return list(map(SampleDict, islice(samples(), num_samples)))
 
@@ -204,6 +218,11 @@ class Pipeline:
         are not substituted, and there is no state.
         """
         refuse_bools(epoch=epoch)
+        if self.order.is_packed:
+            raise ConfigError(
+                "as_webdataset: its stages take single samples, and batching=mm.Pack(...) has rows "
+                "of several: iterate over mm.Loader(pipeline)"
+            )
         from webdataset import DataPipeline
 
         from mmstream.webdataset_stream import RawStream
@@ -264,6 +283,7 @@ class PipelineRunner:
             num_threads=num_threads,
             memory=memory,
             progress=self._progress,
+            limits=order.plan.settings if isinstance(order, PackOrder) else None,
         )
         self._make_batch = _make_batch_of(pipeline, memory)
 
@@ -375,6 +395,29 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
     channels = () if decoder.channels == 1 else (decoder.channels or 0,)
     dtype = torch.int16 if decoder.dtype == "int16" else torch.float32
     return name, torch.empty((0, *channels, 0), dtype=dtype)
+
+
+def plan_of(dataset: Dataset, batching: Pack) -> PackPlan:
+    """Return the plan of the packs of a dataset.
+
+    Raises:
+        ConfigError: there is none, or it is of other packs.
+    """
+    plan = batching.plan
+    if plan is None:
+        raise ConfigError(
+            "mm.Pack: give it a plan, mm.Pack(..., plan=folder): `mmstream measure` and "
+            "`mmstream plan` make one"
+        )
+    if not isinstance(plan, PackPlan):
+        address = os.fspath(plan)
+        plan = open_plan(address if "/" in address else plan_folder(dataset.store.url, address))
+    if plan.settings.max_tokens != batching.max_tokens:
+        raise ConfigError(
+            f"mm.Pack({batching.max_tokens}): its plan is of rows of {plan.settings.max_tokens} "
+            "tokens: give another plan, or its max_tokens"
+        )
+    return plan
 
 
 def _check_batching(pipeline: Pipeline) -> None:

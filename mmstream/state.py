@@ -10,10 +10,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder
-from mmstream.order.corpus import CONTENT_KEYS, differing_keys
+from mmstream.order.corpus import CONTENT_KEYS, DATASET, dataset_identity, differing_keys
+from mmstream.packing.order import PackOrder
+from mmstream.packing.plan import PackPlan
 
 __all__ = ["STATE_VERSION", "OnChange", "load_state", "make_state", "order_of_state", "resume"]
 
@@ -62,7 +65,8 @@ def resume(
         is_state = isinstance(state, Mapping)
         if on_change == "refuse" or not source.can_finish_epoch or not is_state:
             raise
-    old_order, epoch, step = order_of_state(_without_unused_bad_list(state), source)
+    plan = order.plan if isinstance(order, PackOrder) else None
+    old_order, epoch, step = order_of_state(_without_unused_bad_list(state), source, plan)
     if step == 0:
         return epoch, step, order
     logger.info(
@@ -90,7 +94,9 @@ def _with_unset_from(order: AnyOrder, state: Mapping[str, Any]) -> AnyOrder:
         return order
 
 
-def order_of_state(state: Mapping[str, Any], source: ShardSource) -> tuple[AnyOrder, int, int]:
+def order_of_state(
+    state: Mapping[str, Any], source: ShardSource, plan: PackPlan | None = None
+) -> tuple[AnyOrder, int, int]:
     """Return the order that a state was saved with, and the epoch and step of the state.
 
     Every epoch of a run has this order, unless its settings were changed between two epochs.
@@ -98,14 +104,24 @@ def order_of_state(state: Mapping[str, Any], source: ShardSource) -> tuple[AnyOr
     Args:
         state: ``loader.state_dict()``.
         source: the dataset or mixture of the run. A dataset may have grown by shards at its end.
+        plan: the plan of the run, where the state is of packs. None: it has none.
 
     Raises:
-        StateError: not a state of a Loader, or one of another source.
+        StateError: not a state of a Loader, or one of another source or plan.
     """
     identity = state.get("order") if isinstance(state, Mapping) else None
     if not isinstance(identity, Mapping):
         raise StateError("not a state of a Loader: it holds no order")
-    order = source.order_from_identity(identity)
+    order: AnyOrder
+    if "plan" not in identity:
+        order = source.order_from_identity(identity)
+    elif plan is None or not isinstance(source, Dataset):
+        raise StateError(
+            "the state is of packs (batching=mm.Pack), and this run has no plan of them: "
+            "give the plan of the run"
+        )
+    else:
+        order = PackOrder.from_identity(identity, plan, source.corpus)
     return order, *load_state(order, state)
 
 
@@ -140,12 +156,7 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     if epoch > MAX_EPOCH:
         raise StateError(f"epoch {_shown(epoch)}: at most {MAX_EPOCH:,}")
     present = order.identity()
-    if ("sources" in saved) != ("sources" in present):
-        kinds = {True: "a mixture", False: "one dataset"}
-        raise StateError(
-            f"the state is of {kinds['sources' in saved]}, this run of "
-            f"{kinds['sources' in present]}: they have no order in common"
-        )
+    _refuse_other_kind(saved, present, epoch, step)
     try:
         saved_binding = order.binding(saved, epoch, step)
         present_binding = order.binding(present, epoch, step)
@@ -158,7 +169,9 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     }
     if differences:
         advice = (
-            _mixture_advice(differences) if "sources" in present else _advice(differences, step)
+            _mixture_advice(differences)
+            if "sources" in present
+            else _advice(differences, step, is_packed="plan" in present)
         )
         raise StateError(
             f"the state of epoch {epoch} step {step} does not fit this run: "
@@ -170,6 +183,25 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     return epoch, step
 
 
+def _refuse_other_kind(
+    saved: Mapping[str, Any], present: Mapping[str, Any], epoch: int, step: int
+) -> None:
+    """Raise StateError where a state and a run have no order in common, whatever its settings."""
+    if ("sources" in saved) != ("sources" in present):
+        kinds = {True: "a mixture", False: "one dataset"}
+        raise StateError(
+            f"the state is of {kinds['sources' in saved]}, this run of "
+            f"{kinds['sources' in present]}: they have no order in common"
+        )
+    if step and ("plan" in saved) != ("plan" in present):
+        kinds = {True: "packs (batching=mm.Pack)", False: "single samples"}
+        raise StateError(
+            f"the state of epoch {epoch} step {step} is of {kinds['plan' in saved]}, this run of "
+            f"{kinds['plan' in present]}: packs begin or end where an epoch does, so finish this "
+            "epoch as it began"
+        )
+
+
 def _warn_of_unknown_content(saved: Mapping[str, Any], binding: Mapping[str, Any]) -> None:
     """Log which datasets of a state have neither sizes nor checksums: mmstream 0.1 saved none."""
     names = binding.get("sources", ())
@@ -178,7 +210,7 @@ def _warn_of_unknown_content(saved: Mapping[str, Any], binding: Mapping[str, Any
         for source in saved.get("sources", ())
         if source["name"] in names and not source.keys() & set(CONTENT_KEYS)
     ]
-    if "sources" not in saved and not saved.keys() & set(CONTENT_KEYS):
+    if "sources" not in saved and not dataset_identity(saved).keys() & set(CONTENT_KEYS):
         unknown = ["the dataset"]
     if unknown:
         logger.warning(
@@ -202,7 +234,8 @@ def _without_unused_bad_list(state: Mapping[str, Any]) -> Mapping[str, Any]:
     identity = state.get("order")
     if state.get("step") != 0 or not isinstance(identity, Mapping):
         return state
-    return {**state, "order": {**identity, "bad": None}}
+    key = f"{DATASET} bad" if "plan" in identity else "bad"
+    return {**state, "order": {**identity, key: None}}
 
 
 _OTHER_VERSION = "Resume with the mmstream that saved it: another version plans another order."
@@ -218,11 +251,18 @@ def _other_content(subject: str, differences: Mapping[str, str]) -> str:
     )
 
 
-def _advice(differences: Mapping[str, str], step: int) -> str:
+def _advice(differences: Mapping[str, str], step: int, *, is_packed: bool) -> str:
     """Return what to do about a state that does not fit a dataset."""
     if "version" in differences:
         return _OTHER_VERSION
     finish = 'Loader(on_change="finish_epoch") ends this epoch as it was planned, then changes'
+    is_of_dataset = any(name.startswith(f"{DATASET} ") for name in differences)
+    if "plan" in differences or (is_packed and "corpus" in differences and not is_of_dataset):
+        return (
+            "These are other packs than those of the state: give the plan that this epoch began "
+            "with, mm.Pack(..., plan=...); another plan may begin where an epoch does."
+        )
+    differences = {name.removeprefix(f"{DATASET} "): text for name, text in differences.items()}
     if "corpus" in differences:
         return (
             "Shards were added, removed or changed: resume on the old ones, or start anew; where "

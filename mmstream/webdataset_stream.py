@@ -47,7 +47,7 @@ class RawStream(IterableDataset[Sample]):
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         with closing(Reader(self._source, self._order)) as reader:
             for step in range(first, self._order.steps_per_epoch, stride):
-                lineage, outcomes = reader.step(Job(self._epoch, step, *rows, stride))
+                lineage, outcomes, _ = reader.step(Job(self._epoch, step, *rows, stride))
                 for ref, outcome, valid in zip(
                     lineage.planned, outcomes, lineage.valid, strict=True
                 ):

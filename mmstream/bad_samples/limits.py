@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.bad_samples.quarantine import FILTERED, BadSample, append_records
+from mmstream.bad_samples.quarantine import FILTERED, TOO_LONG, BadSample, append_records
 from mmstream.errors import BadSampleLimitError, ChecksumError, DecodeError
 from mmstream.storage.transfer_counts import TransferCounts
 
@@ -51,6 +51,11 @@ class Stats:
     num_dropped_parts: int = 0
     """Parts of delivered conversations that their texts lack, with ``undecoded_parts="drop"`` or
     "keep"."""
+    num_longer: int = 0
+    """Samples of packs that have more tokens than were measured. Those that did not fit count as
+    bad, too."""
+    num_shorter: int = 0
+    """Samples of packs that have fewer tokens than were measured."""
     num_bytes: int = 0
     """Bytes read from storage."""
     num_requests: int = 0
@@ -106,8 +111,9 @@ def count_samples(
     *,
     start: int,
     rank: int,
+    numbers: Sequence[int] | None = None,
 ) -> None:
-    """Count the rows of a batch, write its records, and apply the limits.
+    """Count the planned samples of a batch, write its records, and apply the limits.
 
     This is the only place that judges whether a run has too many bad samples.
 
@@ -115,10 +121,12 @@ def count_samples(
         stats: changed in place.
         policy: the limits.
         records: bad and filtered samples of the batch, in the order of rows.
-        valid: of each row of this rank.
-        sources: the planned source of each row, "" for a single dataset.
+        valid: of each row of this rank; True for each planned sample of packs.
+        sources: the source of each planned sample, "" for a single dataset.
         start: this rank's first row in the global batch.
         rank: names the quarantine file.
+        numbers: of the record's samples among the planned ones, where rows are packs. None: they
+            are the rows of the records, from `start` on.
 
     Raises:
         BadSampleLimitError: a limit is exceeded. Rows are counted and records written before.
@@ -127,7 +135,12 @@ def count_samples(
     bad = [record for record in records if record.kind != FILTERED]
     if bad and policy.action == "raise":  # found on the device; workers raise by themselves
         raise DecodeError(bad[0].reason)
-    stats.num_samples += sum(valid) + sum(record.substitute is None for record in records)
+    if numbers is None:
+        numbers = [record.row - start for record in records]
+    bad_numbers = set(numbers)
+    stats.num_samples += sum(
+        is_valid or number in bad_numbers for number, is_valid in enumerate(valid)
+    )
     stats.num_bad += len(bad)
     stats.num_skipped += len(records) - len(bad)
     stats.bad.update(record.kind for record in records)
@@ -147,7 +160,7 @@ def count_samples(
         path = Path(policy.quarantine, f"quarantine-rank{rank}.jsonl")
     if records and path is not None:
         _write(path, records)
-    longest = _longest_run(stats, records, valid, start, sources)
+    longest = _longest_run(stats, dict(zip(numbers, records, strict=True)), valid, sources)
     if policy.max_consecutive and longest > policy.max_consecutive:
         raise BadSampleLimitError(
             f"{longest} bad samples in a row (max_consecutive={policy.max_consecutive}), "
@@ -194,27 +207,29 @@ def _exceeded_limit(stats: Stats, policy: BadSamplePolicy) -> str | None:
     is_judged = stats.num_samples >= policy.min_samples
     if is_judged and stats.num_bad > policy.max_fraction * stats.num_samples:
         return f"max_fraction={policy.max_fraction}"
+    if is_judged and stats.bad[TOO_LONG] > policy.max_length_error_fraction * stats.num_samples:
+        return (
+            f"max_length_error_fraction={policy.max_length_error_fraction}: measure and plan anew"
+        )
     return None
 
 
 def _longest_run(
     stats: Stats,
-    records: Sequence[BadSample],
+    records: Mapping[int, BadSample],
     valid: Sequence[bool],
-    start: int,
     sources: Sequence[str],
 ) -> int:
-    """Return the longest run of bad rows that reaches into this batch; keep the last run's length.
+    """Return the longest run of bad samples that reaches into this batch; keep the last run's.
 
     Padding rows are ignored. A filtered sample was readable, so it ends a run.
     """
-    kinds = {record.row - start: record.kind for record in records}
     longest = 0
-    for row, (is_valid, source) in enumerate(zip(valid, sources, strict=True)):
-        if row in kinds and kinds[row] != FILTERED:
+    for number, (is_valid, source) in enumerate(zip(valid, sources, strict=True)):
+        if number in records and records[number].kind != FILTERED:
             stats.consecutive[source] += 1
             longest = max(longest, stats.consecutive[source])
-        elif row in kinds or is_valid:
+        elif number in records or is_valid:
             stats.consecutive[source] = 0
     return longest
 

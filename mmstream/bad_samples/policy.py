@@ -45,6 +45,10 @@ class BadSamplePolicy:
     max_consecutive: int = 100
     """Limit on bad samples one after another. Many in a row usually mean a bad shard or a wrong
     decoder. Each source of a mixture is counted by itself. 0 means no limit."""
+    max_length_error_fraction: float = 0.001
+    """Limit on samples of packs that are longer than measured and do not fit (LengthError), as a
+    share of the delivered ones. It is judged as `max_fraction` is, and tight: a measure that is out
+    of date concerns all samples."""
     max_samples: int | None = None
     """Limit on the number of bad samples. None means no limit."""
     shards: bool = False
@@ -61,8 +65,14 @@ class BadSamplePolicy:
             min_samples=self.min_samples,
             max_consecutive=self.max_consecutive,
             max_samples=self.max_samples,
+            max_length_error_fraction=self.max_length_error_fraction,
         )
         if not 0 <= self.max_fraction <= 1:
             raise ConfigError(f"max_fraction {self.max_fraction}: must lie between 0 and 1")
+        if not 0 <= self.max_length_error_fraction <= 1:
+            raise ConfigError(
+                f"max_length_error_fraction {self.max_length_error_fraction}: must lie between "
+                "0 and 1"
+            )
         if min(self.min_samples, self.max_consecutive, self.max_samples or 0) < 0:
             raise ConfigError("min_samples, max_consecutive and max_samples: must be 0 or more")

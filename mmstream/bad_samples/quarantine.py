@@ -21,12 +21,31 @@ from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, where
 from mmstream.types import IntArray
 
-__all__ = ["FILTERED", "KINDS", "BadSample", "append_records", "quarantined_refs", "shard_stamp"]
+__all__ = [
+    "FILTERED",
+    "KINDS",
+    "TOO_LONG",
+    "BadSample",
+    "append_records",
+    "quarantined_refs",
+    "shard_stamp",
+]
 
 FILTERED = "SkipSample"
 """The kind of samples that a user's filter leaves out."""
 
-KINDS = ("SampleError", "DecodeError", "TimeoutError", "ChecksumError", "ShardError", FILTERED)
+TOO_LONG = "LengthError"
+"""The kind of samples that are longer than measured, and do not fit in their pack."""
+
+KINDS = (
+    "SampleError",
+    "DecodeError",
+    "TimeoutError",
+    "ChecksumError",
+    "ShardError",
+    TOO_LONG,
+    FILTERED,
+)
 """Kinds of records: names of the error classes."""
 
 

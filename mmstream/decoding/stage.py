@@ -1,7 +1,7 @@
 """A step of raw samples becomes a step of decoded samples, with as many rows.
 
 A bad sample is replaced by a deterministic substitute (``substitute.py``), so all ranks keep the
-same number of rows and steps.
+same number of rows and steps. Where rows are packs it is left out of its row (``packs.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,8 +20,10 @@ from mmstream.decoding.address import address
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.by_field import IMAGE
 from mmstream.decoding.media import video_files
+from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows
 from mmstream.decoding.sample import LOSS_FIELD, Decode, RowMemory, TextLoss, decode_texts
 from mmstream.decoding.substitute import (
+    Document,
     Lookup,
     Prepared,
     PreparedSample,
@@ -31,6 +33,7 @@ from mmstream.decoding.substitute import (
 )
 from mmstream.errors import BadSampleLimitError
 from mmstream.lazy_bytes import LazyBytes
+from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import Sample, SampleLineage
@@ -48,7 +51,11 @@ MAX_WAITING = 8
 
 
 class DecodedStep(NamedTuple):
-    """The samples of a job, one per row, ready to be collated."""
+    """The samples of a job, in the order of rows, ready to be collated.
+
+    Without packs there is one per row. Rows of packs have any number; ``lineage.rows`` says the row
+    of each sample.
+    """
 
     lineage: BatchLineage
     samples: list[Sample]
@@ -75,6 +82,7 @@ class DecodeStage:
         num_threads: rows decoded side by side; decoders release the GIL.
         memory: for images of one size. None: memory of this process alone.
         progress: where it writes down what it works on. None: nowhere.
+        limits: what a row may hold, where rows are packs. None: a row is one sample.
     """
 
     def __init__(
@@ -88,8 +96,10 @@ class DecodeStage:
         num_threads: int = 1,
         memory: BatchMemory | None = None,
         progress: Progress | None = None,
+        limits: PackLimits | None = None,
     ) -> None:
         self._lookup = lookup
+        self._limits = limits
         self._decoders = decoders
         self._progress = progress or Progress()
         self._decode_row = RowDecoder(
@@ -97,7 +107,7 @@ class DecodeStage:
         )
         self._memory = memory or BatchMemory()
         self._shapes = decoders.plan.shapes(decoders.image) if decoders else {}
-        self._is_plain = decoders is None and not transforms and not before
+        self._is_plain = decoders is None and not transforms and not before and limits is None
         # The calling thread decodes too. Plain samples are not worth handing to another thread.
         self._num_helpers = 0 if self._is_plain else num_threads - 1
         self._pool = ThreadPoolExecutor(self._num_helpers) if self._num_helpers else None
@@ -119,11 +129,29 @@ class DecodeStage:
                 return decoded
         prepared = self._decode_row.prepare(step, self._side_by_side)
         memory = self._memory_of_rows(prepared)
+        if self._limits is not None:
+            return self._packed(step, prepared, memory, self._limits)
 
         def decode_row(position: int) -> Row:
             return self._decode_row(step, position, prepared[position], memory[position])
 
         return _assembled(step, self._side_by_side(decode_row, step.outcomes))
+
+    def _packed(
+        self,
+        step: RawStep,
+        prepared: Sequence[Prepared | None],
+        memory: Sequence[RowMemory],
+        limits: PackLimits,
+    ) -> DecodedStep:
+        """Return a step whose rows are packs."""
+
+        def decode(position: int) -> Document:
+            return self._decode_row.planned(step, position, prepared[position], memory[position])
+
+        documents = self._side_by_side(decode, step.outcomes)
+        rows = packed_rows(step, documents, self._decode_row, limits)
+        return _assembled_packs(step, rows, is_masked=self._decode_row.policy.action == "mask")
 
     def close(self) -> None:
         """End the threads."""
@@ -257,37 +285,76 @@ def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
     spare = next((row.sample for row in rows if row.sample is not None), None)
     if spare is None:
         reason = next((row.bad.reason for row in rows if row.bad), "padding only")
-        raise BadSampleLimitError(
-            f"epoch {lineage.epoch} step {lineage.step}: no row has a good sample, nor a good "
-            f"substitute (a transform or decoder that refuses all of them?); the first: {reason}"
-        )
+        raise _no_good_row(lineage, reason)
     spare_ref = next(row.shown for row in rows if row.sample is not None)
     valid = [valid and row.is_filled for valid, row in zip(lineage.valid, rows, strict=True)]
-    losses = [row.sample.pop(LOSS_FIELD, None) if row.sample else None for row in rows]
-    valid_losses = [
-        loss for loss, is_valid in zip(losses, valid, strict=True) if is_valid and loss is not None
-    ]
-    if valid_losses:
-        lineage = _with_losses(lineage, valid_losses)
+    samples = [row.sample for row in rows]
+    lineage = _with_losses(lineage, samples, valid)
     lineage = replace(
         lineage,
         valid=valid,
         shown=[spare_ref if row.sample is None else row.shown for row in rows],
         bad=tuple(row.bad for row in rows if row.bad),
-        no_picture=_first_without_picture(rows, valid),
+        no_picture=_first_without_picture(samples, valid),
     )
     return DecodedStep(lineage, [spare if row.sample is None else row.sample for row in rows])
 
 
-def _first_without_picture(rows: list[Row], valid: list[bool]) -> str:
+def _assembled_packs(step: RawStep, rows: list[PackedRow], *, is_masked: bool) -> DecodedStep:
+    """Put a step of packs together. A row that nothing could fill is empty and invalid."""
+    lineage = step.lineage
+    shown = [(number, entry) for number, row in enumerate(rows) for entry in row.documents]
+    bad = tuple(record for row in rows for record in row.bad)
+    if bad and not shown and not is_masked:
+        raise _no_good_row(lineage, bad[0].reason)
+    samples = [entry.sample for _, entry in shown if entry.sample is not None]
+    lineage = _with_losses(lineage, samples, [True] * len(samples))
+    lineage = replace(
+        lineage,
+        valid=[bool(row.documents) for row in rows],
+        rows=[number for number, _ in shown],
+        shown=[entry.ref for _, entry in shown],
+        bad=bad,
+        no_picture=_first_without_picture(samples, [True] * len(samples)),
+        **_unlike_measured(rows),
+    )
+    return DecodedStep(lineage, samples)
+
+
+def _unlike_measured(rows: list[PackedRow]) -> dict[str, Any]:
+    """Return what the lineage of a step says about samples unlike measured, with one example."""
+    unlike = [
+        (entry.sample, num_tokens_of(entry.sample), measured)
+        for row in rows
+        for entry, measured in row.unlike_measured
+        if entry.sample is not None
+    ]
+    if not unlike:
+        return {}
+    sample, num_tokens, measured = unlike[0]
+    return {
+        "num_longer": sum(num_tokens > measured for _, num_tokens, measured in unlike),
+        "num_shorter": sum(num_tokens < measured for _, num_tokens, measured in unlike),
+        "unlike_measured": f"{address(sample, '')}: {num_tokens:,} tokens, {measured:,} measured",
+    }
+
+
+def _no_good_row(lineage: BatchLineage, reason: str) -> BadSampleLimitError:
+    return BadSampleLimitError(
+        f"epoch {lineage.epoch} step {lineage.step}: no row has a good sample, nor a good "
+        f"substitute (a transform or decoder that refuses all of them?); the first: {reason}"
+    )
+
+
+def _first_without_picture(of_rows: Sequence[Sample | None], valid: list[bool]) -> str:
     """Return the address of a sample without a picture in a batch where others have one.
 
     Conversations may have none, so they do not count. "": there is no such sample.
     """
     samples = [
-        row.sample
-        for row, is_valid in zip(rows, valid, strict=True)
-        if is_valid and row.sample is not None and IMAGE in row.sample
+        sample
+        for sample, is_valid in zip(of_rows, valid, strict=True)
+        if is_valid and sample is not None and IMAGE in sample
     ]
     empty = [s for s in samples if isinstance(s[IMAGE], list) and not s[IMAGE]]
     if len(empty) == len(samples):
@@ -300,8 +367,21 @@ def _has_messages(sample: Sample) -> bool:
     return isinstance(row, dict) and bool(row.get("messages"))
 
 
-def _with_losses(lineage: BatchLineage, losses: list[TextLoss]) -> BatchLineage:
-    """Add what texts have lost to the lineage of a batch: counts, and one example of each kind."""
+def _with_losses(
+    lineage: BatchLineage, samples: Sequence[Sample | None], valid: Sequence[bool]
+) -> BatchLineage:
+    """Take what texts have lost out of samples, and add it to the lineage of their batch.
+
+    That is counts, and one example of each kind. Invalid samples do not count.
+    """
+    of_samples = [sample.pop(LOSS_FIELD, None) if sample else None for sample in samples]
+    losses: list[TextLoss] = [
+        loss
+        for loss, is_valid in zip(of_samples, valid, strict=True)
+        if is_valid and loss is not None
+    ]
+    if not losses:
+        return lineage
     cut = [loss for loss in losses if loss.is_cut]
     shortened = [loss for loss in losses if loss.num_dropped_parts]
     return replace(

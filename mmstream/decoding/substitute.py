@@ -39,17 +39,20 @@ from mmstream.errors import (
     where,
 )
 from mmstream.lazy_bytes import LazyBytes
-from mmstream.order import MAX_ATTEMPTS
+from mmstream.order import MAX_ATTEMPTS, Unit
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Outcome, RawStep
 from mmstream.types import Sample, SampleLineage, SampleRef
 
 __all__ = [
     "MAX_SUBSTITUTES",
+    "Document",
     "Lookup",
     "Prepared",
     "PreparedSample",
+    "Refusal",
     "Row",
+    "RowAddress",
     "RowDecoder",
     "SideBySide",
     "Transform",
@@ -78,6 +81,9 @@ class Lookup(Protocol):
     def read(self, ref: SampleRef) -> Outcome:
         """Read one sample from storage, now."""
 
+    def read_all(self, refs: Sequence[SampleRef]) -> list[Outcome]:
+        """Read samples from storage together, such as those of a pack."""
+
     def read_again(self, ref: SampleRef) -> Outcome:
         """Read one sample once more, past what this machine holds of its shard."""
 
@@ -86,6 +92,9 @@ class Lookup(Protocol):
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
         """Return the sample that takes the row of a bad one."""
+
+    def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
+        """Return the pack that takes the row of one without a good sample."""
 
     def stream(self, epoch: int, step: int, row: int) -> tuple[int, int]:
         """Return (seed, epoch), the key of the random draws for a row."""
@@ -121,7 +130,25 @@ class Row(NamedTuple):
     """False: `sample` only keeps the shape of the batch, and the row is invalid."""
 
 
-class _RowAddress(NamedTuple):
+class Refusal(NamedTuple):
+    """Why a sample is bad."""
+
+    kind: str
+    """One of `bad_samples.quarantine.KINDS`."""
+    reason: str
+
+
+class Document(NamedTuple):
+    """A sample of a pack, or why it is left out."""
+
+    ref: SampleRef
+    sample: Sample | None
+    refusal: Refusal | None = None
+
+
+class RowAddress(NamedTuple):
+    """A row of a step."""
+
     epoch: int
     step: int
     row: int
@@ -231,34 +258,76 @@ class RowDecoder:
             out: the memory of the batch for the row's pictures and videos.
         """
         lineage = step.lineage
-        planned = lineage.planned[position]
         address = _address(step, position)
-        try:
-            sample = self._decode_planned(address, planned, step.outcomes[position], out, prepared)
+        planned, sample, refusal = self.planned(step, position, prepared, out)
+        if refusal is None:
             return Row(sample, planned, None)
-        except SampleError as error:
-            cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
-            if self.policy.action == "raise" and not isinstance(error, SkipSample):
-                raise cause from None
-            kind, reason = type(cause).__name__, str(error)
         substitute, shown, is_filled = self._substitute(address, out)
         is_filled = is_filled and self.policy.action != "mask"
         if not lineage.valid[position]:
             return Row(substitute, shown, None, is_filled)  # padding: counted where it is valid
+        bad = self.record(address, planned, refusal, shown if is_filled else None)
+        return Row(substitute, shown, bad, is_filled)
+
+    def planned(
+        self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory
+    ) -> Document:
+        """Return a planned sample of a step, or why it is bad. Arguments as for a call."""
+        ref = step.lineage.planned[position]
+        address = _address(step, position)
+        try:
+            sample = self._decode_planned(address, ref, step.outcomes[position], out, prepared)
+        except SampleError as error:
+            cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
+            if self.policy.action == "raise" and not isinstance(error, SkipSample):
+                raise cause from None
+            return Document(ref, None, Refusal(type(cause).__name__, str(error)))
+        return Document(ref, sample)
+
+    def read_pack(self, address: RowAddress, refs: Sequence[SampleRef]) -> list[Document]:
+        """Read and decode samples that their step does not hold: those of a substitute pack."""
+        self._note_read(address, refs[0])
+        documents = []
+        for ref, outcome in zip(refs, self.lookup.read_all(refs), strict=True):
+            try:
+                sample = self._decode_planned(address, ref, outcome, RowMemory({}, {}))
+            except SampleError as error:
+                document = Document(ref, None, Refusal(type(error).__name__, str(error)))
+            else:
+                document = Document(ref, sample)
+            documents.append(document)
+        return documents
+
+    def record(
+        self,
+        address: RowAddress,
+        planned: SampleRef,
+        refusal: Refusal,
+        shown: SampleRef | None,
+        document: int | None = None,
+    ) -> BadSample:
+        """Return the record of a bad sample.
+
+        Args:
+            address: of its row.
+            planned: the sample.
+            refusal: why it is bad.
+            shown: the sample that takes its row. None: none does.
+            document: its number in its pack.
+        """
         shard, index = planned
-        bad = BadSample(
+        return BadSample(
             *address,
             self.lookup.shard_name(shard),
             index,
-            kind,
-            reason,
-            (self.lookup.shard_name(shown[0]), shown[1]) if is_filled else None,
+            *refusal,
+            None if shown is None else (self.lookup.shard_name(shown[0]), shown[1]),
             self.lookup.shard_stamp(shard),
+            document,
         )
-        return Row(substitute, shown, bad, is_filled)
 
     def _substitute(
-        self, address: _RowAddress, out: RowMemory
+        self, address: RowAddress, out: RowMemory
     ) -> tuple[Sample | None, SampleRef, bool]:
         """Return a substitute, where it comes from, and whether it counts as the row's sample."""
         ref: SampleRef = (-1, -1)
@@ -285,7 +354,7 @@ class RowDecoder:
 
     def _decode_planned(
         self,
-        address: _RowAddress,
+        address: RowAddress,
         ref: SampleRef,
         outcome: Outcome,
         out: RowMemory,
@@ -319,12 +388,12 @@ class RowDecoder:
             prepared = None
             outcome = again
 
-    def _note_read(self, address: _RowAddress, ref: SampleRef) -> None:
+    def _note_read(self, address: RowAddress, ref: SampleRef) -> None:
         self.progress.begin_sample(Stage.READ_AGAIN, address.epoch, address.step, *ref, "")
 
     def _decode(
         self,
-        address: _RowAddress,
+        address: RowAddress,
         ref: SampleRef,
         outcome: Outcome,
         out: RowMemory,
@@ -344,7 +413,7 @@ class RowDecoder:
 
     def _decode_outcome(
         self,
-        address: _RowAddress,
+        address: RowAddress,
         ref: SampleRef,
         outcome: Outcome,
         out: RowMemory,
@@ -367,12 +436,12 @@ class RowDecoder:
             sample = self._transform(transform, sample, ref)
         return sample
 
-    def _lineage(self, address: _RowAddress, raw: Sample) -> SampleLineage:
+    def _lineage(self, address: RowAddress, raw: Sample) -> SampleLineage:
         seed, epoch = self.lookup.stream(*address)
         shard, index = raw["__lineage__"][:2]
         return SampleLineage(shard, index, epoch, address.step, seed)
 
-    def _before(self, address: _RowAddress, ref: SampleRef, raw: Sample) -> Sample:
+    def _before(self, address: RowAddress, ref: SampleRef, raw: Sample) -> Sample:
         """Return a raw sample with its lineage, after the functions before decoding.
 
         They find ``json`` parsed. The raw sample is not changed: a second read is compared with it.
@@ -413,9 +482,10 @@ class RowDecoder:
         return {name: result[name] for name in result if name not in ORIGIN_FIELDS} | origin
 
 
-def _address(step: RawStep, position: int) -> _RowAddress:
+def _address(step: RawStep, position: int) -> RowAddress:
     lineage = step.lineage
-    return _RowAddress(lineage.epoch, lineage.step, lineage.start + position)
+    row = lineage.order_row(lineage.planned_row(position))
+    return RowAddress(lineage.epoch, lineage.step, row)
 
 
 def _is_same(outcome: Outcome, other: Outcome) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.agreement import agree
+from mmstream.bad_samples.lengths import count_lengths
 from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
 from mmstream.errors import ConfigError, MMStreamError, StorageError
@@ -257,11 +258,15 @@ class Loader(IterableDataset[Batch]):
             self.stats,
             self.pipeline.bad_samples,
             lineage.bad,
-            batch["__valid__"].tolist(),
+            batch["__valid__"].tolist()
+            if lineage.planned_rows is None
+            else [True] * len(lineage.planned),
             [source.locate(shard).source for shard, _ in lineage.planned],
             start=lineage.start,
             rank=resolve_world(self._world).rank,
+            numbers=lineage.bad_numbers(),
         )
+        count_lengths(self.stats, lineage.num_longer, lineage.num_shorter, lineage.unlike_measured)
         count_text_losses(
             self.stats, lineage.num_cut_texts, lineage.num_dropped_parts, lineage.text_losses
         )

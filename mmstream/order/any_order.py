@@ -56,6 +56,11 @@ class AnyOrder(Protocol):
     ) -> IntArray:
         """Return how many samples each row has, int64 [rows]; 0: padding."""
 
+    def document_tokens(
+        self, epoch: int, step: int, rows: tuple[int, int] | None = None
+    ) -> IntArray:
+        """Return the measured tokens of each sample of `refs`; 0 where nothing was measured."""
+
     def order_rows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return the row of the order at each position of a step, int64 [rows]."""
 
@@ -64,9 +69,6 @@ class AnyOrder(Protocol):
 
     def window(self, epoch: int, number: int) -> Window:
         """Return the samples of a window."""
-
-    def unit(self, epoch: int, step: int, row: int) -> Unit:
-        """Return the samples of a row of the order."""
 
     def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
         """Return the samples that take a row of the order where none of its own is good."""
@@ -81,10 +83,6 @@ class SampleRows:
     is_packed = False
     global_batch_size: int
 
-    def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
-        """Return the samples of a step."""
-        raise NotImplementedError
-
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
         """Return the sample that replaces a bad one."""
         raise NotImplementedError
@@ -96,14 +94,16 @@ class SampleRows:
         start, stop = rows or (0, self.global_batch_size)
         return np.ones(stop - start, dtype=np.int64)
 
+    def document_tokens(
+        self, _epoch: int, _step: int, rows: tuple[int, int] | None = None
+    ) -> IntArray:
+        """Return int64 [rows] of 0: nothing is measured."""
+        start, stop = rows or (0, self.global_batch_size)
+        return np.zeros(stop - start, dtype=np.int64)
+
     def order_rows(self, _epoch: int, _step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return int64 [rows]: the row at each position of a step. Positions are rows here."""
         return np.arange(*(rows or (0, self.global_batch_size)), dtype=np.int64)
-
-    def unit(self, epoch: int, step: int, row: int) -> Unit:
-        """Return the sample of a row."""
-        shards, indexes, _ = self.refs(epoch, step, (row, row + 1))
-        return Unit([(int(shards[0]), int(indexes[0]))])
 
     def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
         """Return the sample that takes the row of a bad one. See `Order.substitute`."""

@@ -22,10 +22,22 @@ from mmstream.errors import escaped
 from mmstream.order.checks import require
 from mmstream.types import IntArray
 
-__all__ = ["CONTENT_KEYS", "Corpus", "content_of", "differing_keys", "same_order"]
+__all__ = [
+    "CONTENT_KEYS",
+    "DATASET",
+    "Corpus",
+    "content_of",
+    "dataset_identity",
+    "differing_keys",
+    "same_order",
+]
 
 CONTENT_KEYS = ("sizes", "sha256")
 """Keys of an identity that say what the shards hold. None: not known. States of 0.1 lack them."""
+
+DATASET = "dataset"
+"""Where an order runs over packs, ``corpus`` and so on are about groups and packs. Its identity has
+``dataset corpus`` and so on for the dataset."""
 
 HASH_LENGTH = 32
 """Hexadecimal digits of the hashes in an identity: 128 bits."""
@@ -165,6 +177,18 @@ def content_of(identity: Mapping[str, Any]) -> dict[str, str | None]:
             shown = escaped(repr(value)) if is_short else f"of type {type(value).__name__}"
             raise ValueError(f"{key} {shown} is not a hash")
     return content
+
+
+def dataset_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an order's identity says about the dataset, whether the order packs or not.
+
+    Examples:
+        >>> dataset_identity({"corpus": "of groups", "plan": "p", "dataset corpus": "of shards"})
+        {'corpus': 'of shards'}
+    """
+    prefix = f"{DATASET} " if "plan" in identity else ""
+    keys = ("corpus", "num_shards", "bad", *CONTENT_KEYS)
+    return {key: identity[prefix + key] for key in keys if prefix + key in identity}
 
 
 def differing_keys(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:

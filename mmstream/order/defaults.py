@@ -137,6 +137,7 @@ def default_settings(
     window_bytes: int | None = None,
     grid: tuple[int, int] | None = None,
     window: int | None = None,
+    small_chunk: int | None = None,
 ) -> OrderSettings:
     """Return the settings of a dataset, with those that were chosen among them.
 
@@ -147,6 +148,7 @@ def default_settings(
         window_bytes: B. None: 2 MiB * G, within 2 to 8 GiB.
         grid: (P, Q), if it was chosen.
         window: M, if it was chosen.
+        small_chunk: C of a corpus that fits in its windows. None: 64.
 
     Examples:
         >>> default_settings(1_000_000, 1_000_000 * 110_000, 256)
@@ -164,7 +166,8 @@ def default_settings(
         grid = 1, _num_lanes(num_samples, global_batch_size, budget, most_lanes)
     num_lanes = grid[0] * grid[1]
     if is_small:
-        return _small_settings(num_samples, grid, window or -(-num_samples // num_lanes))
+        window = window or -(-num_samples // num_lanes)
+        return _small_settings(num_samples, grid, window, small_chunk)
     return _settings(num_samples, grid, window or budget.window(num_lanes), budget)
 
 
@@ -229,9 +232,11 @@ def _num_lanes(
     return next(lanes for lanes in range(max(1, limit), 0, -1) if global_batch_size % lanes == 0)
 
 
-def _small_settings(num_samples: int, grid: tuple[int, int], window: int) -> OrderSettings:
+def _small_settings(
+    num_samples: int, grid: tuple[int, int], window: int, chunk: int | None = None
+) -> OrderSettings:
     """Return the settings of a corpus that fits in its windows."""
-    chunk = _few_chunks(SMALL_CORPUS_CHUNK, num_samples)
+    chunk = _few_chunks(chunk or SMALL_CORPUS_CHUNK, num_samples)
     return OrderSettings(grid, max(1, window), MAX_INTERLEAVE, chunk)
 
 

@@ -29,7 +29,7 @@ from mmstream.order.checks import (
     require,
 )
 from mmstream.order.chunks import ChunkTable, EpochChunks
-from mmstream.order.corpus import CONTENT_KEYS, Corpus, content_of, differing_keys
+from mmstream.order.corpus import Corpus, content_of, dataset_identity, differing_keys
 from mmstream.order.defaults import default_settings
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
@@ -117,6 +117,7 @@ class Order(SampleRows):
         window_bytes: int | None = None,
         interleave: int | None = None,
         chunk: int | None = None,
+        small_chunk: int | None = None,
         shuffle: bool = True,
         drop_last: bool = True,
     ) -> Order:
@@ -141,6 +142,8 @@ class Order(SampleRows):
                 Default: 2 MiB for each row of a batch, within 2 to 8 GiB.
             interleave: K, segments of a lane that a window is drawn from.
             chunk: C, neighbouring samples on storage that stay together.
+            small_chunk: C of a corpus that fits in its windows, where `chunk` is not given.
+                Default: 64.
             shuffle: False: the corpus in its own order, in every epoch.
             drop_last: False: one more step delivers the left-over samples, padded to G rows.
 
@@ -186,6 +189,7 @@ class Order(SampleRows):
             window_bytes=window_bytes,
             grid=grid,
             window=window,
+            small_chunk=checked_size("small_chunk", small_chunk),
         )
         given = {"grid": grid, "window": window, "interleave": interleave, "chunk": chunk}
         settings = replace(
@@ -317,11 +321,12 @@ class Order(SampleRows):
         Raises:
             ValueError: `identity` is malformed.
         """
-        content_of(identity)
+        of_dataset = dataset_identity(identity)
+        content_of(of_dataset)
         if step:
             return dict(identity)
-        keys = ("corpus", "num_shards", "seed", *CONTENT_KEYS)
-        return {k: v for k, v in identity.items() if k in keys}
+        of_dataset.pop("bad", None)
+        return of_dataset | {k: v for k, v in identity.items() if k == "seed"}
 
     @property
     def stride(self) -> int:

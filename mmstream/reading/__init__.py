@@ -6,6 +6,7 @@ blocks.py   local files: a few steps at once, as late as possible
 windows.py  object stores, where no reader process reads them: window by window, ahead of their use
 fetcher.py  (shard, index) pairs -> byte ranges -> samples
 held.py     samples that were read together, until they are taken
+packed_rows.py  which samples make a row, where rows are packs
 lookup.py   single samples, for second reads and substitutes
 
 Remote storage is read by a process of its own, one for each rank:

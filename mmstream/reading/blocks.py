@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,8 @@ class _Block(NamedTuple):
     """Steps that are read together."""
 
     jobs: list[Job]
+    starts: list[int]
+    """Number of the first sample of each job, and of all samples."""
     held: HeldSamples
 
 
@@ -63,7 +66,7 @@ class BlockReads:
         self._max_bytes = VIEWED_BYTES if zero_copy else COPIED_BYTES
         self._max_steps = VIEWED_STEPS if zero_copy else COPIED_STEPS
         self._fetcher = fetcher
-        self._block = _Block([], fetcher.fetch([]))
+        self._block = _Block([], [0], fetcher.fetch([]))
         self._untaken: set[Job] = set()
         self._next: tuple[Job, Future[_Block]] | None = None
         self._pool = (
@@ -71,7 +74,7 @@ class BlockReads:
         )
 
     def take(self, job: Job) -> list[Outcome | None]:
-        """Return the samples of a job, one per row.
+        """Return the samples of a job, in the order of rows.
 
         Raises:
             StorageError: storage failed after retries.
@@ -79,9 +82,9 @@ class BlockReads:
         if job not in self._untaken:  # samples can be taken once; after a jump back, read again
             self._begin_block(job)
         self._untaken.remove(job)
-        num_rows = job.stop - job.start
-        first = self._block.jobs.index(job) * num_rows
-        return list(self._block.held.take_all(first, first + num_rows))
+        number = self._block.jobs.index(job)
+        first, stop = self._block.starts[number : number + 2]
+        return list(self._block.held.take_all(first, stop))
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -119,8 +122,9 @@ class BlockReads:
 
     def _read(self, jobs: Sequence[Job]) -> _Block:
         """Read the samples of some steps."""
-        held = self._fetcher.fetch(np.concatenate([self._refs(job) for job in jobs]))
-        return _Block(list(jobs), held)
+        refs = [self._refs(job) for job in jobs]
+        starts = [0, *accumulate(map(len, refs))]
+        return _Block(list(jobs), starts, self._fetcher.fetch(np.concatenate(refs)))
 
     def _refs(self, job: Job) -> IntArray:
         shards, indexes, _ = self._order.refs(job.epoch, job.step, (job.start, job.stop))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmstream.bad_samples.quarantine import shard_stamp
@@ -28,6 +29,10 @@ class SampleLookup:
         """Read one sample from storage, now."""
         return self.fetcher.fetch([ref]).take(0)
 
+    def read_all(self, refs: Sequence[SampleRef]) -> list[Outcome]:
+        """Read samples from storage together, such as those of a pack."""
+        return self.fetcher.fetch(refs).take_all(0, len(refs))
+
     def read_again(self, ref: SampleRef) -> Outcome:
         """Read one sample once more, past what this machine holds of its shard."""
         return self.fetcher.fetch([ref], past_caches=True).take(0)
@@ -50,10 +55,6 @@ class SampleLookup:
         """Return the sample that takes the row of a bad one; see `Order.substitute`."""
         (ref,) = self.order.substitute_unit(epoch, step, row, attempt).refs
         return ref
-
-    def unit(self, epoch: int, step: int, row: int) -> Unit:
-        """Return the samples of a pack, with their measured tokens."""
-        return self.order.unit(epoch, step, row)
 
     def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
         """Return the pack that takes the row of one without a good sample."""

@@ -26,6 +26,7 @@ from mmstream.dataset.source import ShardSource
 from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.large_samples import LargeSample
+from mmstream.reading.packed_rows import PackedRows
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
 
@@ -112,19 +113,22 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class StepHeader:
-    """What goes with the bytes of a step. Arrays have one entry per row of the rank."""
+    """What goes with the bytes of a step. Arrays have one entry per sample, row by row."""
 
     shard: IntArray
     index: IntArray
     valid: npt.NDArray[np.bool_]
+    """Of each row."""
     ends: IntArray
     """Sample i is bytes [ends[i - 1], ends[i]) of the block; empty where there is an error."""
     errors: dict[int, ShardError | SampleError]
-    """By row."""
+    """By seat."""
     large: dict[int, LargeSample]
-    """By row: the samples of which the block has the first bytes only."""
+    """By seat: the samples of which the block has the first bytes only."""
     counts: TransferCounts
     num_wrong_reads: int
+    packed: PackedRows | None = None
+    """How samples make rows, where rows are packs. None: seats are rows."""
 
 
 class StepBlock:

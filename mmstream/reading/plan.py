@@ -27,6 +27,7 @@ from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import starts_of_ranges
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample, first_bytes
+from mmstream.reading.packed_rows import PackedRows
 from mmstream.storage import Access
 from mmstream.types import IntArray
 
@@ -93,6 +94,13 @@ class StepPlan(NamedTuple):
     clock: int
     windows: list[PlannedWindow]
     valid: npt.NDArray[np.bool_]
+    packed: PackedRows | None = None
+    """How samples make rows, where rows are packs."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the step, on this rank."""
+        return self.valid.size if self.packed is None else self.packed.num_samples
 
     def ranges(self) -> set[PlannedRange]:
         """Return the ranges that the step needs."""
@@ -142,9 +150,7 @@ class RankPlan:
         self._order, self._rows = order, rows
         self._bounds, self._access = bounds, access
         self._first_clock = first_clock
-        self._end_of_heads = first_clock + num_head_steps(
-            order.global_batch_size, rows[1] - rows[0]
-        )
+        self._end_of_heads = first_clock + self._num_head_steps()
         self._single_samples = single_samples
         self._least_large_bytes = least_large_bytes
         self._windows: dict[tuple[int, int], PlannedWindow] = {}
@@ -165,7 +171,9 @@ class RankPlan:
         clock = self.next_clock
         epoch, step = divmod(clock, self._order.steps_per_epoch)
         self._windows = {
-            key: window for key, window in self._windows.items() if window.clock[-1] >= clock
+            key: window
+            for key, window in self._windows.items()
+            if window.clock.size and window.clock[-1] >= clock
         }
         numbers = self._numbers(clock)
         ranges: list[PlannedRange] = []
@@ -177,9 +185,12 @@ class RankPlan:
                 ranges += window.ranges
             windows.append(window)
         valid = np.ones(numbers.size, dtype=np.bool_)
-        if numbers.size and numbers[0] < 0:  # only the last, partial step has padding
+        packed = PackedRows.of_step(self._order, epoch, step, self._rows)
+        if packed is not None:
+            valid = packed.counts > 0
+        elif numbers.size and numbers[0] < 0:  # only the last, partial step has padding
             valid = self._order.refs(epoch, step, self._rows).valid
-        self._steps[clock] = StepPlan(clock, windows, valid)
+        self._steps[clock] = StepPlan(clock, windows, valid, packed)
         self.next_clock = clock + 1
         return ranges
 
@@ -190,6 +201,16 @@ class RankPlan:
     def drop_step(self, clock: int) -> None:
         """Forget a step, whose samples were taken."""
         del self._steps[clock]
+
+    def _num_head_steps(self) -> int:
+        """Return how many steps after the start have heads."""
+        start, stop = self._rows
+        epoch, step = divmod(self._first_clock, self._order.steps_per_epoch)
+        packed = PackedRows.of_step(self._order, epoch, step, self._rows)
+        num_rows, rows_of_all = stop - start, self._order.global_batch_size
+        if packed is None or not packed.num_samples:
+            return num_head_steps(rows_of_all, num_rows)
+        return num_head_steps(rows_of_all * packed.num_samples // num_rows, packed.num_samples)
 
     def _numbers(self, clock: int) -> IntArray:
         """Return the number of the window of each row of this rank."""
@@ -262,8 +283,8 @@ def num_head_steps(global_batch_size: int, num_rows: int) -> int:
     """Return how many steps after a start have heads.
 
     Args:
-        global_batch_size: rows of a step over all ranks.
-        num_rows: rows of a step on this rank.
+        global_batch_size: rows of a step over all ranks; where rows are packs, their samples.
+        num_rows: rows of a step on this rank, or their samples.
 
     Examples:
         >>> num_head_steps(64, 64), num_head_steps(256, 256), num_head_steps(256, 32)

@@ -31,6 +31,7 @@ from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
+from mmstream.reading.packed_rows import PackedRows, seats_of
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan
 from mmstream.storage import Access, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
@@ -95,17 +96,20 @@ class Arrived:
 
 @dataclass(frozen=True)
 class StepSamples:
-    """The samples of a step, one entry per row of the rank."""
+    """The samples of a step on this rank, in the order of rows."""
 
     shard: IntArray
     index: IntArray
     valid: npt.NDArray[np.bool_]
+    """Of each row."""
     data: list[memoryview]
     """The bytes of each sample in its tar, headers included; empty where there is an error."""
     errors: dict[int, ShardError | SampleError]
-    """By row."""
+    """By seat."""
     large: dict[int, LargeSample]
-    """By row: the samples of which `data` has the first bytes only."""
+    """By seat: the samples of which `data` has the first bytes only."""
+    packed: PackedRows | None = None
+    """How samples make rows, where rows are packs. None: seats are rows."""
 
     @property
     def num_bytes(self) -> int:
@@ -426,36 +430,41 @@ class RankReader:
 
     def _take(self, step_plan: StepPlan) -> StepSamples:
         """Take the samples of a step out of what has arrived."""
-        num_rows = step_plan.valid.size
-        shard, index = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
-        data = [memoryview(b"")] * num_rows
+        size, packed = step_plan.num_samples, step_plan.packed
+        shard, index = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        data = [memoryview(b"")] * size
         errors: dict[int, ShardError | SampleError] = {}
         large: dict[int, LargeSample] = {}
+        num_taken = 0
         for window, span in step_plan.spans():
-            rows = window.row[span]
-            shard[rows], index[rows] = window.shard[span], window.index[span]
+            seats = window.row[span]
+            if packed is not None:
+                seats = seats_of(seats, packed.first_seats)
+            num_taken += seats.size
+            shard[seats], index[seats] = window.shard[span], window.index[span]
             columns = (window.start[span], window.stop[span], window.range_number[span])
             positions = range(span.start, span.stop)
-            for row, position, start, stop, number in zip(
-                rows.tolist(), positions, *(column.tolist() for column in columns), strict=True
+            for seat, position, start, stop, number in zip(
+                seats.tolist(), positions, *(column.tolist() for column in columns), strict=True
             ):
                 if number == NO_RANGE:
-                    errors[row] = window.errors[int(window.shard[position])]
+                    errors[seat] = window.errors[int(window.shard[position])]
                     continue
                 planned = window.ranges[number]
                 arrived = self._arrived[planned]
                 error = arrived.errors.get(position)
                 if error is not None:
-                    errors[row] = error
+                    errors[seat] = error
                 else:
                     first = int(planned.samples.start[0])
-                    data[row] = arrived.data[start - first : stop - first]
+                    data[seat] = arrived.data[start - first : stop - first]
                     if position in window.large:
-                        large[row] = window.large[position]
+                        large[seat] = window.large[position]
                 arrived.num_left -= 1
                 if not arrived.num_left:
                     del self._arrived[planned]
-        return StepSamples(shard, index, step_plan.valid, data, errors, large)
+        assert num_taken == size, "each seat is filled once"
+        return StepSamples(shard, index, step_plan.valid, data, errors, large, packed)
 
     def _note_pace(self, num_bytes: int, asked_at: float) -> None:
         """Add to the bytes that were taken in the last `HORIZON_S`; older ones fade away.

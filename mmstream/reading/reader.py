@@ -13,6 +13,7 @@ from mmstream.reading.blocks import BlockReads
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.lookup import SampleLookup
+from mmstream.reading.packed_rows import PackedRows
 from mmstream.reading.step import BatchLineage, Job, RawStep
 from mmstream.reading.windows import WindowReads
 
@@ -57,15 +58,15 @@ class Reader:
             )
 
     def step(self, job: Job) -> RawStep:
-        """Return the raw samples of a job, one per row.
+        """Return the raw samples of a job, in the order of rows.
 
         Raises:
             StorageError: storage failed after retries; this is never turned into a bad sample.
         """
         outcomes = self._reads.take(job)
+        rows = job.start, job.stop
         shards, indexes, valid = (
-            column.tolist()
-            for column in self._order.refs(job.epoch, job.step, (job.start, job.stop))
+            column.tolist() for column in self._order.refs(job.epoch, job.step, rows)
         )
         planned = list(zip(shards, indexes, strict=True))
         samples = [
@@ -73,17 +74,19 @@ class Reader:
             for outcome, ref in zip(outcomes, planned, strict=True)
         ]
         num_bytes, num_requests = self._fetcher.pop_counts()
+        packed = PackedRows.of_step(self._order, job.epoch, job.step, rows)
+        of_rows = {"valid": valid} if packed is None else packed.lineage_fields()
         lineage = BatchLineage(
             job.epoch,
             job.step,
             job.start,
             planned,
-            valid,
             shown=planned,
             num_bytes=num_bytes,
             num_requests=num_requests,
+            **of_rows,
         )
-        return RawStep(lineage, samples)
+        return RawStep(lineage, samples, None if packed is None else packed.num_tokens.tolist())
 
     def pop_counts(self) -> tuple[int, int]:
         """Return how many bytes and ranges were read since the previous call."""

@@ -165,6 +165,7 @@ class Server:
                 samples.large,
                 counts,
                 num_wrong,
+                samples.packed,
             )
         )
         num_bytes = samples.num_bytes

@@ -82,6 +82,12 @@ class BatchLineage:
     """Parts of conversations in valid rows that nothing decodes, and that were dropped."""
     text_losses: tuple[str, ...] = ()
     """One of these texts, and one that has lost parts: ``shard[index] key.field: `` and what."""
+    num_longer: int = 0
+    """Samples of packs that have more tokens than were measured."""
+    num_shorter: int = 0
+    """Samples of packs that have fewer."""
+    unlike_measured: str = ""
+    """``shard[index] key: `` and the tokens of one of them, and as many as were measured."""
     no_picture: str = ""
     """``shard[index] key`` of a row without a picture, where other rows have one."""
     num_bytes: int = 0
@@ -107,6 +113,15 @@ class BatchLineage:
         """Return the row of this batch that a planned sample belongs to."""
         return number if self.planned_rows is None else self.planned_rows[number]
 
+    def bad_numbers(self) -> list[int]:
+        """Return the number among `planned` of each of `bad`."""
+        if self.planned_rows is None:
+            return [record.row - self.start for record in self.bad]
+        first_of_row: dict[int, int] = {}
+        for number, row in enumerate(self.planned_rows):
+            first_of_row.setdefault(self.order_row(row), number)
+        return [first_of_row[record.row] + (record.document or 0) for record in self.bad]
+
     def to(self, *_: Any, **__: Any) -> BatchLineage:
         """Return itself. Code that moves batches to a device calls this on each value."""
         return self
@@ -117,3 +132,5 @@ class RawStep(NamedTuple):
 
     lineage: BatchLineage
     outcomes: list[Outcome]
+    num_tokens: list[int] | None = None
+    """Measured tokens of each planned sample, where rows are packs."""

@@ -49,7 +49,7 @@ class StepReader:
         self._num_wrong_reads = 0
 
     def step(self, job: Job) -> RawStep:
-        """Return the raw samples of a job, one per row.
+        """Return the raw samples of a job, in the order of rows.
 
         Raises:
             StorageError: storage failed for good.
@@ -60,18 +60,20 @@ class StepReader:
         planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
         self._num_wrong_reads += header.num_wrong_reads
         num_bytes, num_requests = self._fetcher.pop_counts()
+        packed = header.packed
+        of_rows = {"valid": header.valid.tolist()} if packed is None else packed.lineage_fields()
         lineage = BatchLineage(
             job.epoch,
             job.step,
             job.start,
             planned,
-            header.valid.tolist(),
             shown=planned,
             num_bytes=header.counts.num_bytes + num_bytes,
             num_requests=header.counts.num_requests + num_requests,
             transfers=header.counts,
+            **of_rows,
         )
-        return RawStep(lineage, outcomes)
+        return RawStep(lineage, outcomes, None if packed is None else packed.num_tokens.tolist())
 
     def pop_counts(self) -> tuple[int, int]:
         """Return how many bytes and ranges this process has read since the previous call."""
@@ -89,15 +91,16 @@ class StepReader:
         """Make samples of the bytes of a step. The reader process has compared them."""
         held = self._fetcher.new_held(header.shard.size)
         held.large.update(header.large)
-        for row, error in header.errors.items():
-            held.put_error(np.array([row]), error)
+        for seat, error in header.errors.items():
+            held.put_error(np.array([seat]), error)
         if self._zero_copy:  # views outlive the block
             data = memoryview(bytes(data))
         starts = np.concatenate(([0], header.ends[:-1])) if header.ends.size else header.ends
-        rows = np.array(
-            [row for row in range(header.shard.size) if row not in header.errors], dtype=np.int64
+        seats = np.array(
+            [seat for seat in range(header.shard.size) if seat not in header.errors],
+            dtype=np.int64,
         )
         held.scan_step(
-            data, rows, header.shard[rows], header.index[rows], starts[rows], header.ends[rows]
+            data, seats, header.shard[seats], header.index[seats], starts[seats], header.ends[seats]
         )
         return held.take_all(0, header.shard.size)

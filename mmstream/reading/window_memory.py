@@ -15,6 +15,7 @@ import numpy as np
 from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
+from mmstream.packing.order import PackOrder
 from mmstream.processes import memory_bytes, num_local_ranks
 
 __all__ = ["needs_single_samples", "window_bytes"]
@@ -51,12 +52,17 @@ def window_bytes(
     total = 0.0
     for dataset, setting in zip(datasets, settings, strict=False):
         num_samples = max(1, len(dataset))
-        held = min(num_samples, num_lanes * setting["window"])
+        held = min(num_samples, num_lanes * setting["window"] * _samples_of_row(order))
         sample_bytes = dataset.manifest.num_bytes / num_samples
         if least_large_bytes is not None:
             sample_bytes = min(sample_bytes, least_large_bytes)
         total += held * sample_bytes
     return total * num_rows / order.global_batch_size
+
+
+def _samples_of_row(order: AnyOrder) -> float:
+    """Return how many samples a row has, in the mean."""
+    return order.plan.members.size / order.num_units if isinstance(order, PackOrder) else 1
 
 
 def needs_single_samples(

@@ -21,6 +21,7 @@ from mmstream.order import AnyOrder, Window
 from mmstream.order.checks import keep
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.held import HeldSamples
+from mmstream.reading.packed_rows import PackedRows, seats_of
 from mmstream.reading.step import Job, Outcome, later_job
 from mmstream.types import IntArray
 
@@ -36,7 +37,8 @@ WindowKey: TypeAlias = tuple[int, int]
 """(epoch, number of the window)."""
 
 Delivery: TypeAlias = tuple[IntArray, HeldSamples]
-"""Slots of a window's samples, rising, and the samples in that order. Slot = step * G + row."""
+"""Slots of a window's samples, rising, and the samples in that order. Slot = step * G + row. The
+samples of a pack have one slot and follow one another."""
 
 
 class WindowReads:
@@ -56,7 +58,7 @@ class WindowReads:
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mmstream-read")
 
     def take(self, job: Job) -> list[Outcome | None]:
-        """Return the samples of a job, one per row; None: it was not read.
+        """Return the samples of a job, in the order of rows; None: it was not read.
 
         Raises:
             StorageError: storage failed after retries.
@@ -130,16 +132,22 @@ class WindowReads:
     def _take(self, job: Job) -> list[Outcome | None]:
         """Take the samples of a step out of its windows; waits for those that are being read."""
         first_slot = job.step * self._order.global_batch_size + job.start
-        outcomes: list[Outcome | None] = [None] * (job.stop - job.start)
+        num_rows = job.stop - job.start
+        packed = PackedRows.of_step(self._order, job.epoch, job.step, (job.start, job.stop))
+        num_samples = num_rows if packed is None else packed.num_samples
+        outcomes: list[Outcome | None] = [None] * num_samples
         for number in self._windows(job):
             for delivery in self._deliveries.get((job.epoch, number), ()):
                 slots, held = delivery.result()
-                bounds = slots.searchsorted((first_slot, first_slot + len(outcomes)))
+                bounds = slots.searchsorted((first_slot, first_slot + num_rows))
                 begin, end = bounds.tolist()
                 if begin < end:
-                    rows = (slots[begin:end] - first_slot).tolist()
-                    for row, outcome in zip(rows, held.take_all(begin, end), strict=True):
-                        outcomes[row] = outcome
+                    rows = slots[begin:end] - first_slot
+                    seats = rows if packed is None else seats_of(rows, packed.first_seats)
+                    for seat, outcome in zip(
+                        seats.tolist(), held.take_all(begin, end), strict=True
+                    ):
+                        outcomes[seat] = outcome
         return outcomes
 
     def _drop_finished(self, job: Job) -> None:

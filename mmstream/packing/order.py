@@ -1,0 +1,431 @@
+"""The order over packs: which packs make each step, answered in samples.
+
+The first stage of the flow where a pipeline packs, in the place of `Order` and `MixtureOrder`. It
+wraps one of them. To the inner order a *group* of shards is a shard, and a *unit* (a pack) of the
+group is a sample. So steps, windows, states and resumes are those of the inner order. A row is
+found in one more move::
+
+    (step, row)  --inner order-->  (group, unit)  --plan-->  the unit's samples
+
+Row numbers are the inner order's. `with_ranks` deals the rows of a step to ranks by their cost. It
+gives an order of *positions*: rank r takes positions [start, stop), and `order_rows` says which row
+is at each. Substitutes, random draws and logs go by rows, so they are the same for every deal.
+
+Example: a step has rows 0 to 3 with 2, 1, 3 and 1 samples. Dealt to two ranks, positions 0 to 3 may
+have rows 2, 1, 0, 3. Then rank 1 has positions [2, 4): `document_counts` says 2, 1 there, and
+`refs` has three samples, those of row 0 and then that of row 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.errors import StateError
+from mmstream.order import Corpus, Order, Refs, Unit, Window
+from mmstream.order.checks import integer, keep
+from mmstream.order.corpus import DATASET, content_of, dataset_identity, differing_keys
+from mmstream.packing.plan import PackPlan, Units, UnitSums
+from mmstream.types import IntArray
+
+__all__ = ["CostOfUnits", "Deal", "PackOrder"]
+
+SAMPLES_OF_CHUNK = 64
+"""C of a small corpus counts so many samples, in the mean, and at least one pack."""
+
+SCANNED_UNITS = 1 << 20
+"""Units whose samples are looked for on the bad list at a time."""
+
+
+CostOfUnits: TypeAlias = Callable[[UnitSums], npt.NDArray[Any]]
+"""Costs of units from their sums: one number each."""
+
+Deal: TypeAlias = Callable[[npt.NDArray[Any], int], IntArray]
+"""Deals rows to ranks: costs [G], number of ranks -> row of each position [G]."""
+
+
+class _Step(NamedTuple):
+    """Units of some rows of a step, in the order of positions."""
+
+    counts: IntArray
+    """[rows] samples of each row; 0: padding."""
+    units: Units
+
+
+class PackOrder:
+    """The order over the packs of a plan. Build it with `from_plan`.
+
+    Attributes:
+        inner: the order over groups and units.
+        plan: what the packs are.
+        num_units: packs of the plan without those that only have samples of the bad list.
+    """
+
+    is_packed = True
+
+    def __init__(self, inner: Order, plan: PackPlan, corpus: Corpus) -> None:
+        self.inner, self.plan = inner, plan
+        self.steps_per_epoch = inner.steps_per_epoch
+        self.global_batch_size = inner.global_batch_size
+        self.seed = inner.seed
+        self.num_units = inner.num_samples
+        self._corpus = corpus
+        self._bad_codes = _codes(*corpus.bad.T)
+        self._first_units = plan.first_units
+        self._deal: tuple[Deal, int, CostOfUnits] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._steps: dict[tuple[int, int, tuple[int, int]], _Step] = {}
+        self._dealt: dict[tuple[int, int], IntArray] = {}
+        self._windows: dict[tuple[int, int], Window] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_steps": {}, "_dealt": {}, "_windows": {}}
+
+    @classmethod
+    def from_plan(cls, plan: PackPlan, corpus: Corpus, **settings: Any) -> PackOrder:
+        """Build the order over the packs of a dataset.
+
+        Args:
+            plan: the packs.
+            corpus: of the dataset, with its bad list: these samples are left out of their packs.
+                Shards behind those of the plan are ignored.
+            settings: `global_batch_size`, `seed` and others of `Order.from_counts`. They count
+                packs.
+
+        Raises:
+            ConfigError: impossible settings, or fewer packs than one step needs.
+        """
+        corpus = corpus.first_shards(len(plan.shards))
+        mean_samples = plan.members.size / max(1, plan.num_units)
+        inner = Order.from_counts(
+            plan.counts,
+            names=plan.group_names,
+            sizes=plan.group_bytes,
+            checksums=plan.group_digests,
+            bad=_bad_units(plan, corpus.bad),
+            small_chunk=max(1, round(SAMPLES_OF_CHUNK / max(1, mean_samples))),
+            **settings,
+        )
+        return cls(inner, plan, corpus)
+
+    @classmethod
+    def from_identity(
+        cls, identity: Mapping[str, Any], plan: PackPlan, corpus: Corpus
+    ) -> PackOrder:
+        """Rebuild the order of a saved state, even if shards were appended and planned since.
+
+        Args:
+            identity: ``state["order"]``.
+            plan: the packs now. Groups may have been appended.
+            corpus: of the dataset now. Its bad list is ignored if the state was saved without one.
+
+        Raises:
+            StateError: `identity` is malformed, or of another dataset, plan or bad list.
+        """
+        saved = dataset_identity(identity)
+        try:
+            num_shards = integer("num_shards", saved["num_shards"])
+            digest, num_groups = identity["plan"], integer("num_shards", identity["num_shards"])
+            content_of(saved)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"not an order of packs: {type(error).__name__}: {error}") from None
+        if digest != plan.digest:
+            raise StateError(
+                f"the packs of the state are of plan {digest!r}, these of plan {plan.digest!r}: "
+                "give the plan of the state, mm.Pack(plan=...)"
+            )
+        corpus = corpus.first_shards(num_shards, keep_bad=saved.get("bad") is not None)
+        present = corpus.identity()
+        differing = differing_keys(saved, present)
+        if differing:
+            key = differing[0]
+            raise StateError(
+                f"the first {num_shards} shards are not those of the state: {key} was "
+                f"{saved.get(key)!r} and is {present[key]!r}: resume on the old ones, or start anew"
+            )
+        counts = plan.counts[:num_groups]
+        bad = _bad_units(plan, corpus.bad)
+        inner = Order.from_identity(
+            identity,
+            counts,
+            plan.group_names[:num_groups],
+            bad[bad[:, 0] < num_groups],
+            plan.group_bytes[:num_groups],
+            plan.group_digests[:num_groups],
+        )
+        return cls(inner, plan, corpus)
+
+    # -- what the order is ---------------------------------------------------------------------
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(P, Q), groups of lanes and lanes of a group."""
+        return self.inner.grid
+
+    @property
+    def stride(self) -> int:
+        """Windows of one lane have numbers that differ by multiples of this."""
+        return self.inner.stride
+
+    @property
+    def range_samples(self) -> float:
+        """Neighbouring packs that one read of a window fetches, at most."""
+        return self.inner.range_samples
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether epochs are permutations."""
+        return bool(self.inner.identity()["shuffle"])
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything the order depends on, in plain JSON types. States contain it.
+
+        It has the keys of the inner order, where ``corpus`` and the others are about groups and
+        units. ``plan`` is the digest of the plan's settings and measure. ``dataset corpus`` and so
+        on are what an order without packs says of the dataset. How rows are dealt is not in it.
+        """
+        of_dataset = self._corpus.identity()
+        return {
+            **self.inner.identity(),
+            "plan": self.plan.digest,
+            **{f"{DATASET} {key}": value for key, value in of_dataset.items()},
+        }
+
+    @staticmethod
+    def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
+        """Return the part of an identity that must be unchanged at a resume. See `Order.binding`.
+
+        In the middle of an epoch that is all of it. At the start of an epoch it is the dataset and
+        the seed, so a run may begin to pack there, or have another plan.
+
+        Raises:
+            ValueError: `identity` is malformed.
+        """
+        return Order.binding(identity, epoch, step)
+
+    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> PackOrder:
+        """Return this order with the settings that nobody gave taken from a saved identity."""
+        inner = self.inner.with_unset_from(identity, epoch, step)
+        return self if inner is self.inner else self._with_inner(inner)
+
+    def _with_inner(self, inner: Order) -> PackOrder:
+        order = PackOrder(inner, self.plan, self._corpus)
+        order._deal = self._deal
+        return order
+
+    def with_ranks(self, num_ranks: int, deal: Deal, cost: CostOfUnits) -> PackOrder:
+        """Return this order with the rows of each step dealt to ranks by their cost.
+
+        Args:
+            num_ranks: ranks of the run. Their rows must divide the step equally.
+            deal: returns the row of each position, of costs and the number of ranks.
+            cost: returns the costs of units, of their sums.
+        """
+        order = copy(self)
+        order._forget()
+        order._deal = (deal, num_ranks, cost)
+        return order
+
+    # -- the answers ---------------------------------------------------------------------------
+
+    def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
+        """Return the samples of a step, row by row. Padding rows have none. See `Order.refs`.
+
+        Args:
+            epoch: any epoch, from 0.
+            step: step of the epoch.
+            rows: [start, stop), the positions of a rank. None: all of them.
+        """
+        units = self._step(epoch, step, rows).units
+        return Refs(units.shard, units.index, np.ones(units.shard.size, dtype=np.bool_))
+
+    def document_counts(
+        self, epoch: int, step: int, rows: tuple[int, int] | None = None
+    ) -> IntArray:
+        """Return int64 [rows]: how many samples each row has. 0: padding."""
+        return self._step(epoch, step, rows).counts
+
+    def document_tokens(
+        self, epoch: int, step: int, rows: tuple[int, int] | None = None
+    ) -> IntArray:
+        """Return int64 [N]: the measured tokens of each sample of `refs`."""
+        return self._step(epoch, step, rows).units.num_tokens
+
+    def order_rows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
+        """Return int64 [rows]: the row of the order at each position."""
+        start, stop = rows or (0, self.global_batch_size)
+        if self._deal is None:
+            return np.arange(start, stop, dtype=np.int64)
+        return self._row_of_position(epoch, step)[start:stop]
+
+    def unit_sums(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> UnitSums:
+        """Return the sums of the units of a step, padding left out."""
+        numbers, valid = self._numbers(epoch, step, rows)
+        return self.plan.sums(numbers[valid])
+
+    def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
+        """Return int64 [rows]: the number of the window of each row."""
+        if self._deal is None:
+            return self.inner.windows(epoch, step, rows)
+        return self.inner.windows(epoch, step)[self.order_rows(epoch, step, rows)]
+
+    def window(self, epoch: int, number: int) -> Window:
+        """Return the samples of a window in the order of delivery, those of a unit side by side.
+
+        `row` is the position of the sample's unit in its step. See `Order.window`.
+        """
+        window = self._windows.get((epoch, number))
+        if window is None:
+            units = self.inner.window(epoch, number)
+            steps, rows = units.step, units.row
+            documents = self._documents(self._first_units[units.shard] + units.index)
+            counts = np.where(self._is_planned(epoch, steps, rows), documents.counts, 0)
+            documents = _first_of(documents, counts)
+            if self._deal is not None:
+                rows = self._positions(epoch, steps, rows)
+            steps, rows = np.repeat(steps, counts), np.repeat(rows, counts)
+            window = Window(steps, rows, documents.shard, documents.index)
+            keep(self._windows, (epoch, number), window, most=3 * self.stride + self._most_steps)
+        return window
+
+    def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
+        """Return the unit that takes the row of one without a good sample.
+
+        It is the inner order's substitute. So attempts 0-7 choose from the row's own window, but
+        not from the same step.
+
+        Args:
+            epoch: epoch of the row.
+            step: its step.
+            row: the row of the order, which is not its position.
+            attempt: how many substitutes of this row had no good sample either.
+        """
+        group, index = self.inner.substitute(epoch, step, row, attempt)
+        units = self._documents(self._first_units[[group]] + index)
+        refs = list(zip(units.shard.tolist(), units.index.tolist(), strict=True))
+        return Unit(refs, units.num_tokens.tolist())
+
+    def stream(self, epoch: int, step: int, row: int) -> tuple[int, int]:
+        """Return (seed, epoch), the key of the random transforms of a row of the order."""
+        return self.inner.stream(epoch, step, row)
+
+    # -- units ---------------------------------------------------------------------------------
+
+    def _step(self, epoch: int, step: int, rows: tuple[int, int] | None) -> _Step:
+        """Return the units at some positions of a step. The read stage asks twice for each."""
+        key = epoch, step, rows or (0, self.global_batch_size)
+        of_step = self._steps.get(key)
+        if of_step is None:
+            numbers, valid = self._numbers(epoch, step, rows)
+            units = self._documents(numbers)
+            counts = np.where(valid, units.counts, 0)
+            of_step = _Step(counts, _first_of(units, counts))
+            keep(self._steps, key, of_step, most=8)
+        return of_step
+
+    def _numbers(
+        self, epoch: int, step: int, rows: tuple[int, int] | None
+    ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+        """Return the numbers of the units at some positions of a step, and which rows are valid."""
+        if self._deal is None:
+            return self._inner_numbers(epoch, step, rows)
+        numbers, valid = self._inner_numbers(epoch, step, None)
+        row_numbers = self.order_rows(epoch, step, rows)
+        return numbers[row_numbers], valid[row_numbers]
+
+    def _inner_numbers(
+        self, epoch: int, step: int, rows: tuple[int, int] | None
+    ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+        """Return the numbers of the units of some rows of the order, and which rows are valid."""
+        groups, indexes, valid = self.inner.refs(epoch, step, rows)
+        return self._first_units[groups] + indexes, valid
+
+    def _documents(self, numbers: IntArray) -> Units:
+        """Return the samples of units, without those of the bad list."""
+        units = self.plan.units(numbers)
+        if not self._bad_codes.size:
+            return units
+        is_good = ~np.isin(_codes(units.shard, units.index), self._bad_codes)
+        rows = np.repeat(np.arange(numbers.size), units.counts)[is_good]
+        counts = np.bincount(rows, minlength=numbers.size)
+        return Units(counts, *(column[is_good] for column in units[1:]))
+
+    def _is_planned(self, epoch: int, steps: IntArray, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """Tell which rows of a window are no padding. Only the last, partial step has some."""
+        is_planned = np.ones(steps.size, dtype=np.bool_)
+        if not self.inner.drop_last and steps.size:
+            last = self.steps_per_epoch - 1
+            in_last = steps == last
+            if in_last.any():
+                is_planned[in_last] = self.inner.refs(epoch, last).valid[rows[in_last]]
+        return is_planned
+
+    # -- rows dealt to ranks -------------------------------------------------------------------
+
+    def _row_of_position(self, epoch: int, step: int) -> IntArray:
+        """Return the row at each position of a step, [G]. Padding costs nothing."""
+        dealt = self._dealt.get((epoch, step))
+        if dealt is None:
+            assert self._deal is not None, "only dealt orders ask"
+            deal, num_ranks, cost = self._deal
+            numbers, valid = self._inner_numbers(epoch, step, None)
+            costs = np.where(valid, cost(self.plan.sums(numbers)), 0)
+            dealt = np.asarray(deal(costs, num_ranks), dtype=np.int64)
+            keep(self._dealt, (epoch, step), dealt, most=self._most_steps)
+        return dealt
+
+    def _positions(self, epoch: int, steps: IntArray, rows: IntArray) -> IntArray:
+        """Return the position of each row of some steps."""
+        positions = np.empty_like(rows)
+        for step in np.unique(steps).tolist():
+            of_step = steps == step
+            row_of_position = self._row_of_position(epoch, step)
+            position_of_row = np.empty_like(row_of_position)
+            position_of_row[row_of_position] = np.arange(row_of_position.size)
+            positions[of_step] = position_of_row[rows[of_step]]
+        return positions
+
+    @property
+    def _most_steps(self) -> int:
+        """Entries of a cache by steps, or by windows beside those of the lanes."""
+        return 64 + self.global_batch_size
+
+
+def _first_of(units: Units, counts: IntArray) -> Units:
+    """Return the units of which a count is not 0; the others are padding and have no samples.
+
+    Example: units of 2, 1 and 3 samples, and counts 2, 0 and 3: the samples of the first and third.
+    """
+    if (counts == units.counts).all():
+        return units
+    is_kept = np.repeat(counts > 0, units.counts)
+    return Units(counts, *(column[is_kept] for column in units[1:]))
+
+
+def _codes(shards: IntArray, indexes: IntArray) -> IntArray:
+    """Return one integer for each (shard, index)."""
+    return shards << 32 | indexes
+
+
+def _bad_units(plan: PackPlan, bad: IntArray) -> IntArray:
+    """Return int64 [n, 2]: (group, index) of the units that have only samples of the bad list.
+
+    The order never plans them. It looks through the samples of all units, where there is a list.
+    """
+    bad_codes = _codes(*bad.T)
+    numbers: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+    for first in range(0, plan.num_units if bad_codes.size else 0, SCANNED_UNITS):
+        units = plan.units(np.arange(first, min(first + SCANNED_UNITS, plan.num_units)))
+        is_bad = np.isin(_codes(units.shard, units.index), bad_codes)
+        rows = np.repeat(np.arange(units.counts.size), units.counts)[is_bad]
+        num_bad = np.bincount(rows, minlength=units.counts.size)
+        numbers.append(first + np.flatnonzero(num_bad == units.counts))
+    bad_numbers = np.concatenate(numbers)
+    groups = np.searchsorted(plan.first_units, bad_numbers, side="right") - 1
+    return np.column_stack((groups, bad_numbers - plan.first_units[groups]))
