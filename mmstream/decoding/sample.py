@@ -209,11 +209,11 @@ def measure_sample(
             images = [ImageShape(*shape, shape)] * len(names)
         elif names:
             images = _shapes_of(sample, decode.image, names)
-    videos, audios = media_shapes(sample, decode, plans or {}, audio=True)
-    text = None
-    if decode.text is not None:
-        text = _tokens_of(sample, decode, tokens, plans)
-    return MeasuredSample(text, MediaShapes(images, videos, audios))
+    shapes = MediaShapes(images)
+    if decode.has_media:
+        shapes = MediaShapes(images, *media_shapes(sample, decode, plans or {}, audio=True))
+    text = None if decode.text is None else _tokens_of(sample, decode, tokens, plans)
+    return MeasuredSample(text, shapes)
 
 
 def _require_own_names(sample: Sample, decode: Decode) -> None:

@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.decode import Decode
@@ -27,7 +26,7 @@ from mmstream.progress import Progress
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import IGNORED_LABEL, IntArray, SampleRef
 
-__all__ = ["Counter", "Lengths", "SampleLengths"]
+__all__ = ["Counter", "SampleLengths", "batches", "num_patches"]
 
 SAMPLES_AT_ONCE = 512
 """Samples whose texts are tokenized together."""
@@ -43,19 +42,8 @@ class SampleLengths(NamedTuple):
     """One for each of `COLUMNS`. Of a sample that cannot be used: -1, then zeros."""
     reason: str = ""
     """Why the sample cannot be used."""
-    ids_crc32: int = 0
-    """CRC-32C of its token ids, as little-endian int64."""
-    first_ids: tuple[int, ...] = ()
-    """Its first token ids."""
-
-
-class Lengths(NamedTuple):
-    """The lengths of many samples."""
-
-    values: IntArray
-    """int64 [num_samples, len(COLUMNS)]."""
-    reasons: dict[int, str]
-    """Why samples cannot be used, by position."""
+    ids: IntArray = np.zeros(0, np.int64)
+    """Its token ids, int64 [num_tokens]."""
 
 
 @dataclass(frozen=True)
@@ -142,29 +130,21 @@ class Counter:
     def _counts(self, measured: MeasuredSample) -> SampleLengths:
         assert measured.text is not None
         tokens = measured.text.tokens
-        ids = tokens["input_ids"]
+        ids, shapes = tokens["input_ids"], measured.shapes
         # The first token of a document has no token before it that could predict it.
         num_labels = int(np.count_nonzero(tokens["labels"][1:] != IGNORED_LABEL))
-        patches = list(num_patches(measured.shapes, self.patch_size))
-        seconds = sum(audio.num_samples / audio.sample_rate for audio in measured.shapes.audios)
-        values = {
-            "num_tokens": len(ids),
-            "num_label_tokens": num_labels,
-            "num_documents": 1,
-            "num_images": len(measured.shapes.images),
-            "patches": sum(patches),
-            "squared_patches": sum(each * each for each in patches),
-            "num_seconds": math.ceil(seconds),
-        }
-        return SampleLengths(
-            tuple(values[name] for name in COLUMNS),
-            ids_crc32=int(crc32c(ids.astype("<i8").tobytes())),
-            first_ids=tuple(ids[:FIRST_IDS].tolist()),
+        patches = list(num_patches(shapes, self.patch_size)) if any(shapes) else []
+        seconds = sum(audio.num_samples / audio.sample_rate for audio in shapes.audios)
+        values = (
+            len(ids),
+            num_labels,
+            1,
+            len(shapes.images),
+            sum(patches),
+            sum(each * each for each in patches),
+            math.ceil(seconds),
         )
-
-
-FIRST_IDS = 16
-"""Token ids of a probe that are kept to show where two tokenizers differ."""
+        return SampleLengths(values, ids=ids)
 
 
 def num_patches(shapes: MediaShapes, patch_size: int) -> Iterator[int]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import Fact, fact_of
@@ -46,6 +47,9 @@ MAX_PROBE_BYTES = 256 << 10
 
 MAX_PROBES_BYTES = 64 << 20
 """Most bytes that all probes of a measure take."""
+
+FIRST_IDS = 16
+"""Token ids of a probe that are kept to show where two tokenizers differ."""
 
 NUM_THREADS = 8
 """Probes that are read at a time."""
@@ -139,10 +143,16 @@ def probes_of(
     name_of = dataset.name_of
     lengths = counter.lengths(samples, [ref for ref, _ in read_refs], name_of, seed, epoch)
     return [
-        Probe(name_of(ref[0]), ref[1], fact, each.values, each.ids_crc32, each.first_ids)
+        Probe(name_of(ref[0]), ref[1], fact, each.values, *_ids_of(each))
         for (ref, fact), each in zip(read_refs, lengths, strict=True)
         if not each.reason
     ]
+
+
+def _ids_of(lengths: SampleLengths) -> tuple[int, tuple[int, ...]]:
+    """Return the CRC-32C of token ids, as little-endian int64, and the first of them."""
+    ids = lengths.ids
+    return int(crc32c(ids.astype("<i8").tobytes())), tuple(ids[:FIRST_IDS].tolist())
 
 
 def _positions(values: IntArray, kinds: Iterable[int]) -> IntArray:
@@ -233,7 +243,7 @@ def _words_of_difference(probe: Probe, now: SampleLengths, counter: Counter) -> 
         if old[name] != new[name]:
             words = f"{new[name]:,} {noun}, {old[name]:,} in the measure"
             return words + _token_words(probe, now, counter)
-    if probe.ids_crc32 != now.ids_crc32:
+    if probe.ids_crc32 != _ids_of(now)[0]:
         return "other token ids than in the measure" + _token_words(probe, now, counter)
     for name in COLUMNS:
         if old[name] != new[name]:
@@ -243,7 +253,7 @@ def _words_of_difference(probe: Probe, now: SampleLengths, counter: Counter) -> 
 
 def _token_words(probe: Probe, now: SampleLengths, counter: Counter) -> str:
     """Name the first token that differs, where it is one of the first."""
-    for number, (old, new) in enumerate(zip(probe.first_ids, now.first_ids, strict=False)):
+    for number, (old, new) in enumerate(zip(probe.first_ids, now.ids.tolist(), strict=False)):
         if old != new:
             text = counter.decode.text
             assert text is not None
