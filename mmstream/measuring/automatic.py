@@ -1,0 +1,314 @@
+"""The plan of a pipeline that packs: one that fits, or a new one where that is quick.
+
+Place in the flow: `Pipeline(batching=mm.Pack(8192))` calls `find_plan`. It looks beside the index,
+and then in the user's cache::
+
+    mmstream.measure.NAME  --its probes count alike-->  mmstream.plan.NAME  --its limits-->  plan
+
+Where no measure fits, and one process runs, and measuring takes less than two minutes, the corpus
+is measured and planned there and then. Otherwise an error says which command does it, and how long
+that will take: the ranks of a run must not wait for one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mmstream.batching.batching import Pack
+from mmstream.dataset.dataset import Dataset
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.substitute import Transform
+from mmstream.errors import ConfigError, ManifestError
+from mmstream.measuring.lengths import Counter
+from mmstream.measuring.measure import Work, estimate, measure_into, time_text
+from mmstream.measuring.probes import difference
+from mmstream.packing.measure_file import Measure, is_same_shard, measure_folder, open_measure
+from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan_file import PLAN_NAME, open_plan, plan_folder
+from mmstream.packing.plan_packs import default_plan_name, plan_packs
+from mmstream.packing.planner import plan_digest
+from mmstream.packing.settings import PackLimits
+from mmstream.storage import Store, open_store
+from mmstream.world import resolve_world
+
+__all__ = ["find_plan"]
+
+logger = logging.getLogger(__name__)
+
+MAX_SECONDS = 120.0
+"""Longest measuring that a pipeline does by itself."""
+
+MEASURES = "mmstream.measure."
+PLANS = "mmstream.plan."
+
+
+class _Candidate(NamedTuple):
+    """A measure, and where it lies."""
+
+    root: Store
+    """The folder that has the folders of measures and plans."""
+    name: str
+    measure: Measure
+
+    @property
+    def url(self) -> str:
+        return self.root.url_of(f"{MEASURES}{self.name}")
+
+
+def find_plan(
+    dataset: Dataset,
+    pack: Pack,
+    decode: Decode,
+    before: Sequence[Transform] = (),
+    seed: int = 0,
+) -> PackPlan:
+    """Return the plan of a pipeline.
+
+    Args:
+        dataset: What is packed.
+        pack: The length of rows, their limits, and the plan if one is named.
+        decode: The decoders of the pipeline.
+        before: Its functions before decoding.
+        seed: Of its random draws.
+
+    Raises:
+        ConfigError: The plan or measure that is named does not fit these decoders; the message says
+            the first difference. Or none is there, and this process should not make one.
+        FileNotFoundError: There is no plan of this name.
+        ManifestError: It is damaged.
+        ShardError, StorageError: The dataset cannot be read.
+    """
+    if isinstance(pack.plan, PackPlan):
+        return _with_length(pack.plan, pack, "the plan")
+    if pack.plan is not None:
+        return _named_plan(dataset, pack, decode, before, seed)
+    limits = pack.limits or PackLimits(pack.max_tokens)
+    misfits = []
+    for candidate in _measures(dataset):
+        words = _difference(candidate.measure, decode, before, seed)
+        if words is None:
+            return _plan_of(dataset, candidate, limits)
+        misfits.append(f"{candidate.url} does not fit: {words}")
+    return _new_plan(dataset, limits, decode, before, seed, misfits)
+
+
+def _named_plan(
+    dataset: Dataset, pack: Pack, decode: Decode, before: Sequence[Transform], seed: int
+) -> PackPlan:
+    """Return the plan that a pipeline names, if the measure that it was made of still fits."""
+    address = os.fspath(pack.plan)
+    folder = address if "/" in address else plan_folder(dataset.index_store.url, address)
+    plan = _with_length(open_plan(folder), pack, folder)
+    for candidate in _measures(dataset, is_whole=False):
+        if plan_digest(plan.settings, candidate.measure.digest) != plan.digest:
+            continue
+        words = _difference(candidate.measure, decode, before, seed)
+        if words is not None:
+            raise ConfigError(
+                f"{folder}: its lengths are not those of this pipeline: {words}; measure again "
+                f"with these decoders, then plan: mm.measure(..., name=...), mm.plan_packs(...)"
+            )
+        return plan
+    logger.warning(
+        "%s: its measure is not beside the index, so nobody checks that this pipeline still counts "
+        "as the plan does",
+        folder,
+    )
+    return plan
+
+
+def _with_length(plan: PackPlan, pack: Pack, name: str) -> PackPlan:
+    """Refuse a plan of other packs than those of the settings."""
+    if plan.settings.max_tokens != pack.max_tokens:
+        raise ConfigError(
+            f"mm.Pack({pack.max_tokens}): {name} has packs of {plan.settings.max_tokens} tokens: "
+            "give another plan, or its max_tokens"
+        )
+    if pack.limits not in (None, plan.settings):
+        raise ConfigError(
+            f"mm.Pack(limits=): {name} has other limits: give another plan, or leave out one of "
+            "the two"
+        )
+    return plan
+
+
+def _difference(
+    measure: Measure, decode: Decode, before: Sequence[Transform], seed: int
+) -> str | None:
+    """Return the first difference between a measure and what a pipeline counts, or None."""
+    settings = measure.settings
+    if settings.get("epochs") and settings.get("seed") != seed:
+        return f"it measured the random draws of seed {settings.get('seed')}, not of {seed}"
+    counter = Counter(decode, tuple(before), int(settings.get("patch_size", 14)))
+    return difference(measure, counter)
+
+
+def _roots(dataset: Dataset) -> Iterator[Store]:
+    """Yield where measures and plans of a dataset may lie: beside its index, in the cache."""
+    yield dataset.index_store
+    cache = _cache_root(dataset)
+    if cache is not None:
+        yield cache
+
+
+def _measures(dataset: Dataset, *, is_whole: bool = True) -> Iterator[_Candidate]:
+    """Yield the measures of the shards of a dataset.
+
+    Args:
+        dataset: The dataset.
+        is_whole: Whether they must be of all its shards.
+    """
+    shards = dataset.manifest.shards
+    for root in _roots(dataset):
+        for folder in root.folders():
+            if not folder.startswith(MEASURES):
+                continue
+            try:
+                measure = open_measure(root.url_of(folder))
+            except FileNotFoundError:  # it is not finished
+                continue
+            except ManifestError as error:
+                logger.warning("%s", error)
+                continue
+            num_shards = len(measure.shards)
+            is_of_dataset = num_shards <= len(shards) and all(
+                map(is_same_shard, measure.shards, shards)
+            )
+            if is_of_dataset and (num_shards == len(shards) or not is_whole):
+                yield _Candidate(root, folder.removeprefix(MEASURES), measure)
+            elif is_of_dataset:
+                logger.warning(
+                    "%s: is of the first %d of %d shards; run `mmstream measure` again",
+                    root.url_of(folder),
+                    num_shards,
+                    len(shards),
+                )
+
+
+class _PlanHead(msgspec.Struct):
+    digest: str
+    shards: list[object]
+
+
+def _plan_of(dataset: Dataset, candidate: _Candidate, limits: PackLimits) -> PackPlan:
+    """Return the plan of a measure with these limits. Make it if there is none."""
+    digest = plan_digest(limits, candidate.measure.digest)
+    for root in _roots(dataset):
+        for folder in root.folders():
+            if not folder.startswith(PLANS):
+                continue
+            try:
+                head = msgspec.json.decode(root.read(f"{folder}/{PLAN_NAME}"), type=_PlanHead)
+            except (FileNotFoundError, msgspec.MsgspecError):
+                continue
+            if head.digest == digest and len(head.shards) == dataset.num_shards:
+                return open_plan(root.url_of(folder))
+    if resolve_world(None).world_size > 1:
+        command = _plan_command(dataset, candidate.name, limits)
+        raise ConfigError(
+            f"mm.Pack({limits.max_tokens}): no plan of these limits is beside the index, and the "
+            f"ranks of a run must not wait for one of them: run `{command}` once"
+        )
+    return _make_plan(dataset, candidate.url, candidate.name, limits)
+
+
+def _plan_command(dataset: Dataset, measure: str, limits: PackLimits) -> str:
+    """Return the command that makes a plan."""
+    words = ["mmstream", "plan", dataset.index_store.url, "--measure", measure]
+    defaults = PackLimits(limits.max_tokens).as_json() | {"max_tokens": None}
+    for name, value in limits.as_json().items():
+        if value != defaults[name]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def _make_plan(dataset: Dataset, measure: str, name: str, limits: PackLimits) -> PackPlan:
+    """Plan the packs of a dataset, and write the plan beside the index or into the cache."""
+    for root in _writable_roots(dataset):
+        plan = plan_packs(
+            dataset,
+            limits.max_tokens,
+            measure=measure,
+            folder=plan_folder(root, default_plan_name(limits, name)),
+            **{key: value for key, value in limits.as_json().items() if key != "max_tokens"},
+        )
+        logger.info("%r", plan)
+        return plan
+    raise _no_folder(dataset)
+
+
+def _new_plan(
+    dataset: Dataset,
+    limits: PackLimits,
+    decode: Decode,
+    before: Sequence[Transform],
+    seed: int,
+    misfits: Sequence[str],
+) -> PackPlan:
+    """Measure and plan a dataset, if that is quick and one process runs.
+
+    Raises:
+        ConfigError: It is not quick, or there are other ranks; the message has the command.
+    """
+    found = f"; {misfits[0]}" if misfits else ""
+    command = shlex.join(["mmstream", "measure", dataset.index_store.url])
+    hint = f"run `{command} --decode module:object`, or mm.measure, once"
+    if resolve_world(None).world_size > 1:
+        raise ConfigError(
+            f"mm.Pack({limits.max_tokens}): no measure of this dataset fits these decoders, and "
+            f"the ranks of a run must not wait for one of them: {hint}{found}"
+        )
+    work = Work(dataset, Counter(decode, tuple(before)), seed)
+    expected = estimate(work, range(dataset.num_shards))
+    if expected.seconds > MAX_SECONDS:
+        raise ConfigError(
+            f"mm.Pack({limits.max_tokens}): no measure of this dataset fits these decoders, and "
+            f"measuring takes about {time_text(expected.seconds)} here: {hint}{found}"
+        )
+    for misfit in misfits:
+        logger.warning("%s; the dataset is measured anew", misfit)
+    digest = hashlib.sha256(msgspec.json.encode(work.settings, order="sorted")).hexdigest()[:8]
+    name = f"auto-{digest}"
+    for root in _writable_roots(dataset):
+        folder = measure_folder(root, name)
+        measure_into(work, folder, num_workers=1)
+        return _make_plan(dataset, folder, name, limits)
+    raise _no_folder(dataset)
+
+
+def _writable_roots(dataset: Dataset) -> Iterator[str]:
+    """Yield where a new plan may be written: beside a local index, else in the cache."""
+    path = dataset.index_store.local_path("")
+    if path is not None and os.access(path, os.W_OK):
+        yield path
+    cache = _cache_root(dataset)
+    if cache is not None:
+        yield cache.url
+
+
+def _no_folder(dataset: Dataset) -> ConfigError:
+    return ConfigError(
+        f"{dataset.index_store.url}: no folder for a plan can be written, neither there nor in the "
+        "user's cache; set XDG_CACHE_HOME, or name a plan, mm.Pack(..., plan=folder)"
+    )
+
+
+def _cache_root(dataset: Dataset) -> Store | None:
+    """Return the folder of this user for the plans of a dataset. None: there is none."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    name = hashlib.sha256(dataset.index_store.url.encode()).hexdigest()[:16]
+    try:
+        folder = root if root.is_absolute() else Path("~/.cache").expanduser()
+        folder = folder / "mmstream" / "plans" / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return open_store(str(folder))
