@@ -7,7 +7,6 @@ workers or positions, and does no IO. `PipelineRunner` runs it in one process, a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from copy import copy
@@ -34,10 +33,9 @@ from mmstream.decoding.substitute import Transform
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
+from mmstream.measuring.automatic import find_plan
 from mmstream.order import AnyOrder
 from mmstream.packing.order import PackOrder
-from mmstream.packing.plan import PackPlan
-from mmstream.packing.plan_file import open_plan, plan_folder
 from mmstream.progress import Progress, Stage
 from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.messages import StepConnection
@@ -159,7 +157,7 @@ class Pipeline:
                 "batching=mm.Pack(...) takes one dataset, and this is a mixture: mix the rows at "
                 "conversion, or use mm.Flat()"
             )
-        plan = plan_of(self.dataset, self.batching)
+        plan = find_plan(self.dataset, self.batching, self.decode, self.before, self.seed)
         return PackOrder.from_plan(plan, self.dataset.corpus, **settings)
 
     def with_order(self, order: AnyOrder) -> Pipeline:
@@ -395,29 +393,6 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
     channels = () if decoder.channels == 1 else (decoder.channels or 0,)
     dtype = torch.int16 if decoder.dtype == "int16" else torch.float32
     return name, torch.empty((0, *channels, 0), dtype=dtype)
-
-
-def plan_of(dataset: Dataset, batching: Pack) -> PackPlan:
-    """Return the plan of the packs of a dataset.
-
-    Raises:
-        ConfigError: there is none, or it is of other packs.
-    """
-    plan = batching.plan
-    if plan is None:
-        raise ConfigError(
-            "mm.Pack: give it a plan, mm.Pack(..., plan=folder): `mmstream measure` and "
-            "`mmstream plan` make one"
-        )
-    if not isinstance(plan, PackPlan):
-        address = os.fspath(plan)
-        plan = open_plan(address if "/" in address else plan_folder(dataset.store.url, address))
-    if plan.settings.max_tokens != batching.max_tokens:
-        raise ConfigError(
-            f"mm.Pack({batching.max_tokens}): its plan is of rows of {plan.settings.max_tokens} "
-            "tokens: give another plan, or its max_tokens"
-        )
-    return plan
 
 
 def _check_batching(pipeline: Pipeline) -> None:

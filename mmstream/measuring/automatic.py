@@ -30,7 +30,12 @@ from mmstream.errors import ConfigError, ManifestError
 from mmstream.measuring.lengths import Counter
 from mmstream.measuring.measure import Work, estimate, measure_into, time_text
 from mmstream.measuring.probes import difference
-from mmstream.packing.measure_file import Measure, is_same_shard, measure_folder, open_measure
+from mmstream.packing.measure_file import (
+    MeasureHead,
+    is_same_shard,
+    measure_folder,
+    open_measure_head,
+)
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.plan_file import PLAN_NAME, open_plan, plan_folder
 from mmstream.packing.plan_packs import default_plan_name, plan_packs
@@ -56,7 +61,7 @@ class _Candidate(NamedTuple):
     root: Store
     """The folder that has the folders of measures and plans."""
     name: str
-    measure: Measure
+    measure: MeasureHead
 
     @property
     def url(self) -> str:
@@ -66,7 +71,7 @@ class _Candidate(NamedTuple):
 def find_plan(
     dataset: Dataset,
     pack: Pack,
-    decode: Decode,
+    decode: Decode | None,
     before: Sequence[Transform] = (),
     seed: int = 0,
 ) -> PackPlan:
@@ -75,7 +80,8 @@ def find_plan(
     Args:
         dataset: What is packed.
         pack: The length of rows, their limits, and the plan if one is named.
-        decode: The decoders of the pipeline.
+        decode: The decoders of the pipeline. Without one of texts, lengths cannot be counted, and a
+            plan must be named.
         before: Its functions before decoding.
         seed: Of its random draws.
 
@@ -88,8 +94,14 @@ def find_plan(
     """
     if isinstance(pack.plan, PackPlan):
         return _with_length(pack.plan, pack, "the plan")
+    has_text = decode is not None and decode.text is not None
     if pack.plan is not None:
-        return _named_plan(dataset, pack, decode, before, seed)
+        return _named_plan(dataset, pack, decode if has_text else None, before, seed)
+    if decode is None or not has_text:
+        raise ConfigError(
+            "mm.Pack: no decoder makes the tokens of texts, so nobody can count them: give it a "
+            "plan, mm.Pack(..., plan=folder)"
+        )
     limits = pack.limits or PackLimits(pack.max_tokens)
     misfits = []
     for candidate in _measures(dataset):
@@ -101,13 +113,14 @@ def find_plan(
 
 
 def _named_plan(
-    dataset: Dataset, pack: Pack, decode: Decode, before: Sequence[Transform], seed: int
+    dataset: Dataset, pack: Pack, decode: Decode | None, before: Sequence[Transform], seed: int
 ) -> PackPlan:
     """Return the plan that a pipeline names, if the measure that it was made of still fits."""
     address = os.fspath(pack.plan)
     folder = address if "/" in address else plan_folder(dataset.index_store.url, address)
     plan = _with_length(open_plan(folder), pack, folder)
-    for candidate in _measures(dataset, is_whole=False):
+    for candidate in [] if decode is None else _measures(dataset, is_whole=False):
+        assert decode is not None
         if plan_digest(plan.settings, candidate.measure.digest) != plan.digest:
             continue
         words = _difference(candidate.measure, decode, before, seed)
@@ -141,7 +154,7 @@ def _with_length(plan: PackPlan, pack: Pack, name: str) -> PackPlan:
 
 
 def _difference(
-    measure: Measure, decode: Decode, before: Sequence[Transform], seed: int
+    measure: MeasureHead, decode: Decode, before: Sequence[Transform], seed: int
 ) -> str | None:
     """Return the first difference between a measure and what a pipeline counts, or None."""
     settings = measure.settings
@@ -172,7 +185,7 @@ def _measures(dataset: Dataset, *, is_whole: bool = True) -> Iterator[_Candidate
             if not folder.startswith(MEASURES):
                 continue
             try:
-                measure = open_measure(root.url_of(folder))
+                measure = open_measure_head(root.url_of(folder))
             except FileNotFoundError:  # it is not finished
                 continue
             except ManifestError as error:

@@ -28,7 +28,7 @@ from mmstream.dataset.positions import refs_at
 from mmstream.errors import ManifestError, SampleError, escaped, where
 from mmstream.measuring.lengths import Counter, SampleLengths
 from mmstream.measuring.settings import differing_settings, library_versions, settings_of
-from mmstream.packing.measure_file import COLUMNS, Measure
+from mmstream.packing.measure_file import COLUMNS, Measure, MeasureHead
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
 
 __all__ = ["MAX_KINDS", "difference", "encode_probes", "kind_of", "probes_of"]
@@ -200,7 +200,7 @@ def decode_probes(text: str) -> list[Probe]:
         ) from None
 
 
-def difference(measure: Measure, counter: Counter) -> str | None:
+def difference(measure: Measure | MeasureHead, counter: Counter) -> str | None:
     """Count the probes of a measure again. Return the first difference, or None.
 
     Args:
@@ -262,7 +262,7 @@ def _token_words(probe: Probe, now: SampleLengths, counter: Counter) -> str:
     return ""
 
 
-def _reason(measure: Measure, counter: Counter) -> str:
+def _reason(measure: Measure | MeasureHead, counter: Counter) -> str:
     """Say which settings and versions differ."""
     settings: Mapping[str, Any] = measure.settings
     draws = {name: settings.get(name) for name in ("seed", "epochs", "room")}

@@ -31,9 +31,11 @@ __all__ = [
     "MEASURE_NAME",
     "UNUSABLE_NAME",
     "Measure",
+    "MeasureHead",
     "is_same_shard",
     "measure_folder",
     "open_measure",
+    "open_measure_head",
     "write_measure",
 ]
 
@@ -112,7 +114,7 @@ class Measure:
     @property
     def digest(self) -> str:
         """Hash of the settings: equal for measures that count alike, of whatever samples."""
-        return hashlib.sha256(msgspec.json.encode(self.settings, order="sorted")).hexdigest()[:32]
+        return _digest(self.settings)
 
     def column(self, name: str) -> IntArray:
         """Return a column, int64 [num_samples]. One that is absent has its default values.
@@ -127,6 +129,20 @@ class Measure:
             raise ConfigError(f"{escaped(name)}: the measure has no such column, but {names}")
         default = np.int64(name == "num_documents")
         return np.broadcast_to(default, self.num_samples)
+
+
+@dataclass(frozen=True)
+class MeasureHead:
+    """What a measure is about, without its columns. The attributes are those of `Measure`."""
+
+    shards: tuple[ShardInfo, ...]
+    settings: Mapping[str, Any]
+    details: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Hash of the settings: equal for measures that count alike, of whatever samples."""
+        return _digest(self.settings)
 
 
 @dataclass(frozen=True)
@@ -208,6 +224,17 @@ def open_measure(folder: str) -> Measure:
         return Measure(tuple(file.shards), columns, file.settings, file.details)
     except ConfigError as error:
         raise ManifestError(f"{store.url_of(MEASURE_NAME)}: {error}; {_CURE}") from None
+
+
+def open_measure_head(folder: str) -> MeasureHead:
+    """Open a measure without its columns; errors as `open_measure`."""
+    store = open_store(folder)
+    file = read_sealed(store, MEASURE_NAME, MAX_JSON_BYTES, lambda data: _decode(data, store))
+    return MeasureHead(tuple(file.shards), file.settings, file.details)
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:32]
 
 
 def _decode(data: bytes, store: Store) -> _File:

@@ -159,3 +159,23 @@ def test_a_plan_of_other_packs_is_refused(corpus: str) -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             find_plan(dataset, pack, DECODE)
+
+
+def test_a_pipeline_packs_by_itself_and_its_rows_are_those_of_the_plan(corpus: str) -> None:
+    def pipeline() -> mm.Pipeline:
+        return mm.Pipeline(
+            mm.open_dataset(corpus), batching=Pack(512), decode=DECODE, global_batch_size=2
+        )
+
+    keys = [batch["__key__"] for batch in mm.Loader(pipeline())]
+    assert len({key for of_batch in keys for key in of_batch}) == sum(map(len, keys)) > 30
+    assert [batch["__key__"] for batch in mm.Loader(pipeline())] == keys
+
+
+def test_without_a_decoder_of_texts_a_plan_must_be_named(corpus: str) -> None:
+    dataset = mm.open_dataset(corpus)
+    with pytest.raises(ConfigError, match=r"mm\.Pack: no decoder makes the tokens of texts"):
+        find_plan(dataset, Pack(512), None)
+    mm.measure(corpus, decode=DECODE)
+    mm.plan_packs(corpus, 512)
+    assert find_plan(dataset, Pack(512, plan="default-512"), None).num_units
