@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
     from mmstream.errors import TimeoutError as TimeoutError
+    from mmstream.integrations.check_packing import check_packing as check_packing
     from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
     from mmstream.measuring.measure import measure as measure
@@ -151,6 +152,7 @@ _NAMES_OF = {
         "ChecksumError",
         "TimeoutError",
     ),
+    "integrations.check_packing": ("check_packing",),
     "lazy_bytes": ("LazyBytes",),
     "loader.loader": ("Loader",),
     "measuring.measure": ("measure",),

@@ -3,6 +3,12 @@
     loader or device -> `model_inputs` -> forward(**inputs)
 
 inputs.py      `model_inputs`: the keyword arguments of a model's forward, from a batch
+packed_text.py  the text of flat batches: what keeps documents apart
+mrope_positions.py  positions of Qwen-VL in flat batches
+check_packing.py  whether a model keeps documents apart, measured
+first_use.py      the same in short, at the first flat batch of a model
+one_document.py   a flat batch with one document, or with others' content changed
+resolve.py     the model and its config, of what a user gives
 families.py    how each family of models takes pictures
 videos.py      how each family takes videos
 sound.py       how each family takes audio
@@ -20,6 +26,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmstream.integrations.check_packing import PackingCheck as PackingCheck
+    from mmstream.integrations.check_packing import check_packing as check_packing
     from mmstream.integrations.inputs import model_inputs as model_inputs
     from mmstream.integrations.trainer import LoaderState as LoaderState
     from mmstream.integrations.trainer import LoaderTrainer as LoaderTrainer
@@ -29,10 +37,19 @@ _MODULE_OF = {
     "LoaderState": "trainer",
     "LoaderTrainer": "trainer",
     "LoaderTrainerMixin": "trainer",
+    "PackingCheck": "check_packing",
+    "check_packing": "check_packing",
     "model_inputs": "inputs",
 }
 
-__all__ = ["LoaderState", "LoaderTrainer", "LoaderTrainerMixin", "model_inputs"]
+__all__ = [
+    "LoaderState",
+    "LoaderTrainer",
+    "LoaderTrainerMixin",
+    "PackingCheck",
+    "check_packing",
+    "model_inputs",
+]
 
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and reports other names

@@ -29,6 +29,7 @@ from mmstream.integrations.packed_text import (
     packed_arguments,
     packed_text,
 )
+from mmstream.integrations.resolve import resolve_model
 from mmstream.integrations.sound import (
     HEARING,
     Features,
@@ -58,6 +59,7 @@ def model_inputs(
     image_field: str = "image",
     video_field: str = "video",
     audio_field: str = "audio",
+    check: bool = True,
 ) -> dict[str, Any]:
     """Return what a Hugging Face model takes: ``model(**model_inputs(batch, model))``.
 
@@ -112,6 +114,8 @@ def model_inputs(
             ``jpg`` with ``Decode({"jpg": mm.ImageDecoder(size=224)})``.
         video_field: The same for videos.
         audio_field: The same for audio. Its features are in ``audio_features``.
+        check: Whether a model is run on three short documents when it gets its first flat batch, to
+            see that it keeps them apart, as `mm.check_packing` does. Sharded models are not run.
 
     Returns:
         Tensors on the device of the batch. Vision-language models: ``input_ids``,
@@ -125,11 +129,11 @@ def model_inputs(
 
     Raises:
         ConfigError: The family is not known, or its pictures have another form, or stand in another
-            field than `image_field`. Or pixels are
-            uint8 and `normalize` is missing. Or a row has more or fewer pictures than the family
-            takes, or no class number. Or the batch has media that the family does not take. Or the
-            text has another number of tokens of images, videos or audio than these take (Llava,
-            LLaVA-OneVision, InternVL, Qwen). The message says what to write.
+            field than `image_field`. Or pixels are uint8 and `normalize` is missing. Or the model
+            lets documents of a flat batch see each other. Or a row has more or fewer pictures than
+            the family takes, or no class number. Or the batch has media that the family does not
+            take. Or the text has another number of tokens of images, videos or audio than these
+            take (Llava, LLaVA-OneVision, InternVL, Qwen). The message says what to write.
 
     Examples:
         >>> from transformers import ViTConfig, ViTForImageClassification
@@ -144,7 +148,7 @@ def model_inputs(
         >>> {name: tuple(value.shape) for name, value in inputs.items()}
         {'pixel_values': (8, 3, 224, 224), 'labels': (8,)}
     """
-    model, config = _resolve(model_or_family)
+    model, config = resolve_model(model_or_family)
     family = str(config.model_type)
     pictures = _pictures(batch, image_field, _pixel_changer(normalize, model, "image"))
     is_classifier = _is_classifier(model, config)
@@ -176,7 +180,7 @@ def model_inputs(
     if not is_default:
         _check_all_tokens(text["input_ids"], config, media)
     if packed:
-        check_quadratic(batch, config)
+        _check_packed(batch, model if check else None, config)
         text = _packed_inputs(text, media_inputs, model, config)
     config_type: Any = type(config)
     accepted = _parameters_of(config_type)
@@ -197,6 +201,15 @@ def _check_family(config: Any) -> None:
             "ForCausalLM, nor one ForImageClassification; compute its inputs from the batch "
             "yourself"
         )
+
+
+def _check_packed(batch: Batch, model: Any, config: Any) -> None:
+    """Refuse a flat batch for attention that is quadratic, and a model that mixes documents."""
+    check_quadratic(batch, config)
+    if model is not None:
+        from mmstream.integrations.first_use import check_once  # it calls `model_inputs`
+
+        check_once(model, config, batch["input_ids"].device)
 
 
 def _packed_inputs(
@@ -308,31 +321,6 @@ def _has_audio(batch: Batch, field: str) -> bool:
     """Tell whether a batch has recordings, or their features."""
     values = [batch.get(name) for name in (field, f"{field}_features")]
     return any(value is not None and len(value) > 0 for value in values)
-
-
-def _resolve(model_or_family: Any) -> tuple[Any, Any]:
-    """Return the model (None for a config or a name) and its config."""
-    if isinstance(model_or_family, str):
-        import_torchvision()  # transformers imports it too
-        from transformers import CONFIG_MAPPING
-
-        try:
-            return None, CONFIG_MAPPING[model_or_family]()
-        except KeyError:
-            raise ConfigError(
-                f"model_inputs: {model_or_family!r} is not a model_type of transformers, "
-                'such as "qwen2_vl"; or give the model itself'
-            ) from None
-    model = model_or_family
-    while not hasattr(model, "config") and not hasattr(model, "model_type"):
-        inner = getattr(model, "module", getattr(model, "_orig_mod", None))  # DDP, torch.compile
-        if inner is None:
-            raise ConfigError(
-                f"model_inputs: {type(model).__name__} has no config; give a model of "
-                "transformers, its config, or a model_type"
-            )
-        model = inner
-    return (None, model) if hasattr(model, "model_type") else (model, model.config)
 
 
 def _is_text_model(config: Any) -> bool:

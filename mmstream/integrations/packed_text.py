@@ -21,6 +21,7 @@ __all__ = [
     "LENGTHS",
     "check_quadratic",
     "has_state_layers",
+    "is_flash",
     "is_packed",
     "packed_arguments",
     "packed_text",
@@ -132,7 +133,7 @@ def packed_arguments(text: dict[str, Any], config: Any) -> dict[str, Any]:
     """
     names = ["input_ids", "position_ids"] + ["labels"] * ("labels" in text)
     has_states = has_state_layers(config)
-    if has_states or _is_flash(config):
+    if has_states or is_flash(config):
         names += LENGTHS
     arguments = {name: text[name] for name in names} | {"use_cache": False}
     if has_states:
@@ -168,6 +169,7 @@ def has_state_layers(config: Any) -> bool:
     )
 
 
-def _is_flash(config: Any) -> bool:
+def is_flash(config: Any) -> bool:
+    """Tell whether a model's attention is one of FlashAttention."""
     name = getattr(config.get_text_config(), "_attn_implementation", None)
     return "flash" in str(name)

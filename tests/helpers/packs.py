@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
 
 import mmstream as mm
@@ -15,9 +18,12 @@ from mmstream.batching.flat import flatten
 from mmstream.types import Batch, Sample
 from tests.helpers.chats import assistant, user
 from tests.helpers.corpora import write_corpus
+from tests.helpers.families import transformers
+from tests.helpers.model_cases import CASES, TEXT
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded
 
+HALF = mm.Normalize((0.5,) * 3, (0.5,) * 3)
 NUM_PICTURES = [2, 0, 1, 3, 0, 0]
 """Of each conversation."""
 
@@ -61,3 +67,34 @@ def batch_of(dataset: mm.Dataset, decode: mm.Decode, batching: mm.Flat | None = 
     if batching is not None:
         batch["__valid__"] = batch["__valid__"][::3]
     return batch
+
+
+def decode_and_model(name: str, attention: str) -> tuple[mm.Decode, Any]:
+    case = CASES[name]
+    decode = case.family().decode
+    assert decode.text is not None
+    torch.manual_seed(0)
+    model = case.model(decode.text.tokenizer)
+    model.set_attn_implementation(attention)
+    return decode, model
+
+
+def llama(**settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **{**TEXT, "num_hidden_layers": 2, "vocab_size": 64}, **settings
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def texts(layout: Any = "flat", valid: Sequence[bool] = (True, True, True)) -> Batch:
+    """Three rows with two, one and three documents."""
+    lengths, rows = [5, 1, 9, 4, 2, 7], [0, 0, 1, 2, 2, 2]
+    generator = np.random.default_rng(0)
+    ids = [generator.integers(3, 64, length) for length in lengths]
+    samples = [
+        {"__key__": str(i), "__url__": "a.tar", "input_ids": own, "labels": own}
+        for i, own in enumerate(ids)
+    ]
+    batch = flatten(samples, rows, 3, mm.Flat(layout=layout))
+    return batch | {"__valid__": torch.tensor(valid)}

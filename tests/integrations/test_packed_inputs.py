@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import mmstream as mm
-from mmstream.batching.flat import flatten
 from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
 from mmstream.integrations.packed_text import LENGTHS
-from mmstream.types import Batch
 from tests.helpers.families import transformers
-from tests.helpers.model_cases import CASES, TEXT
-from tests.helpers.packs import batch_of, conversations
-
-HALF = mm.Normalize((0.5,) * 3, (0.5,) * 3)
+from tests.helpers.model_cases import CASES
+from tests.helpers.packs import HALF, batch_of, conversations, decode_and_model, llama, texts
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +81,6 @@ def test_a_packed_batch_has_the_loss_of_its_documents_on_flex(
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
 
 
-def decode_and_model(name: str, attention: str) -> tuple[mm.Decode, Any]:
-    case = CASES[name]
-    decode = case.family().decode
-    assert decode.text is not None
-    torch.manual_seed(0)
-    model = case.model(decode.text.tokenizer)
-    model.set_attn_implementation(attention)
-    return decode, model
-
-
 @pytest.mark.parametrize("layout", ["flat", "rows"])
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "idefics3"])
 def test_a_flat_batch_without_pictures_gets_a_blank_one_as_a_document_of_its_own(
@@ -121,27 +105,6 @@ def test_a_flat_batch_without_pictures_gets_a_blank_one_as_a_document_of_its_own
 # -- models of text -------------------------------------------------------------------------------
 
 
-def llama(**settings: Any) -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        **{**TEXT, "num_hidden_layers": 2, "vocab_size": 64}, **settings
-    )
-    return transformers.LlamaForCausalLM(config)
-
-
-def texts(layout: Any = "flat", valid: Sequence[bool] = (True, True, True)) -> Batch:
-    """Three rows with two, one and three documents."""
-    lengths, rows = [5, 1, 9, 4, 2, 7], [0, 0, 1, 2, 2, 2]
-    generator = np.random.default_rng(0)
-    ids = [generator.integers(3, 64, length) for length in lengths]
-    samples = [
-        {"__key__": str(i), "__url__": "a.tar", "input_ids": own, "labels": own}
-        for i, own in enumerate(ids)
-    ]
-    batch = flatten(samples, rows, 3, mm.Flat(layout=layout))
-    return batch | {"__valid__": torch.tensor(valid)}
-
-
 def test_a_model_of_text_takes_padded_and_flat_batches() -> None:
     model = llama()
     ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
@@ -164,9 +127,9 @@ def test_rows_that_are_not_valid_have_no_labels(layout: Any) -> None:
 
 
 def test_flash_attention_gets_the_lengths_of_documents() -> None:
-    model = llama()
-    model.config._attn_implementation_internal = "flash_attention_2"
-    inputs = model_inputs(texts(), model)
+    config = llama().config
+    config._attn_implementation_internal = "flash_attention_2"
+    inputs = model_inputs(texts(), config)
     assert inputs["cu_seq_lens_q"].tolist() == [0, 5, 6, 15, 19, 21, 28]
     assert inputs["cu_seq_lens_k"].dtype == torch.int32
     assert inputs["max_length_q"] == inputs["max_length_k"] == 16

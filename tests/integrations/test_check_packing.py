@@ -1,0 +1,203 @@
+"""`check_packing` tells models and fields that keep documents apart from those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.errors import ConfigError
+from mmstream.integrations import model_inputs
+from mmstream.integrations.packed_text import LENGTHS
+from tests.helpers.families import transformers
+from tests.helpers.model_cases import CASES, TEXT
+from tests.helpers.packs import HALF, batch_of, conversations, decode_and_model, llama, texts
+from tests.helpers.varlen import use_varlen
+
+Change = Callable[[dict[str, Any], Any], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
+    return conversations(tmp_path_factory.mktemp("chats"))
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_known_models_keep_documents_with_pictures_apart(name: str, dataset: mm.Dataset) -> None:
+    decode, model = decode_and_model(name, "sdpa")
+    layout = "rows" if name == "qwen3_vl" else "flat"
+    check = mm.check_packing(
+        model, batch_of(dataset, decode, mm.Flat(layout=layout)), normalize=HALF
+    )
+    assert check.num_documents >= 6
+    assert check.difference < 1e-5
+    assert check.leak < 1e-6
+
+
+def test_the_model_and_random_states_stay_as_they_were() -> None:
+    model = llama(attention_dropout=0.5)
+    model.train()
+    model.model.norm.eval()
+    state = torch.get_rng_state()
+    mm.check_packing(model, texts())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert not model.model.norm.training
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+# -- wrong fields ---------------------------------------------------------------------------------
+
+MROPE: dict[str, tuple[Change, str]] = {
+    "three rows": (
+        lambda inputs, _: inputs | {"position_ids": inputs["position_ids"][1:]},
+        "position_ids have 3 rows; qwen.* needs four",
+    ),
+    "one row": (
+        lambda inputs, batch: inputs | {"position_ids": batch["position_ids"]},
+        "position_ids have 1 row; qwen.* needs four",
+    ),
+    "none": (
+        lambda inputs, _: {k: v for k, v in inputs.items() if k != "position_ids"},
+        "position_ids are missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", list(MROPE))
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_wrong_positions_of_qwen_vl_are_named(name: str, fault: str, dataset: mm.Dataset) -> None:
+    decode, model = decode_and_model(name, "sdpa")
+    change, message = MROPE[fault]
+    with pytest.raises(ConfigError, match=message):
+        mm.check_packing(
+            model,
+            batch_of(dataset, decode, mm.Flat()),
+            lambda batch: change(model_inputs(batch, model, normalize=HALF), batch),
+        )
+
+
+def counted_on(inputs: dict[str, Any], _: Any) -> dict[str, Any]:
+    ids = inputs["input_ids"]
+    return inputs | {"position_ids": torch.arange(ids.shape[1]).expand_as(ids)}
+
+
+TEXTS: dict[str, tuple[Change, str]] = {
+    "no restart": (counted_on, "position_ids of document 1 do not count its tokens from 0"),
+    "a mask": (
+        lambda inputs, _: inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])},
+        "attention_mask is given",
+    ),
+    "a cache": (lambda inputs, _: inputs | {"use_cache": True}, "use_cache is not False"),
+}
+
+
+@pytest.mark.parametrize("layout", ["flat", "rows"])
+@pytest.mark.parametrize("fault", list(TEXTS))
+def test_a_wrong_field_of_a_text_is_named(fault: str, layout: Any) -> None:
+    model = llama()
+    change, message = TEXTS[fault]
+    with pytest.raises(ConfigError, match=message):
+        mm.check_packing(
+            model, texts(layout), lambda batch: change(model_inputs(batch, model), batch)
+        )
+
+
+def test_a_missing_length_is_named_where_rows_are_several(monkeypatch: Any) -> None:
+    model = llama()
+    use_varlen(model, monkeypatch)
+    assert mm.check_packing(model, texts("rows")).leak == 0
+
+    def without(batch: Any) -> dict[str, Any]:
+        inputs = model_inputs(batch, model)
+        del inputs["max_length_k"]
+        return inputs
+
+    with pytest.raises(ConfigError, match=r"max_length_k is missing: .* all four, or none"):
+        mm.check_packing(model, texts("rows"), without)
+
+
+def test_borders_of_other_documents_are_named(monkeypatch: Any) -> None:
+    model = llama()
+    use_varlen(model, monkeypatch)
+
+    def moved(batch: Any) -> dict[str, Any]:
+        inputs = model_inputs(batch, model)
+        borders = inputs["cu_seq_lens_q"].clone()
+        borders[1:-1] += 1
+        return inputs | {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
+
+    with pytest.raises(ConfigError, match="cu_seq_lens_q has other borders than the documents"):
+        mm.check_packing(model, texts(), moved)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_qwen_vl_keeps_documents_apart_by_lengths_alone(
+    name: str, dataset: mm.Dataset, monkeypatch: Any
+) -> None:
+    decode, model = decode_and_model(name, "sdpa")
+    use_varlen(model, monkeypatch)
+    check = mm.check_packing(model, batch_of(dataset, decode, mm.Flat()), normalize=HALF)
+    assert check.leak == 0
+
+
+# -- models that do not keep documents apart ------------------------------------------------------
+
+
+def small(config: Any) -> Any:
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def test_a_hybrid_is_refused_without_its_kernels() -> None:
+    config = transformers.Qwen3NextConfig(
+        **TEXT | {"num_hidden_layers": 2, "vocab_size": 64, "head_dim": 16},
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    )
+    model = small(config)
+    with pytest.raises(
+        ConfigError, match=r"qwen3_next does not run on this batch: .*causal_conv1d"
+    ):
+        model_inputs(texts(), model)  # transformers refuses seq_idx without kernels
+
+    def without(batch: Any) -> dict[str, Any]:
+        """Without them, transformers does not notice."""
+        inputs = packed_fields(batch, model)
+        return {name: inputs[name] for name in inputs if name not in (*LENGTHS, "seq_idx")}
+
+    message = r"document 1 .*: cu_seq_lens_q is missing: .*; seq_idx is missing"
+    with pytest.raises(ConfigError, match=message):
+        mm.check_packing(model, texts(), without)
+
+
+def packed_fields(batch: Any, model: Any) -> dict[str, Any]:
+    return model_inputs(batch, model, check=False)
+
+
+@pytest.mark.parametrize("kind", ["OPT", "Falcon"])
+def test_a_model_that_ignores_positions_is_refused(kind: str) -> None:
+    settings = {"vocab_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=32, ffn_dim=32, word_embed_proj_dim=32, **settings
+    )
+    model = small(config)
+    with pytest.raises(ConfigError, match="does not keep documents apart: leave batching= out"):
+        mm.check_packing(model, texts(), lambda batch: packed_fields(batch, model))
+
+
+def test_a_padded_batch_is_no_flat_one() -> None:
+    with pytest.raises(ConfigError, match="no cu_seq_lens_q"):
+        mm.check_packing(llama(), {"input_ids": torch.ones(1, 4)})
+    with pytest.raises(ConfigError, match="give the model itself"):
+        mm.check_packing("llama", texts())
