@@ -3,6 +3,7 @@
     loader or device -> `model_inputs` -> forward(**inputs)
 
 inputs.py      `model_inputs`: the keyword arguments of a model's forward, from a batch
+arguments.py   makes them
 packed_text.py  the text of flat batches: what keeps documents apart
 mrope_positions.py  positions of Qwen-VL in flat batches
 check_packing.py  whether a model keeps documents apart, measured

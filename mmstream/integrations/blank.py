@@ -1,6 +1,6 @@
 """The blank medium of a batch that has nothing for a model's tower.
 
-    inputs.model_inputs -> `add_blank`, `add_blank_video`, `add_blank_audio`
+    arguments.model_arguments -> `add_blank`, `add_blank_video`, `add_blank_audio`
 
 The vision tower of a model runs only where there are pictures or videos, the audio tower where
 there is audio. Without any, its parameters have no gradient, and a rank that trains with DDP, FSDP

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmstream.errors import ConfigError
-from mmstream.integrations.inputs import model_inputs
+from mmstream.integrations.arguments import model_arguments
 from mmstream.integrations.mrope_positions import needs_mrope
 from mmstream.integrations.one_document import (
     document_borders,
@@ -108,7 +108,7 @@ def check_packing(
     if prepare is None:
 
         def prepare(given: Batch) -> dict[str, Any]:
-            return model_inputs(given, inner, normalize=normalize, check=False)
+            return model_arguments(given, inner, normalize=normalize)
 
     run = _Runs(inner, config, batch, prepare)
     with _evaluating(inner):

@@ -1,6 +1,6 @@
 """How each family of vision-language models takes pictures.
 
-    inputs.model_inputs -> a function of `VISION_LANGUAGE`
+    arguments.model_arguments -> a function of `VISION_LANGUAGE`
 
 Each function gets the pictures of a batch and the model's config. It returns what the processor of
 the family in `transformers` returns for pictures: the same names, shapes and order.

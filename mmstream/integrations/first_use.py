@@ -18,8 +18,8 @@ import torch
 
 from mmstream.batching.batching import Flat
 from mmstream.batching.flat import flatten
+from mmstream.integrations.arguments import model_arguments
 from mmstream.integrations.check_packing import check_packing, special_ids
-from mmstream.integrations.inputs import model_inputs
 from mmstream.types import Batch
 
 __all__ = ["check_once"]
@@ -65,7 +65,7 @@ def check_once(model: Any, config: Any, device: torch.device) -> None:
         check_packing(
             model,
             _probe(config, device),
-            lambda batch: model_inputs(batch, model, blank_image=False, check=False),
+            lambda batch: model_arguments(batch, model, blank_image=False),
         )
 
 

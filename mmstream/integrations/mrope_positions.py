@@ -1,6 +1,6 @@
 """Positions of Qwen-VL and its kin for flat batches, by the rule of the model itself.
 
-    inputs.model_inputs -> `needs_mrope` -> `mrope_positions`
+    arguments.model_arguments -> `needs_mrope` -> `mrope_positions`
 
 These models turn attention by three positions of a token: time, height and width. In a flat batch
 they need a fourth row before those, the positions in the text, by which they tell documents apart.

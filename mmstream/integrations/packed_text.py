@@ -1,6 +1,6 @@
 """The text of a flat batch as models take it: documents that are closed to each other.
 
-    inputs.model_inputs -> `packed_text` -> `with_padding_document` -> `packed_arguments`
+    arguments.model_arguments -> `packed_text` -> `with_padding_document` -> `packed_arguments`
 
 A flat batch has documents one behind the other, and no attention mask. Models of transformers see
 where a document begins by its positions, FlashAttention by the lengths of documents.

@@ -1,6 +1,6 @@
 """How each family of models takes audio.
 
-    inputs.model_inputs -> `features_of` -> `heard`, or `transcribed`
+    arguments.model_arguments -> `features_of` -> `heard`, or `transcribed`
 
 Models that hear and read get the features beside the text. Whisper gets a recording a row, and its
 text as labels.

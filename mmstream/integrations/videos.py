@@ -1,6 +1,6 @@
 """How each family of models takes videos.
 
-    inputs.model_inputs -> `videos_of` -> a function of `SEEING`
+    arguments.model_arguments -> `videos_of` -> a function of `SEEING`
 
 Each function gets the videos of a batch and the model's config. It returns what the processor of
 the family in `transformers` returns for videos: the same names, shapes and order.
