@@ -56,6 +56,17 @@ class Stats:
     bad, too."""
     num_shorter: int = 0
     """Samples of packs that have fewer tokens than were measured."""
+    num_documents: int = 0
+    """Documents of delivered batches without padding (`mm.Flat`, `mm.Pack`). Other batches do not
+    count here, nor in the next fields."""
+    num_tokens: int = 0
+    """Tokens of these documents."""
+    num_label_tokens: int = 0
+    """Tokens of these documents that have a label."""
+    num_token_slots: int = 0
+    """Tokens that their rows have room for: of packs, ``max_tokens`` of each row that is valid."""
+    num_planned_tokens: int = 0
+    """Tokens of all samples that were planned for packs, as measured."""
     num_bytes: int = 0
     """Bytes read from storage."""
     num_requests: int = 0
@@ -74,6 +85,16 @@ class Stats:
     """Bad samples in a row up to now, by source of a mixture; "" for a single dataset."""
     damaged: dict[str, set[int]] = field(default_factory=dict)
     """The first `MAX_DAMAGED` samples of each shard that do not fit their checksums."""
+
+    @property
+    def fill(self) -> float:
+        """Tokens of documents, as a share of what their rows have room for; 0 without documents."""
+        return self.num_tokens / self.num_token_slots if self.num_token_slots else 0.0
+
+    @property
+    def planned_fill(self) -> float:
+        """The same as the plan of packs has it; 0 without packs."""
+        return self.num_planned_tokens / self.num_token_slots if self.num_token_slots else 0.0
 
     @property
     def wait_p50_s(self) -> float:

@@ -89,6 +89,14 @@ def loader_html(loader: Any) -> str:
         ("waited for", f"{stats.wait_s:.1f} s; 99 % of batches {stats.wait_p99_s:.2f} s at most"),
         ("bad samples", html_text(bad)),
     ]
+    if stats.num_documents:
+        words = (
+            f"{stats.num_documents:,} of {stats.num_tokens:,} tokens, "
+            f"{stats.num_label_tokens:,} with a label; rows {stats.fill:.1%} full"
+        )
+        if stats.num_planned_tokens:
+            words += f", planned {stats.planned_fill:.1%}"
+        rows.insert(3, ("documents", words))
     counts = stats.transfers
     if counts.num_requests:
         words = (

@@ -17,9 +17,11 @@ from mmstream.bad_samples.lengths import count_lengths
 from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
 from mmstream.errors import ConfigError, MMStreamError, StorageError
+from mmstream.loader.balance import Balance, balanced
 from mmstream.loader.media_advice import advise_on_media
 from mmstream.loader.remote_advice import warn_of_patience
 from mmstream.loader.settings import rank_settings
+from mmstream.loader.token_counts import count_tokens
 from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
@@ -162,6 +164,7 @@ class Loader(IterableDataset[Batch]):
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
         self._has_warned_of_pictures = False
+        self._has_warned_of_fill = False
         self._workers: Workers | None = None
         self._runner: PipelineRunner | None = None  # of a loader without workers
         self._progress = Progress()
@@ -171,6 +174,7 @@ class Loader(IterableDataset[Batch]):
         self._iteration = 0
         self._has_advised = False
         self._rank_settings: dict[Pipeline, dict[str, str]] = {}
+        self._balance: tuple[tuple[Pipeline, World, bool], Balance] | None = None
         if num_workers and multiprocessing_context == "forkserver":
             preload_server(pipeline)
 
@@ -207,17 +211,18 @@ class Loader(IterableDataset[Batch]):
                 "batch_size=None, num_workers=0 for a DataLoader around it"
             )
         world = resolve_world(self._world)
-        self._agree(world)
         # A list of rows fits the present batch size; an old epoch is finished with equal shares.
         is_present = self._current.global_batch_size == self.pipeline.global_batch_size
         shares = self._rows_per_rank if is_present else "balanced"
+        balance = self._balanced(world, shares)
+        self._agree(world, balance.settings)
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
         self._advise(world, shares)
         self._iteration += 1
         iteration = self._iteration
         epoch, step = self._position
         label = f"rank {world.rank}: " if world.world_size > 1 else ""
-        batches = self._batches(Job(epoch, step, *rows), len(self), label)
+        batches = self._batches(balance.pipeline, Job(epoch, step, *rows), len(self), label)
         while True:
             started = time.perf_counter()
             try:
@@ -267,6 +272,9 @@ class Loader(IterableDataset[Batch]):
             numbers=lineage.bad_numbers(),
         )
         count_lengths(self.stats, lineage.num_longer, lineage.num_shorter, lineage.unlike_measured)
+        self._has_warned_of_fill = count_tokens(
+            self.stats, batch, self.pipeline.batching, has_warned=self._has_warned_of_fill
+        )
         count_text_losses(
             self.stats, lineage.num_cut_texts, lineage.num_dropped_parts, lineage.text_losses
         )
@@ -352,7 +360,15 @@ class Loader(IterableDataset[Batch]):
         pids += [] if self._reader is None else [self._reader.pid]
         return pss_bytes([os.getpid(), *pids])
 
-    def _agree(self, world: World) -> None:
+    def _balanced(self, world: World, shares: RowsPerRank) -> Balance:
+        """Return what the ranks run now: where rows are packs, they may be dealt by cost."""
+        key = self._current, world, shares is None
+        if self._balance is None or self._balance[0] != key:
+            logs = world.rank == 0
+            self._balance = key, balanced(self._current, world.world_size, shares, logs=logs)
+        return self._balance[1]
+
+    def _agree(self, world: World, dealt: Mapping[str, str]) -> None:
         """Compare with all other ranks what this one is about to deliver."""
         pipeline = self._current
         if world.world_size > 1 and pipeline not in self._rank_settings:
@@ -360,7 +376,12 @@ class Loader(IterableDataset[Batch]):
             self._rank_settings = {pipeline: settings}
         epoch, step = self._position
         agree(
-            {"epoch": str(epoch), "step": str(step), **self._rank_settings.get(pipeline, {})},
+            {
+                "epoch": str(epoch),
+                "step": str(step),
+                **self._rank_settings.get(pipeline, {}),
+                **dealt,
+            },
             world,
             beginning="this iteration",
             advice="every rank must iterate its Loader; for one rank alone pass "
@@ -407,26 +428,27 @@ class Loader(IterableDataset[Batch]):
                 order.grid[1],
             )
 
-    def _batches(self, first: Job, stop: int, label: str) -> Iterator[Batch]:
+    def _batches(self, pipeline: Pipeline, first: Job, stop: int, label: str) -> Iterator[Batch]:
         """Yield the batches from the first job to the step before `stop`.
 
         Args:
+            pipeline: what the ranks run.
             first: the first job.
             stop: the step after the last one.
             label: how messages about workers begin.
         """
         keep_freed_memory()
-        if self._reader_pipeline is not self._current:
+        if self._reader_pipeline is not pipeline:
             self._end_processes()
-        if self._reader is None and needs_reader_process(self._current.dataset):
-            large_files = large_files_of(self._current)
+        if self._reader is None and needs_reader_process(pipeline.dataset):
+            large_files = large_files_of(pipeline)
             self._reader = ReaderProcess(
-                self._current.dataset,
-                self._current.order,
+                pipeline.dataset,
+                pipeline.order,
                 max(1, self.num_workers),
                 None if large_files is None else large_files.least_bytes,
             )
-        self._reader_pipeline = self._current
+        self._reader_pipeline = pipeline
         due = self._due_job
         goes_on = due is not None and first._replace(iteration=due.iteration) == due
         if due is not None and goes_on:
@@ -435,21 +457,21 @@ class Loader(IterableDataset[Batch]):
             iteration = self._reader.begin(first.epoch, first.step, (first.start, first.stop))
             first = first._replace(iteration=iteration)
         if self.num_workers == 0:
-            batches = self._own_batches(first, stop, label)
+            batches = self._own_batches(pipeline, first, stop, label)
         else:
-            batches = self._worker_batches(first, stop, label, goes_on)
+            batches = self._worker_batches(pipeline, first, stop, label, goes_on)
         with closing(batches):
             for step, batch in enumerate(batches, start=first.step):
                 self._due_job = later_job(first._replace(step=step), 1, stop)
                 yield batch
 
     def _worker_batches(
-        self, first: Job, stop: int, label: str, goes_on: bool
+        self, pipeline: Pipeline, first: Job, stop: int, label: str, goes_on: bool
     ) -> Generator[Batch, None, None]:
         """Yield batches that workers make; `goes_on`: they make them already."""
         if self._workers is None:
             self._workers = Workers(
-                self._current,
+                pipeline,
                 num_workers=self.num_workers,
                 num_threads=self._num_threads,
                 prefetch_factor=self._prefetch_factor,
@@ -459,18 +481,20 @@ class Loader(IterableDataset[Batch]):
             )
         yield from self._workers.batches(first, stop, label, goes_on=goes_on)
 
-    def _own_batches(self, first: Job, stop: int, label: str) -> Generator[Batch, None, None]:
+    def _own_batches(
+        self, pipeline: Pipeline, first: Job, stop: int, label: str
+    ) -> Generator[Batch, None, None]:
         """Yield batches that this process makes itself."""
         if self._runner is None:
             self._progress = Progress()
             self._runner = PipelineRunner(
-                self._current,
+                pipeline,
                 num_threads=self._num_threads,
                 progress=self._progress,
                 connection=None if self._reader is None else self._reader.connections[0],
             )
         runner = self._runner
-        process = ThisProcess(self._current, self._progress, label, self._reader)
+        process = ThisProcess(pipeline, self._progress, label, self._reader)
         with closing(Watchdog(process, self._stall_limits)) as watchdog:
             watchdog.start()
             for step in range(first.step, stop):

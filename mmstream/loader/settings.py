@@ -93,6 +93,12 @@ def rank_settings(
         media, media_packages = _media_settings(pipeline.decode)
         settings |= media
         packages += media_packages
+    if pipeline.batching is None:
+        settings["batching"] = None
+    else:
+        settings["batching"] = type(pipeline.batching)
+        settings |= _fields(pipeline.batching)
+        settings.pop("Pack.plan", None)  # a folder of this machine; its digest is the order's
     settings["zero_copy"] = pipeline.zero_copy
     settings["before"] = list(pipeline.before)
     settings["transforms"] = list(pipeline.transforms)

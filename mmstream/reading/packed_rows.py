@@ -53,11 +53,11 @@ class PackedRows(NamedTuple):
     def lineage_fields(self) -> dict[str, Any]:
         """Return what the `BatchLineage` of the step has beside its samples."""
         rows = np.arange(self.counts.size)
-        is_dealt = self.order_rows.size and (np.diff(self.order_rows) != 1).any()
         return {
             "valid": (self.counts > 0).tolist(),
             "planned_rows": np.repeat(rows, self.counts).tolist(),
-            "order_rows": self.order_rows.tolist() if is_dealt else None,
+            "order_rows": self.order_rows.tolist(),
+            "num_planned_tokens": int(self.num_tokens.sum()),
         }
 
 

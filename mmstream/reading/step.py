@@ -82,6 +82,8 @@ class BatchLineage:
     """Parts of conversations in valid rows that nothing decodes, and that were dropped."""
     text_losses: tuple[str, ...] = ()
     """One of these texts, and one that has lost parts: ``shard[index] key.field: `` and what."""
+    num_planned_tokens: int = 0
+    """Tokens of all planned samples of packs, as measured."""
     num_longer: int = 0
     """Samples of packs that have more tokens than were measured."""
     num_shorter: int = 0

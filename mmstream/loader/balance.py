@@ -1,0 +1,163 @@
+"""Rows of packs dealt to the ranks: whether it pays, and among which ranks.
+
+    Loader.iter_undelivered -> `balanced` -> PackOrder.with_ranks -> workers and the reader process
+
+It is the loader's alone. The order of the steps and its state know nothing of it, so a run may
+resume on other ranks, with another cost, or without one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from mmstream.batching.batching import Pack
+from mmstream.order.shared_lanes import request_factor
+from mmstream.packing.cost import Cost
+from mmstream.packing.deal import deal, imbalance, micro_imbalance
+from mmstream.packing.order import PackOrder
+from mmstream.pipeline import Pipeline
+from mmstream.reading.process import needs_reader_process
+from mmstream.types import IntArray
+from mmstream.world import RowsPerRank
+
+__all__ = ["Balance", "balanced"]
+
+logger = logging.getLogger(__name__)
+
+LEAST_GAIN = 0.02
+"""Rows are dealt where ranks that wait for each other then wait so much less, as a share."""
+
+MODELLED_STEPS = 16
+"""Steps of an epoch that are modelled."""
+
+GOOD_BALANCE = 1.1
+"""What the log names a number of packs for, where ranks have too few."""
+
+MAX_PACKS = 32
+"""Most packs a rank that the log thinks about."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The rows of a run, dealt or not."""
+
+    pipeline: Pipeline
+    """What the ranks run: the pipeline, with an order whose rows are dealt."""
+    settings: dict[str, str]
+    """What all ranks must have in common, by name."""
+
+
+def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: bool) -> Balance:
+    """Return a pipeline whose rows are dealt to the ranks by cost, where that pays.
+
+    Args:
+        pipeline: what the loader runs.
+        world_size: W.
+        shares: how the rows are shared out, as the Loader has it. Rows are dealt in equal shares.
+        logs: whether this rank says in the log what was decided.
+    """
+    order, batching = pipeline.order, pipeline.batching
+    if not (isinstance(order, PackOrder) and isinstance(batching, Pack)) or world_size == 1:
+        return Balance(pipeline, {})
+    undealt = Balance(pipeline, {"rows dealt": "no"})
+    if batching.cost is None and batching.deal != "off" and logs:
+        logger.info(
+            "packs are not balanced over the ranks, because nothing says what they cost: pass "
+            "mm.Pack(..., cost=mm.Cost.from_config(model.config))"
+        )
+    has_equal_shares = shares is None and order.global_batch_size % world_size == 0
+    if batching.cost is None or batching.deal == "off" or not has_equal_shares:
+        return undealt
+    steps = _modelled_costs(order, batching.cost)
+    among = _ranks_that_deal(pipeline, batching, order, world_size)
+    dealt = [costs[deal(costs, world_size, among)] for costs in steps]
+    before = _mean(micro_imbalance, steps, world_size)
+    after = _mean(micro_imbalance, dealt, world_size)
+    is_dealt = bool(steps) and before >= after * (1 + LEAST_GAIN)
+    if logs and steps:
+        _log(steps, dealt if is_dealt else steps, world_size, among if is_dealt else 0)
+        _warn_of_requests(pipeline, order, world_size, among if is_dealt else 0)
+    if not is_dealt:
+        return undealt
+    dealt_order = order.with_ranks(world_size, partial(deal, among=among), batching.cost.modelled)
+    return Balance(
+        pipeline.with_order(dealt_order), {"rows dealt": f"among {among} of {world_size} ranks"}
+    )
+
+
+def _ranks_that_deal(pipeline: Pipeline, batching: Pack, order: PackOrder, world_size: int) -> int:
+    """Return how many neighbouring ranks share out their rows between them.
+
+    1: each rank has its own rows, by falling cost. That costs no request to storage.
+    """
+    if batching.deal == "all" or not needs_reader_process(pipeline.dataset):
+        return world_size
+    num_lanes = order.grid[1]
+    return max(1, world_size // num_lanes) if world_size % num_lanes == 0 else 1
+
+
+def _modelled_costs(order: PackOrder, cost: Cost) -> list[IntArray]:
+    """Return the costs of the rows of some full steps, spread over the first epoch."""
+    last = order.steps_per_epoch - 1
+    steps = np.unique(np.linspace(0, last, MODELLED_STEPS).astype(np.int64))
+    costs = [cost.modelled(order.unit_sums(0, step)) for step in steps.tolist()]
+    return [of_step for of_step in costs if of_step.size == order.global_batch_size]
+
+
+def _mean(
+    measured: Callable[[IntArray, int], float], steps: Sequence[IntArray], num_ranks: int
+) -> float:
+    return float(np.mean([measured(costs, num_ranks) for costs in steps])) if steps else 1.0
+
+
+def _log(before: Sequence[IntArray], after: Sequence[IntArray], num_ranks: int, among: int) -> None:
+    """Say once what dealing does, and what more packs a rank would do."""
+    done = "packs are not dealt, which would gain less than 2 %"
+    if among:
+        done = "packs are dealt by cost, each rank's own"
+    if among > 1:
+        done = f"packs are dealt by cost among {'all' if among == num_ranks else among} ranks"
+    logger.info(
+        "%s: over %d ranks the most costly one has %.2f times the mean of a step (%.2f undealt), "
+        "and %.2f times where ranks wait after every pack (%.2f undealt)%s",
+        done,
+        num_ranks,
+        _mean(imbalance, after, num_ranks),
+        _mean(imbalance, before, num_ranks),
+        _mean(micro_imbalance, after, num_ranks),
+        _mean(micro_imbalance, before, num_ranks),
+        _words_of_more_packs(before, num_ranks),
+    )
+
+
+def _words_of_more_packs(steps: Sequence[IntArray], num_ranks: int) -> str:
+    """Return how many packs a rank would be in balance, where these are too few."""
+    factor, packs = 1, steps[0].size // num_ranks
+    value = _mean(imbalance, [costs[deal(costs, num_ranks)] for costs in steps], num_ranks)
+    while value > GOOD_BALANCE and packs * factor < MAX_PACKS and 2 * factor <= len(steps):
+        factor *= 2
+        joined = [
+            np.concatenate(steps[first : first + factor])
+            for first in range(0, len(steps) - factor + 1, factor)
+        ]
+        value = _mean(imbalance, [costs[deal(costs, num_ranks)] for costs in joined], num_ranks)
+    if factor == 1:
+        return ""
+    return f"; dealt among all, {packs * factor} packs a rank in place of {packs} have {value:.2f}"
+
+
+def _warn_of_requests(pipeline: Pipeline, order: PackOrder, world_size: int, among: int) -> None:
+    """Say what it costs that ranks read parts of each other's ranges."""
+    if among < world_size or not needs_reader_process(pipeline.dataset):
+        return
+    bounds = [order.global_batch_size * rank // world_size for rank in range(world_size + 1)]
+    logger.info(
+        "packs dealt among all ranks take up to %.1f times as many requests to storage: "
+        'mm.Pack(..., deal="auto") deals among ranks that share lanes only',
+        request_factor(order.range_samples, 1, bounds),
+    )

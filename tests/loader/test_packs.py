@@ -1,0 +1,192 @@
+"""Packs in a loader: dealt to the ranks by cost, and counted."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.loader.settings import rank_settings
+from mmstream.types import Batch
+from tests.helpers.packs import pack_pipeline, write_texts
+
+ATTENTION = mm.Cost(tokens=0, squared_tokens=1)
+"""What differs most between packs of equally many tokens."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_texts(tmp_path_factory.mktemp("packs"), [60, 60, 60, 60])
+
+
+def pipeline(folder: str, rows: int = 8, **settings: Any) -> mm.Pipeline:
+    plain = pack_pipeline(folder, rows)
+    assert plain.batching is not None
+    return replace(plain, batching=replace(plain.batching, **settings))
+
+
+def batches(
+    source: mm.Pipeline, world_size: int, state: dict[str, Any] | None = None, **settings: Any
+) -> list[list[Batch]]:
+    """Return the batches of an epoch, or of the rest of it, by step and rank."""
+    of_ranks = []
+    for rank in range(world_size):
+        loader = mm.Loader(source, world=mm.World(rank, world_size), **settings)
+        if state is not None:
+            loader.load_state_dict(state)
+        of_ranks.append(list(loader))
+        loader.close()
+    return [list(of_step) for of_step in zip(*of_ranks, strict=True)]
+
+
+def rows_of(of_ranks: list[Batch]) -> dict[int, list[str]]:
+    """Return the keys of each row of a step, by the row of the order."""
+    rows: dict[int, list[str]] = {}
+    for batch in of_ranks:
+        lineage = batch["__lineage__"]
+        for key, row in zip(batch["__key__"], lineage.rows, strict=True):
+            rows.setdefault(lineage.order_row(row), []).append(key)
+    return rows
+
+
+def squares(batch: Batch) -> int:
+    lengths = batch["cu_seq_lens_q"].diff()
+    return int((lengths**2).sum())
+
+
+def test_ranks_get_packs_of_about_the_same_cost_and_the_step_stays_the_same(folder: str) -> None:
+    undealt = batches(pipeline(folder), 2)
+    dealt = batches(pipeline(folder, cost=ATTENTION), 2)
+    assert [rows_of(step) for step in undealt] == [rows_of(step) for step in dealt]
+    assert [step[0]["__key__"] for step in undealt] != [step[0]["__key__"] for step in dealt]
+    spread = [abs(squares(first) - squares(second)) for first, second in dealt]
+    spread_undealt = [abs(squares(first) - squares(second)) for first, second in undealt]
+    assert sum(spread) < sum(spread_undealt) / 2
+
+
+def test_a_rank_has_its_packs_by_falling_cost(folder: str) -> None:
+    for batch in (batch for step in batches(pipeline(folder, cost=ATTENTION), 2) for batch in step):
+        parts = mm.split_rows(batch, len(batch["__valid__"]))
+        costs = [squares(part) for part in parts]
+        assert costs == sorted(costs, reverse=True)
+
+
+def test_workers_and_a_resume_on_other_ranks_see_the_same_rows(folder: str) -> None:
+    source = pipeline(folder, cost=ATTENTION)
+    expected = [rows_of(step) for step in batches(source, 2)]
+    assert [rows_of(step) for step in batches(source, 2, num_workers=2)] == expected
+    loader = mm.Loader(source, world=mm.World(0, 2))
+    for _, _ in zip(range(2), loader, strict=False):
+        pass
+    state = loader.state_dict()
+    loader.close()
+    assert state == {**state, "step": 2}
+    for world_size, other in ((4, source), (1, source), (2, pipeline(folder))):
+        assert [rows_of(s) for s in batches(other, world_size, state)] == expected[2:]
+
+
+def test_the_log_says_once_what_dealing_gains(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loader = mm.Loader(pipeline(folder, cost=ATTENTION), world=mm.World(0, 2))
+    list(loader)
+    list(loader)
+    (line,) = [line for line in caplog.messages if "times the mean of a step" in line]
+    assert line.startswith("packs are dealt by cost among all ranks: over 2 ranks the most costly")
+    caplog.clear()
+    list(mm.Loader(pipeline(folder, cost=mm.Cost()), world=mm.World(0, 8)))
+    (line,) = [line for line in caplog.messages if "times the mean of a step" in line]
+    assert line.startswith("packs are not dealt, which would gain less than 2 %")
+
+
+def test_packs_without_a_cost_are_not_dealt_and_the_log_says_how_to(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    list(mm.Loader(pipeline(folder), world=mm.World(0, 2)))
+    assert [line for line in caplog.messages if "cost=mm.Cost.from_config(model.config)" in line]
+
+
+@pytest.mark.parametrize("settings", [{"cost": ATTENTION, "deal": "off"}, {"cost": None}])
+def test_rows_stay_undealt_where_nobody_asks_for_it(folder: str, settings: Any) -> None:
+    plain, other = batches(pipeline(folder), 2), batches(pipeline(folder, **settings), 2)
+    assert [[b["__key__"] for b in step] for step in plain] == [
+        [b["__key__"] for b in step] for step in other
+    ]
+
+
+def test_unequal_shares_are_not_dealt(folder: str) -> None:
+    source = pipeline(folder, cost=ATTENTION)
+    loader = mm.Loader(source, world=mm.World(1, 3), rows_per_rank="balanced")
+    for batch in loader:
+        assert batch["__lineage__"].order_rows == [2, 3, 4]
+
+
+def test_a_cost_that_differs_between_ranks_is_a_difference_of_settings(folder: str) -> None:
+    settings = rank_settings(pipeline(folder, cost=ATTENTION), None)
+    others = rank_settings(pipeline(folder, cost=mm.Cost(squared_tokens=2)), None)
+    assert {name for name in settings if settings[name] != others[name]} == {"Pack.cost"}
+    assert "Pack.plan" not in settings
+
+
+def test_a_state_knows_nothing_of_the_deal(folder: str) -> None:
+    dealt = mm.Loader(pipeline(folder, cost=ATTENTION), world=mm.World(0, 2))
+    next(iter(dealt))
+    plain = mm.Loader(pipeline(folder), world=mm.World(0, 2))
+    next(iter(plain))
+    assert dealt.state_dict() == plain.state_dict()
+
+
+def test_the_loader_counts_documents_tokens_and_fill(folder: str) -> None:
+    source = pipeline(folder)
+    loader = mm.Loader(source)
+    delivered = list(loader)
+    stats = loader.stats
+    assert stats.num_documents == sum(len(batch["__key__"]) for batch in delivered)
+    assert stats.num_tokens == sum(batch["num_tokens"] for batch in delivered)
+    assert stats.num_label_tokens == stats.num_tokens - stats.num_documents
+    assert stats.fill == stats.planned_fill == stats.num_tokens / (64 * 8 * len(delivered))
+    assert "documents" in loader._repr_html_()
+
+
+def test_padding_rows_of_packs_do_not_count_as_empty_ones(folder: str) -> None:
+    loader = mm.Loader(replace(pipeline(folder), drop_last=False))
+    *_, last = loader
+    assert not last["__valid__"].all()
+    assert loader.stats.num_documents == loader.stats.num_samples == 240
+    assert loader.stats.fill == loader.stats.planned_fill > 0.8
+
+
+def refuse_every_third(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["__key__"]) % 3 == 0:
+        raise mm.SkipSample("every third")
+    return sample
+
+
+def test_packs_that_a_filter_empties_are_a_warning(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = replace(pipeline(folder), transforms=(refuse_every_third,))
+    loader = mm.Loader(source)
+    for _ in range(7):
+        list(loader)
+    (line,) = [line for line in caplog.messages if "and their plan has" in line]
+    assert "left out by a filter" in line
+    assert loader.stats.fill < loader.stats.planned_fill - 0.02
+
+
+def test_batches_of_collate_count_no_tokens(folder: str) -> None:
+    loader = mm.Loader(replace(pipeline(folder), batching=None))
+    next(iter(loader))
+    assert (loader.stats.num_documents, loader.stats.fill) == (0, 0.0)
+
+
+def test_batches_without_padding_count_the_tokens_of_their_rows(folder: str) -> None:
+    loader = mm.Loader(replace(pipeline(folder), batching=mm.Flat(pad_to_multiple_of=256)))
+    batch = next(iter(loader))
+    assert loader.stats.num_documents == 8
+    assert loader.stats.fill == batch["num_tokens"] / batch["input_ids"].numel()
