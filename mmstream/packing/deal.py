@@ -13,7 +13,7 @@ import numpy as np
 from mmstream.errors import ConfigError
 from mmstream.types import IntArray
 
-__all__ = ["deal", "imbalance"]
+__all__ = ["deal", "imbalance", "micro_imbalance"]
 
 
 def deal(costs: IntArray, num_ranks: int, among: int | None = None) -> IntArray:
@@ -66,12 +66,26 @@ def _dealt(costs: IntArray, num_ranks: int) -> IntArray:
 
 
 def imbalance(costs: IntArray, num_ranks: int) -> float:
-    """Return the largest cost of a rank over the mean of all, from 1: what the slowest one adds.
+    """Return the largest cost of a rank over the mean of all, from 1: ranks wait once a step.
 
     Args:
         costs: int64 [G], the cost of the row at each position.
         num_ranks: W. It must divide G.
     """
     totals = costs.reshape(num_ranks, -1).sum(axis=1)
-    mean = float(totals.mean())
-    return float(totals.max()) / mean if mean else 1.0
+    return _share(int(totals.max()), int(totals.sum()), num_ranks)
+
+
+def micro_imbalance(costs: IntArray, num_ranks: int) -> float:
+    """Return the same where ranks wait for each other at every row, as FSDP does at micro-steps.
+
+    Args:
+        costs: int64 [G], the cost of the row at each position.
+        num_ranks: W. It must divide G.
+    """
+    slowest = costs.reshape(num_ranks, -1).max(axis=0)
+    return _share(int(slowest.sum()), int(costs.sum()), num_ranks)
+
+
+def _share(slowest: int, total: int, num_ranks: int) -> float:
+    return slowest * num_ranks / total if total else 1.0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
-from mmstream.packing.deal import deal, imbalance
+from mmstream.packing.deal import deal, imbalance, micro_imbalance
 
 COSTS = st.integers(1, 12).flatmap(
     lambda ranks: st.integers(1, 6).flatmap(
@@ -99,3 +99,9 @@ def test_rows_that_do_not_divide_are_refused() -> None:
 
 def test_rows_without_cost_are_balanced() -> None:
     assert imbalance(np.zeros(4, np.int64), 2) == 1.0
+
+
+def test_ranks_that_wait_at_every_row_wait_for_the_most_costly_of_each() -> None:
+    costs = np.array([6, 1, 2, 3])  # rank 0 has 6 and 1, rank 1 has 2 and 3
+    assert imbalance(costs, 2) == 7 * 2 / 12
+    assert micro_imbalance(costs, 2) == (6 + 3) * 2 / 12
