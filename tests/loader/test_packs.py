@@ -11,7 +11,7 @@ import pytest
 import mmstream as mm
 from mmstream.loader.settings import rank_settings
 from mmstream.types import Batch
-from tests.helpers.packs import pack_pipeline, write_texts
+from tests.helpers.packed_texts import pack_pipeline, write_texts
 
 ATTENTION = mm.Cost(tokens=0, squared_tokens=1)
 """What differs most between packs of equally many tokens."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tarfile
 import time
 from collections.abc import Sequence
@@ -125,7 +124,8 @@ def reads(num_units: int, num_steps: int) -> None:
                 os._exit(0)
             children.append(child)
         os.close(writing)
-        lines, data = [], b""
+        lines: list[str] = []
+        data = b""
         while len(lines) < len(children):
             data += os.read(reading, 1 << 20)
             lines = data.decode().splitlines() if data.endswith(b"\n") else lines
@@ -218,4 +218,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
