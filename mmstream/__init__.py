@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mmstream.converting.media.options import MediaOptions as MediaOptions
     from mmstream.converting.quality.duplicates import find_duplicates as find_duplicates
     from mmstream.converting.quality.leaks import find_leaks as find_leaks
+    from mmstream.converting.reshard import reshard as reshard
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
     from mmstream.dataset.mixture_file import open_mixture as open_mixture
@@ -107,6 +108,7 @@ _NAMES_OF = {
     "converting.finalize": ("finalize",),
     "converting.quality.duplicates": ("find_duplicates",),
     "converting.quality.leaks": ("find_leaks",),
+    "converting.reshard": ("reshard",),
     "dataset.dataset": ("Dataset",),
     "dataset.mixture": ("Mixture",),
     "dataset.mixture_file": ("open_mixture",),

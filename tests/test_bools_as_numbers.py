@@ -70,6 +70,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "qwen3_vl_video_length": lambda _, **k: mm.qwen3_vl_video_length(**k),
     "qwen_vl_length": lambda _, **k: mm.qwen_vl_length(**k),
     "qwen_vl_video_length": lambda _, **k: mm.qwen_vl_video_length(**k),
+    "reshard": lambda dataset, **k: mm.reshard(dataset, "packs", plan="p", **k),
     "show": lambda dataset, **k: mm.show(dataset[0], **k),
     "split_rows": lambda _, **k: mm.split_rows({"__valid__": np.ones(2, bool)}, **k),
     "statistics": lambda dataset, **k: mm.statistics(dataset, **k),

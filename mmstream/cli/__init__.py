@@ -7,6 +7,7 @@
     data.py      index, verify
     measure.py   measure
     plan.py      plan
+    reshard.py   reshard
     info.py      info
     show.py      show
     duplicates.py  duplicates, leakcheck
@@ -37,6 +38,7 @@ from mmstream.cli import (
     measure,
     plan,
     replay,
+    reshard,
     show,
     training,
 )
@@ -53,6 +55,7 @@ __all__ = ["cli", "main"]
         data.index,
         measure.measure,
         plan.plan,
+        reshard.reshard,
         info.info,
         show.show,
         data.verify,

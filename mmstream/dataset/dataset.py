@@ -315,6 +315,32 @@ class Dataset(Sequence[Sample]):
         """Return one raw sample; raises what `dataset[i]` raises."""
         return self.parse(self._read_bytes(shard, index), shard, index)
 
+    def read_bytes(self, refs: Sequence[SampleRef]) -> list[bytes]:
+        """Return the bytes of samples in their tars, with headers and padding.
+
+        Their ranges are read side by side. What fails, or does not fit its checksum, is read again.
+
+        Args:
+            refs: (shard, index) of each sample.
+
+        Raises:
+            ChecksumError, ShardError, StorageError: as `dataset[i]`.
+        """
+        bounds = [self.bounds(shard, np.array([index])) for shard, index in refs]
+        ranges = [
+            (shard, int(bound.start[0]), int(bound.stop[0]))
+            for (shard, _), bound in zip(refs, bounds, strict=True)
+        ]
+        samples: list[bytes] = []
+        for ref, bound, data in zip(refs, bounds, self.read_ranges(ranges), strict=True):
+            if isinstance(data, OSError) or (
+                bound.checksum is not None and sample_checksum(data) != bound.checksum[0]
+            ):
+                samples.append(self._read_bytes(*ref))
+            else:
+                samples.append(data)
+        return samples
+
     def checksum_error(self, shard: int, index: int) -> ChecksumError:
         """Return the error of a sample whose bytes are not those of its checksum."""
         return ChecksumError(f"{where(self.name_of(shard), index)} bytes unlike their checksum")

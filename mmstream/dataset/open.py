@@ -293,7 +293,8 @@ def _finish_hint(store: Store) -> str:
         marker = msgspec.json.decode(store.read(MARKER_NAME, max_bytes=MAX_MARKER_BYTES))
         words = shlex.split(str(marker["command"]))
         command = shlex.join(words)  # quoted, so that no word can be a command of its own
-        if words[:2] == ["mmstream", "convert"] and command.isprintable():
+        is_known = words[:1] == ["mmstream"] and words[1] in ("convert", "reshard")
+        if is_known and command.isprintable():
             return f"finish it with: {command}"
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):
         pass

@@ -29,7 +29,15 @@ from mmstream.packing.settings import PackLimits
 from mmstream.process_pool import run_in_processes
 from mmstream.types import IntArray
 
-__all__ = ["LIMIT_COLUMNS", "Chosen", "choose", "make_plan", "plan_digest", "plan_of_lengths"]
+__all__ = [
+    "LIMIT_COLUMNS",
+    "Chosen",
+    "choose",
+    "make_plan",
+    "plan_digest",
+    "plan_in_order",
+    "plan_of_lengths",
+]
 
 RULES_VERSION = 1
 """Counts up when equal settings give other units."""
@@ -148,6 +156,29 @@ def make_plan(
     digests = [] if previous is None else list(previous.group_digests)
     for group in range(len(finished), len(stops)):
         digests.append(_group_digest(groups[group]))
+    return _joined(measure, limits, stops, bounds, groups, digests)
+
+
+def plan_in_order(
+    measure: Measure, limits: PackLimits, unit_counts: IntArray, stops: list[int]
+) -> PackPlan:
+    """Return the plan of a dataset whose samples lie in the order of their packs.
+
+    Args:
+        measure: The lengths of all samples. All of them are packed.
+        limits: What the packs were made with.
+        unit_counts: int64 [num_units], samples of each pack.
+        stops: The stop of each group, in shards. A group ends with a pack.
+    """
+    chosen = choose(measure, limits)
+    ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
+    bounds = ends[[0, *stops]].tolist()
+    packs = np.repeat(np.arange(unit_counts.size), unit_counts)
+    groups = []
+    for start, stop in pairwise(bounds):
+        numbers = packs[start:stop] - packs[start]
+        groups.append(_units(measure, chosen, start, stop, numbers))
+    digests = [_group_digest(group) for group in groups]
     return _joined(measure, limits, stops, bounds, groups, digests)
 
 

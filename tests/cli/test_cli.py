@@ -61,6 +61,8 @@ OPTIONS = {
     "index": "url --output --repack --checksums --facts --overwrite --num-threads",
     "measure": "url --name --decode --processor --tokenizer --image-size --field --before --seed "
     "--epochs --room --patch-size --output --num-workers --allow-foreign-urls",
+    "reshard": "source dest --plan --measure --shuffle-seed --no-shuffle --samples-per-shard "
+    "--num-workers --allow-foreign-urls",
     "plan": "url --max-tokens --measure --name --output --max-documents --max-images --max-patches "
     "--max-seconds --document-multiple-of --where --overlong --overwrite --num-workers --json "
     "--allow-foreign-urls",

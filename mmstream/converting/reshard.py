@@ -1,0 +1,360 @@
+"""Write a dataset anew in the order of its packs: each pack is one range of one shard.
+
+    dataset + measure + plan -> shuffle -> plan anew -> RESHARD -> shards, index, measure, plan
+
+The bytes of samples stay as they are: a sample is copied with its headers and padding. A shard is
+committed by its report, as in a conversion, so a call that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from tqdm import tqdm
+
+from mmstream.converting.hashed_file import HashedFile
+from mmstream.dataset.checksums import checksums_name, encode_checksums, sample_checksum
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.facts import FactsWriter, facts_name
+from mmstream.dataset.index import encode_index, index_name
+from mmstream.dataset.index_writer import write_part
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.open import open_dataset
+from mmstream.errors import ConfigError, ShardError, where
+from mmstream.order.permute import permutation
+from mmstream.packing.measure_file import Measure, measure_folder, write_measure
+from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan_file import open_plan, plan_folder, write_plan
+from mmstream.packing.plan_packs import measure_of
+from mmstream.packing.planner import make_plan, plan_digest, plan_in_order
+from mmstream.process_pool import run_in_processes
+from mmstream.storage import Store, open_store
+from mmstream.storage.write_lock import WriteLock, write_lock
+from mmstream.tar.header import BLOCK
+from mmstream.types import IntArray, Sample
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["reshard"]
+
+BATCH_BYTES = 64 << 20
+"""Bytes of samples that a process reads at once, side by side, and holds."""
+
+REPORTS = "reports"
+
+ALL_PACKS = 1 << 40
+"""Packs that are packed anew together: all of a group, as distance costs nothing here."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a process needs to write one shard."""
+
+    dataset: Dataset
+    store: Store
+    lock: WriteLock
+    name: str
+    positions: IntArray
+    """Of the samples in `dataset`, in the order of the new shard."""
+    has_facts: bool
+    """Whether to write facts beside the shard, as the dataset has them."""
+
+
+def reshard(
+    source: str | os.PathLike[str] | Dataset,
+    dest: str | os.PathLike[str],
+    *,
+    plan: str,
+    measure: str = "default",
+    shuffle_seed: int | None = 0,
+    samples_per_shard: int | None = None,
+    num_workers: int = 1,
+    progress: bool = True,
+) -> PackPlan:
+    """Write a dataset anew in the order of packs, so that each pack is one range of bytes.
+
+    Samples are shuffled first and then packed by the settings of the plan. So neighbouring packs
+    are not alike, and packs are a little fuller than those of `plan_packs`. Samples that the plan
+    leaves out are not written. The measure and the plan are written too, under their names.
+
+    A call that was killed goes on where it was, when it is made again.
+
+    Args:
+        source: A dataset, or what `open_dataset` takes.
+        dest: Folder or URL of the new dataset. It must be empty.
+        plan: Name of the plan, or its folder or URL.
+        measure: Name of the measure that the plan was made of, or its folder or URL.
+        shuffle_seed: Seed of the shuffle. None: the packs of the plan, in its order.
+        samples_per_shard: Samples of a shard, or some more: a pack is not cut. None: as many as the
+            shards of the dataset have on average.
+        num_workers: Processes. The new dataset does not depend on their number.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        The plan of the new dataset.
+
+    Raises:
+        ConfigError: The plan is not of this dataset and measure, or `dest` holds something else.
+        FileNotFoundError: There is no such plan or measure.
+        ShardError: Two neighbours in a shard would have one key.
+        LockedError: Another process writes there.
+        ChecksumError, StorageError: A sample cannot be read.
+
+    Examples:
+        >>> from mmstream.train.tokenizer import byte_tokenizer
+        >>> decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer()))
+        >>> measure = mm.measure("shards/", decode=decode, name="bytes")
+        >>> plan = mm.plan_packs("shards/", 2048, measure="bytes", name="2k")
+        >>> packs = mm.reshard("shards/", "packs/", plan="2k", measure="bytes")
+        >>> len(mm.open_dataset("packs/")) == packs.members.size
+        True
+    """
+    refuse_bools(
+        shuffle_seed=shuffle_seed, samples_per_shard=samples_per_shard, num_workers=num_workers
+    )
+    dataset = source if isinstance(source, Dataset) else open_dataset(source)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError("reshard: a mixture is several datasets; write each of them anew")
+    if samples_per_shard is not None and samples_per_shard < 1:
+        raise ConfigError(f"samples_per_shard={samples_per_shard}: give a number from 1 up")
+    measured, packs = measure_of(dataset, measure), _plan_of(dataset, plan)
+    if packs.digest != plan_digest(packs.settings, measured.digest):
+        raise ConfigError(f"{packs.url}: the plan is not of the measure {measure}; name the other")
+    if packs.shards != measured.shards:
+        raise ConfigError(f"{packs.url}: the plan is of other shards; run `mmstream plan` again")
+    mean_samples = -(-len(dataset) // max(1, dataset.num_shards))
+    per_shard = samples_per_shard or mean_samples
+    positions, counts, group_units = _order(measured, packs, dataset, shuffle_seed, per_shard)
+    if not counts.size:
+        raise ConfigError(
+            f"{packs.url}: the plan has no packs; see what `mmstream plan` leaves out"
+        )
+    recipe: dict[str, Any] = {
+        "plan": packs.digest,
+        "packs": hashlib.sha256(positions.tobytes() + counts.tobytes()).hexdigest(),
+        "sources": [[shard.name, shard.num_bytes] for shard in dataset.manifest.shards],
+        "shuffle_seed": shuffle_seed,
+        "samples_per_shard": per_shard,
+    }
+    store = open_store(dest)
+    names = (_name_of(plan, "mmstream.plan."), _name_of(measure, "mmstream.measure."))
+    bounds, group_stops = _shard_bounds(counts, group_units, per_shard)
+    with write_lock(store, "reshard") as lock:
+        command = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
+        if _is_finished(store, recipe):
+            return open_plan(plan_folder(store.url, names[0]))
+        _begin(store, recipe, shlex.join([*command, *_options(measure, shuffle_seed, per_shard)]))
+        shards = _write_shards(dataset, store, lock, positions, bounds, num_workers, progress)
+        columns = {name: column[positions] for name, column in measured.columns.items()}
+        moved = Measure(shards, columns, measured.settings, measured.details)
+        planned = plan_in_order(moved, packs.settings, counts, group_stops)
+        write_measure(moved, measure_folder(store.url, names[1]))
+        opened = write_plan(planned, plan_folder(store.url, names[0]))
+        _finish(store, dataset, shards, recipe)
+    return opened
+
+
+def _plan_of(dataset: Dataset, plan: str) -> PackPlan:
+    folder = plan if "/" in plan else plan_folder(dataset.index_store.url, plan)
+    try:
+        return open_plan(folder)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder}: no plan; run `mmstream plan` first") from None
+
+
+def _name_of(name: str, prefix: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].removeprefix(prefix)
+
+
+def _options(measure: str, shuffle_seed: int | None, per_shard: int) -> list[str]:
+    seed = ["--no-shuffle"] if shuffle_seed is None else ["--shuffle-seed", str(shuffle_seed)]
+    return ["--measure", measure, *seed, "--samples-per-shard", str(per_shard)]
+
+
+def _order(
+    measure: Measure, plan: PackPlan, dataset: Dataset, seed: int | None, per_shard: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the new order of samples.
+
+    Returns:
+        int64 [num_members], positions in the dataset of the samples of all packs; int64
+        [num_units], samples of each pack; int64 [num_groups], packs of each group.
+    """
+    if seed is None:
+        counts = np.diff(np.append(plan.unit_rows[:, 0], plan.members.size))
+        return np.array(plan.members), counts, plan.counts
+    shuffled = permutation(measure.num_samples, seed, "reshard")
+    bad = np.zeros(measure.num_samples, dtype=bool)
+    starts = np.cumsum(measure.counts) - measure.counts
+    bad[starts[dataset.bad[:, 0]] + dataset.bad[:, 1]] = True
+    columns = {name: column[shuffled] for name, column in measure.columns.items()}
+    columns["num_tokens"] = np.where(bad[shuffled], -1, columns["num_tokens"])
+    sizes = np.diff([*range(0, measure.num_samples, per_shard), measure.num_samples])
+    shards = tuple(ShardInfo(str(number), int(size), 0) for number, size in enumerate(sizes))
+    packs = make_plan(
+        Measure(shards, columns, measure.settings), plan.settings, block_packs=ALL_PACKS
+    )
+    counts = np.diff(np.append(packs.unit_rows[:, 0], packs.members.size))
+    return shuffled[packs.members], counts, packs.counts
+
+
+def _shard_bounds(
+    counts: IntArray, group_units: IntArray, per_shard: int
+) -> tuple[list[int], list[int]]:
+    """Cut packs into shards. A shard ends with a pack, and a group with a shard.
+
+    Returns:
+        The bounds of all shards, in samples from 0 on; the stops of all groups, in shards.
+
+    Examples:
+        Packs of 3, 3, 2 and 1 samples, of which the last is a group, and 5 samples a shard.
+
+        >>> _shard_bounds(np.array([3, 3, 2, 1]), np.array([3, 1]), 5)
+        ([0, 6, 8, 9], [2, 3])
+    """
+    ends = np.cumsum(counts)
+    bounds, stops = [0], []
+    for stop in np.cumsum(group_units).tolist():
+        group_end = int(ends[stop - 1]) if stop else 0
+        while bounds[-1] < group_end:
+            full = int(np.searchsorted(ends, bounds[-1] + per_shard))
+            bounds.append(min(group_end, int(ends[min(full, ends.size - 1)])))
+        stops.append(len(bounds) - 1)
+    return bounds, [stop for before, stop in pairwise([0, *stops]) if stop > before]
+
+
+def _is_finished(store: Store, recipe: dict[str, Any]) -> bool:
+    """Tell whether an earlier call wrote the dataset.
+
+    Raises:
+        ConfigError: There is something else.
+    """
+    names = store.list().keys()
+    if MARKER_NAME in names:
+        marker = msgspec.json.decode(store.read(MARKER_NAME))
+        if isinstance(marker, dict) and marker.get("reshard") == recipe:
+            return False
+    elif MANIFEST_NAME in names:
+        if Manifest.read(store).source.get("reshard") == recipe:
+            return True
+    elif not names:
+        return False
+    raise ConfigError(f"{store.url}: holds something else; give an empty folder or prefix")
+
+
+def _begin(store: Store, recipe: dict[str, Any], command: str) -> None:
+    if not store.exists(MARKER_NAME):
+        marker = {"command": command, "reshard": recipe}
+        store.write(MARKER_NAME, msgspec.json.encode(marker) + b"\n")
+
+
+def _write_shards(
+    dataset: Dataset,
+    store: Store,
+    lock: WriteLock,
+    positions: IntArray,
+    bounds: list[int],
+    num_workers: int,
+    progress: bool,
+) -> tuple[ShardInfo, ...]:
+    has_facts = dataset.index_store.exists(facts_name(dataset.name_of(0)))
+    jobs = [
+        _Job(dataset, store, lock, f"shard-{number:06d}.tar", positions[start:stop], has_facts)
+        for number, (start, stop) in enumerate(pairwise(bounds))
+    ]
+    written: dict[str, ShardInfo] = {}
+    with tqdm(total=len(positions), unit=" samples", disable=None if progress else True) as bar:
+        for job, info in run_in_processes(_write_shard, jobs, num_workers, command="reshard"):
+            written[job.name] = info
+            bar.update(info.num_samples)
+    return tuple(written[job.name] for job in jobs)
+
+
+def _write_shard(job: _Job) -> ShardInfo:
+    """Write one shard, unless an earlier call did."""
+    report_name = f"{REPORTS}/{job.name.removesuffix('.tar')}.json"
+    with suppress(FileNotFoundError, msgspec.MsgspecError):
+        info = msgspec.json.decode(job.store.read(report_name), type=ShardInfo)
+        names = (job.name, index_name(job.name), checksums_name(job.name))
+        if all(map(job.store.exists, names)) and job.store.size(job.name) == info.num_bytes:
+            return info
+    offsets, checksums, facts = [0], [], FactsWriter()
+    with job.store.create(job.name) as file, HashedFile(file) as hashed:
+        for sample, data in _samples(job):
+            if job.has_facts:
+                fields = {name: value for name, value in sample.items() if name[:2] != "__"}
+                facts.add(sample["__key__"], fields)
+            hashed.write(data)
+            offsets.append(offsets[-1] + len(data))
+            checksums.append(sample_checksum(data))
+        hashed.write(bytes(2 * BLOCK))
+        sha256 = hashed.close()
+        job.lock.require()
+    index = encode_index(offsets)
+    job.store.write(index_name(job.name), index)
+    job.store.write(checksums_name(job.name), encode_checksums(checksums, index))
+    if job.has_facts:
+        job.store.write(facts_name(job.name), facts.close(job.name, offsets, checksums))
+    info = ShardInfo(job.name, len(job.positions), offsets[-1] + 2 * BLOCK, sha256)
+    job.lock.require()
+    job.store.write(report_name, msgspec.json.encode(info) + b"\n")
+    return info
+
+
+def _samples(job: _Job) -> Iterator[tuple[Sample, bytes]]:
+    """Yield all samples of a shard with their bytes, in order. `BATCH_BYTES` are in memory."""
+    ends = np.cumsum(job.dataset.counts)
+    shards = np.searchsorted(ends, job.positions, side="right")
+    indexes = job.positions - (ends - job.dataset.counts)[shards]
+    job.dataset.load_indexes(sorted(set(shards.tolist())))
+    sizes = np.empty(len(shards), dtype=np.int64)
+    for shard in np.unique(shards).tolist():
+        bounds = job.dataset.bounds(shard, indexes[shards == shard])
+        sizes[shards == shard] = bounds.stop - bounds.start
+    batches = np.cumsum(sizes) // BATCH_BYTES
+    last_key = ""
+    for batch in np.unique(batches).tolist():
+        refs = [(int(shards[i]), int(indexes[i])) for i in np.flatnonzero(batches == batch)]
+        for ref, data in zip(refs, job.dataset.read_bytes(refs), strict=True):
+            sample = job.dataset.parse(data, *ref)
+            key = sample["__key__"]
+            if key == last_key:  # readers of tars would take the two for one sample
+                raise ShardError(
+                    f"{where(job.dataset.name_of(ref[0]), ref[1], key)} has the key of the sample "
+                    "before it in the new shard; give another shuffle_seed"
+                )
+            last_key = key
+            yield sample, data
+
+
+def _finish(
+    store: Store, dataset: Dataset, shards: tuple[ShardInfo, ...], recipe: dict[str, Any]
+) -> None:
+    """Write the index and the manifest, which commits the dataset. Remove what is not needed."""
+    num_samples = sum(shard.num_samples for shard in shards)
+    is_whole = num_samples == len(dataset)
+    manifest = Manifest(
+        shards,
+        fields=dataset.manifest.fields if is_whole else {},
+        source={**dataset.manifest.source, "reshard": recipe},
+        checksums="written",
+    )
+    part = write_part(store, manifest, 0, len(shards) - 1) if shards else None
+    manifest = replace(manifest, index_parts=(part,) if part else ())
+    store.write(MANIFEST_NAME, manifest.to_bytes())
+    store.remove(MARKER_NAME)
+    for shard in shards:
+        store.remove(f"{REPORTS}/{shard.name.removesuffix('.tar')}.json")
+    folder = store.local_path(REPORTS)
+    if folder is not None:
+        with suppress(OSError):  # it holds other files
+            Path(folder).rmdir()

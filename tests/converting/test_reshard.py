@@ -1,0 +1,170 @@
+"""A dataset anew in the order of its packs: the same bytes, one range a pack, resumable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.converting import reshard as module
+from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.facts import facts_name, read_facts, write_facts
+from mmstream.packing.measure_file import Measure, measure_folder, open_measure, write_measure
+from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan_file import open_plan
+from mmstream.packing.plan_packs import measure_of
+from tests.helpers.corpora import write_corpus
+
+COUNTS = [40, 25, 55]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    write_corpus(folder, COUNTS)
+    dataset = mm.open_dataset(folder)
+    lengths = np.random.default_rng(0).integers(3, 30, len(dataset))
+    lengths[7] = -1
+    columns = {"num_tokens": lengths, "num_images": lengths % 3}
+    write_measure(
+        Measure(dataset.manifest.shards, columns, {"tokenizer": "t"}),
+        measure_folder(str(folder), "default"),
+    )
+    mm.plan_packs(folder, 64, name="64", where="num_tokens > 4")
+    return folder
+
+
+def contents(dataset: mm.Dataset) -> dict[str, bytes]:
+    """Return the bytes of all samples by their keys."""
+    return {
+        dataset.read(shard, index)["__key__"]: dataset.read_bytes([(shard, index)])[0]
+        for shard in range(dataset.num_shards)
+        for index in range(int(dataset.counts[shard]))
+    }
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_each_pack_is_one_range_and_each_sample_has_its_bytes(
+    corpus: Path, tmp_path: Path, seed: int | None
+) -> None:
+    source, before = mm.open_dataset(corpus), open_plan(str(corpus / "mmstream.plan.64"))
+    plan = mm.reshard(
+        corpus, tmp_path / "packs", plan="64", shuffle_seed=seed, samples_per_shard=30
+    )
+    dataset = mm.open_dataset(tmp_path / "packs")
+    samples, expected = contents(dataset), contents(source)
+    assert len(samples) == before.members.size < len(source)
+    assert samples == {key: expected[key] for key in samples}
+    assert plan.members.tolist() == list(range(len(dataset)))
+    assert plan.spread == 1
+    units = plan.units(np.arange(plan.num_units))
+    first_shards = units.shard[np.cumsum(units.counts) - units.counts]
+    assert np.array_equal(units.shard, np.repeat(first_shards, units.counts))  # a pack in a shard
+    assert dataset.has_checksums
+    assert (dataset.counts >= 1).all()
+    assert len(dataset.counts) > 2
+    np.testing.assert_array_equal(dataset.counts, [shard.num_samples for shard in plan.shards])
+    assert not list(mm.open_dataset(tmp_path / "packs").store.list().keys() & {"reports"})
+
+
+def test_without_a_shuffle_the_packs_are_those_of_the_plan(corpus: Path, tmp_path: Path) -> None:
+    source, before = mm.open_dataset(corpus), open_plan(str(corpus / "mmstream.plan.64"))
+    plan = mm.reshard(corpus, tmp_path / "packs", plan="64", shuffle_seed=None)
+    dataset = mm.open_dataset(tmp_path / "packs")
+
+    def keys(plan: PackPlan, dataset: mm.Dataset) -> list[list[str]]:
+        units = plan.units(np.arange(plan.num_units))
+        refs = zip(units.shard.tolist(), units.index.tolist(), strict=True)
+        names = np.array([dataset.read(*ref)["__key__"] for ref in refs])
+        return [part.tolist() for part in np.split(names, np.cumsum(units.counts)[:-1])]
+
+    assert keys(plan, dataset) == keys(before, source)
+    for values, others in zip(
+        plan.sums(np.arange(plan.num_units)), before.sums(np.arange(plan.num_units)), strict=True
+    ):
+        np.testing.assert_array_equal(values, others)
+
+
+def test_the_measure_travels_along(corpus: Path, tmp_path: Path) -> None:
+    plan = mm.reshard(corpus, tmp_path / "packs", plan="64")
+    dataset = mm.open_dataset(tmp_path / "packs")
+    moved = measure_of(dataset)
+    old = open_measure(measure_folder(str(corpus), "default"))
+    assert moved.digest == old.digest
+    lengths = dict(zip(contents(mm.open_dataset(corpus)), old.column("num_tokens"), strict=True))
+    assert [lengths[key] for key in contents(dataset)] == moved.column("num_tokens").tolist()
+    # So planning goes on from the plan of the new dataset.
+    again = mm.plan_packs(dataset, 64, name="64", where="num_tokens > 4")
+    assert again.group_digests == plan.group_digests
+
+
+def test_facts_travel_along(corpus: Path, tmp_path: Path) -> None:
+    source = mm.open_dataset(corpus)
+    write_facts(source)
+    mm.reshard(source, tmp_path / "packs", plan="64")
+    dataset = mm.open_dataset(tmp_path / "packs")
+    assert (tmp_path / "packs" / facts_name(dataset.name_of(0))).exists()
+    facts = [fact for shard in range(dataset.num_shards) for fact in read_facts(dataset, shard)]
+    assert [fact.key for fact in facts if fact is not None] == list(contents(dataset))
+
+
+def test_a_killed_call_goes_on_and_gives_the_same_files(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    mm.reshard(corpus, whole, plan="64", samples_per_shard=30)
+    write_shard, written = module._write_shard, list[str]()
+
+    def fail_at_the_third(job: module._Job) -> object:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(job.name)
+        return write_shard(job)
+
+    monkeypatch.setattr(module, "_write_shard", fail_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        mm.reshard(corpus, killed, plan="64", samples_per_shard=30)
+    with pytest.raises(mm.ManifestError, match="finish it with: mmstream reshard"):
+        mm.open_dataset(killed)
+    first = (killed / written[0]).stat().st_mtime_ns
+    monkeypatch.setattr(module, "_write_shard", write_shard)
+    with pytest.raises(mm.ConfigError, match="holds something else"):
+        mm.reshard(corpus, killed, plan="64", samples_per_shard=40)
+    mm.reshard(corpus, killed, plan="64", samples_per_shard=30)
+    assert (killed / written[0]).stat().st_mtime_ns == first
+    assert files_of(killed) == files_of(whole)
+
+
+def test_a_finished_call_is_not_made_again(corpus: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "packs"
+    plan = mm.reshard(corpus, dest, plan="64")
+    before = {path: path.stat().st_mtime_ns for path in dest.iterdir()}
+    assert mm.reshard(corpus, dest, plan="64").group_digests == plan.group_digests
+    assert before == {path: path.stat().st_mtime_ns for path in dest.iterdir()}
+    with pytest.raises(mm.ConfigError, match="holds something else"):
+        mm.reshard(corpus, dest, plan="64", shuffle_seed=1)
+
+
+def test_samples_on_the_bad_list_stay_behind(corpus: Path, tmp_path: Path) -> None:
+    source = mm.open_dataset(corpus)
+    key = source.read(1, 3)["__key__"]
+    write_bad(source, [[1, 3]])
+    mm.reshard(corpus, tmp_path / "packs", plan="64")
+    assert key not in contents(mm.open_dataset(tmp_path / "packs"))
+
+
+def test_a_plan_of_another_measure_is_refused(corpus: Path, tmp_path: Path) -> None:
+    dataset = mm.open_dataset(corpus)
+    other = Measure(dataset.manifest.shards, {"num_tokens": np.ones(len(dataset), np.int64)})
+    write_measure(other, measure_folder(str(corpus), "other"))
+    with pytest.raises(mm.ConfigError, match="the plan is not of the measure other"):
+        mm.reshard(corpus, tmp_path / "packs", plan="64", measure="other")
+    with pytest.raises(FileNotFoundError, match="run `mmstream plan` first"):
+        mm.reshard(corpus, tmp_path / "packs", plan="absent")
