@@ -90,6 +90,7 @@ class _Choice(NamedTuple):
     metavar="TOKENS",
     help="The same for a run with packs. --global-batch-size then counts rows.",
 )
+@click.option("--plan", metavar="NAME", help="With --pack: name, folder or URL of the plan.")
 @click.option(
     "--model",
     metavar="MODEL",
@@ -131,6 +132,7 @@ def show(
     allow_foreign_urls: bool,
     padding_free: bool,
     pack: int | None,
+    plan: str | None,
     model: str | None,
     **selection: Any,
 ) -> None:
@@ -157,6 +159,7 @@ def show(
             "max_length": None if pack is not None else max_length,
             "padding_free": padding_free,
             "pack": pack,
+            "plan": plan,
         }
         _show_packed(settings, selection, html)
         return

@@ -95,6 +95,11 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     "--global-batch-size then counts rows.",
 )
 @_option(
+    "--plan",
+    metavar="NAME",
+    help="With --pack: name, folder or URL of the plan.  [default: the one that fits]",
+)
+@_option(
     "--micro-batch-tokens",
     type=int,
     metavar="TOKENS",

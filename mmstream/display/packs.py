@@ -171,13 +171,9 @@ def _pictures_of_documents(batch: Mapping[str, Any]) -> dict[int, list[Any]]:
 def _row_numbers(batch: Mapping[str, Any], num_rows: int) -> list[int]:
     """Return the number of each row in the global batch."""
     lineage = batch.get("__lineage__")
-    start = 0 if lineage is None else lineage.start
-    numbers = list(range(start, start + num_rows))
-    rows, order_rows = (getattr(lineage, name, None) for name in ("rows", "order_rows"))
-    if rows is not None and order_rows is not None:  # rows were dealt to ranks
-        for row, number in zip(rows, order_rows, strict=True):
-            numbers[row] = number
-    return numbers
+    if lineage is None:
+        return list(range(num_rows))
+    return [lineage.order_row(row) for row in range(num_rows)]
 
 
 # -- as text --------------------------------------------------------------------------------------

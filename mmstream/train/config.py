@@ -45,6 +45,7 @@ _OF_EACH_RANK = (
     "out",
     "log_dir",
     "tokenizer",
+    "plan",
     "micro_batches",
     "micro_batch_tokens",
     "num_workers",
@@ -106,6 +107,8 @@ class TrainConfig:
         pack: fill rows of at most this many tokens with whole samples, by a plan, and lay them one
             behind the other without padding. `global_batch_size` then counts such rows, and
             `max_length` is `pack` unless it is set. See `mmstream.Pack`.
+        plan: name of the plan beside the index, or its folder or URL. None: the one that fits
+            `pack`.
         micro_batch_tokens: most tokens of a micro-batch, in place of `micro_batches`. A longer row
             is one by itself. It needs `padding_free` or `pack`.
         rows_per_rank: rows of each rank in a loader step, for devices of different size. None:
@@ -183,6 +186,7 @@ class TrainConfig:
     micro_batches: int = 1
     padding_free: bool = False
     pack: int | None = None
+    plan: str | None = None
     micro_batch_tokens: int | None = None
     rows_per_rank: tuple[int, ...] | None = None
     num_workers: int = 1
@@ -252,6 +256,8 @@ class TrainConfig:
                 "train: padding_free and pack are for models that learn texts, and clip compares "
                 'whole rows: give model="vlm" or the folder of a chat model, or leave them out'
             )
+        if self.plan is not None and self.pack is None:
+            raise ConfigError("train: plan needs pack, the tokens of a row")
         if self.micro_batch_tokens is None:
             return
         if not self.is_flat:

@@ -15,11 +15,12 @@ from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.mixture_file import open_data
 from mmstream.dataset.open import open_dataset
 from mmstream.loader.loader import Loader
+from mmstream.packing.cost import Cost
 from mmstream.pipeline import Pipeline
 from mmstream.train.config import TrainConfig
 from mmstream.world import World
 
-__all__ = ["open_loader", "open_train_data"]
+__all__ = ["cost_of", "open_loader", "open_train_data"]
 
 
 def open_train_data(
@@ -37,6 +38,7 @@ def open_loader(
     *,
     log: str = "",
     world: World | None = None,
+    cost: Cost | None = None,
     **pipeline_settings: Any,
 ) -> Loader:
     """Return a loader of the training data, or of validation data.
@@ -47,6 +49,7 @@ def open_loader(
         decode: the decoders.
         log: subfolder for the records of bad samples; it also marks validation data.
         world: which rank it is. None: that of this process.
+        cost: what a row of packs costs the model. None: rows are not dealt by cost.
         pipeline_settings: further arguments of `Pipeline`.
     """
     # A substitute would count a validation sample twice, so its row is left out instead.
@@ -57,7 +60,7 @@ def open_loader(
         global_batch_size=config.global_batch_size,
         seed=config.seed,
         decode=decode,
-        batching=_batching(config, is_validation=bool(log)),
+        batching=_batching(config, cost, is_validation=bool(log)),
         bad_samples=BadSamplePolicy(
             action=action,
             max_fraction=config.max_bad_fraction,
@@ -75,11 +78,17 @@ def open_loader(
     )
 
 
-def _batching(config: TrainConfig, *, is_validation: bool) -> Flat | Pack | None:
+def cost_of(model: Any) -> Cost | None:
+    """Return what rows of packs cost a model, from its config; None: it takes no packs."""
+    vlm = getattr(model, "vlm", None)
+    return None if vlm is None else Cost.from_config(vlm.config)
+
+
+def _batching(config: TrainConfig, cost: Cost | None, *, is_validation: bool) -> Flat | Pack | None:
     """Return how the samples of a rank become its batch; None: padded rows.
 
     Validation data needs no plan: its loss is the same with one sample a row.
     """
     if config.pack is not None and not is_validation:
-        return Pack(config.pack)
+        return Pack(config.pack, plan=config.plan, cost=cost)
     return Flat() if config.is_flat else None

@@ -28,7 +28,7 @@ from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError
 from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import TrainConfig, TrainResult
-from mmstream.train.data import open_loader, open_train_data
+from mmstream.train.data import cost_of, open_loader, open_train_data
 from mmstream.train.distributed import (
     TrainProcess,
     leave_on_sigterm,
@@ -72,7 +72,7 @@ def run(config: TrainConfig) -> TrainResult:
         normalize = normalize_for(config)
 
         def open_batches(url: str, **settings: Any) -> DeviceLoader:
-            loader = open_loader(config, url, decode, **settings)
+            loader = open_loader(config, url, decode, cost=cost_of(model), **settings)
             open_loaders.enter_context(closing(loader))  # ends its workers
             return to_device(loader, process.device, normalize=normalize)
 

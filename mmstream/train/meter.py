@@ -223,7 +223,8 @@ def _count(batch: Batch) -> Tensor:
     valid = batch["__valid__"]
     mask = batch.get("attention_mask")
     if is_flat(batch):
-        num_samples = sum(batch["__lineage__"].valid)
+        lineage = batch["__lineage__"]
+        num_samples = sum(lineage.valid) if lineage.rows is None else len(lineage.rows)
         counts = [batch["num_tokens"], batch["input_ids"].numel(), num_samples]
     elif not isinstance(mask, Tensor):
         counts = [0, 0, valid.sum()]

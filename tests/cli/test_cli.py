@@ -71,8 +71,8 @@ OPTIONS = {
     "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "
     "--check more_logs --allow-foreign-urls",
     "show": "url --key --shard --index --find --random --bad --quarantine --step --epoch --rank "
-    "--world-size --global-batch-size --state --seed --padding-free --pack --model --tokenizer "
-    "--max-length --image-size --max-samples --html --allow-foreign-urls",
+    "--world-size --global-batch-size --state --seed --padding-free --pack --plan --model "
+    "--tokenizer --max-length --image-size --max-samples --html --allow-foreign-urls",
     "demo": "--out --shards",
 }
 

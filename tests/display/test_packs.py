@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 import mmstream as mm
 from mmstream.display import pack_html, pack_lines, rows_of_pack
 from mmstream.display.packs import LEARNED, MASKED, MEDIA, PADDING, _sawtooth, _token_kinds
+from mmstream.reading.step import BatchLineage
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.display.test_display import EVIL, parse
 
@@ -57,11 +58,10 @@ def test_positions_of_four_dimensions_are_those_of_the_text() -> None:
 
 
 def test_rows_that_were_dealt_to_a_rank_keep_the_numbers_of_the_order() -> None:
-    lineage = {"start": 6, "epoch": 0, "step": 3, "rows": [0, 0, 1], "order_rows": [9, 9, 2]}
-    dealt = {**batch(), "__lineage__": SimpleNamespace(**lineage)}
+    lineage = BatchLineage(0, 3, 6, [], [True, True], [], rows=[0, 0, 1], order_rows=[9, 2])
+    dealt = {**batch(), "__lineage__": lineage}
     assert [row.number for row in rows_of_pack(dealt)] == [9, 2]
-    lineage |= {"rows": None, "order_rows": None}
-    plain = {**batch(), "__lineage__": SimpleNamespace(**lineage)}
+    plain = {**batch(), "__lineage__": replace(lineage, order_rows=None)}
     assert [row.number for row in rows_of_pack(plain)] == [6, 7]
 
 

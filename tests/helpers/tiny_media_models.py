@@ -36,22 +36,42 @@ CHAT_TOKENS = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
+VISION = {
+    "Qwen2VL": {"embed_dim": 32, "mlp_ratio": 2},
+    "Qwen2_5_VL": {
+        "intermediate_size": 64,
+        "out_hidden_size": 32,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    },
+    "Qwen3VL": {
+        "intermediate_size": 64,
+        "out_hidden_size": 32,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 64,
+        "patch_size": 16,
+    },
+}
+"""What the vision towers of the families have of their own."""
+VIDEO_PROCESSORS = {"Qwen3VL": transformers.Qwen3VLVideoProcessor}
 SPEECH_TOKENS = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>",
                  "<|notimestamps|>"]  # fmt: skip
 
 
-def save_tiny_qwen(folder: Path, max_frames: int = 8) -> Path:
-    """Save a Qwen2.5-VL of 0.1 million weights, for clips of a few frames of about 100 pixels.
+def save_tiny_qwen(folder: Path, max_frames: int = 8, family: str = "Qwen2_5_VL") -> Path:
+    """Save a Qwen-VL of 0.1 million weights, for clips of a few frames of about 100 pixels.
 
     Args:
         folder: Where to save model, tokenizer and processors.
         max_frames: The most frames of a video, at 2 a second.
+        family: Qwen2VL, Qwen2_5_VL or Qwen3VL, as `transformers` calls it.
     """
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": CHAT_TOKENS})
     tokenizer.chat_template = CHAT_TEMPLATE
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in CHAT_TOKENS}
-    config = transformers.Qwen2_5_VLConfig(
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, **VISION[family]}
+    config = getattr(transformers, f"{family}Config")(
         text_config={
             "vocab_size": len(tokenizer),
             "hidden_size": 32,
@@ -59,33 +79,31 @@ def save_tiny_qwen(folder: Path, max_frames: int = 8) -> Path:
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
+            "head_dim": 8,
             "max_position_embeddings": 2048,
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
             "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
         },
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "out_hidden_size": 32,
-            "window_size": 56,
-            "fullatt_block_indexes": [1],
-        },
+        vision_config=vision,
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
     )
-    _save(transformers.Qwen2_5_VLForConditionalGeneration, config, folder)
-    pixels = {"min_pixels": 56 * 56, "max_pixels": 112 * 112}
-    transformers.Qwen2_5_VLProcessor(
-        transformers.Qwen2VLImageProcessor(**pixels),
+    _save(getattr(transformers, f"{family}ForConditionalGeneration"), config, folder)
+    patch = config.vision_config.patch_size
+    pixels = {"min_pixels": (4 * patch) ** 2, "max_pixels": (8 * patch) ** 2, "patch_size": patch}
+    kind = VIDEO_PROCESSORS.get(family, transformers.Qwen2VLVideoProcessor)
+    videos = {**pixels, "fps": 2, "min_frames": 2, "max_frames": max_frames}
+    getattr(transformers, f"{family}Processor")(
+        transformers.Qwen2VLImageProcessor(
+            **pixels, image_mean=kind.image_mean, image_std=kind.image_std
+        ),
         tokenizer,
-        transformers.Qwen2VLVideoProcessor(**pixels, fps=2, min_frames=2, max_frames=max_frames),
+        kind(**videos),
         chat_template=CHAT_TEMPLATE,
     ).save_pretrained(folder)
     return folder

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+import mmstream as mm
 from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig, TrainResult, train
+from mmstream.train.models import decode_for, open_model_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
+from tests.helpers.unpacked import are_packs_of, train_unpacked
 
 SETTINGS = {
     "max_steps": 4, "global_batch_size": 6, "num_workers": 0, "progress": False, "device": "cpu",
@@ -103,6 +106,50 @@ def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) 
         for way in (False, True)
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+# -- packs ---------------------------------------------------------------------------------------
+
+
+def album(number: int) -> dict[str, bytes]:
+    """A conversation about no picture, or up to eight."""
+    fields = {f"{i}.jpg": jpeg(number + i, (40 + 9 * i, 64)) for i in range(number * 5 % 9)}
+    parts = [{"type": "image", "field": name} for name in fields]
+    question = [*parts, {"type": "text", "text": "How many? " * (1 + number % 6)}]
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": f"{len(fields)}. " * (1 + number * 7 % 9)},
+    ]
+    return {**fields, "json": json.dumps({"messages": messages}).encode()}
+
+
+@pytest.mark.parametrize("family", ["Qwen2VL", "Qwen3VL"])
+def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
+    tmp_path: Path, family: str
+) -> None:
+    model = str(save_tiny_qwen(tmp_path / "model", family=family))
+    url = write_corpus(tmp_path / "albums", [20, 30, 10], album)
+    config = TrainConfig(
+        url=url, out=str(tmp_path), pack=1024, plan="default-1024",
+        **{**SETTINGS, "model": model, "image_size": None, "max_steps": 2, "global_batch_size": 3},
+    )  # fmt: skip
+    decode = decode_for(config, open_model_tokenizer(config), None)
+    mm.measure(url, decode=decode, num_workers=0, progress=False)
+    mm.plan_packs(url, 1024)
+    result = train(config)
+    assert result.summary is not None
+    assert "packs are" in result.summary
+    steps = list(train_unpacked(config))
+    assert len(steps) == 2
+    for line, step in zip(lines(tmp_path), steps, strict=True):
+        assert are_packs_of(step.packs, [line["keys"]])
+        assert line["loss"] == pytest.approx(step.loss, rel=1e-6)
+        assert line["grad_norm"] == pytest.approx(step.grad_norm, rel=1e-4)
+        assert line["fill"] == pytest.approx(step.fill, abs=1e-4)
+        assert step.packed_loss == pytest.approx(step.loss, rel=1e-6)
+        assert step.least_cosine > 0.9999
+        assert step.num_images > 20
+        assert len(step.packs) == 3
 
 
 # -- what is refused -----------------------------------------------------------------------------

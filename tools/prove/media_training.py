@@ -18,10 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +29,7 @@ from typing import Any
 import mmstream as mm
 from mmstream.audit.compare_runs import prove, read_history
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
-from tools.prove.attempt import free_port
+from tools.prove.launch import launch_ranks
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 NUM_EPOCHS = 3
@@ -41,8 +38,6 @@ NUM_COPIES = 12
 enough."""
 TOLERANCE = 1e-4
 """Of losses, relative, in float32: sums over ranks are rounded differently."""
-RUN_S = 400
-"""Longest time of one start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,50 +150,12 @@ def _train(
     num_workers: int,
     kill: int | None,
 ) -> None:
-    """Run ``mmstream train`` as torchrun would. Kill -9 the last rank after the step `kill`.
-
-    Raises:
-        SystemExit: A run that was not killed has failed.
-    """
-    out.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "mmstream", "train", str(shards), "--out", str(out)]
-    command += ["--model", str(model), "--log-keys", "--device", "cpu", "--lr", "3e-3"]
-    command += ["--global-batch-size", str(case.global_batch_size), "--checkpoint-every", "3"]
+    """Run ``mmstream train`` as torchrun would. Kill -9 the last rank after the step `kill`."""
+    command = [str(shards), "--out", str(out), "--model", str(model), "--log-keys"]
+    command += ["--device", "cpu", "--lr", "3e-3", "--checkpoint-every", "3"]
+    command += ["--global-batch-size", str(case.global_batch_size)]
     command += ["--num-workers", str(num_workers), "--epochs", str(NUM_EPOCHS)]
-    environment = os.environ | {
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    logs = [out / f"rank{rank}-of-{world_size}.log" for rank in range(world_size)]
-    ranks = []
-    try:
-        for rank, path in enumerate(logs):
-            own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with path.open("wb") as log:
-                ranks.append(subprocess.Popen(command, env=own, stdout=log, stderr=log))
-        if kill is not None:
-            _wait_for_step(out / f"metrics-rank{world_size - 1}.jsonl", kill, ranks)
-            ranks[-1].send_signal(signal.SIGKILL)
-        codes = [rank.wait(RUN_S) for rank in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    if kill is None and any(codes):
-        sys.exit(f"training failed with exit codes {codes}; see {logs[0]}")
-
-
-def _wait_for_step(path: Path, step: int, ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until a rank has logged a step."""
-    deadline = time.monotonic() + RUN_S
-    while not path.exists() or f'"num_steps": {step},' not in path.read_text():
-        if any(rank.poll() is not None for rank in ranks) or time.monotonic() > deadline:
-            sys.exit(f"training ended before step {step}; see {path.parent}")
-        time.sleep(0.02)
+    launch_ranks(command, out, world_size, kill)
 
 
 if __name__ == "__main__":

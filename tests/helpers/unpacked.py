@@ -1,0 +1,113 @@
+"""The steps of a run on packs, trained unpacked: the same samples, one a row, with padding.
+
+The samples of a step are read anew by what its lineage says. So nothing of the packed batch goes
+into the unpacked one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import mmstream as mm
+from mmstream.dataset.source import read_sample
+from mmstream.decoding.sample import decode_sample
+from mmstream.device.normalize import Normalizer
+from mmstream.train import TrainConfig
+from mmstream.train.data import open_loader
+from mmstream.train.distributed import TrainProcess
+from mmstream.train.models import build_model, decode_for, normalize_for, open_model_tokenizer
+from mmstream.train.schedule import learning_rate_of
+from mmstream.train.step import prepare, seed_step, train_step
+
+PROCESS = TrainProcess(torch.device("cpu"))
+
+
+class Step(NamedTuple):
+    """An optimizer step on padded rows, and what the packed batch gives with the same weights."""
+
+    packs: list[list[str]]
+    """The keys of the samples of each pack."""
+    loss: float
+    grad_norm: float
+    packed_loss: float
+    least_cosine: float
+    """Between the two gradients: the least of all parameters."""
+    num_images: int
+    fill: float
+
+
+def train_unpacked(config: TrainConfig) -> Iterator[Step]:
+    """Train on one rank and yield its steps."""
+    tokenizer = open_model_tokenizer(config)
+    model: Any = build_model(config, tokenizer)
+    decode = decode_for(config, tokenizer, model)
+    settings = normalize_for(config)
+    assert settings is not None
+    normalize = Normalizer(settings, torch.float32, torch.device("cpu"))
+    dataset = mm.open_dataset(config.url)
+    config = replace(config, num_workers=0)
+    trained = prepare(config, model, PROCESS)
+    with closing(open_loader(config, config.url, decode, world=mm.World(0, 1))) as loader:
+        for number, batch in zip(range(config.max_steps or 0), loader, strict=False):
+            batch["image"] = [normalize(image) for image in batch["image"]]
+            packed_loss, packed = gradients(model, batch)
+            refs = batch["__lineage__"].shown
+            samples = [decode_sample(read_sample(dataset, *ref), decode) for ref in refs]
+            padded = mm.collate(samples, pad_token_id=tokenizer.pad_token_id)
+            padded["image"] = [normalize(image) for image in padded["image"]]
+            padded["__valid__"] = torch.ones(len(samples), dtype=torch.bool)
+            seed_step(config.seed, number, 0)
+            weight = model.weight_of(padded)
+            lr = learning_rate_of(config, number, config.max_steps or 0)
+            loss, norm = train_step(trained, [padded], weight, lr, config, PROCESS)
+            cosines = [
+                torch.nn.functional.cosine_similarity(
+                    parameter.grad.flatten().double(), packed[name].flatten().double(), dim=0
+                ).item()
+                for name, parameter in model.named_parameters()
+                if parameter.grad is not None and parameter.grad.norm() > 1e-7
+            ]
+            packs: list[list[str]] = [[] for _ in batch["__valid__"]]
+            for row, sample in zip(batch["__lineage__"].rows, samples, strict=True):
+                packs[row].append(sample["__key__"])
+            yield Step(
+                packs,
+                loss.item(),
+                norm.item(),
+                packed_loss,
+                min(cosines),
+                len(batch["image"]),
+                batch["num_tokens"] / (len(packs) * (config.pack or 1)),
+            )
+
+
+def are_packs_of(packs: list[list[str]], keys_of_ranks: list[list[str]]) -> bool:
+    """Tell whether ranks had these packs and nothing else, whichever rank had which of them.
+
+    The samples of a pack are neighbours in what its rank has logged.
+    """
+    num_keys = sum(map(len, keys_of_ranks))
+    texts = [f" {' '.join(keys)} " for keys in keys_of_ranks]
+    return num_keys == sum(map(len, packs)) and all(
+        any(f" {' '.join(pack)} " in text for text in texts) for pack in packs
+    )
+
+
+def gradients(model: nn.Module, batch: mm.Batch) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss of a batch and its gradient, and leave the model as it was."""
+    model.zero_grad()
+    loss, weight = model(batch)
+    (loss / weight).backward()
+    own = {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    model.zero_grad()
+    return (loss / weight).item(), own
