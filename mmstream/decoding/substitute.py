@@ -459,17 +459,17 @@ class RowDecoder:
     def _transform(self, transform: Transform, sample: Sample, ref: SampleRef) -> Sample:
         name = getattr(transform, "__name__", type(transform).__name__)
         origin = {field: sample[field] for field in ORIGIN_FIELDS if field in sample}
-        address = where(self.lookup.shard_name(ref[0]), ref[1], str(origin["__key__"]))
         try:
             result = transform(sample)
         except SampleError as error:
             # A user's subclass may not take one string, so it is raised again as one of ours.
             kind = next(k for k in (SkipSample, DecodeError, SampleError) if isinstance(error, k))
-            raise kind(f"{address}: {name}: {error}") from error
+            raise kind(f"{self._where(ref, origin)}: {name}: {error}") from error
         except (MMStreamError, *BUGS):
             raise
         except Exception as error:
-            raise SampleError(f"{address}: {name}: {type(error).__name__}: {error}") from error
+            reason = f"{name}: {type(error).__name__}: {error}"
+            raise SampleError(f"{self._where(ref, origin)}: {reason}") from error
         if not isinstance(result, dict):
             raise ConfigError(
                 f"{name} returned {type(result).__name__}: it must return the sample "
@@ -480,6 +480,9 @@ class RowDecoder:
                 f"{name} returned a sample with the key {escaped(repr(wrong[0]))}: keys are strings"
             )
         return {name: result[name] for name in result if name not in ORIGIN_FIELDS} | origin
+
+    def _where(self, ref: SampleRef, origin: Sample) -> str:
+        return where(self.lookup.shard_name(ref[0]), ref[1], str(origin["__key__"]))
 
 
 def _address(step: RawStep, position: int) -> RowAddress:

@@ -284,15 +284,18 @@ class HeldSamples:
     ) -> None:
         """Find the members of samples. Each array has one entry per sample."""
         self.num_bytes += int((stop - start).sum())
-        shards, number = np.unique(shard, return_inverse=True)
-        locations = [self._source.locate(one_shard) for one_shard in shards.tolist()]
-        urls = [location.dataset.url_of(location.shard) for location in locations]
-        names = [location.source for location in locations]
-        local_shards = [location.shard for location in locations]
-        self._is_mixture |= any(names)
-        self._source_name[position] = _object_array(names)[number]
-        self._url[position] = _object_array(urls)[number]
-        self._local_shard[position] = np.array(local_shards)[number]
+        shards = shard.tolist()
+        locations = {one_shard: self._source.locate(one_shard) for one_shard in set(shards)}
+        urls = {
+            one_shard: location.dataset.url_of(location.shard)
+            for one_shard, location in locations.items()
+        }
+        names = [locations[one_shard].source for one_shard in shards]
+        if any(names):
+            self._is_mixture = True
+            self._source_name[position] = _object_array(names)
+        self._url[position] = _object_array([urls[one_shard] for one_shard in shards])
+        self._local_shard[position] = [locations[one_shard].shard for one_shard in shards]
         self._shard[position], self._index[position] = shard, index
         self._start[position], self._stop[position] = start, stop
         data_of_sample = _object_array(data)[range_of_sample]

@@ -90,6 +90,8 @@ class Arrived:
     data: memoryview = field(default_factory=lambda: memoryview(b""))
     errors: dict[int, ShardError | SampleError] = field(default_factory=dict)
     """By position in the window."""
+    first: int = 0
+    """Its first byte in the shard."""
     num_left: int = 0
     """Samples that were not taken yet."""
 
@@ -341,7 +343,8 @@ class RankReader:
                 self._bytes_ahead[first_use] += num_bytes
                 self._total_ahead += num_bytes
             heapq.heappop(self._waiting)
-            arrived = Arrived(planned, num_left=planned.samples.position.size)
+            samples = planned.samples
+            arrived = Arrived(planned, first=int(samples.start[0]), num_left=samples.position.size)
             self._arrived[planned] = arrived
             arrived.ready = asyncio.get_running_loop().create_task(self._fetch(arrived))
             arrived.ready.add_done_callback(_look_at_error)
@@ -456,8 +459,7 @@ class RankReader:
                 if error is not None:
                     errors[seat] = error
                 else:
-                    first = int(planned.samples.start[0])
-                    data[seat] = arrived.data[start - first : stop - first]
+                    data[seat] = arrived.data[start - arrived.first : stop - arrived.first]
                     if position in window.large:
                         large[seat] = window.large[position]
                 arrived.num_left -= 1

@@ -29,6 +29,9 @@ PIECE_BYTES = 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 """Longest head of an answer. The servers of S3 send less than 2 kB."""
 
+HEAD_READ_BYTES = 4 * 1024
+"""What is read at once while a head is awaited. Bytes of the body behind it are copied."""
+
 FLUSH_S = 1.0
 """Bytes that have waited for the rest of their piece this long are handed over. So a slow answer
 shows its speed, and less is lost with its connection."""
@@ -309,7 +312,8 @@ class _Connection(asyncio.BufferedProtocol):
         body = self._body
         if body is not None and body.is_plain and not (body.is_complete or self._is_aborted):
             return body.free
-        return memoryview(self._scratch)[self._num_scratch :]
+        free = memoryview(self._scratch)[self._num_scratch :]
+        return free if self._has_head else free[:HEAD_READ_BYTES]
 
     def buffer_updated(self, num_bytes: int) -> None:
         """Take note of bytes that came."""

@@ -58,6 +58,7 @@ def bytewise(answer: bytes) -> StubAnswer:
         chunked(DATA[:1], DATA[1:300_000], DATA[300_000:], trailer=b"X-Sum: 1\r\n"),
         [b"HTTP/1.1 200 OK\r\n\r\n" + DATA[:9], DATA[9:], b""],
         [b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(DATA), DATA, b""],
+        reply(body=DATA, headers={f"x-{number}": "v" * 99 for number in range(300)}),
     ],
     ids=[
         "length",
@@ -68,6 +69,7 @@ def bytewise(answer: bytes) -> StubAnswer:
         "chunks",
         "close",
         "1.0",
+        "long head",
     ],
 )
 def test_a_body_arrives_whole_in_every_framing_and_twice(answer):
