@@ -7,10 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mmstream import Decode, ImageDecoder, Loader, Pipeline, open_dataset
+from mmstream import Decode, ImageDecoder, Loader, Pipeline, collate, open_dataset
 from tools.bench.peers.runners.stored import Settings, Stamp, serve, tar_name
 
 LOADERS: list[Any] = []
+
+
+class StampedCollate:
+    """The default collate of raw samples, with a `Stamp`: a transform would cost a call a sample.
+
+    Args:
+        stamp: it stamps where it is unpickled.
+    """
+
+    def __init__(self, stamp: Stamp) -> None:
+        self._stamp = stamp
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return a batch."""
+        return collate(samples)
 
 
 def prepare(corpus: str, folder: str, num_names: int) -> dict[str, str]:
@@ -30,12 +45,14 @@ def prepare(corpus: str, folder: str, num_names: int) -> dict[str, str]:
 def make(settings: Settings) -> Iterator[Any]:
     """Yield batches of epoch after epoch."""
     url = settings.local or f"s3://{settings.bucket}/{settings.prefix}"
-    decode = Decode(image=ImageDecoder(size=224)) if settings.decoded else None
+    stamp = Stamp(settings.scratch)
+    own: dict[str, Any] = {"collate": StampedCollate(stamp)}
+    if settings.decoded:
+        own = {"decode": Decode(image=ImageDecoder(size=224)), "transforms": (stamp,)}
     pipeline = Pipeline(
         open_dataset(url),
         global_batch_size=settings.batch_size,
-        decode=decode,
-        transforms=(Stamp(settings.scratch),),
+        **own,
         **dict(settings.arguments),
     )
     loader = Loader(pipeline, num_workers=settings.num_workers)
