@@ -398,7 +398,13 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
 def _check_batching(pipeline: Pipeline) -> None:
     """Refuse settings that do not go with batches without padding."""
     batching = pipeline.batching
+    text = None if pipeline.decode is None else pipeline.decode.text
     if batching is None:
+        if text is not None and text.texts == "all" and pipeline.collate is collate:
+            raise ConfigError(
+                'TextDecoder(texts="all") makes several documents of a sample, and padded batches '
+                "have one text a row: pass batching=mm.Flat()"
+            )
         return
     if not isinstance(batching, Flat):
         raise ConfigError(
@@ -413,6 +419,11 @@ def _check_batching(pipeline: Pipeline) -> None:
         raise ConfigError(
             "batching= joins the tokens of texts, and nothing makes any: "
             "pass decode=mm.Decode(text=mm.TextDecoder(tokenizer))"
+        )
+    if isinstance(batching, Pack) and text is not None and text.max_length < batching.max_tokens:
+        raise ConfigError(
+            f"TextDecoder(max_length={text.max_length}) would cut texts that a row of "
+            f"{batching.max_tokens} tokens has room for: give max_length={batching.max_tokens}"
         )
 
 

@@ -125,7 +125,8 @@ def collate(
         video that a recording belongs to, or -1. Recordings that differ in channels are a list.
 
         ``input_ids``, ``attention_mask`` and ``labels`` are int64 [B, T], padded with
-        `pad_token_id`, 0 and -100.
+        `pad_token_id`, 0 and -100. ``label_weights``, where rows have them, is float32 [B, T],
+        padded with 0. Labels of a row without them have 1.
 
         Other fields are stacked to a tensor of B rows if all values are numbers, or are arrays of
         one shape and type. Otherwise, or if a sample lacks the field, a field is a list of B, with
@@ -148,9 +149,10 @@ def collate(
         audio_fields or _AUDIO_FIELDS,
         take_memory,
     )
+    joined = media | _weights(names, samples, pad_to, padding_side)
     for name in names:
-        if name in media:
-            batch |= media[name]
+        if name in joined:
+            batch |= joined[name]
             continue
         if name.startswith("__"):
             continue
@@ -196,6 +198,34 @@ def _media(
         if joined is not None:
             media |= {key: {} for key in joined} | {name: joined}
     return media
+
+
+def _weights(
+    names: Collection[str], samples: Sequence[Sample], pad_to: int | None, side: str
+) -> dict[str, Batch]:
+    """Return the weights of labels, float32 [B, T], where each sample has labels as text has them.
+
+    They are padded with 0. Labels of a row without weights have 1.
+    """
+    if "label_weights" not in names:
+        return {}
+    rows = []
+    for sample in samples:
+        labels, weights = sample.get("labels"), sample.get("label_weights")
+        if labels is None or not _is_ids(labels):
+            return {}
+        if weights is None:
+            weights = labels != IGNORED_LABEL
+        if not isinstance(weights, np.ndarray) or weights.shape != labels.shape:
+            return {}
+        rows.append(weights)
+    width = pad_to or max(map(len, rows))
+    padded = np.zeros((len(rows), width), dtype=np.float32)
+    for row, padded_row in zip(rows, padded, strict=True):
+        kept = row[:width]
+        start = width - len(kept) if side == "left" else 0
+        padded_row[start : start + len(kept)] = kept
+    return {"label_weights": {"label_weights": torch.from_numpy(padded)}}
 
 
 def _as_tensor(value: Any) -> Any:

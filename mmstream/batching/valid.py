@@ -47,8 +47,9 @@ def mask_labels(batch: Batch) -> None:
         return
     invalid = invalid_tokens(batch)
     batch["labels"] = batch["labels"].masked_fill(invalid, IGNORED_LABEL)
-    if "label_weights" in batch and is_flat(batch):
-        batch["label_weights"] = batch["label_weights"].masked_fill(invalid, 0)
+    weights = batch.get("label_weights")
+    if isinstance(weights, torch.Tensor) and weights.shape == invalid.shape:
+        batch["label_weights"] = weights.masked_fill(invalid, 0)
     if "num_label_tokens" in batch:
         batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
 

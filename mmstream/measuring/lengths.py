@@ -20,6 +20,7 @@ from mmstream.decoding.decode import Decode
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.sample import MeasuredSample, measure_sample
 from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform
+from mmstream.decoding.text.decoder import DecodedText
 from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
 from mmstream.packing.measure_file import COLUMNS
 from mmstream.progress import Progress
@@ -129,22 +130,31 @@ class Counter:
 
     def _counts(self, measured: MeasuredSample) -> SampleLengths:
         assert measured.text is not None
-        tokens = measured.text.tokens
-        ids, shapes = tokens["input_ids"], measured.shapes
+        ids, shapes = _documents(measured.text, "input_ids"), measured.shapes
         # The first token of a document has no token before it that could predict it.
-        num_labels = int(np.count_nonzero(tokens["labels"][1:] != IGNORED_LABEL))
+        labels = _documents(measured.text, "labels")
+        num_labels = sum(int(np.count_nonzero(each[1:] != IGNORED_LABEL)) for each in labels)
         patches = list(num_patches(shapes, self.patch_size)) if any(shapes) else []
         seconds = sum(audio.num_samples / audio.sample_rate for audio in shapes.audios)
+        # Media that have tokens in the text come again for each document.
+        assert self.decode.text is not None
+        num_times = len(ids) if self.decode.text.counted_media else 1
         values = (
-            len(ids),
+            sum(map(len, ids)),
             num_labels,
-            1,
-            len(shapes.images),
-            sum(patches),
-            sum(each * each for each in patches),
-            math.ceil(seconds),
+            len(ids),
+            len(shapes.images) * num_times,
+            sum(patches) * num_times,
+            sum(each * each for each in patches) * num_times,
+            math.ceil(seconds * num_times),
         )
-        return SampleLengths(values, ids=ids)
+        return SampleLengths(values, ids=ids[0] if len(ids) == 1 else np.concatenate(ids))
+
+
+def _documents(text: DecodedText, name: str) -> list[IntArray]:
+    """Return a field of tokens of each text of a sample."""
+    values = text.tokens[name]
+    return values if isinstance(values, list) else [values]
 
 
 def num_patches(shapes: MediaShapes, patch_size: int) -> Iterator[int]:

@@ -371,3 +371,15 @@ def test_captions_are_padded_to_the_fixed_length_that_the_decoder_names(corpus):
         assert batch["input_ids"].shape == batch["labels"].shape == (12, 10)
         assert isinstance(batch["txt"], list)
         assert all(isinstance(data, bytes) for data in batch["jpg"])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_weights_of_labels_are_padded_with_zeros(side: str) -> None:
+    samples: list[dict[str, Any]] = [
+        {"labels": np.array([1, -100, 2]), "label_weights": np.array([0.5, 0, 2], np.float32)},
+        {"labels": np.array([-100, 3])},
+    ]
+    batch = mm.collate(samples, pad_to=4, padding_side=side)
+    rows = [[0.5, 0, 2, 0], [0, 1, 0, 0]] if side == "right" else [[0, 0.5, 0, 2], [0, 0, 0, 1]]
+    assert batch["label_weights"].tolist() == rows
+    assert batch["label_weights"].dtype == torch.float32

@@ -48,6 +48,7 @@ def rows_of(title: str, name: int, kind: int, shape: int) -> list[Row]:
 
 OURS = rows_of("Fields of mmstream", 0, 1, 2)
 FILES = rows_of("Fields of your files", 0, 2, 3)
+FLAT = rows_of("Batches without padding", 0, 1, 2)
 
 
 def png(height, width, mode="RGB"):
@@ -217,3 +218,24 @@ def test_a_row_says_type_and_shape():
     assert not is_row(row, torch.zeros(NUM_ROWS, 6, dtype=torch.int64), {"T": 7})
     assert not is_row(row, torch.zeros(NUM_ROWS, 7), {"T": 7})
     assert not is_row(row, [0] * NUM_ROWS, {"T": 7})
+
+
+def test_the_table_of_batches_without_padding(datasets):
+    decode = mm.Decode(image=mm.ImageDecoder(size=32), text=mm.TextDecoder(byte_tokenizer()))
+    pipeline = mm.Pipeline(
+        datasets["plain"], global_batch_size=NUM_ROWS, decode=decode, batching=mm.Flat()
+    )
+    batch = next(iter(mm.Loader(pipeline)))
+    numbers = {
+        "1": 1,
+        "T": batch["num_tokens"],
+        "N": NUM_ROWS,
+        "D": NUM_ROWS,
+        "D + 1": NUM_ROWS + 1,
+        "E": NUM_ROWS,
+    }
+    named = {row.name for row in FLAT if row.name in batch and is_row(row, batch[row.name], numbers)}
+    without = {"label_weights"}  # no message of these has a weight
+    assert {row.name for row in FLAT} - named == without
+    described = {"cu_seq_lens_k", "max_length_k", "__url__", "image", "txt", "__lineage__"}
+    assert batch.keys() - named - described == set()

@@ -49,8 +49,11 @@ _TEMPLATE_ERRORS = (
     RecursionError,
 )
 
-_TRAINED_KEYS = ("weight", "train", "loss")
-"""Keys of a message that say whether an answer is trained: OpenAI's, Axolotl's and ms-swift's."""
+_TRAINED_KEYS = ("train", "loss")
+"""Keys of a message that say whether an answer is trained: Axolotl's and ms-swift's."""
+
+MAX_WEIGHT = 1_000_000
+"""The largest ``weight`` of a message, which OpenAI's format has as 0 or 1."""
 
 MAX_MESSAGES = 500
 """Most messages of a conversation."""
@@ -104,7 +107,7 @@ class Chat:
             DecodeError: The template refuses the messages, or a turn cannot be found in the text.
         """
         options = {"tools": tools} if tools else {}
-        is_trained = [_is_trained(m) for m in messages if m["role"] == "assistant"]
+        is_trained = [weight > 0 for weight in answer_weights(messages)]
         messages = [self._adapt(message) for message in messages]
         try:
             if self.marks_turns:
@@ -274,7 +277,7 @@ def check_messages(messages: Any) -> list[Message]:
         The same list, which is not empty. Each message is a dict with a string ``role``. Its
         ``content`` is a string or a list of parts. A part is a dict with a ``type``, and with a
         string ``text`` if its type is "text". What says whether it is trained is 0, 1, true or
-        false.
+        false, and its ``weight`` is a number from 0 up.
 
     Raises:
         DecodeError: A message has another form; the error says which. Or there are more than
@@ -299,12 +302,7 @@ def check_messages(messages: Any) -> list[Message]:
         )
         if not is_valid:
             raise DecodeError(f"messages[{i}]: content is neither text nor a list of parts")
-        for key in _TRAINED_KEYS:
-            if message.get(key) not in (None, 0, 1):
-                raise DecodeError(
-                    f"messages[{i}]: {key} is {escaped(message[key], 60)}; give 0 or false for an "
-                    "answer that is not trained, 1 or true for others"
-                )
+        _check_weight(message, i)
     num_answers = sum(message["role"] == "assistant" for message in messages)
     if num_answers * (len(messages) + num_parts) > MAX_RENDERED:
         raise DecodeError(
@@ -312,6 +310,23 @@ def check_messages(messages: Any) -> list[Message]:
             "too many to locate; split the conversation"
         )
     return messages
+
+
+def _check_weight(message: Message, number: int) -> None:
+    """Check what a message says about its training."""
+    for key in _TRAINED_KEYS:
+        if message.get(key) not in (None, 0, 1):
+            raise DecodeError(
+                f"messages[{number}]: {key} is {escaped(message[key], 60)}; give 0 or false for an "
+                "answer that is not trained, 1 or true for others"
+            )
+    weight = message.get("weight")
+    is_number = weight is None or isinstance(weight, int | float)
+    if not is_number or not 0 <= (weight or 0) <= MAX_WEIGHT:
+        raise DecodeError(
+            f"messages[{number}]: weight is {escaped(weight, 60)}; give a number from 0 to "
+            f"{MAX_WEIGHT:,}"
+        )
 
 
 def check_tools(tools: Any) -> list[Any] | None:
@@ -335,9 +350,14 @@ def check_tools(tools: Any) -> list[Any] | None:
     return tools
 
 
-def _is_trained(message: Message) -> bool:
-    """Tell whether an answer is trained: no key of `_TRAINED_KEYS` is 0 or false."""
-    return all(message.get(key) in (None, 1) for key in _TRAINED_KEYS)
+def answer_weights(messages: list[Message]) -> list[float]:
+    """Return the weight of each answer in the loss: its ``weight``, 0 where it is not trained."""
+    return [
+        float(all(message.get(key) in (None, 1) for key in _TRAINED_KEYS))
+        * float(1 if message.get("weight") is None else message["weight"])
+        for message in messages
+        if message["role"] == "assistant"
+    ]
 
 
 def flatten(content: str | list[dict[str, Any]], tokens: Mapping[str, str]) -> str:

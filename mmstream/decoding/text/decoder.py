@@ -32,7 +32,14 @@ from mmstream.decoding.fields import (
 )
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.text.audio_lengths import AudioLength
-from mmstream.decoding.text.chat import Chat, Span, check_messages, check_tools, probe_chat
+from mmstream.decoding.text.chat import (
+    Chat,
+    Span,
+    answer_weights,
+    check_messages,
+    check_tools,
+    probe_chat,
+)
 from mmstream.decoding.text.image_lengths import ImageLength
 from mmstream.decoding.text.media_parts import DECODED, MediaParts, UndecodedParts, media_parts
 from mmstream.decoding.text.placeholders import (
@@ -50,8 +57,9 @@ from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["DecodedText", "TextDecoder", "Tokens"]
 
-Tokens: TypeAlias = dict[str, NDArray[np.int64]]
-"""``input_ids``, ``attention_mask`` and ``labels`` of a sample, each int64 [T]."""
+Tokens: TypeAlias = dict[str, Any]
+"""``input_ids``, ``attention_mask`` and ``labels`` of a sample, each int64 [T]; ``label_weights``,
+float32 [T], where messages have weights. With ``texts="all"`` each is a list of arrays."""
 
 _CALL_CHARACTERS = 1 << 20
 """Characters that one call of the tokenizer gets, unless one text alone has more.
@@ -71,7 +79,8 @@ class DecodedText(NamedTuple):
 
     tokens: Tokens
     num_tokens: int
-    """Length of the whole text in tokens: more than there are where `max_length` has cut it."""
+    """Length of the whole text in tokens, or of the longest one: more than there are where
+    `max_length` has cut it."""
     num_dropped_parts: int
     """Parts of the conversation that its text lacks: dropped, or not written by the template."""
 
@@ -85,11 +94,26 @@ class _Prompt(NamedTuple):
     num_dropped_parts: int
     written: WrittenText | None = None
     """The tokens of media in the text. None: media do not concern it."""
+    weights: list[float] | None = None
+    """Of the turns in `spans`. None: all count the same."""
 
     @property
     def needs_offsets(self) -> bool:
         """Whether the labels depend on which characters a token comes from."""
         return self.spans is not None or (self.written is not None and bool(self.written.stamps))
+
+
+class _LabelledIds(NamedTuple):
+    """The ids of a text, and what is trained of them."""
+
+    ids: Ids
+    labels: Ids
+    weights: NDArray[np.float32] | None
+    """Of the labels. None: all count the same."""
+    num_special: int
+    """Special tokens at the end, which a cut keeps."""
+    num_appended: int
+    """How many of them `append_eos` has added."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +125,7 @@ class TextDecoder:
 
     The chat template also gets the ``tools`` of the ``json`` field: a list, or JSON of one. An
     answer is not trained whose message has ``weight``, ``train`` or ``loss``, and it is 0 or false.
+    Where messages have other weights, the tokens of an answer have them as ``label_weights``.
 
     A decoder can be pickled, and called from many threads at once. It encodes with its own copy of
     the tokenizer's core, because `transformers` writes truncation settings into the shared one.
@@ -141,6 +166,13 @@ class TextDecoder:
         unlabeled_texts: What happens to a text no token of which has a label: an empty caption, a
             conversation without an answer, or one whose answers all begin after `max_length`.
             "bad": the sample is bad. "keep": it is delivered, for prompts without a loss.
+        texts: How many texts a sample has. "one": a list of texts makes it bad. "all": each text
+            of a list, or of what a function returns, is a document of its own. A preference, with
+            ``chosen`` and ``rejected`` beside its messages, is two: the conversation with the
+            chosen answer, then the one with the rejected answer. It is for batches of `mm.Flat`
+            and `mm.Pack`.
+        append_eos: Whether plain text ends with the tokenizer's token for the end of text. It is
+            added where the tokenizer has not done so. Chat templates write their own.
 
     Raises:
         ConfigError: The tokenizer is slow: it does not say which characters a token comes from. Or
@@ -168,6 +200,8 @@ class TextDecoder:
     max_bytes: int = MAX_TEXT_BYTES
     undecoded_parts: UndecodedParts = "bad"
     unlabeled_texts: Literal["bad", "keep"] = "bad"
+    texts: Literal["one", "all"] = "one"
+    append_eos: bool = False
     _chat: Chat | None = dataclasses.field(init=False, repr=False)
     _core: Any = dataclasses.field(init=False, repr=False)
     _placeholders: Placeholders | None = dataclasses.field(init=False, repr=False)
@@ -186,6 +220,10 @@ class TextDecoder:
             raise ConfigError(f'undecoded_parts={self.undecoded_parts!r}: "bad", "drop" or "keep"')
         if self.unlabeled_texts not in ("bad", "keep"):
             raise ConfigError(f'unlabeled_texts={self.unlabeled_texts!r}: "bad" or "keep"')
+        if self.texts not in ("one", "all"):
+            raise ConfigError(f'texts={self.texts!r}: "one" or "all"')
+        if self.append_eos and self.tokenizer.eos_token_id is None:
+            raise ConfigError("append_eos=True: the tokenizer has no eos_token; set it first")
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
         if self.field == "json" and not has_template:
             raise ConfigError('field="json": the tokenizer has no chat template')
@@ -309,21 +347,45 @@ class TextDecoder:
             ConfigError: As in a call.
         """
         prompts = [
-            self._try(self._prompt, sample, media, sample_shapes)
+            self._try(self._prompts, sample, media, sample_shapes)
             for sample, sample_shapes in zip(samples, shapes or [None] * len(samples), strict=True)
         ]
-        results: list[DecodedText | SampleError] = list(prompts)
+        if self.texts == "all":
+            return self._decode_several(prompts)
+        return self._decode(
+            [prompt if isinstance(prompt, SampleError) else prompt[0] for prompt in prompts]
+        )
+
+    def _decode_several(
+        self, prompts: Sequence[list[_Prompt] | SampleError]
+    ) -> list[DecodedText | SampleError]:
+        """Decode samples of several texts. The first error of a text is that of its sample."""
+        flat = [prompt for own in prompts if not isinstance(own, SampleError) for prompt in own]
+        texts = iter(self._decode(flat))
+        results: list[DecodedText | SampleError] = []
+        for own in prompts:
+            if isinstance(own, SampleError):
+                results.append(own)
+                continue
+            decoded = [next(texts) for _ in own]
+            error = next((text for text in decoded if isinstance(text, SampleError)), None)
+            results.append(error or _together([t for t in decoded if isinstance(t, DecodedText)]))
+        return results
+
+    def _decode(self, prompts: Sequence[_Prompt | SampleError]) -> list[DecodedText | SampleError]:
+        """Tokenize texts, in calls of the tokenizer that are not too large."""
+        results: list[Any] = list(prompts)
         groups: dict[tuple[bool, bool], list[int]] = {}
         for row, prompt in enumerate(prompts):
             if isinstance(prompt, _Prompt):
                 group = (prompt.spans is not None, prompt.needs_offsets)
                 groups.setdefault(group, []).append(row)
         for (is_chat, needs_offsets), rows in groups.items():
-            for call in _calls(rows, [len(prompts[row].text) for row in rows]):
-                texts = [prompts[row].text for row in call]
+            for call in _calls(rows, [len(results[row].text) for row in rows]):
+                texts = [results[row].text for row in call]
                 encodings = self._encode(texts, is_chat, needs_offsets)
                 for row, encoding in zip(call, encodings, strict=True):
-                    results[row] = self._try(self._finish, prompts[row], encoding)
+                    results[row] = self._try(self._finish, results[row], encoding)
         return results
 
     def _encode(self, texts: list[str], is_chat: bool, needs_offsets: bool) -> list[Any]:
@@ -342,11 +404,21 @@ class TextDecoder:
         # One bad text fails the whole call. Encode each text by itself to know which.
         return [self._encode([text], is_chat, needs_offsets)[0] for text in texts]
 
-    def _prompt(
+    def _prompts(
         self, sample: dict[str, Any], media: Collection[str], shapes: MediaShapes | None
+    ) -> list[_Prompt]:
+        """Return the texts of a sample, with what takes the places of its media."""
+        values = self._texts(sample)
+        return [self._prompt(value, sample, media, shapes) for value in values]
+
+    def _prompt(
+        self,
+        value: str | list[Any],
+        sample: dict[str, Any],
+        media: Collection[str],
+        shapes: MediaShapes | None,
     ) -> _Prompt:
-        """Return the text of a sample, with what takes the places of its media."""
-        value = self._text_or_messages(sample)
+        """Return a text, from plain text or messages."""
         if isinstance(value, list):
             prompt = self._render(value, sample, media)
         else:
@@ -365,20 +437,10 @@ class TextDecoder:
         """Make tokens of an encoding."""
         if isinstance(encoding, DecodeError):
             raise encoding
-        ids = labels = np.asarray(encoding.ids, dtype=np.int64)
-        if prompt.spans is not None:
-            labels = np.where(_touching(encoding, prompt.spans), ids, IGNORED_LABEL)
-        # Special tokens that the tokenizer put at the end. A chat template writes its own.
-        num_special = 0
-        is_longer = len(ids) > self.max_length
-        if prompt.spans is None and (is_longer or prompt.written is not None):
-            is_special = reversed(encoding.special_tokens_mask)
-            num_special = sum(1 for _ in takewhile(bool, is_special))
+        text = self._labelled(prompt, encoding)
         if self._placeholders is not None and prompt.written is not None:
-            if prompt.written.stamps:
-                is_stamp = _touching(encoding, prompt.written.stamps)
-                labels = np.where(is_stamp, IGNORED_LABEL, labels)
-            ids, labels = self._placeholders.expand(prompt.written, ids, labels, keep=num_special)
+            text = _with_media(text, prompt.written, encoding, self._placeholders)
+        ids, labels, weights, num_special, num_appended = text
         num_tokens = len(ids)
         if not num_tokens:
             raise DecodeError("empty text: no tokens")
@@ -387,11 +449,35 @@ class TextDecoder:
             ids = _cut(ids, self.max_length, num_special)
             labels = _cut(labels, self.max_length, num_special)
         if self.unlabeled_texts == "bad":
-            self._check_labels(labels, all_labels, prompt.spans)
+            self._check_labels(labels, all_labels, prompt.spans, num_appended)
         tokens = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
+        if weights is not None:
+            weights = weights[: self.max_length]  # a conversation has no special tokens at its end
+            tokens["label_weights"] = np.where(labels == IGNORED_LABEL, np.float32(0), weights)
         return DecodedText(tokens, num_tokens, prompt.num_dropped_parts)
 
-    def _check_labels(self, labels: Ids, all_labels: Ids, spans: list[Span] | None) -> None:
+    def _labelled(self, prompt: _Prompt, encoding: Any) -> _LabelledIds:
+        """Return the ids of an encoding with their labels, before media take their places."""
+        ids = np.asarray(encoding.ids, dtype=np.int64)
+        if prompt.spans is not None:
+            touched = _touched(encoding, prompt.spans)
+            weights = None
+            if prompt.weights is not None:  # the last entry, -1, is for tokens of no answer
+                weights = np.asarray([*prompt.weights, 0], np.float32)[touched]
+            return _LabelledIds(ids, np.where(touched >= 0, ids, IGNORED_LABEL), weights, 0, 0)
+        num_special = num_appended = 0
+        if self.append_eos and len(ids) and ids[-1] != self.tokenizer.eos_token_id:
+            num_appended = 1
+            ids = np.append(ids, self.tokenizer.eos_token_id)
+        # Special tokens that the tokenizer put at the end. A chat template writes its own.
+        if len(ids) > self.max_length or prompt.written is not None:
+            is_special = reversed(encoding.special_tokens_mask)
+            num_special = sum(1 for _ in takewhile(bool, is_special)) + num_appended
+        return _LabelledIds(ids, ids, None, num_special, num_appended)
+
+    def _check_labels(
+        self, labels: Ids, all_labels: Ids, spans: list[Span] | None, num_appended: int
+    ) -> None:
         """Raise DecodeError where no token of a text is trained.
 
         The first token of a conversation never is: no token before it could predict it.
@@ -400,10 +486,11 @@ class TextDecoder:
             labels: int64 [T].
             all_labels: int64 [num_tokens], of the whole text.
             spans: The assistant's turns; None for plain text.
+            num_appended: How many tokens `append_eos` has added.
         """
         if spans is None:
             # Not the special tokens that the tokenizer adds to any text, even to an empty one.
-            num_added = self._core.num_special_tokens_to_add(False)
+            num_added = self._core.num_special_tokens_to_add(False) + num_appended
             num_labels = len(labels)  # of plain text, every token but those of media
             if self._placeholders is not None:
                 num_labels = int(np.count_nonzero(labels != IGNORED_LABEL))
@@ -433,8 +520,38 @@ class TextDecoder:
         except SampleError as error:
             return error
 
-    def _text_or_messages(self, sample: dict[str, Any]) -> str | list[Any]:
-        """Return the plain text of a sample, or its messages."""
+    def _texts(self, sample: dict[str, Any]) -> list[str | list[Any]]:
+        """Return the texts of a sample, each plain text or messages. There is one at least."""
+        if self.texts == "one":
+            value = self._value(sample)
+            if not isinstance(value, list):
+                return [decode_text(value, self.max_bytes)]
+            if self.source(sample) != "json":
+                self._check_list(sample, value)
+            return [value]
+        row = sample.get("json")
+        if self.source(sample) == "json" and isinstance(row, dict) and _is_preference(row):
+            return [_answered(row, "chosen"), _answered(row, "rejected")]
+        value = self._value(sample)
+        if not isinstance(value, list):
+            return [decode_text(value, self.max_bytes)]
+        if not value:
+            raise DecodeError("an empty list of texts")
+        values = [value] if isinstance(value[0], dict) else value  # else these are messages of one
+        return [v if isinstance(v, list) else decode_text(v, self.max_bytes) for v in values]
+
+    def _check_list(self, sample: dict[str, Any], value: list[Any]) -> None:
+        """Raise DecodeError for a list that is no conversation."""
+        source = self.source(sample)
+        if not value or isinstance(value[0], str):
+            raise DecodeError(
+                f"a list of {len(value)} texts, and a sample takes one: take the first with "
+                f'field="{escaped(source or "json.captions", 60)}.0", or draw one in a function, '
+                "field=function, with mm.sample_rng(sample)"
+            )
+
+    def _value(self, sample: dict[str, Any]) -> Any:
+        """Return the text of a sample as it is stored, or its messages."""
         source = self.source(sample)
         if callable(self.field):
             value = call_user(self.field, sample)
@@ -442,7 +559,8 @@ class TextDecoder:
             row = sample.get("json")
             if self._chat is None or not isinstance(row, dict):
                 raise DecodeError("no messages: not a JSON object")
-            _refuse_preference(row)
+            if self.texts == "one":
+                _refuse_preference(row)
             value = row.get("messages")
             return value if isinstance(value, list) else check_messages(value)
         elif source in sample or self.field is None:
@@ -451,16 +569,6 @@ class TextDecoder:
                 raise self._no_text(sample)
         else:
             value = value_at(sample, source)
-        if not isinstance(value, list):
-            return decode_text(value, self.max_bytes)
-        if not value or isinstance(value[0], str):
-            raise DecodeError(
-                f"a list of {len(value)} texts, and a sample takes one: take the first with "
-                f'field="{escaped(source or "json.captions", 60)}.0", or draw one in a function, '
-                "field=function, with mm.sample_rng(sample)"
-            )
-        if self._chat is None:
-            raise DecodeError("messages, and the tokenizer has no chat template")
         return value
 
     def _no_text(self, sample: dict[str, Any]) -> DecodeError:
@@ -489,7 +597,8 @@ class TextDecoder:
         )
 
     def _render(self, value: list[Any], sample: dict[str, Any], media: Collection[str]) -> _Prompt:
-        assert self._chat is not None  # _text_or_messages has refused messages without it
+        if self._chat is None:
+            raise DecodeError("messages, and the tokenizer has no chat template")
         messages, num_dropped = self._media.of_messages(check_messages(value), sample, media)
         for kind in sorted(self.counted_media):
             check_fields(messages, FIELDS_OF[kind](sample), kind)
@@ -502,7 +611,15 @@ class TextDecoder:
         # does not know their kind leaves no trace.
         if self.undecoded_parts == "keep" or set(media) - self.counted_media - {"image"}:
             num_dropped += self._chat.num_unwritten(text, messages, tools)
-        return _Prompt(check_text(text, self.max_bytes), spans, num_dropped)
+        weights: list[float] | None = [weight for weight in answer_weights(messages) if weight]
+        if weights is not None and all(weight == 1 for weight in weights):
+            weights = None
+        if weights is not None and len(weights) != len(spans):
+            raise DecodeError(
+                f"chat template: marks {len(spans)} answers of {len(weights)}, and the messages "
+                "say how much each of them counts"
+            )
+        return _Prompt(check_text(text, self.max_bytes), spans, num_dropped, weights=weights)
 
 
 def _refuse_preference(row: dict[str, Any]) -> None:
@@ -517,6 +634,38 @@ def _refuse_preference(row: dict[str, Any]) -> None:
                 f"a preference: its answer is in json.{key}; to train on it, join both in "
                 f'field=function: sample["json"]["messages"] + sample["json"]["{key}"]'
             )
+
+
+def _is_preference(row: dict[str, Any]) -> bool:
+    """Tell whether a row has two answers beside the turns before them."""
+    return all(isinstance(row.get(key), list) and row[key] for key in ("chosen", "rejected"))
+
+
+def _answered(row: dict[str, Any], key: str) -> list[Any]:
+    """Return the messages of a preference with one of its answers, which alone is trained."""
+    messages = row.get("messages")
+    before = [
+        {**message, "train": False} if isinstance(message, dict) else message
+        for message in (messages if isinstance(messages, list) else [])
+    ]
+    return [*before, *row[key]]
+
+
+def _together(texts: Sequence[DecodedText]) -> DecodedText:
+    """Join the texts of a sample: each field of tokens becomes a list."""
+    names = dict.fromkeys(name for text in texts for name in text.tokens)
+    tokens: Tokens = {
+        name: [text.tokens.get(name, _no_weights(text)) for text in texts] for name in names
+    }
+    return DecodedText(
+        tokens,
+        max(text.num_tokens for text in texts),
+        sum(text.num_dropped_parts for text in texts),
+    )
+
+
+def _no_weights(text: DecodedText) -> NDArray[np.float32]:
+    return np.where(text.tokens["labels"] == IGNORED_LABEL, np.float32(0), np.float32(1))
 
 
 def _check_use(decoder: TextDecoder) -> None:
@@ -541,17 +690,32 @@ def _check_use(decoder: TextDecoder) -> None:
         )
 
 
-def _touching(encoding: Any, spans: list[Span]) -> NDArray[np.bool_]:
-    """Return which tokens touch one of the spans of characters, bool [T]."""
+def _with_media(
+    text: _LabelledIds, written: WrittenText, encoding: Any, placeholders: Placeholders
+) -> _LabelledIds:
+    """Repeat the tokens of media. Labels of these are -100, and of what is written between them."""
+    labels = text.labels
+    if written.stamps:
+        is_stamp = np.zeros(len(labels), dtype=bool)
+        is_stamp[: len(encoding.ids)] = _touched(encoding, written.stamps) >= 0
+        labels = np.where(is_stamp, IGNORED_LABEL, labels)
+    is_media, repeats = placeholders.repeats(written, text.ids, keep=text.num_special)
+    weights = None if text.weights is None else text.weights.repeat(repeats)
+    labels = np.where(is_media, IGNORED_LABEL, labels)
+    return text._replace(
+        ids=text.ids.repeat(repeats), labels=labels.repeat(repeats), weights=weights
+    )
+
+
+def _touched(encoding: Any, spans: list[Span]) -> Ids:
+    """Return which of the spans of characters each token touches, int64 [T]; -1: none."""
     if not len(encoding.ids) or not spans:
-        return np.zeros(len(encoding.ids), dtype=bool)
+        return np.full(len(encoding.ids), -1)
     starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
     # Of the spans, which are in order, only the first that ends after a token's start can touch it.
     span_starts, span_stops = np.asarray([*spans, (_NOWHERE, _NOWHERE)], dtype=np.int64).T
-    touching: NDArray[np.bool_] = (
-        span_starts[np.searchsorted(span_stops, starts, side="right")] < stops
-    )
-    return touching
+    numbers = np.searchsorted(span_stops, starts, side="right")
+    return np.where(span_starts[numbers] < stops, numbers, -1)
 
 
 def _cut(values: Ids, max_length: int, num_special: int) -> Ids:

@@ -26,7 +26,6 @@ from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.text.chat import Span
 from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError, DecodeError
-from mmstream.types import IGNORED_LABEL
 
 Ids = NDArray[np.int64]
 
@@ -191,8 +190,10 @@ class Placeholders:
         text, spans, stamps = _replace_tokens(text, spans, texts)
         return WrittenText(text, spans, tokens, stamps)
 
-    def expand(self, written: WrittenText, ids: Ids, labels: Ids, *, keep: int) -> tuple[Ids, Ids]:
-        """Repeat the tokens of media.
+    def repeats(
+        self, written: WrittenText, ids: Ids, *, keep: int
+    ) -> tuple[NDArray[np.bool_], Ids]:
+        """Return which tokens are of media, and how often each token of the text is repeated.
 
         Only text after the last medium may be cut later. A medium never is: a sample whose media do
         not all fit is refused. They are in the batch anyway, and without the text about them the
@@ -201,11 +202,10 @@ class Placeholders:
         Args:
             written: What `write` has returned.
             ids: int64 [T], the ids of its text.
-            labels: int64 [T].
             keep: How many tokens at the end survive a cut, such as that for the end of text.
 
         Returns:
-            Ids and labels, int64 [T + the added tokens]. Labels of media's tokens are -100.
+            Two arrays of [T]: bool, and int64, which is 1 for tokens that are of no medium.
 
         Raises:
             DecodeError: The tokenizer made more or fewer tokens of a kind than the text has, or a
@@ -227,7 +227,7 @@ class Placeholders:
         room = self.max_length - keep
         if is_media.any() and ends[is_media][-1] > room:
             raise self._does_not_fit(written.tokens, ids, ends, room)
-        return ids.repeat(repeats), np.where(is_media, IGNORED_LABEL, labels).repeat(repeats)
+        return is_media, repeats
 
     def _does_not_fit(
         self, kinds: Iterable[MediaTokens], ids: Ids, ends: Ids, room: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmstream import TextDecoder
@@ -39,10 +40,36 @@ def test_a_conversation_whose_answers_are_all_excluded_is_a_bad_sample() -> None
         trained(CHATML, user("hi"), {**assistant("bad"), "weight": 0})
 
 
-@pytest.mark.parametrize("value", [0.5, "no", [1]])
-def test_a_weight_between_all_and_nothing_is_a_bad_sample(value: Any) -> None:
-    with pytest.raises(DecodeError, match=r"messages\[1\]: weight is .*; give 0 or false"):
-        trained(CHATML, user("hi"), {**assistant("so so"), "weight": value})
+@pytest.mark.parametrize(
+    "mark", [{"weight": -0.5}, {"weight": "no"}, {"weight": [1]}, {"weight": float("nan")}]
+)
+def test_a_weight_that_is_no_number_from_zero_up_is_a_bad_sample(mark: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError, match=r"messages\[1\]: weight is .*; give a number from 0 to"):
+        trained(CHATML, user("hi"), {**assistant("so so"), **mark})
+
+
+def test_train_is_all_or_nothing() -> None:
+    with pytest.raises(DecodeError, match=r"messages\[1\]: train is 0.5; give 0 or false"):
+        trained(CHATML, user("hi"), {**assistant("so so"), "train": 0.5})
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_the_tokens_of_an_answer_have_the_weight_of_its_message(template: str) -> None:
+    messages = [
+        *(user("hi"), {**assistant("bad"), "weight": 0.25}),
+        *(user("again"), {**assistant("none"), "weight": 0}),
+        *(user("once more"), assistant("good")),
+    ]
+    fast = byte_chat(template)
+    tokens = TextDecoder(fast)({"json": {"messages": messages}})
+    weights, labels = tokens["label_weights"], tokens["labels"]
+    assert weights.dtype == np.float32
+    assert "bad" in fast.decode(labels[weights == 0.25])
+    assert "good" in fast.decode(labels[weights == 1])
+    assert ((weights == 0) == (labels == -100)).all()
+    assert "none" not in fast.decode(labels[labels != -100])
+    alike = TextDecoder(fast)({"json": {"messages": [user("hi"), assistant("good")]}})
+    assert "label_weights" not in alike
 
 
 def test_answers_that_a_template_marks_in_another_number_cannot_be_excluded() -> None:
