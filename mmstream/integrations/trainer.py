@@ -156,6 +156,11 @@ class LoaderTrainerMixin:
         return _Steps(batches, batch_size=None, num_workers=0, collate_fn=_unchanged)
 
     def _model_inputs(self, batch: Batch) -> dict[str, Any]:
+        if "label_weights" in batch:
+            raise ConfigError(
+                "LoaderTrainer: the batch has label_weights, which the loss of a model does not "
+                "know: give a data_collator= that passes them on, and a compute_loss that uses them"
+            )
         return model_inputs(batch, self.model)  # type: ignore[attr-defined]
 
 

@@ -22,7 +22,7 @@ from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained, read_json
-from mmstream.train.token_loss import num_label_tokens, summed_loss
+from mmstream.train.token_loss import summed_loss, target_weights, weight_of_labels
 from mmstream.types import Batch
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ class ChatModel(nn.Module):
         inputs = model_inputs(batch, self.vlm)
         targets = inputs.pop("labels")[:, 1:]
         logits = self.vlm(**{**inputs, "use_cache": False}).logits[:, :-1]
-        return summed_loss(logits, targets), self.weight_of(batch)
+        return summed_loss(logits, targets, target_weights(batch)), self.weight_of(batch)
 
     def weight_of(self, batch: Batch) -> Tensor:
-        """Return the number of tokens in the loss of a batch, a float32 scalar.
+        """Return the number of tokens in the loss of a batch, or the sum of their weights.
 
         The first token of a row or document never counts: no token before it could predict it.
         """
-        return num_label_tokens(batch)
+        return weight_of_labels(batch)
 
 
 def load_chat(folder: str, tokenizer: Any) -> ChatModel:

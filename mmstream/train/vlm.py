@@ -25,7 +25,7 @@ from mmstream.batching.valid import is_flat
 from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained
-from mmstream.train.token_loss import next_tokens, num_label_tokens, summed_loss
+from mmstream.train.token_loss import next_tokens, summed_loss, target_weights, weight_of_labels
 from mmstream.train.tokenizer import image_token_of
 from mmstream.train.vision import choose_image_size, embed_images, image_inputs
 
@@ -94,7 +94,7 @@ class ConversationVlm(nn.Module):
             inputs = model_inputs(batch, self.vlm)
             targets = inputs.pop("labels")[:, 1:]
             logits = self.vlm(**{**inputs, "use_cache": False}).logits[:, :-1]
-            return summed_loss(logits, targets), self.weight_of(batch)
+            return summed_loss(logits, targets, target_weights(batch)), self.weight_of(batch)
         images = _images_of(batch)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         if images is not None:
@@ -102,17 +102,17 @@ class ConversationVlm(nn.Module):
         if "image_grid_thw" in inputs:  # Qwen-VL then needs to know which tokens are images
             inputs["mm_token_type_ids"] = (batch["input_ids"] == self.image_token_id).int()
         logits = self.vlm(**inputs, use_cache=False).logits[:, :-1]
-        loss = summed_loss(logits, next_tokens(batch))
+        loss = summed_loss(logits, next_tokens(batch), target_weights(batch))
         if images is None:
             loss = loss + 0.0 * embed_images(self.vlm, self._blank_image())[1]
         return loss, self.weight_of(batch)
 
     def weight_of(self, batch: dict[str, Any]) -> Tensor:
-        """Return the number of tokens in the loss of a batch, a float32 scalar.
+        """Return the number of tokens in the loss of a batch, or the sum of their weights.
 
         The first token of a row or document never counts: no token before it could predict it.
         """
-        return num_label_tokens(batch)
+        return weight_of_labels(batch)
 
     def _blank_image(self) -> Tensor:
         side = self.image_size

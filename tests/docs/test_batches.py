@@ -234,7 +234,9 @@ def test_the_table_of_batches_without_padding(datasets):
         "D + 1": NUM_ROWS + 1,
         "E": NUM_ROWS,
     }
-    named = {row.name for row in FLAT if row.name in batch and is_row(row, batch[row.name], numbers)}
+    named = {
+        row.name for row in FLAT if row.name in batch and is_row(row, batch[row.name], numbers)
+    }
     without = {"label_weights"}  # no message of these has a weight
     assert {row.name for row in FLAT} - named == without
     described = {"cu_seq_lens_k", "max_length_k", "__url__", "image", "txt", "__lineage__"}

@@ -44,7 +44,7 @@ import mmstream as mm
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import is_flat
 from mmstream.integrations import model_inputs
-from mmstream.train.token_loss import num_label_tokens, summed_loss
+from mmstream.train.token_loss import summed_loss, weight_of_labels
 from mmstream.types import Batch
 
 import_torchvision()
@@ -295,7 +295,7 @@ def tokens_per_s(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> 
         if model.config._attn_implementation == "documents":
             inputs["cu_seq_lens_q"] = batch["cu_seq_lens_q"]
     logits = model(**{**inputs, "use_cache": False}).logits[:, :-1]
-    loss = summed_loss(logits, batch["labels"][:, 1:]) / num_label_tokens(batch).clamp(min=1)
+    loss = summed_loss(logits, batch["labels"][:, 1:]) / weight_of_labels(batch).clamp(min=1)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
