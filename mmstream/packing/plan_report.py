@@ -54,7 +54,7 @@ class PlanReport:
         num_packs: Packs.
         fill: Their tokens, as a share of what they could hold.
         bound: The fill that best-fit decreasing over the whole dataset reaches, or less where
-            another limit than tokens allows less.
+            another limit than tokens allows less. Or that of the plan, where it is fuller.
         binding_limit: What keeps packs from being fuller: "max_tokens", or the setting of the
             limit of which the packs use the largest share.
         left_out: Samples in no pack, by their reasons.
@@ -126,7 +126,7 @@ def plan_report(plan: PackPlan, measure: Measure, bad: IntArray | None = None) -
     shares = costs.sum(axis=0) / chosen.limits  # packs that each limit needs, if nothing is lost
     least = [_num_packs(np.bincount(costs[:, 0]), max_tokens), *np.ceil(shares[1:]).tolist()]
     limits = ["max_tokens", *(name for name in LIMIT_COLUMNS if getattr(plan.settings, name))]
-    room = int(max(least)) * max_tokens
+    room = min(int(max(least)), plan.num_units) * max_tokens
     return PlanReport(
         num_samples=plan.members.size,
         num_packs=plan.num_units,
