@@ -37,7 +37,7 @@ from mmstream.storage.transfer_speeds import TransferSpeeds
 
 __all__ = ["RangeRequest", "Transfers"]
 
-# NULL in place of bytes: the memory is not filled. bytearray(n) fills it with zeros, which took 5 %
+# NULL in place of bytes: the memory is not filled. bytearray(n) fills it with zeros, which took 4 %
 # of the reader process' CPU time.
 _new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
 _new_bytearray.argtypes, _new_bytearray.restype = (
