@@ -50,6 +50,7 @@ GROUPS = {
         "--split",
         "--split-by",
         "--sidecar",
+        "--facts",
     ),
     "Run it again": ("--overwrite", "--check", "--retry-rejects"),
     "Many machines": ("--engine", "--shard-range"),
@@ -311,6 +312,12 @@ GROUPS = {
     "--sidecar/--no-sidecar",
     default=True,
     help="Write a Parquet file beside each shard that says what it holds.  [default: sidecar]",
+)
+@click.option(
+    "--facts",
+    is_flag=True,
+    help="Also write the texts and the sizes of pictures beside each index, for `mmstream "
+    "measure`.",
 )
 @click.option(
     "--split-by",

@@ -54,7 +54,9 @@ from mmstream.converting.rows.open import (
 from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardReport
+from mmstream.dataset.facts import write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.dataset.open import open_dataset
 from mmstream.decoding.fields import undecoded_media
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import is_remote, open_store
@@ -156,6 +158,7 @@ def convert(
     downloads: DownloadOptions | None = None,
     allow_urls: Sequence[str] = (),
     sidecar: bool = True,
+    facts: bool = False,
     duplicates: str | None = None,
     near_duplicates: str | None = None,
     split_by: str | None = None,
@@ -220,6 +223,8 @@ def convert(
             ``"s3://bucket/photos/"``. They are read with your credentials.
         sidecar: Write a Parquet file beside each shard, ``shard-000000.parquet``, that says what
             the shard holds: keys, rows, sizes, hashes, rejects.
+        facts: Write the texts and the sizes of pictures of each shard beside its index, for
+            `measure`.
         split_by: Key of a group, such as "speaker". All rows of a group go to one split.
         limit: Convert the first so many rows only.
         group_spans: Consecutive rows about the same medium become one sample with ``segments``, so
@@ -304,7 +309,7 @@ def convert(
     if engine == "ray" or (num_workers or 0) > 1:
         options.format.require_portable()
     run_jobs = engine_of(engine, num_workers)
-    work = Work(overwrite, check, shard_range, retry_rejects)
+    work = Work(overwrite, check, shard_range, retry_rejects, facts)
     access = MediaAccess(
         root,
         require_prefixes(allow_urls),
@@ -338,6 +343,7 @@ def convert(
             finish_output(output, shard_reports[output.split])
             seconds = time.monotonic() - started
             reports[output.split] = report_of(output, shard_reports[output.split], seconds)
+        _write_missing_facts(outputs, work, progress)
     report = reports[None] if None in reports else total_of(reports, started)
     report = replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
     if work.shard_range is None:
@@ -353,6 +359,13 @@ def convert(
         report.mb_per_s,
     )
     return report
+
+
+def _write_missing_facts(outputs: list[Output], work: Work, progress: bool) -> None:
+    """Write the facts of shards that earlier calls wrote without any."""
+    if work.facts and work.shard_range is None:
+        for output in outputs:
+            write_facts(open_dataset(output.store.url), progress=progress)
 
 
 def _refuse_options_of_rows(options: Options) -> None:

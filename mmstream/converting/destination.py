@@ -91,7 +91,7 @@ _SINGLE_FILES = (
     PREVIOUS_NAME,
     LOCK_NAME,
 )
-_SHARD_SUFFIXES = ("tar", "tar.idx", "tar.crc32c", "parquet")
+_SHARD_SUFFIXES = ("tar", "tar.idx", "tar.crc32c", "tar.facts", "parquet")
 _REPORT_SUFFIXES = ("json", "rejects.jsonl")
 _SHARD_SUFFIX = "|".join(map(re.escape, _SHARD_SUFFIXES))
 _SHARD_FILE = re.compile(rf"shard-\d{{6,}}\.({_SHARD_SUFFIX})")

@@ -65,6 +65,8 @@ class Work:
     shard_range: tuple[int, int] | None = None
     """First shard and the one behind the last, counted over all splits. None: all shards."""
     retry_rejects: bool = False
+    facts: bool = False
+    """Whether the facts of shards are written beside their indexes, for `mmstream measure`."""
 
     def __post_init__(self) -> None:
         if self.retry_rejects and (self.overwrite or self.shard_range is not None):
@@ -303,6 +305,7 @@ def jobs_of(
             output.work.check,
             output.expected.get(name),
             output.has_checksums,
+            facts=output.work.facts,
         )
 
 

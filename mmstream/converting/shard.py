@@ -3,9 +3,9 @@
     rows -> formats -> media -> SHARD
 
 `write_shard` is the job of a worker process; it calls the steps before it, row by row. It writes
-the tar, its index, the checksums of its samples, its sidecar, its rejects and its report, in this
-order, each of them whole or not at all. The report commits the shard: with a report, and the others
-of the right size, the shard is finished.
+the tar, its index, the checksums of its samples, its facts where they are asked for, its sidecar,
+its rejects and its report, in this order, each of them whole or not at all. The report commits the
+shard: with a report, and the others of the right size, the shard is finished.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from mmstream.dataset.checksums import (
     read_samples,
     sample_checksum,
 )
+from mmstream.dataset.facts import FactsWriter, facts_name
 from mmstream.dataset.index import decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError
@@ -123,6 +124,8 @@ class ShardJob:
     """Whether the finished dataset has checksums of samples. Those of 0.1 have none."""
     progress_folder: str | None = None
     """Where the process counts its rows for `Progress`."""
+    facts: bool = False
+    """Whether to write the facts of the shard too."""
 
 
 def write_shard(job: ShardJob) -> ShardReport:
@@ -289,8 +292,11 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
     fields: Counter[str] = Counter()
     with job.store.create(job.name) as file, HashedFile(file) as hashed:
         writer = TarWriter(cast(BinaryIO, hashed))
+        facts = FactsWriter() if job.facts else None
         for key, sample in samples:
             writer.add(key, sample)
+            if facts is not None:
+                facts.add(key, sample)
             fields.update(sample.keys())
         writer.close()
         sha256 = hashed.close()
@@ -304,10 +310,13 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
         _require_expected(job, report)
         job.lock.require()
     index = encode_index(writer.offsets)
-    small_files = (
+    small_files = [
         (index_name(job.name), index),
         (checksums_name(job.name), encode_checksums(writer.checksums, index)),
-    )
+    ]
+    if facts is not None:
+        data = facts.close(job.name, writer.offsets, writer.checksums)
+        small_files.append((facts_name(job.name), data))
     map_requests(job.store, lambda file: job.store.write(*file), small_files)
     written = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
     name = _wrong_size(job.store, shard_sizes(written, has_checksums=True))

@@ -56,7 +56,7 @@ OPTIONS = {
     "--min-image-side --max-aspect --min-duration --max-duration --num-connections "
     "--num-connections-per-host --download-timeout --download-idle-timeout --download-tries "
     "--max-download-bytes --max-redirects --max-unanswered --ignore-robots --allow-host "
-    "--sidecar --split-by --limit --group-spans --duplicates --near-duplicates --overwrite "
+    "--sidecar --facts --split-by --limit --group-spans --duplicates --near-duplicates --overwrite "
     "--check --max-rejects --dry-run --html",
     "index": "url --output --repack --checksums --facts --overwrite --num-threads",
     "measure": "url --name --decode --processor --tokenizer --image-size --field --before --seed "
