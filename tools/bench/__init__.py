@@ -12,6 +12,7 @@ Beside other loaders:
 mmstream alone:
     decode          ways from JPEG bytes to 224x224
     device          ways of images to a GPU
+    measuring       how fast the lengths of samples are measured
     mixture         tokens per batch of a mixture
     order           an order over 10^9 samples
     profile_loader  CPU time of a decoded sample, stage by stage
