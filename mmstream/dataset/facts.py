@@ -37,8 +37,6 @@ from mmstream.decoding.fields import (
     MAX_TEXT_BYTES,
     VIDEO_EXTENSIONS,
 )
-from mmstream.decoding.image.formats import header_shape
-from mmstream.decoding.image.limits import MAX_SIDE, Limits
 from mmstream.errors import DecodeError, ShardError
 from mmstream.process_pool import run_in_processes
 from mmstream.types import IntArray, Sample, SampleLineage
@@ -140,12 +138,17 @@ def header_of(picture: bytes) -> bytes:
     Examples:
         >>> import io
         >>> from PIL import Image
+        >>> from mmstream.decoding.image.formats import header_shape
+        >>> from mmstream.decoding.image.limits import Limits
         >>> file = io.BytesIO()
         >>> Image.new("RGB", (640, 480)).save(file, "PNG")
         >>> header = header_of(file.getvalue())
         >>> len(header), header_shape(header, Limits.start())
         (35, (480, 640))
     """
+    from mmstream.decoding.image.formats import header_shape  # with Pillow, where pictures are read
+    from mmstream.decoding.image.limits import MAX_SIDE, Limits
+
     try:
         shape = header_shape(picture, Limits.start(1 << 40, 1 << 50, None))
     except DecodeError:
