@@ -32,7 +32,7 @@ __all__ = ["PADDING_DOCUMENT_TOKENS", "FlattenStep", "flatten", "make_flat_batch
 FlattenStep = Callable[[list[Sample], Sequence[int], int], Batch]
 """`flatten` with its settings: from samples, their rows and the number of rows to a batch."""
 
-TOKEN_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
+_TOKEN_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
 """Fields of a sample with one entry per token."""
 
 PADDING_DOCUMENT_TOKENS = 1024
@@ -185,6 +185,8 @@ def _documents_of(sample: Sample) -> list[_Tokens]:
             "Decode a TextDecoder"
         )
     labels, weights = sample.get("labels"), sample.get("label_weights")
+    if _are_ids(ids, labels) and weights is None:  # as `TextDecoder` makes them
+        return [_Tokens(ids, labels, None)]
     if not _is_several(ids):
         return [_checked(sample, ids, labels, weights)]
     count = len(ids)
@@ -200,6 +202,17 @@ def _documents_of(sample: Sample) -> list[_Tokens]:
         _checked(sample, *values)
         for values in zip(ids, labels or [None] * count, weights or [None] * count, strict=True)
     ]
+
+
+def _are_ids(ids: Any, labels: Any) -> bool:
+    """Tell whether these are int64 arrays of one length from 1 up."""
+    return (
+        type(ids) is type(labels) is np.ndarray
+        and ids.dtype == labels.dtype == np.int64
+        and ids.shape == labels.shape
+        and ids.ndim == 1
+        and ids.size > 0
+    )
 
 
 def _is_several(value: Any) -> bool:
@@ -427,18 +440,18 @@ def _other_fields(
     stems = _stems(media)
     left_out = tuple(stem for stem, kind in stems.items() if kind not in counted_media)
     documents: list[Sample] = []
-    for number, owner in enumerate(owners.tolist()):
-        repeats = number > 0 and owners[number - 1] == owner
-        documents.append(
-            {
-                name: value
-                for name, value in samples[owner].items()
-                if name not in TOKEN_FIELDS and not (repeats and _belongs_to(name, left_out))
-            }
-        )
+    before = -1
+    for owner in owners.tolist():
+        fields = dict(samples[owner])
+        for name in _TOKEN_FIELDS:
+            fields.pop(name, None)
+        if owner == before:
+            fields = {n: value for n, value in fields.items() if not _belongs_to(n, left_out)}
+        documents.append(fields)
+        before = owner
     batch = collate(documents, **media)
     for name in ("__key__", "__url__", "__source__"):
-        if all(name in document for document in documents) and (documents or name != "__source__"):
+        if name in documents[0] if documents else name != "__source__":
             batch[name] = [document[name] for document in documents]
     numbers = torch.from_numpy(np.flatnonzero(layout.entries >= 0))
     rows = torch.from_numpy(layout.rows.astype(np.int64, copy=False))
