@@ -104,7 +104,12 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     type=int,
     metavar="TOKENS",
     help="Cut batches without padding into parts of at most so many tokens, instead of "
-    "--micro-batches.",
+    "--micro-batches.  [default: --pack or 4096 with sdpa attention, otherwise all at once]",
+)
+@_option(
+    "--attn-implementation",
+    metavar="NAME",
+    help="Attention of a vlm or chat model, such as flash_attention_2.  [default: sdpa]",
 )
 @_option(
     "--rows-per-rank",

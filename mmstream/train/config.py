@@ -110,7 +110,10 @@ class TrainConfig:
         plan: name of the plan beside the index, or its folder or URL. None: the one that fits
             `pack`.
         micro_batch_tokens: most tokens of a micro-batch, in place of `micro_batches`. A longer row
-            is one by itself. It needs `padding_free` or `pack`.
+            is one by itself. It needs `padding_free` or `pack`. None: all tokens of a rank at once;
+            with "sdpa" or "eager" attention `pack` tokens, or 4,096.
+        attn_implementation: attention of the model, as `transformers` names it, such as
+            "flash_attention_2" or "flex_attention". None: the model's own, "sdpa".
         rows_per_rank: rows of each rank in a loader step, for devices of different size. None:
             equal shares, which may differ by one row.
         num_workers: loader processes per rank; 0: none.
@@ -188,6 +191,7 @@ class TrainConfig:
     pack: int | None = None
     plan: str | None = None
     micro_batch_tokens: int | None = None
+    attn_implementation: str | None = None
     rows_per_rank: tuple[int, ...] | None = None
     num_workers: int = 1
     bad_samples: Literal["substitute", "mask", "raise"] = "substitute"

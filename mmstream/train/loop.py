@@ -40,6 +40,7 @@ from mmstream.train.meter import Meter
 from mmstream.train.metrics import StepLog
 from mmstream.train.models import (
     build_model,
+    choose_attention,
     decode_for,
     hint_at_model,
     normalize_for,
@@ -68,6 +69,7 @@ def run(config: TrainConfig) -> TrainResult:
         share_threads(config.num_workers)
         tokenizer = open_model_tokenizer(config)
         model = build_model(config, tokenizer, process.world_size)
+        choose_attention(model, config.attn_implementation)
         decode = decode_for(config, tokenizer, model)
         normalize = normalize_for(config)
 

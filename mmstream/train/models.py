@@ -36,6 +36,7 @@ __all__ = [
     "CLIP_NORMALIZE",
     "Trainable",
     "build_model",
+    "choose_attention",
     "decode_for",
     "hint_at_model",
     "needs_model",
@@ -133,6 +134,23 @@ def _load_with_processor(kind: str, folder: str, config: TrainConfig, tokenizer:
     if config.image_size is not None:
         raise ConfigError(f"train: {folder} is a speech model: leave out image_size")
     return load_speech(folder)
+
+
+def choose_attention(model: Any, name: str | None) -> None:
+    """Set the attention of a vision-language model. None: it keeps its own.
+
+    Raises:
+        ConfigError: it has no such attention, a package is missing, or it is no such model.
+    """
+    if name is None:
+        return
+    vlm = getattr(model, "vlm", None)
+    if vlm is None:
+        raise ConfigError("train: attn_implementation is for vlm and chat models; leave it out")
+    try:
+        vlm.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"train: attn_implementation {name!r}: {escaped(error)}") from None
 
 
 def needs_model(config: TrainConfig) -> bool:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmstream.batching.split import split_rows
+from mmstream.batching.valid import is_flat
 from mmstream.errors import ConfigError
 from mmstream.train.config import Precision, TrainConfig
 from mmstream.train.distributed import TrainProcess
@@ -39,6 +40,9 @@ __all__ = ["Trained", "autocast", "micro_batches_of", "prepare", "seed_step", "t
 
 _LENGTHS = ("max_length_q", "max_length_k")
 """Numbers that models read of a batch without padding. They are powers of two, so they are few."""
+
+MAX_COMPARED_TOKENS = 4096
+"""Tokens of a micro-batch without padding where attention compares all of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,9 @@ def train_step(
         norm of the gradient before clipping. Both are scalars on the device, so the host does not
         wait here. With fp16 the weights do not change when the norm is not finite.
     """
-    micro_batches = [piece for batch in group for piece in micro_batches_of(batch, config)]
+    micro_batches = [
+        piece for batch in group for piece in micro_batches_of(batch, config, trained.model)
+    ]
     factor = (process.world_size / total_weight.clamp(min=1)).float()
     rank_loss = torch.zeros((), device=process.device)
     trained.optimizer.zero_grad(set_to_none=True)
@@ -172,12 +178,24 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
-def micro_batches_of(batch: Batch, config: TrainConfig) -> list[Batch]:
+def micro_batches_of(batch: Batch, config: TrainConfig, model: Any) -> list[Batch]:
     """Return the micro-batches of a batch. Ranks may have different numbers of them."""
     fields = _fields_of(batch)
-    if config.micro_batch_tokens is not None:
-        return split_rows(fields, max_tokens=config.micro_batch_tokens)
+    max_tokens = config.micro_batch_tokens
+    if is_flat(batch) and config.micro_batches == 1 and _compares_all_tokens(model):
+        max_tokens = max_tokens or config.pack or MAX_COMPARED_TOKENS
+    if max_tokens is not None:
+        return split_rows(fields, max_tokens=max_tokens)
     return [fields] if config.micro_batches == 1 else split_rows(fields, config.micro_batches)
+
+
+def _compares_all_tokens(model: Any) -> bool:
+    """Tell whether a model's attention takes time and memory for all pairs of tokens of a batch.
+
+    The kernels of FlashAttention and flex attention leave out pairs of different documents.
+    """
+    config = getattr(getattr(model, "vlm", None), "config", None)
+    return getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
 
 
 def _fields_of(batch: Batch) -> Batch:

@@ -73,7 +73,7 @@ class Validation:
                 if process.sum_over_ranks(sum(stop.flags())).item():
                     return None
                 with torch.no_grad(), autocast(trained.precision, process.device):
-                    for micro_batch in micro_batches_of(batch, config):
+                    for micro_batch in micro_batches_of(batch, config, trained.model):
                         batch_loss, batch_weight = trained.model(micro_batch)
                         loss_sum = loss_sum + batch_loss
                         weight = weight + batch_weight

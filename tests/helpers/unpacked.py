@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 import mmstream as mm
 from mmstream.dataset.source import read_sample
@@ -23,7 +22,8 @@ from mmstream.train.data import open_loader
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.models import build_model, decode_for, normalize_for, open_model_tokenizer
 from mmstream.train.schedule import learning_rate_of
-from mmstream.train.step import prepare, seed_step, train_step
+from mmstream.train.step import micro_batches_of, prepare, seed_step, train_step
+from mmstream.types import Batch
 
 PROCESS = TrainProcess(torch.device("cpu"))
 
@@ -56,7 +56,7 @@ def train_unpacked(config: TrainConfig) -> Iterator[Step]:
     with closing(open_loader(config, config.url, decode, world=mm.World(0, 1))) as loader:
         for number, batch in zip(range(config.max_steps or 0), loader, strict=False):
             batch["image"] = [normalize(image) for image in batch["image"]]
-            packed_loss, packed = gradients(model, batch)
+            packed_loss, packed = gradients(model, micro_batches_of(batch, config, model))
             refs = batch["__lineage__"].shown
             samples = [decode_sample(read_sample(dataset, *ref), decode) for ref in refs]
             padded = mm.collate(samples, pad_token_id=tokenizer.pad_token_id)
@@ -99,15 +99,19 @@ def are_packs_of(packs: list[list[str]], keys_of_ranks: list[list[str]]) -> bool
     )
 
 
-def gradients(model: nn.Module, batch: mm.Batch) -> tuple[float, dict[str, torch.Tensor]]:
-    """Return the loss of a batch and its gradient, and leave the model as it was."""
+def gradients(model: Any, parts: list[Batch]) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss of a batch in parts and its gradient, and leave the model as it was."""
     model.zero_grad()
-    loss, weight = model(batch)
-    (loss / weight).backward()
+    weight = sum(model.weight_of(part) for part in parts)
+    total = 0.0
+    for part in parts:
+        loss = model(part)[0] / weight
+        loss.backward()
+        total += loss.item()
     own = {
         name: parameter.grad.clone()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
     model.zero_grad()
-    return (loss / weight).item(), own
+    return total, own

@@ -10,7 +10,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.errors import ConfigError
-from mmstream.train import TrainConfig, TrainResult, train
+from mmstream.train import TrainConfig, TrainResult, step, train
 from mmstream.train.models import decode_for, open_model_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
@@ -93,6 +93,26 @@ def test_pieces_of_so_many_tokens_change_nothing(material: Path) -> None:
     assert other[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
 
 
+def test_attention_over_all_tokens_gets_pieces_by_itself(
+    material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(material, "at-once", padding_free=True, max_steps=2)
+    monkeypatch.setattr(step, "MAX_COMPARED_TOKENS", 300)
+    run(material, "by-itself", padding_free=True, max_steps=2)
+    run(material, "eager", padding_free=True, max_steps=2, attn_implementation="eager")
+    one = [line["loss"] for line in lines(material / "at-once")]
+    for other in ("by-itself", "eager"):
+        assert [x["loss"] for x in lines(material / other)] == pytest.approx(one, rel=1e-5)
+
+
+def test_attention_that_is_not_there_is_refused(material: Path, tmp_path: Path) -> None:
+    for name in ("flash_attention_2", "unheard-of"):
+        with pytest.raises(ConfigError, match=f"train: attn_implementation '{name}': "):
+            run(material, "refused", padding_free=True, attn_implementation=name)
+    with pytest.raises(ConfigError, match="attn_implementation is for vlm and chat models"):
+        run(material, "refused", model="clip", attn_implementation="eager")
+
+
 def test_texts_without_any_picture_train_too(material: Path) -> None:
     for name, ways in (("padded-words", {}), ("flat-words", {"padding_free": True})):
         run(material, name, url=str(material / "words"), **ways)
@@ -141,15 +161,15 @@ def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
     assert "packs are" in result.summary
     steps = list(train_unpacked(config))
     assert len(steps) == 2
-    for line, step in zip(lines(tmp_path), steps, strict=True):
-        assert are_packs_of(step.packs, [line["keys"]])
-        assert line["loss"] == pytest.approx(step.loss, rel=1e-6)
-        assert line["grad_norm"] == pytest.approx(step.grad_norm, rel=1e-4)
-        assert line["fill"] == pytest.approx(step.fill, abs=1e-4)
-        assert step.packed_loss == pytest.approx(step.loss, rel=1e-6)
-        assert step.least_cosine > 0.9999
-        assert step.num_images > 20
-        assert len(step.packs) == 3
+    for line, expected in zip(lines(tmp_path), steps, strict=True):
+        assert are_packs_of(expected.packs, [line["keys"]])
+        assert line["loss"] == pytest.approx(expected.loss, rel=1e-6)
+        assert line["grad_norm"] == pytest.approx(expected.grad_norm, rel=1e-4)
+        assert line["fill"] == pytest.approx(expected.fill, abs=1e-4)
+        assert expected.packed_loss == pytest.approx(expected.loss, rel=1e-6)
+        assert expected.least_cosine > 0.9999
+        assert expected.num_images > 20
+        assert len(expected.packs) == 3
 
 
 # -- what is refused -----------------------------------------------------------------------------

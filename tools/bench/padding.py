@@ -43,7 +43,6 @@ from torch import Tensor, nn
 import mmstream as mm
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import is_flat
-from mmstream.integrations import model_inputs
 from mmstream.train.token_loss import summed_loss, weight_of_labels
 from mmstream.types import Batch
 
@@ -287,14 +286,11 @@ def tokens_per_s(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> 
     """Do one optimizer step and return its tokens per second, without padding."""
     synchronize(model)
     started = time.perf_counter()
-    inputs: dict[str, Any] = {name: batch[name] for name in ("input_ids", "attention_mask")
-                              if name in batch}  # fmt: skip
-    if is_flat(batch):
-        inputs = model_inputs(batch, model)
-        inputs.pop("labels")
-        if model.config._attn_implementation == "documents":
-            inputs["cu_seq_lens_q"] = batch["cu_seq_lens_q"]
-    logits = model(**{**inputs, "use_cache": False}).logits[:, :-1]
+    names = ["input_ids", "position_ids" if is_flat(batch) else "attention_mask"]
+    if model.config._attn_implementation == "documents":
+        names.append("cu_seq_lens_q")
+    inputs = {name: batch[name] for name in names}
+    logits = model(**inputs, use_cache=False).logits[:, :-1]
     loss = summed_loss(logits, batch["labels"][:, 1:]) / weight_of_labels(batch).clamp(min=1)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
