@@ -10,6 +10,8 @@ check_packing.py  whether a model keeps documents apart, measured
 first_use.py      the same in short, at the first flat batch of a model
 one_document.py   a flat batch with one document, or with others' content changed
 resolve.py     the model and its config, of what a user gives
+flash_attention.py, flex.py, torchtitan.py, megatron.py
+               flat batches for models of your own
 families.py    how each family of models takes pictures
 videos.py      how each family takes videos
 sound.py       how each family takes audio
@@ -29,7 +31,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmstream.integrations.check_packing import PackingCheck as PackingCheck
     from mmstream.integrations.check_packing import check_packing as check_packing
+    from mmstream.integrations.flash_attention import (
+        flash_attention_arguments as flash_attention_arguments,
+    )
+    from mmstream.integrations.flex import flex_block_mask as flex_block_mask
     from mmstream.integrations.inputs import model_inputs as model_inputs
+    from mmstream.integrations.megatron import megatron_packing as megatron_packing
+    from mmstream.integrations.torchtitan import torchtitan_batch as torchtitan_batch
     from mmstream.integrations.trainer import LoaderState as LoaderState
     from mmstream.integrations.trainer import LoaderTrainer as LoaderTrainer
     from mmstream.integrations.trainer import LoaderTrainerMixin as LoaderTrainerMixin
@@ -40,7 +48,11 @@ _MODULE_OF = {
     "LoaderTrainerMixin": "trainer",
     "PackingCheck": "check_packing",
     "check_packing": "check_packing",
+    "flash_attention_arguments": "flash_attention",
+    "flex_block_mask": "flex",
+    "megatron_packing": "megatron",
     "model_inputs": "inputs",
+    "torchtitan_batch": "torchtitan",
 }
 
 __all__ = [
@@ -49,7 +61,11 @@ __all__ = [
     "LoaderTrainerMixin",
     "PackingCheck",
     "check_packing",
+    "flash_attention_arguments",
+    "flex_block_mask",
+    "megatron_packing",
     "model_inputs",
+    "torchtitan_batch",
 ]
 
 

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
 from mmstream._torchvision import import_torchvision
@@ -21,7 +24,7 @@ from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.integrations.inputs import model_inputs
 from mmstream.loader.loader import Loader
-from mmstream.types import Batch
+from mmstream.types import IGNORED_LABEL, Batch
 
 import_torchvision()  # before transformers does, where it does not load by itself
 
@@ -87,6 +90,9 @@ class LoaderTrainerMixin:
     - A checkpoint holds the loader's state. A resume goes on at the exact step, also on another
       number of ranks. ``train(resume_from_checkpoint="auto")`` takes the newest complete
       checkpoint of ``output_dir``, or begins anew where there is none.
+    - With ``Pipeline(batching=)``, the loss of an optimizer step is the mean over all its labels,
+      of all ranks and accumulated batches. Some models, such as Qwen-VL, take no number of labels:
+      their loss is then computed here, from their logits.
     - Samples per second, epochs and the total batch size in the logs are those of the loader.
     - ``eval_dataset`` may be a loader too. Each evaluation reads its first epoch.
 
@@ -108,6 +114,9 @@ class LoaderTrainerMixin:
         super().__init__(*args, **kwargs)
         trainer: Any = self
         trainer.data_collator = data_collator or self._model_inputs
+        lacks_count = not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None
+        if data_collator is None and lacks_count and _is_flat(trainer.train_dataset):
+            trainer.compute_loss_func = token_loss
         train_dataset = trainer.train_dataset
         if train_dataset is not None and not _is_loader(train_dataset):
             raise ConfigError(
@@ -236,6 +245,30 @@ class _Steps(DataLoader[Any]):
 
     def __len__(self) -> int:
         return len(self.dataset.loader)
+
+
+def token_loss(
+    outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+) -> Tensor:
+    """Return the cross entropy of the next tokens, as a mean over the labels of a whole step.
+
+    Args:
+        outputs: Of the model, with ``logits``, [B, T, V].
+        labels: int64 [B, T], unshifted, -100 where there is none.
+        num_items_in_batch: Labels of the step, over all ranks and accumulated batches. None: those
+            of this batch.
+    """
+    targets = labels[:, 1:].flatten()
+    logits = outputs.logits[:, :-1].flatten(0, 1).float()
+    total = cross_entropy(logits, targets, ignore_index=IGNORED_LABEL, reduction="sum")
+    if num_items_in_batch is None:
+        num_items_in_batch = (targets != IGNORED_LABEL).sum()
+    count = torch.as_tensor(num_items_in_batch, device=total.device)
+    return total / count.clamp(min=1)  # a step without a label has no loss, and is no NaN
+
+
+def _is_flat(loader: Any) -> bool:
+    return _is_loader(loader) and _pipeline_of(loader).batching is not None
 
 
 def _is_loader(value: Any) -> bool:

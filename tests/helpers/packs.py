@@ -81,9 +81,8 @@ def decode_and_model(name: str, attention: str) -> tuple[mm.Decode, Any]:
 
 def llama(**settings: Any) -> Any:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        **{**TEXT, "num_hidden_layers": 2, "vocab_size": 64}, **settings
-    )
+    small = {**TEXT, "num_hidden_layers": 2, "vocab_size": 64}
+    config = transformers.LlamaConfig(**small | settings)
     return transformers.LlamaForCausalLM(config)
 
 
