@@ -113,7 +113,7 @@ class Pack(Flat):
     deal: Literal["auto", "all", "off"] = "auto"
     """Which ranks share out their rows by cost. "all": all of them. "auto": all of them where the
     shards are local. On object storage only ranks that share lanes do, because others would read
-    each other's ranges. "off": none."""
+    each other's ranges, and each of the others sorts its own rows. "off": none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
