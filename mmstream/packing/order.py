@@ -151,14 +151,20 @@ class PackOrder:
             )
         counts = plan.counts[:num_groups]
         bad = _bad_units(plan, corpus.bad)
-        inner = Order.from_identity(
-            identity,
-            counts,
-            plan.group_names[:num_groups],
-            bad[bad[:, 0] < num_groups],
-            plan.group_bytes[:num_groups],
-            plan.group_digests[:num_groups],
-        )
+        try:
+            inner = Order.from_identity(
+                identity,
+                counts,
+                plan.group_names[:num_groups],
+                bad[bad[:, 0] < num_groups],
+                plan.group_bytes[:num_groups],
+                plan.group_digests[:num_groups],
+            )
+        except StateError as error:
+            raise StateError(
+                f"the first {num_groups} groups of the plan hold other packs than those of the "
+                f"state: add shards to the plan that it had ({error})"
+            ) from None
         return cls(inner, plan, corpus)
 
     # -- what the order is ---------------------------------------------------------------------

@@ -11,7 +11,6 @@ import numpy as np
 import mmstream as mm
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.plan import PackPlan
-from mmstream.packing.plan_file import write_plan
 from mmstream.packing.planner import make_plan
 from mmstream.packing.settings import PackLimits
 from mmstream.train.tokenizer import byte_tokenizer
@@ -43,13 +42,13 @@ def write_texts(folder: str | Path, counts: Sequence[int], **options: Any) -> st
 
 
 def plan_texts(
-    dataset: mm.Dataset, max_tokens: int = MAX_TOKENS, folder: str | Path | None = None
+    dataset: mm.Dataset, max_tokens: int = MAX_TOKENS, previous: PackPlan | None = None
 ) -> PackPlan:
-    """Plan the packs of such a dataset. Two tokens more begin and end a text."""
+    """Plan the packs of such a dataset, in memory. Two tokens more begin and end a text."""
     lengths = np.array([length_of(number) + 2 for number in range(len(dataset))])
     columns = {"num_tokens": lengths, "num_label_tokens": lengths - 1}
-    plan = make_plan(Measure(tuple(dataset.manifest.shards), columns), PackLimits(max_tokens))
-    return plan if folder is None else write_plan(plan, str(folder))
+    measure = Measure(tuple(dataset.manifest.shards), columns)
+    return make_plan(measure, PackLimits(max_tokens), previous=previous)
 
 
 def pack_pipeline(folder: str | Path, rows: int = 4, **options: Any) -> mm.Pipeline:
