@@ -425,6 +425,12 @@ def _check_batching(pipeline: Pipeline) -> None:
             f"TextDecoder(max_length={text.max_length}) would cut texts that a row of "
             f"{batching.max_tokens} tokens has room for: give max_length={batching.max_tokens}"
         )
+    image = pipeline.decode.image if pipeline.decode else None
+    if isinstance(batching, Pack) and isinstance(image, ImageDecoder) and image.device != "cpu":
+        raise ConfigError(
+            "batching=mm.Pack(...): a picture that the GPU refuses would empty its whole row: "
+            'use ImageDecoder(device="cpu")'
+        )
 
 
 def _check_decode(decode: object) -> None:

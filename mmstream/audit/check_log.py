@@ -20,6 +20,7 @@ from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, where
 from mmstream.order import MAX_ATTEMPTS, AnyOrder
 from mmstream.order.corpus import CONTENT_KEYS, differing_keys, same_order
+from mmstream.packing.order import PackOrder
 from mmstream.state import STATE_VERSION, order_of_state
 from mmstream.types import IntArray
 
@@ -177,6 +178,13 @@ class _StepCounter:
             )
             if shown not in substitutes:
                 return f"row {row}: {self._name(shown)} is no substitute of {self._name(plan[row])}"
+        for row, refs in rows.substitutes.items():
+            packs = (
+                set(order.substitute_unit(*step, row, attempt).refs)
+                for attempt in range(MAX_ATTEMPTS)
+            )
+            if not any(set(refs) <= pack for pack in packs):
+                return f"row {row}: {self._name(refs[0])} is of no substitute of this pack"
         return None
 
     def _add_fault(self, step: StepId, fault: str | None) -> None:
@@ -246,7 +254,8 @@ def orders_logged(
     @cache
     def order_of_identity(text: str) -> AnyOrder:
         state = {"version": STATE_VERSION, "epoch": 0, "step": 0, "order": identities[text]}
-        return order_of_state(state, source)[0]
+        plan = order.plan if isinstance(order, PackOrder) else None
+        return order_of_state(state, source, plan)[0]
 
     def order_of_epoch(epoch: int) -> AnyOrder:
         earlier_epochs = [known for known in identity_from_epoch if known <= epoch]

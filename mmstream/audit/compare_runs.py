@@ -96,4 +96,5 @@ def _is_same(rows: LoggedRows | None, other: LoggedRows | None) -> bool:
     if rows is None or other is None:
         return False
     has_same_plan = np.array_equal(rows.planned, other.planned)
-    return has_same_plan and np.array_equal(rows.shown, other.shown)
+    has_same_substitutes = rows.substitutes == other.substitutes
+    return has_same_plan and has_same_substitutes and np.array_equal(rows.shown, other.shown)

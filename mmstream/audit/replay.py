@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from mmstream.audit.read_keys import read_keys
 from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
@@ -42,7 +44,9 @@ def replay(
     *,
     keys: bool = False,
 ) -> Iterator[PlannedRow]:
-    """Yield the rows of steps as planned, in the order of the global batch.
+    """Yield the samples of steps as planned, in the order of the global batch.
+
+    Where rows are packs, a row comes once for each of its samples.
 
     Args:
         source: names the shards, and holds the keys.
@@ -56,12 +60,14 @@ def replay(
         ConfigError: no such epoch or step.
         StorageError: storage failed after retries, with `keys`.
     """
-    start, stop = rows = rows or (0, order.global_batch_size)
+    rows = rows or (0, order.global_batch_size)
     for step in steps:
         shards, indexes, valid = (column.tolist() for column in order.refs(epoch, step, rows))
         refs = list(zip(shards, indexes, strict=True))
         key_of_row = read_keys(source, refs) if keys else [None] * len(refs)
+        counts = order.document_counts(epoch, step, rows)
+        row_of_sample = np.repeat(order.order_rows(epoch, step, rows), counts).tolist()
         for row, (shard, index), is_valid, key in zip(
-            range(start, stop), refs, valid, key_of_row, strict=True
+            row_of_sample, refs, valid, key_of_row, strict=True
         ):
             yield PlannedRow(epoch, step, row, source.name_of(shard), index, is_valid, key)

@@ -6,7 +6,9 @@ A line of ``metrics-rank{r}.jsonl`` then has ``keys`` (of this rank's samples, a
     {"epoch": 0, "step": 5, "start": 8, "planned": [[0, 17], [3, 2]], "shown": {"9": [3, 40]}}
 
 `planned` is (shard, index) of the rows from `start` on. `shown` names only rows that differ, by row
-of the global batch: a substitute, or null for a row that nothing could fill. The first entry of a
+of the global batch: a substitute, or null for a row that nothing could fill. Where rows are packs,
+`rows` has the row of each planned sample, `left_out` the numbers of those that were left out, and
+`substitutes` the samples shown in rows that another pack has taken. The first entry of a
 run also has ``order``, the identity as in a state. So does each entry with another order than the
 one before.
 """
@@ -22,7 +24,7 @@ import numpy as np
 
 from mmstream.errors import ConfigError, escaped
 from mmstream.reading.step import BatchLineage
-from mmstream.types import IntArray
+from mmstream.types import IntArray, SampleRef
 
 __all__ = [
     "UNFILLED",
@@ -78,6 +80,8 @@ class SampleLog:
 
 
 def _describe(lineage: BatchLineage) -> dict[str, Any]:
+    if lineage.planned_rows is not None:
+        return _describe_packs(lineage)
     unfilled = {record.row for record in lineage.bad if record.substitute is None}
     shown = {
         str(row): None if row in unfilled else ref
@@ -95,6 +99,24 @@ def _describe(lineage: BatchLineage) -> dict[str, Any]:
     return entry | ({"shown": shown} if shown else {})
 
 
+def _describe_packs(lineage: BatchLineage) -> dict[str, Any]:
+    left_out = lineage.bad_numbers()
+    planned = set(lineage.planned)
+    substitutes: dict[str, list[SampleRef]] = {}
+    for row, ref in zip(lineage.rows or [], lineage.shown, strict=True):
+        if ref not in planned:
+            substitutes.setdefault(str(lineage.order_row(row)), []).append(ref)
+    entry: dict[str, Any] = {
+        "epoch": lineage.epoch,
+        "step": lineage.step,
+        "start": lineage.start,
+        "planned": lineage.planned,
+        "rows": [lineage.order_row(row) for row in lineage.planned_rows or []],
+    }
+    entry |= {"left_out": left_out} if left_out else {}
+    return entry | ({"substitutes": substitutes} if substitutes else {})
+
+
 class LoggedRows(NamedTuple):
     """The rows of one step, of one rank or of all. Arrays are int64 [rows, 2] of (shard, index)."""
 
@@ -104,6 +126,10 @@ class LoggedRows(NamedTuple):
     """`UNFILLED` where a row showed nothing."""
     order: Mapping[str, Any] | None = None
     """The identity of the order that planned it. None where the log does not say."""
+    rows: IntArray | None = None
+    """The row of the global batch of each entry, where rows are packs. None: one entry a row."""
+    substitutes: Mapping[int, list[SampleRef]] = {}
+    """The samples of packs that were shown in the place of others, by row of the global batch."""
 
 
 def log_files(paths: Iterable[str | Path]) -> list[Path]:
@@ -172,6 +198,13 @@ def read_lineage(paths: Iterable[Path]) -> dict[StepId, LoggedRows]:
 
 def _parse(entry: Mapping[str, Any], order: Mapping[str, Any] | None) -> LoggedRows:
     planned = np.array(entry["planned"], dtype=np.int64).reshape(-1, 2)
+    if "rows" in entry:
+        shown = planned.copy()
+        shown[entry.get("left_out", [])] = UNFILLED
+        of_row = entry.get("substitutes", {}).items()
+        substitutes = {int(row): [(int(s), int(i)) for s, i in refs] for row, refs in of_row}
+        numbers = np.array(entry["rows"], dtype=np.int64)
+        return LoggedRows(entry["start"], planned, shown, order, numbers, substitutes)
     shown = planned.copy() if entry.get("shown") else planned
     for row, ref in entry.get("shown", {}).items():
         shown[int(row) - entry["start"]] = UNFILLED if ref is None else ref
@@ -187,4 +220,16 @@ def _join(ranks: Mapping[int, tuple[int, LoggedRows]]) -> LoggedRows:
     )
     planned = np.concatenate([logged.planned for logged in rows])
     shown = np.concatenate([logged.shown for logged in rows])
-    return LoggedRows(rows[0].start, planned, shown, rows[0].order)
+    if rows[0].rows is None:
+        return LoggedRows(rows[0].start, planned, shown, rows[0].order)
+    numbers = np.concatenate([logged.rows for logged in rows if logged.rows is not None])
+    by_row = np.argsort(numbers, kind="stable")  # packs are dealt to ranks
+    substitutes = {row: refs for logged in rows for row, refs in logged.substitutes.items()}
+    return LoggedRows(
+        rows[0].start,
+        planned[by_row],
+        shown[by_row],
+        rows[0].order,
+        numbers[by_row],
+        substitutes,
+    )

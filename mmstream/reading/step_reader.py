@@ -61,9 +61,7 @@ class StepReader:
         self._num_wrong_reads += header.num_wrong_reads
         num_bytes, num_requests = self._fetcher.pop_counts()
         packed = header.packed
-        of_rows = (
-            {"valid": header.valid.tolist()} if packed is None else packed.lineage_fields()
-        )
+        of_rows = {"valid": header.valid.tolist()} if packed is None else packed.lineage_fields()
         lineage = BatchLineage(
             job.epoch,
             job.step,

@@ -313,7 +313,12 @@ def test_single_samples_of_packs_and_what_refuses_them(bad_texts: str) -> None:
     assert [len(sample["input_ids"]) > 2 for sample in taken] == [True] * 7
     with pytest.raises(mm.ConfigError, match="as_webdataset"):
         pipeline.as_webdataset()
-    with pytest.raises(mm.ConfigError, match="its plan is of rows of 64 tokens"):
+    decode = mm.Decode(image=mm.ImageDecoder(size=8, device="cuda"))
+    with pytest.raises(mm.ConfigError, match="a picture that the GPU refuses"):
+        mm.Pipeline(
+            pipeline.dataset, global_batch_size=2, decode=decode, batching=pipeline.batching
+        )
+    with pytest.raises(mm.ConfigError, match="64"):
         mm.Pipeline(
             pipeline.dataset,
             global_batch_size=2,
