@@ -36,7 +36,7 @@ CHAT_TOKENS = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
-VISION = {
+VISION: dict[str, dict[str, Any]] = {
     "Qwen2VL": {"embed_dim": 32, "mlp_ratio": 2},
     "Qwen2_5_VL": {
         "intermediate_size": 64,
