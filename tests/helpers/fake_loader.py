@@ -14,6 +14,7 @@ class Lineage(NamedTuple):
     shown: list[tuple[str, int]]
     start: int = 0
     bad: tuple[Any, ...] = ()
+    planned_rows: list[int] | None = None
 
 
 class FakeLoader:
