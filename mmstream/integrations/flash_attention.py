@@ -26,6 +26,7 @@ def flash_attention_arguments(batch: Batch) -> dict[str, Any]:
         ``max_seqlen_k``, numbers, and ``causal``, True.
 
     Examples:
+        >>> import numpy as np
         >>> from mmstream.batching.flat import flatten
         >>> samples = [{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8])}]
         >>> batch = flatten(samples, [0, 1], 2, mm.Flat())

@@ -27,6 +27,7 @@ def flex_block_mask(batch: Batch, *, block_size: int = 128) -> BlockMask:
         A mask for queries and keys of [B, heads, T, D].
 
     Examples:
+        >>> import numpy as np
         >>> from mmstream.batching.flat import flatten
         >>> samples = [{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8])}]
         >>> batch = flatten(samples, [0, 1], 2, mm.Flat())

@@ -33,6 +33,7 @@ def megatron_packing(batch: Batch, *, multiple_of: int = 1) -> dict[str, Any]:
         ConfigError: The batch has several rows, or a document of another length.
 
     Examples:
+        >>> import numpy as np
         >>> from mmstream.batching.flat import flatten
         >>> samples = [{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8])}]
         >>> batch = flatten(samples, [0, 1], 2, mm.Flat())

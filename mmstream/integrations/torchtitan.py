@@ -34,6 +34,7 @@ def torchtitan_batch(batch: Batch) -> tuple[dict[str, Any], Tensor]:
         ConfigError: The batch has no labels.
 
     Examples:
+        >>> import numpy as np
         >>> from mmstream.batching.flat import flatten
         >>> ids = [np.array([5, 6, 7]), np.array([8, 9])]
         >>> samples = [{"input_ids": own, "labels": own} for own in ids]
