@@ -107,7 +107,7 @@ class Lookup(Protocol):
 
 
 class PreparedSample(NamedTuple):
-    """A planned sample after the functions before decoding: what is known before it is decoded."""
+    """A planned sample, with the lineage of its row, after the functions before decoding."""
 
     sample: Sample
     tokens: DecodedText | SampleError | None
@@ -184,9 +184,8 @@ class RowDecoder:
         for position, outcome in enumerate(step.outcomes):
             if not isinstance(outcome, dict):
                 samples.append(None)
-            elif not self.before:  # the text may come from a function that draws
-                lineage = self._lineage(_address(step, position), outcome)
-                samples.append(outcome | {"__lineage__": lineage})
+            elif not self.before:
+                samples.append(self._with_lineage(_address(step, position), outcome))
             else:
                 ref = step.lineage.planned[position]
                 try:
@@ -236,7 +235,6 @@ class RowDecoder:
                 *step.lineage.planned[row],
                 str(outcome["__key__"]),
             )
-            sample = sample | {"__lineage__": self._lineage(address, outcome)}
             try:
                 sample = parse_fields(sample, decoders)
                 return sample, plan_media(sample, decoders, audio=audio)
@@ -257,14 +255,13 @@ class RowDecoder:
             prepared: what `prepare` has made of the planned sample.
             out: the memory of the batch for the row's pictures and videos.
         """
-        lineage = step.lineage
-        address = _address(step, position)
         planned, sample, refusal = self.planned(step, position, prepared, out)
         if refusal is None:
             return Row(sample, planned, None)
+        address = _address(step, position)
         substitute, shown, is_filled = self._substitute(address, out)
         is_filled = is_filled and self.policy.action != "mask"
-        if not lineage.valid[position]:
+        if not step.lineage.valid[position]:
             return Row(substitute, shown, None, is_filled)  # padding: counted where it is valid
         bad = self.record(address, planned, refusal, shown if is_filled else None)
         return Row(substitute, shown, bad, is_filled)
@@ -427,8 +424,7 @@ class RowDecoder:
         self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
         if not isinstance(prepared, PreparedSample):
             prepared = PreparedSample(self._before(address, ref, outcome), None, None)
-        sample = prepared.sample | {"__lineage__": self._lineage(address, outcome)}
-        sample = decode_sample(sample, self.decoders, out, prepared.tokens, prepared.plans)
+        sample = decode_sample(prepared.sample, self.decoders, out, prepared.tokens, prepared.plans)
         unread = [name for name, value in sample.items() if isinstance(value, LazyBytes)]
         for name in unread:  # no decoder has taken it, and nobody after this reads by ranges
             sample[name] = bytes(sample[name])
@@ -436,17 +432,18 @@ class RowDecoder:
             sample = self._transform(transform, sample, ref)
         return sample
 
-    def _lineage(self, address: RowAddress, raw: Sample) -> SampleLineage:
+    def _with_lineage(self, address: RowAddress, raw: Sample) -> Sample:
+        """Return a raw sample with what its random draws are keyed by."""
         seed, epoch = self.lookup.stream(*address)
         shard, index = raw["__lineage__"][:2]
-        return SampleLineage(shard, index, epoch, address.step, seed)
+        return raw | {"__lineage__": SampleLineage(shard, index, epoch, address.step, seed)}
 
     def _before(self, address: RowAddress, ref: SampleRef, raw: Sample) -> Sample:
         """Return a raw sample with its lineage, after the functions before decoding.
 
         They find ``json`` parsed. The raw sample is not changed: a second read is compared with it.
         """
-        sample = raw | {"__lineage__": self._lineage(address, raw)}
+        sample = self._with_lineage(address, raw)
         if self.before:
             self.progress.begin_sample(
                 Stage.TEXT, address.epoch, address.step, *ref, str(raw["__key__"])

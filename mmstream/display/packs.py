@@ -171,9 +171,7 @@ def _pictures_of_documents(batch: Mapping[str, Any]) -> dict[int, list[Any]]:
 def _row_numbers(batch: Mapping[str, Any], num_rows: int) -> list[int]:
     """Return the number of each row in the global batch."""
     lineage = batch.get("__lineage__")
-    if lineage is None:
-        return list(range(num_rows))
-    return [lineage.order_row(row) for row in range(num_rows)]
+    return [row if lineage is None else lineage.order_row(row) for row in range(num_rows)]
 
 
 # -- as text --------------------------------------------------------------------------------------

@@ -93,7 +93,13 @@ def check_packing(
         ...     decode=mm.Decode(text=mm.TextDecoder(tokenizer)),
         ...     batching=mm.Flat(),
         ... )
-        >>> config = LlamaConfig(len(tokenizer), 32, 64, num_hidden_layers=2, num_attention_heads=2)
+        >>> config = LlamaConfig(
+        ...     vocab_size=len(tokenizer),
+        ...     hidden_size=32,
+        ...     intermediate_size=64,
+        ...     num_hidden_layers=2,
+        ...     num_attention_heads=2,
+        ... )
         >>> batch = next(iter(mm.Loader(pipeline)))
         >>> mm.check_packing(LlamaForCausalLM(config), batch).leak
         0.0
