@@ -118,7 +118,7 @@ def order_of_state(
     elif plan is None or not isinstance(source, Dataset):
         raise StateError(
             "the state is of packs (batching=mm.Pack), and this run has no plan of them: "
-            "give the plan of the run"
+            "bring the plan's folder back beside the index, or give mm.Pack(plan=)"
         )
     else:
         order = PackOrder.from_identity(identity, plan, source.corpus)

@@ -19,6 +19,7 @@ from mmstream.cli.shared import (
     PROBLEM,
     allow_foreign_urls,
     command,
+    plan_beside,
     say,
     usage,
 )
@@ -83,7 +84,7 @@ def replay(
     """Print the planned samples of a step: epoch, step, row, shard[index].
 
     URL is the run's dataset, or the JSON file of its mixture. Without --step, it is the step at
-    which the run resumes from STATE.
+    which the run resumes from STATE. A row of a pack comes once for each of its samples.
 
     Only manifests are read, so any past or future step is known at once. The plan does not know bad
     samples. The training logs say which substitutes were shown; --check compares them with the
@@ -106,7 +107,7 @@ def replay(
     chosen_steps = None if steps is None else _parse_steps(steps)
     state = parse_state(sys.stdin.read(), "-") if state_file == "-" else read_state(state_file)
     dataset = open_data(url, allow_foreign_urls=allow_foreign_urls)
-    order, state_epoch, state_step = order_of_state(state, dataset)
+    order, state_epoch, state_step = order_of_state(state, dataset, plan_beside(dataset, state))
     if logs:
         _check(dataset, order, [*logs, *more_logs], epoch, chosen_steps, as_json)
         return

@@ -28,6 +28,7 @@ __all__ = [
     "command",
     "in_options",
     "open_tokenizer",
+    "plan_beside",
     "say",
     "usage",
 ]
@@ -152,3 +153,18 @@ def usage(message: str) -> Iterator[None]:
         yield
     except ValueError:
         raise click.UsageError(message) from None
+
+
+def plan_beside(data: Any, state: Any) -> Any:
+    """Return the plan of a saved state of packs, from beside the index or from the cache.
+
+    None: there is none, or the state is not of packs. Without packs, torch is not imported.
+    """
+    from mmstream.dataset.dataset import Dataset
+
+    order = state.get("order") if isinstance(state, Mapping) else None
+    if not isinstance(order, Mapping) or "plan" not in order or not isinstance(data, Dataset):
+        return None
+    from mmstream.measuring.automatic import plan_of_state
+
+    return plan_of_state(data, state)

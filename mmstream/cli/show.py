@@ -22,6 +22,7 @@ from mmstream.cli.shared import (
     allow_foreign_urls,
     command,
     open_tokenizer,
+    plan_beside,
     say,
 )
 from mmstream.errors import SampleError, ShardError, escaped, where
@@ -310,7 +311,8 @@ def _planned_choices(data: Any, **selection: Any) -> tuple[str, list[_Choice]]:
         from mmstream.state import order_of_state
         from mmstream.train.saved_state import read_state
 
-        order = order_of_state(read_state(selection["state"]), data)[0]
+        state = read_state(selection["state"])
+        order = order_of_state(state, data, plan_beside(data, state))[0]
     else:
         order = data.plan_order(
             global_batch_size=selection["global_batch_size"], seed=selection["seed"]
@@ -320,11 +322,11 @@ def _planned_choices(data: Any, **selection: Any) -> tuple[str, list[_Choice]]:
         world = World(rank, selection["world_size"])
         rows = rows_of_rank(order.global_batch_size, world, "balanced")
     refs = order.refs(epoch, step, rows)
-    planned = zip(refs.shard.tolist(), refs.index.tolist(), refs.valid.tolist(), strict=True)
+    counts = order.document_counts(epoch, step, rows)
+    numbers = np.repeat(order.order_rows(epoch, step, rows), counts)
+    planned = zip(*(column.tolist() for column in (*refs, numbers)), strict=True)
     choices = [
-        _Choice((shard, index), f"row {row}")
-        for row, (shard, index, is_valid) in enumerate(planned, start=rows[0])
-        if is_valid
+        _Choice((shard, index), f"row {row}") for shard, index, is_valid, row in planned if is_valid
     ]
     of_rank = "" if rank is None else f", rank {rank} of {selection['world_size']}"
     return f"{_count(len(choices))} planned for epoch {epoch}, step {step}{of_rank}", choices

@@ -16,9 +16,9 @@ import hashlib
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,7 +44,7 @@ from mmstream.packing.settings import PackLimits
 from mmstream.storage import Store, open_store
 from mmstream.world import resolve_world
 
-__all__ = ["find_plan"]
+__all__ = ["find_plan", "plan_of_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +110,25 @@ def find_plan(
             return _plan_of(dataset, candidate, limits)
         misfits.append(f"{candidate.url} does not fit: {words}")
     return _new_plan(dataset, limits, decode, before, seed, misfits)
+
+
+def plan_of_state(dataset: Dataset, state: Mapping[str, Any]) -> PackPlan | None:
+    """Return the plan that a saved state is of, if it lies beside the index or in the cache.
+
+    Args:
+        dataset: What is packed.
+        state: ``loader.state_dict()``.
+
+    Returns:
+        The plan of the most shards, if there are several. None: there is none, or the state is not
+        of packs.
+    """
+    identity = state.get("order")
+    digest = identity.get("plan") if isinstance(identity, Mapping) else None
+    if digest is None:
+        return None
+    urls = {len(head.shards): url for url, head in _plans(dataset) if head.digest == digest}
+    return open_plan(urls[max(urls)]) if urls else None
 
 
 def _named_plan(
@@ -211,9 +230,8 @@ class _PlanHead(msgspec.Struct):
     shards: list[object]
 
 
-def _plan_of(dataset: Dataset, candidate: _Candidate, limits: PackLimits) -> PackPlan:
-    """Return the plan of a measure with these limits. Make it if there is none."""
-    digest = plan_digest(limits, candidate.measure.digest)
+def _plans(dataset: Dataset) -> Iterator[tuple[str, _PlanHead]]:
+    """Yield the URL and the head of each plan that lies where plans of a dataset may lie."""
     for root in _roots(dataset):
         for folder in root.folders():
             if not folder.startswith(PLANS):
@@ -222,8 +240,15 @@ def _plan_of(dataset: Dataset, candidate: _Candidate, limits: PackLimits) -> Pac
                 head = msgspec.json.decode(root.read(f"{folder}/{PLAN_NAME}"), type=_PlanHead)
             except (FileNotFoundError, msgspec.MsgspecError):
                 continue
-            if head.digest == digest and len(head.shards) == dataset.num_shards:
-                return open_plan(root.url_of(folder))
+            yield root.url_of(folder), head
+
+
+def _plan_of(dataset: Dataset, candidate: _Candidate, limits: PackLimits) -> PackPlan:
+    """Return the plan of a measure with these limits. Make it if there is none."""
+    digest = plan_digest(limits, candidate.measure.digest)
+    for url, head in _plans(dataset):
+        if head.digest == digest and len(head.shards) == dataset.num_shards:
+            return open_plan(url)
     if resolve_world(None).world_size > 1:
         command = _plan_command(dataset, candidate.name, limits)
         raise ConfigError(

@@ -1,7 +1,6 @@
 """How well a plan fills its packs, what keeps it from more, and what another length would give.
 
-The bound is best-fit decreasing over all samples of the dataset: hardly anything fills better, and
-nothing that reads near samples together can.
+The bound is best-fit decreasing over all samples of the dataset: hardly anything fills better.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class PlanReport:
         """
         lines = [
             f"{self.num_samples:,} samples in {self.num_packs:,} packs of {max_tokens:,} tokens, "
-            f"{self.fill:.1%} full; at best {self.bound:.1%}",
+            f"{self.fill:.1%} full (best-fit decreasing: {self.bound:.1%})",
             f"samples of a pack lie in {self.num_ranges:.1f} ranges, spread over {self.spread} "
             f"packs; {self.binding_limit} binds",
         ]
@@ -97,7 +96,7 @@ class PlanReport:
         ]
         if self.other_fills:
             fills = (f"{length:,}: {fill:.1%}" for length, fill in self.other_fills.items())
-            lines.append(f"packs of other lengths are at best so full: {', '.join(fills)}")
+            lines.append(f"best-fit decreasing fills packs of other lengths: {', '.join(fills)}")
         if self.neighbours_alike:
             lines.append(
                 "neighbouring samples have like lengths, as in a sorted dataset: packs are less "

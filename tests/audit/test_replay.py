@@ -21,6 +21,7 @@ from mmstream.state import order_of_state
 from mmstream.storage import LocalStore, RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, save_checkpoint
 from mmstream.train.saved_state import read_state
+from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import make_pipeline, offsets, patch, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard
@@ -62,6 +63,32 @@ def epoch_of(ranks: list[mm.Loader]) -> list[Step]:
 
 def names_of(dataset: mm.Dataset, refs: list[tuple[int, int]]) -> list[tuple[str, int]]:
     return [(dataset.name_of(shard), index) for shard, index in refs]
+
+
+def test_the_samples_of_packs_are_replayed_row_by_row(tmp_path, monkeypatch, mmstream):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = write_corpus(tmp_path / "corpus", [30, 20, 10])
+    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=512))
+    pipeline = mm.Pipeline(
+        mm.open_dataset(url), global_batch_size=2, decode=decode, batching=mm.Pack(512)
+    )
+    loader, shown = mm.Loader(pipeline), []
+    for batch in loader:
+        lineage = batch["__lineage__"]
+        shown += [
+            f"0 {lineage.step} {row} {pipeline.dataset.name_of(shard)}[{index}]"
+            for row, (shard, index) in zip(lineage.rows, lineage.shown, strict=True)
+        ]
+    assert len(shown) > 4 * pipeline.order.steps_per_epoch
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    code, out, err = mmstream(url, "--state", state, "--epoch", "0", "--step", "0:")
+    assert (code, out.splitlines()) == (0, shown), err
+    for folder in Path(url).glob("mmstream.plan.*"):
+        folder.rename(tmp_path / folder.name)
+    code, _, err = mmstream(url, "--state", state, "--step", "0")
+    assert code == 1
+    assert "bring the plan's folder back beside the index" in err
 
 
 # -- the plan is what was delivered --------------------------------------------------------------

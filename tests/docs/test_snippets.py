@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
+from mmstream._torchvision import import_torchvision
 from mmstream.demo import corpus_rows
 from tests.helpers.doc_pages import LANGUAGES, PAGES, ROOT, blocks_of, problems_of, run_page
 
@@ -92,6 +93,7 @@ MODULES = [
 
 def examples_that_fail(module):
     """Run the examples in a module's docstrings; they see `mm` and the folder of the pages."""
+    import_torchvision()  # some examples import models of transformers, which need it
     result = doctest.testmod(module, extraglobs={"mm": mm}, optionflags=doctest.ELLIPSIS)
     assert result.attempted
     return result.failed

@@ -61,10 +61,10 @@ def test_the_command_says_how_full_the_packs_are(mmstream, corpus: Path) -> None
     assert (code, err) == (0, "")
     first, second, left_out, others, *_, last = out.splitlines()
     assert first.startswith("45 samples in ")
-    assert "at best" in first
+    assert "best-fit decreasing" in first
     assert second.endswith("; max_tokens binds")
     assert left_out == "left out: 5 samples, 35 tokens: condition"
-    assert others.startswith("packs of other lengths are at best so full: 256: ")
+    assert others.startswith("best-fit decreasing fills packs of other lengths: 256: ")
     assert last.startswith(f"plan: {corpus}/mmstream.plan.default-128-")
     code, out, err = mmstream("plan", corpus, "--max-tokens", 128, "--max-images", 2, "--json")
     assert (code, err) == (0, "")

@@ -85,4 +85,7 @@ def test_groups_that_an_append_left_short_are_told() -> None:
 def test_a_plan_without_packs_has_a_report() -> None:
     report = report_of(measure_of([2], num_tokens=[30, 40]), PackLimits(20))
     assert (report.num_packs, report.fill, report.bound, report.num_ranges) == (0, 0.0, 0.0, 0.0)
-    assert report.lines(20)[0] == "0 samples in 0 packs of 20 tokens, 0.0% full; at best 0.0%"
+    assert (
+        report.lines(20)[0]
+        == "0 samples in 0 packs of 20 tokens, 0.0% full (best-fit decreasing: 0.0%)"
+    )
