@@ -350,11 +350,25 @@ def _make_batch_of(pipeline: Pipeline, memory: BatchMemory) -> Callable[[Decoded
         settings.pop("padding_side", None)
         if decode is not None and decode.text is not None:
             settings["counted_media"] = decode.text.counted_media
+        batching = _with_plan_of(pipeline.order, batching)
         flatten_step = partial(flatten, settings=batching, **settings)
         return partial(make_flat_batch, flatten_step=flatten_step)
     is_own = pipeline.collate is not collate
     function = partial(collate, **settings) if settings and not is_own else pipeline.collate
     return partial(make_batch, collate=function)
+
+
+def _with_plan_of(order: AnyOrder, batching: Flat) -> Flat:
+    """Return the settings with the length of documents that the plan leaves room for."""
+    if not isinstance(order, PackOrder):
+        return batching
+    multiple_of = order.plan.settings.document_multiple_of
+    if batching.document_multiple_of not in (1, multiple_of):
+        raise ConfigError(
+            f"mm.Pack(document_multiple_of={batching.document_multiple_of}): its plan leaves room "
+            f"for multiples of {multiple_of}: plan packs with --document-multiple-of"
+        )
+    return replace(batching, document_multiple_of=multiple_of)
 
 
 def _collate_settings(decode: Decode, memory: BatchMemory) -> dict[str, Any]:

@@ -65,6 +65,10 @@ class Flat:
     documents: eager, sdpa and flex."""
     pad_to_multiple_of: int = 1
     """T is a multiple of this number of tokens."""
+    document_multiple_of: int = 1
+    """Each document is filled up to a multiple of this number of tokens, with tokens that have no
+    labels. For context parallelism, which cuts each document. With packs it is that of the plan,
+    which leaves room for it."""
     pad_documents_to: int | None = None
     """Number of documents in ``cu_seq_lens_q``, for compiled models that need one shape. Documents
     without a token are added at the end. None: as many as there are."""
@@ -77,7 +81,7 @@ class Flat:
     def __post_init__(self) -> None:
         if self.layout not in ("flat", "rows"):
             raise ConfigError(f'layout={self.layout!r}: "flat" or "rows"')
-        for name in ("pad_to_multiple_of", "pad_documents_to"):
+        for name in ("pad_to_multiple_of", "document_multiple_of", "pad_documents_to"):
             _check_number(name, getattr(self, name), is_optional=name == "pad_documents_to")
         refuse_bools(first_position=self.first_position)
         if not isinstance(self.first_position, int) or self.first_position < 0:

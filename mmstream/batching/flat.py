@@ -119,13 +119,16 @@ def flatten(
     """
     _check_rows(rows, num_rows)
     tokens, owners = _tokens(samples)
+    num_tokens = sum(len(document.ids) for document in tokens)
+    if settings.document_multiple_of > 1:
+        tokens = _filled_up(tokens, settings.document_multiple_of, pad_token_id)
     sample_rows = np.asarray(rows, dtype=np.int64)
     lengths = np.fromiter((len(document.ids) for document in tokens), np.int64, len(tokens))
     document_rows = sample_rows[owners]
     layout = _layout(lengths, document_rows, num_rows, settings)
     batch = _token_fields(tokens, layout, pad_token_id)
     batch |= _document_fields(layout, owners, num_rows, settings)
-    batch["num_tokens"] = int(lengths.sum())
+    batch["num_tokens"] = num_tokens
     if "labels" in batch:
         batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
     batch |= _other_fields(samples, owners, layout, counted_media, media)
@@ -175,6 +178,27 @@ def _tokens(samples: Sequence[Sample]) -> tuple[list[_Tokens], IntArray]:
         documents += own
         owners += [number] * len(own)
     return documents, np.asarray(owners, dtype=np.int64)
+
+
+def _filled_up(tokens: Sequence[_Tokens], multiple_of: int, pad_token_id: int) -> list[_Tokens]:
+    """Fill each document up to a multiple of tokens, without labels.
+
+    Example: a document of 5 tokens gets 3 more for a multiple of 4.
+    """
+    has_labels = any(document.labels is not None for document in tokens)
+    filled = []
+    for ids, labels, weights in tokens:
+        missing = (0, -len(ids) % multiple_of)
+        if labels is None and has_labels:
+            labels = ids
+        filled.append(
+            _Tokens(
+                np.pad(ids, missing, constant_values=pad_token_id),
+                None if labels is None else np.pad(labels, missing, constant_values=IGNORED_LABEL),
+                None if weights is None else np.pad(weights, missing),
+            )
+        )
+    return filled
 
 
 def _documents_of(sample: Sample) -> list[_Tokens]:
@@ -303,7 +327,7 @@ def _layout(lengths: IntArray, document_rows: IntArray, num_rows: int, settings:
     if settings.layout == "flat":
         num_tokens = int(lengths.sum())
         total = _rounded_up(max(1, num_tokens), multiple)
-        padding = _padding_lengths(total - num_tokens)
+        padding = _padding_lengths(total - num_tokens, settings)
         return _Layout(
             np.concatenate((lengths, padding)),
             np.concatenate((document_rows, np.full(len(padding), num_rows - 1))),
@@ -321,7 +345,7 @@ def _layout(lengths: IntArray, document_rows: IntArray, num_rows: int, settings:
     cuts = np.searchsorted(document_rows, np.arange(num_rows + 1))
     all_lengths, entries, rows = [], [], []
     for row in range(num_rows):
-        padding = _padding_lengths(int(width - row_tokens[row]))
+        padding = _padding_lengths(int(width - row_tokens[row]), settings)
         own = np.arange(cuts[row], cuts[row + 1])
         all_lengths += [lengths[own], padding]
         entries += [own, np.full(len(padding), -1)]
@@ -338,10 +362,12 @@ def _rounded_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _padding_lengths(num_tokens: int) -> IntArray:
+def _padding_lengths(num_tokens: int, settings: Flat) -> IntArray:
     """Return the lengths of padding documents: 2,500 tokens are [1024, 1024, 452]."""
-    full, rest = divmod(num_tokens, PADDING_DOCUMENT_TOKENS)
-    return np.asarray([PADDING_DOCUMENT_TOKENS] * full + [rest] * (rest > 0), dtype=np.int64)
+    multiple_of = settings.document_multiple_of
+    longest = max(1, PADDING_DOCUMENT_TOKENS // multiple_of) * multiple_of
+    full, rest = divmod(num_tokens, longest)
+    return np.asarray([longest] * full + [rest] * (rest > 0), dtype=np.int64)
 
 
 def _document_fields(layout: _Layout, owners: IntArray, num_rows: int, settings: Flat) -> Batch:

@@ -18,7 +18,8 @@ def megatron_packing(batch: Batch, *, multiple_of: int = 1) -> dict[str, Any]:
 
     Documents have no padding between them, so the padded lengths are the lengths. Context
     parallelism cuts each document into 2 * its size parts, and sequence parallelism the tokens.
-    Then documents must be multiples of ``2 * cp * tp``: plan packs with that.
+    Then documents must be multiples of ``2 * cp * tp``: plan packs with that, or give
+    ``mm.Flat(document_multiple_of=)``.
 
     Args:
         batch: A flat batch, of layout "flat".

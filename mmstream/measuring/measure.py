@@ -424,9 +424,9 @@ def _draws_error(
     work: Work, outcome: Outcome, ref: SampleRef, one: SampleLengths, other: SampleLengths
 ) -> ConfigError:
     key = outcome["__key__"] if isinstance(outcome, dict) else ""
-    place = where(work.dataset.name_of(ref[0]), ref[1], key)
+    address = where(work.dataset.name_of(ref[0]), ref[1], key)
     return ConfigError(
-        f"{place}: its length depends on random draws: {one.values[0]} or {other.values[0]} "
+        f"{address}: its length depends on random draws: {one.values[0]} or {other.values[0]} "
         "tokens; measure the draws of a run with seed=0, epochs=range(3), or give room=, the "
         "tokens that a sample may have more"
     )

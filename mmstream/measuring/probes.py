@@ -228,8 +228,8 @@ def difference(measure: Measure | MeasureHead, counter: Counter) -> str | None:
     for probe, each in zip(probes, lengths, strict=True):
         words = _words_of_difference(probe, each, counter)
         if words:
-            place = where(probe.shard, probe.index, probe.fact.key)
-            return f"{place}: {words}; {_reason(measure, counter)}"
+            address = where(probe.shard, probe.index, probe.fact.key)
+            return f"{address}: {words}; {_reason(measure, counter)}"
     return None
 
 

@@ -105,15 +105,15 @@ def best_fit(
     mask = (1 << PACK_BITS) - 1
     for sample, length in enumerate(tokens):
         cost = length << PACK_BITS
-        place = bisect_left(open_packs, cost)
+        position = bisect_left(open_packs, cost)
         if others is not None:
             more = others[sample]
-            while place < len(open_packs) and (
-                ((rest[open_packs[place] & mask] | borrow) - more) & borrow != borrow
+            while position < len(open_packs) and (
+                ((rest[open_packs[position] & mask] | borrow) - more) & borrow != borrow
             ):
-                place += 1
-        if place < len(open_packs):
-            entry = open_packs.pop(place) - cost
+                position += 1
+        if position < len(open_packs):
+            entry = open_packs.pop(position) - cost
         else:
             if len(open_packs) == most_open:
                 del open_packs[0]

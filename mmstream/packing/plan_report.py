@@ -165,18 +165,18 @@ def _num_packs(histogram: IntArray, max_tokens: int) -> int:
     for length in np.flatnonzero(histogram)[::-1].tolist():
         left = int(histogram[length]) * (length > 0)
         while left:
-            place = bisect_left(rooms, length)
-            if place == len(rooms):  # new packs: as many as these samples fill
+            position = bisect_left(rooms, length)
+            if position == len(rooms):  # new packs: as many as these samples fill
                 number = -(-left // (max_tokens // length))
                 num_packs += number
                 add(max_tokens, number)
-            room = rooms[place]
+            room = rooms[position]
             each = room // length
             full = min(num_of_room[room], left // each)
             taken, num_taken = (full, each) if full else (1, left)
             num_of_room[room] -= taken
             if not num_of_room[room]:
-                del num_of_room[room], rooms[place]
+                del num_of_room[room], rooms[position]
             add(room - num_taken * length, taken)
             left -= taken * num_taken
     return num_packs

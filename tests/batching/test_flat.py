@@ -11,6 +11,7 @@ import torch
 
 import mmstream as mm
 from mmstream.batching.flat import flatten
+from mmstream.integrations import megatron_packing
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 
@@ -42,6 +43,21 @@ def test_documents_lie_one_behind_the_other() -> None:
     assert (batch["num_tokens"], batch["num_label_tokens"]) == (5, 3)
     assert batch["__key__"] == ["1", "2"]
     assert "attention_mask" not in batch
+
+
+def test_documents_are_filled_up_to_a_multiple_without_labels() -> None:
+    samples = [
+        {"input_ids": np.array([5, 6, 7]), "labels": np.array([5, 6, 7])},
+        {"input_ids": np.array([8, 9]), "label_weights": np.array([0, 3.0])},
+    ]
+    batch = flatten(samples, [0, 1], 2, mm.Flat(document_multiple_of=4), pad_token_id=1)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 1, 8, 9, 1, 1]]
+    assert batch["labels"].tolist() == [[-100, 6, 7, -100, -100, 9, -100, -100]]
+    assert batch["label_weights"].tolist() == [[0, 1, 1, 0, 0, 3, 0, 0]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 4, 8]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert batch["num_tokens"] == 5
+    assert megatron_packing(batch, multiple_of=4)["total_tokens"] == 8
 
 
 def test_rows_of_one_length_end_with_padding_documents() -> None:

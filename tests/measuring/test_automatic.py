@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,19 @@ def test_without_a_decoder_of_texts_a_plan_must_be_named(corpus: str) -> None:
     mm.measure(corpus, decode=DECODE)
     mm.plan_packs(corpus, 512)
     assert find_plan(dataset, Pack(512, plan="default-512"), None).num_units
+
+
+def test_documents_of_packs_are_as_long_as_their_plan_leaves_room_for(corpus: str) -> None:
+    limits = PackLimits(512, document_multiple_of=16)
+    pipeline = mm.Pipeline(
+        mm.open_dataset(corpus),
+        global_batch_size=2,
+        decode=DECODE,
+        batching=mm.Pack(512, limits=limits, layout="rows"),
+    )
+    for batch in mm.Loader(pipeline):
+        assert batch["input_ids"].shape == (2, 512)
+        assert not (batch["cu_seq_lens_q"].diff() % 16).any()
+    plain = mm.Pack(512, document_multiple_of=8)
+    with pytest.raises(ConfigError, match="its plan leaves room for multiples of 1"):
+        next(iter(mm.Loader(replace(pipeline, batching=plain))))
