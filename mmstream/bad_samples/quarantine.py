@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -95,11 +95,19 @@ def append_records(path: Path, records: Sequence[BadSample]) -> None:
         OSError: the file cannot be written.
     """
     # ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
-    lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+    lines = "".join(json.dumps(_line_of(record)) + "\n" for record in records)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         _remove_cut_line(file)
         file.write(lines.encode("ascii"))
+
+
+def _line_of(record: BadSample) -> dict[str, Any]:
+    """Return the fields of a line. Without packs they are those of earlier versions."""
+    line = asdict(record)
+    if record.document is None:
+        del line["document"]
+    return line
 
 
 def _remove_cut_line(file: BinaryIO) -> None:
