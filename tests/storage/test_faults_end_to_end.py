@@ -83,8 +83,10 @@ def test_five_percent_of_faults_of_every_kind_change_no_batch(corpora, proxy, nu
     assert 0 < stats.num_wrong_reads <= counts.faults["flip"]
     assert stats.transfers.num_retries > 0
     assert 0 < stats.transfers.num_throttled <= counts.faults["busy"]
-    assert stats.transfers.num_stalls + stats.transfers.num_hedges > 0
-    assert stats.transfers.num_requests <= counts.gets_by_suffix["tar"]
+    # A request that was given up before it had a connection never came to the proxy.
+    num_given_up = stats.transfers.num_stalls + stats.transfers.num_hedges
+    assert num_given_up > 0
+    assert stats.transfers.num_requests - num_given_up <= counts.gets_by_suffix["tar"]
 
 
 def test_a_server_that_is_gone_ends_the_run_with_one_error_and_the_state_resumes(
