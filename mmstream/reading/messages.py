@@ -27,6 +27,7 @@ from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.packed_rows import PackedRows
+from mmstream.reading.range_cache import NodeCacheSettings
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
 
@@ -70,6 +71,8 @@ class ReaderSetup(NamedTuple):
     order: AnyOrder
     least_large_bytes: int | None = None
     """Of samples of this size, the first bytes are read. None: all are read whole."""
+    node_cache: NodeCacheSettings | None = None
+    """Where samples of earlier epochs are. None: all come from storage."""
 
 
 class StepRequest(NamedTuple):

@@ -130,6 +130,7 @@ class RankPlan:
         single_samples: read each sample alone, and hold no windows.
         least_large_bytes: of samples of this size, the first bytes are read. None: all are read
             whole.
+        has_heads: the samples of the first steps are ranges of their own.
 
     Attributes:
         next_clock: the first step that is not planned yet.
@@ -145,12 +146,13 @@ class RankPlan:
         access: Callable[[int], Access],
         single_samples: bool = False,
         least_large_bytes: int | None = None,
+        has_heads: bool = True,
     ) -> None:
         self.next_clock = first_clock
         self._order, self._rows = order, rows
         self._bounds, self._access = bounds, access
         self._first_clock = first_clock
-        self._end_of_heads = first_clock + self._num_head_steps()
+        self._end_of_heads = first_clock + (self._num_head_steps() if has_heads else 0)
         self._single_samples = single_samples
         self._least_large_bytes = least_large_bytes
         self._windows: dict[tuple[int, int], PlannedWindow] = {}
@@ -181,7 +183,7 @@ class RankPlan:
         for number in np.unique(numbers).tolist():
             window = self._windows.get((epoch, number))
             if window is None:
-                window = self._windows[epoch, number] = self._plan_window(epoch, number)
+                window = self._windows[epoch, number] = self.plan_window(epoch, number)
                 ranges += window.ranges
             windows.append(window)
         valid = np.ones(numbers.size, dtype=np.bool_)
@@ -202,22 +204,8 @@ class RankPlan:
         """Forget a step, whose samples were taken."""
         del self._steps[clock]
 
-    def _num_head_steps(self) -> int:
-        """Return how many steps after the start have heads."""
-        start, stop = self._rows
-        epoch, step = divmod(self._first_clock, self._order.steps_per_epoch)
-        packed = PackedRows.of_step(self._order, epoch, step, self._rows)
-        num_rows, rows_of_all = stop - start, self._order.global_batch_size
-        if packed is None or not packed.num_samples:
-            return num_head_steps(rows_of_all, num_rows)
-        return num_head_steps(rows_of_all * packed.num_samples // num_rows, packed.num_samples)
-
-    def _numbers(self, clock: int) -> IntArray:
-        """Return the number of the window of each row of this rank."""
-        epoch, step = divmod(clock, self._order.steps_per_epoch)
-        return self._order.windows(epoch, step, self._rows)
-
-    def _plan_window(self, epoch: int, number: int) -> PlannedWindow:
+    def plan_window(self, epoch: int, number: int) -> PlannedWindow:
+        """Return what this rank reads of a window, from the first clock on."""
         window = self._order.window(epoch, number)
         first_row, end_of_rows = self._rows
         clock = window.step + epoch * self._order.steps_per_epoch
@@ -236,6 +224,21 @@ class RankPlan:
         for one_number, planned_range in enumerate(planned.ranges):
             range_number[planned_range.samples.position] = one_number
         return planned
+
+    def _num_head_steps(self) -> int:
+        """Return how many steps after the start have heads."""
+        start, stop = self._rows
+        epoch, step = divmod(self._first_clock, self._order.steps_per_epoch)
+        packed = PackedRows.of_step(self._order, epoch, step, self._rows)
+        num_rows, rows_of_all = stop - start, self._order.global_batch_size
+        if packed is None or not packed.num_samples:
+            return num_head_steps(rows_of_all, num_rows)
+        return num_head_steps(rows_of_all * packed.num_samples // num_rows, packed.num_samples)
+
+    def _numbers(self, clock: int) -> IntArray:
+        """Return the number of the window of each row of this rank."""
+        epoch, step = divmod(clock, self._order.steps_per_epoch)
+        return self._order.windows(epoch, step, self._rows)
 
     def _plan_shard(self, window: PlannedWindow, shard: int, positions: IntArray) -> None:
         """Plan the samples of a shard, which come by rising index."""

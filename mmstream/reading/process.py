@@ -15,14 +15,15 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.order import AnyOrder
-from mmstream.processes import safe_environment, words_of_exit
+from mmstream.processes import num_local_ranks, safe_environment, words_of_exit
 from mmstream.reading.messages import ReaderSetup, StepConnection
+from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_is_cached
 from mmstream.reading.window_memory import needs_single_samples
-from mmstream.storage import SharedStore, is_remote
+from mmstream.storage.node_cache import open_cache_dir
 
-__all__ = ["ReaderProcess", "needs_reader_process"]
+__all__ = ["ReaderProcess", "needs_reader_process", "node_cache_settings"]
 
 END_S = 2.0
 """Seconds in which a reader process ends by itself, before it is killed."""
@@ -33,11 +34,33 @@ ANSWER_S = 2.0
 
 def needs_reader_process(source: ShardSource) -> bool:
     """Tell whether a process of its own reads a source: where reads mostly wait for a network."""
-    return sys.platform == "linux" and any(
-        isinstance(dataset.store, SharedStore)
-        or (dataset.store.access.concurrent and is_remote(dataset.store.url))
-        for dataset in datasets_of(source)
-    )
+    return sys.platform == "linux" and any(map(is_behind_network, datasets_of(source)))
+
+
+def node_cache_settings(
+    source: ShardSource, cache_dir: str | None, max_bytes: int | None, world_size: int
+) -> NodeCacheSettings | None:
+    """Make the folder of a node cache, and say what is not cached.
+
+    Args:
+        source: what is read.
+        cache_dir: a local folder; None: there is no cache.
+        max_bytes: most bytes that the cache may take. None: 80 % of what is free.
+        world_size: number of ranks.
+
+    Returns:
+        What the reader process is told; None if nothing would be cached.
+
+    Raises:
+        ConfigError: `cache_dir` cannot be used.
+    """
+    if cache_dir is None:
+        return None
+    root = open_cache_dir(cache_dir, max_bytes)
+    log_what_is_cached(source)
+    if not any(map(is_cached, datasets_of(source))):
+        return None
+    return NodeCacheSettings(root, max_bytes, min(1.0, num_local_ranks() / world_size))
 
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
@@ -54,6 +77,7 @@ class ReaderProcess:
         num_connections: processes that will ask it for steps.
         least_large_bytes: of samples of this size, it reads the first bytes. None: it reads all
             samples whole.
+        node_cache: where samples of earlier epochs are. None: all come from storage.
 
     Attributes:
         connections: one for each of them.
@@ -65,6 +89,7 @@ class ReaderProcess:
         order: AnyOrder,
         num_connections: int,
         least_large_bytes: int | None = None,
+        node_cache: NodeCacheSettings | None = None,
     ) -> None:
         self._source, self._order = source, order
         self._least_large_bytes = least_large_bytes
@@ -97,7 +122,7 @@ class ReaderProcess:
         with suppress(OSError):  # whoever waits for a step learns that it has ended
             sys_path = [os.fspath(path) for path in sys.path]
             self._control.send((sys_path, logging.getLogger("mmstream").getEffectiveLevel()))
-            self._control.send(ReaderSetup(source, order, least_large_bytes))
+            self._control.send(ReaderSetup(source, order, least_large_bytes, node_cache))
 
     @property
     def pid(self) -> int:

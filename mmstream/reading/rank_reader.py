@@ -32,7 +32,8 @@ from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
 from mmstream.reading.packed_rows import PackedRows, seats_of
-from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan
+from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, merge
+from mmstream.reading.range_cache import RangeCache
 from mmstream.storage import Access, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest
@@ -130,6 +131,7 @@ class RankReader:
         horizon_bytes: most bytes that are read before their first step.
         least_large_bytes: of samples of this size, the first bytes are read. None: all are read
             whole.
+        cache: has samples of earlier epochs. None: all come from storage.
     """
 
     def __init__(
@@ -141,11 +143,13 @@ class RankReader:
         *,
         horizon_bytes: int = HORIZON_BYTES,
         least_large_bytes: int | None = None,
+        cache: RangeCache | None = None,
     ) -> None:
         self._source, self._order, self._transfers = source, order, transfers
         self._client_of = {id(dataset): number for number, dataset in enumerate(datasets)}
         self._max_horizon_bytes = horizon_bytes
         self._least_large_bytes = least_large_bytes
+        self._cache = cache
         self._recent_bytes, self._taken_at = 0.0, -math.inf
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmstream-plan")
         self._rows: tuple[int, int] | None = None
@@ -233,6 +237,8 @@ class RankReader:
         """Return the counts since the previous call, and how many reads came wrong."""
         counts, self._counts = self._counts, TransferCounts()
         num_wrong, self._num_wrong = self._num_wrong, 0
+        if self._cache is not None:
+            counts += TransferCounts(**self._cache.pop_counts())
         return counts + self._transfers.pop_counts(), num_wrong
 
     @property
@@ -263,6 +269,8 @@ class RankReader:
         """Drop everything."""
         self._forget()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._cache is not None:
+            self._cache.close()
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -350,7 +358,40 @@ class RankReader:
             arrived.ready.add_done_callback(_look_at_error)
 
     async def _fetch(self, arrived: Arrived) -> None:
-        """Read a range; errors of data become values.
+        """Read a range, from the node cache what it has; errors of data become values.
+
+        Raises:
+            StorageError: storage failed for good.
+        """
+        samples = arrived.planned.samples
+        cached = None if self._cache is None else await self._cache.read(samples)
+        if cached is None:
+            await self._fetch_from_storage(arrived)
+            return
+        missing = samples.select(~cached.is_there)
+        pieces: list[SampleRange] = []
+        if missing.position.size:
+            access = self._access_of(samples.shard)
+            pieces = merge(missing, access.max_gap_bytes, access.max_range_bytes)
+        await self._fetch_pieces(arrived, pieces, cached.data)
+
+    async def _fetch_pieces(
+        self, arrived: Arrived, pieces: Sequence[SampleRange], data: bytearray
+    ) -> None:
+        """Read pieces of a range from storage, and put them into its bytes."""
+        singles = [
+            Arrived(replace(arrived.planned, samples=piece), transfers=arrived.transfers)
+            for piece in pieces
+        ]
+        await asyncio.gather(*map(self._fetch_from_storage, singles))
+        for single in singles:
+            first = single.planned.samples.bounds[1] - arrived.planned.samples.bounds[1]
+            data[first : first + len(single.data)] = single.data
+            arrived.errors |= single.errors
+        arrived.data = memoryview(data)
+
+    async def _fetch_from_storage(self, arrived: Arrived) -> None:
+        """Read a range from storage; errors of data become values.
 
         Raises:
             StorageError: storage failed for good.
@@ -366,6 +407,8 @@ class RankReader:
             arrived.data = memoryview(data)
             wrong = self._wrong_samples(samples, data)
             if not wrong:
+                if self._cache is not None:
+                    self._cache.write(samples, data)
                 return
             self._num_wrong += len(wrong)
         for number in wrong:
@@ -416,18 +459,8 @@ class RankReader:
         if num_samples == 1 or isinstance(error, OF_THE_WHOLE_SHARD):
             arrived.errors |= dict.fromkeys(samples.position.tolist(), cause)
             return
-        singles = [
-            Arrived(replace(arrived.planned, samples=samples.slice(number, number + 1)))
-            for number in range(num_samples)
-        ]
-        await asyncio.gather(*map(self._fetch, singles))
-        data = bytearray(samples.num_bytes)
-        for single in singles:
-            _, start, _ = single.planned.samples.bounds
-            first = start - samples.bounds[1]
-            data[first : first + len(single.data)] = single.data
-            arrived.errors |= single.errors
-        arrived.data = memoryview(data)
+        singles = [samples.slice(number, number + 1) for number in range(num_samples)]
+        await self._fetch_pieces(arrived, singles, bytearray(samples.num_bytes))
 
     # -- delivering ----------------------------------------------------------------------------
 
@@ -491,6 +524,8 @@ class RankReader:
         while self._clock in self._taken:
             self._taken.remove(self._clock)
             self._clock += 1
+            if self._cache is not None and self._clock % self._order.steps_per_epoch == 0:
+                self._cache.begin_epoch()
             self._total_ahead -= self._bytes_ahead.pop(self._clock, 0)
         self._transfers.advance(self._clock)
         self._admit()

@@ -33,7 +33,9 @@ from mmstream.reading.messages import (
     StepRequest,
     Verdict,
 )
+from mmstream.reading.range_cache import RangeCache, needs_of
 from mmstream.reading.rank_reader import RankReader, StepSamples
+from mmstream.storage.node_cache import NodeCache
 from mmstream.storage.range_client import range_client
 from mmstream.storage.transfers import Transfers
 
@@ -217,12 +219,18 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
         [range_client(dataset.store) for dataset in datasets],
         [dataset.known for dataset in datasets],
     )
+    cache = None
+    if setup.node_cache is not None:
+        root, max_bytes, node_share = setup.node_cache
+        needs = needs_of(setup.source, setup.order, node_share)
+        cache = RangeCache(setup.source, NodeCache(root, needs, max_bytes))
     reader = RankReader(
         setup.source,
         setup.order,
         transfers,
         datasets,
         least_large_bytes=setup.least_large_bytes,
+        cache=cache,
     )
     gc.collect()
     gc.freeze()  # manifests are many objects, which live until the end

@@ -15,6 +15,7 @@ import numpy as np
 from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.errors import ConfigError
 from mmstream.order import AnyOrder
+from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder
 from mmstream.processes import memory_bytes, num_local_ranks
 
@@ -50,9 +51,10 @@ def window_bytes(
     settings: list[Mapping[str, Any]] = identity.get("sources", [identity])
     num_lanes = int(np.prod(identity["grid"]))
     total = 0.0
-    for dataset, setting in zip(datasets, settings, strict=False):
+    samples_of_rows = _samples_of_rows(order, len(datasets))
+    for dataset, setting, row_samples in zip(datasets, settings, samples_of_rows, strict=False):
         num_samples = max(1, len(dataset))
-        held = min(num_samples, num_lanes * setting["window"] * _samples_of_row(order))
+        held = min(num_samples, num_lanes * setting["window"] * row_samples)
         sample_bytes = dataset.manifest.num_bytes / num_samples
         if least_large_bytes is not None:
             sample_bytes = min(sample_bytes, least_large_bytes)
@@ -60,9 +62,13 @@ def window_bytes(
     return total * num_rows / order.global_batch_size
 
 
-def _samples_of_row(order: AnyOrder) -> float:
-    """Return how many samples a row has, in the mean."""
-    return order.plan.members.size / order.num_units if isinstance(order, PackOrder) else 1
+def _samples_of_rows(order: AnyOrder, num_sources: int) -> list[float]:
+    """Return how many samples a row of each source has, in the mean."""
+    if not isinstance(order, PackOrder):
+        return [1] * num_sources
+    plan = order.plan
+    plans = plan.plans.values() if isinstance(plan, MixturePlan) else [plan]
+    return [of_source.mean_samples for of_source in plans]
 
 
 def needs_single_samples(
@@ -71,6 +77,7 @@ def needs_single_samples(
     num_rows: int,
     memory: int | None = None,
     *,
+    num_ranks: int | None = None,
     least_large_bytes: int | None = None,
 ) -> bool:
     """Tell whether a rank must read its samples one by one, because its windows are too large.
@@ -80,6 +87,7 @@ def needs_single_samples(
         order: which samples, and when.
         num_rows: rows of the rank.
         memory: bytes of memory for all ranks of the machine. None: `memory_bytes`.
+        num_ranks: ranks of the machine. None: `num_local_ranks`.
         least_large_bytes: as `window_bytes`.
 
     Raises:
@@ -87,7 +95,7 @@ def needs_single_samples(
     """
     wanted = window_bytes(source, order, num_rows, least_large_bytes=least_large_bytes)
     memory = memory_bytes() if memory is None else memory
-    limit = MEMORY_SHARE * memory / num_local_ranks()
+    limit = MEMORY_SHARE * memory / (num_ranks or num_local_ranks())
     if wanted <= limit:
         return False
     datasets = datasets_of(source)

@@ -26,6 +26,7 @@
     memory.py    objects in this process (``memory://``), for tests and small corpora
     object_file.py   an object as a file that other libraries read
     new_file.py  a new local file: a temporary name, then renamed
+    node_cache/      samples of remote shards on a disk of this machine
     write_lock.py    one writer at a time in a folder or prefix
     urls.py      names of objects
 

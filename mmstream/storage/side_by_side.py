@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from mmstream.storage.store import Store
 
-__all__ = ["MAX_REQUESTS_SIDE_BY_SIDE", "map_requests"]
+__all__ = ["MAX_REQUESTS_SIDE_BY_SIDE", "map_requests", "sizes_of"]
 
 MAX_REQUESTS_SIDE_BY_SIDE = 16
 
@@ -44,3 +44,15 @@ def map_requests(store: Store, request: Callable[[T], R], items: Iterable[T]) ->
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
+
+
+def sizes_of(store: Store, names: Iterable[str]) -> list[int | None]:
+    """Return the size of each object in bytes, in the order of the names. None: there is none."""
+
+    def size(name: str) -> int | None:
+        try:
+            return store.size(name)
+        except FileNotFoundError:
+            return None
+
+    return map_requests(store, size, names)

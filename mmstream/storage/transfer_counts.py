@@ -36,8 +36,19 @@ class TransferCounts:
     """Requests that were given up: no first byte in time, or far fewer bytes than others."""
     num_throttled: int = 0
     """Answers that asked for fewer requests (429, 503)."""
+    num_cache_hit_bytes: int = 0
+    """Bytes of samples that came from the node cache, and not from storage."""
+    num_cached_bytes: int = 0
+    """Bytes of samples that were written into the node cache."""
+    num_cache_dropped_bytes: int = 0
+    """Bytes that were not, because the disk could not write them as fast as they arrived."""
+    num_cache_damaged: int = 0
+    """Files of the node cache with wrong bytes. They were removed, and read from storage."""
     busy_s: float = 0.0
     """Seconds in which at least one request was under way."""
+    request_s: float = 0.0
+    """Seconds that requests were under way, all of them together. ``request_s / busy_s`` is the
+    mean number of requests in flight."""
 
     def __add__(self, other: TransferCounts) -> TransferCounts:
         # `astuple` copies deeply, which takes eight times as long.

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TransferLimits"]
+__all__ = ["MAX_PREFIX_RATE", "TransferLimits"]
+
+MAX_PREFIX_RATE = 5500
+"""GET requests/s that a prefix of S3 answers at least. Under a steady load S3 splits prefixes."""
 
 
 @dataclass(frozen=True)

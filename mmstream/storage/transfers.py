@@ -98,7 +98,7 @@ class Transfers:
         self._hedges = Allowance(self._limits.hedged_share, self._limits.hedged_burst)
         self._hedged_bytes = Allowance(self._limits.hedged_share, self._limits.hedged_burst_bytes)
         self._counts: Counter[str] = Counter()
-        self._busy_s, self._busy_since = 0.0, 0.0
+        self._busy_s, self._busy_since, self._request_s = 0.0, 0.0, 0.0
         self._next_fill: asyncio.Handle | None = None
         self._next_tick: asyncio.TimerHandle | None = None
         self._refresh_at = 0.0
@@ -147,8 +147,8 @@ class Transfers:
         if self._attempts:
             now = self._loop.time()
             busy_s, self._busy_since = busy_s + now - self._busy_since, now
-        counts = TransferCounts(**self._counts, busy_s=busy_s)
-        self._counts, self._busy_s = Counter(), 0.0
+        counts = TransferCounts(**self._counts, busy_s=busy_s, request_s=self._request_s)
+        self._counts, self._busy_s, self._request_s = Counter(), 0.0, 0.0
         return counts
 
     async def close(self) -> None:
@@ -395,8 +395,10 @@ class Transfers:
         attempt.transfer.attempts.remove(attempt)
         self._num_late -= attempt.is_late
         attempt.is_late = False
+        now = self._loop.time()
+        self._request_s += now - attempt.started
         if not self._attempts:
-            self._busy_s += self._loop.time() - self._busy_since
+            self._busy_s += now - self._busy_since
         self._wake()
 
     # -- which requests are late -------------------------------------------------------------------

@@ -20,11 +20,22 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mmstream.errors import SampleError, ShardError, escaped
+import msgspec
+
+from mmstream.errors import (
+    ChecksumError,
+    DecodeError,
+    SampleError,
+    ShardError,
+    SkipSample,
+    escaped,
+)
 from mmstream.tar.header import BLOCK, Member, padded, plain_file, read_member
 
 __all__ = [
+    "REFUSED_FIELD",
     "Member",
+    "encode_refusal",
     "is_reserved",
     "iter_members",
     "parse_sample",
@@ -35,6 +46,13 @@ __all__ = [
 
 IMAGE_COMPANIONS = frozenset({"image_row", "image_size", "image_tiles"})
 """Fields that say in a batch what belongs to which image. Only mmstream makes them."""
+
+REFUSED_FIELD = "__refused__"
+"""The one file of a sample that was refused when its dataset was baked: it says why."""
+
+_REFUSALS = {kind.__name__: kind for kind in (ChecksumError, DecodeError, SkipSample)}
+
+MAX_REASON_CHARACTERS = 2000
 
 MAX_SAMPLES = 1 << 24
 """Most samples of a shard. An index of more is an attack, or needs more shards."""
@@ -148,7 +166,8 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
     Raises:
         SampleError: There is no file in the range, a field comes twice or has a reserved name, a
             header is damaged, the range holds two samples (then the index is not this tar's), or
-            there are more than `MAX_MEMBERS` files or a name beyond `MAX_NAME_CHARACTERS`.
+            there are more than `MAX_MEMBERS` files or a name beyond `MAX_NAME_CHARACTERS`. Or the
+            sample was refused when its dataset was baked.
     """
     view = memoryview(data)
 
@@ -193,10 +212,7 @@ def sample_of(
                     f"{MAX_MEMBERS:,} files: no sample is like that"
                 )
             if is_reserved(field):
-                raise SampleError(
-                    f"{escaped(key)}.{escaped(field)}: fields named like __x__ are mmstream's own, "
-                    f"and so are {', '.join(sorted(IMAGE_COMPANIONS))}; rename this file in the tar"
-                )
+                raise _error_of_reserved(key, field, value_of(field, start, size))
             if field in sample:
                 raise SampleError(
                     f"{escaped(key)}.{escaped(field)}: this field comes twice in the sample"
@@ -210,6 +226,38 @@ def sample_of(
             "._x, run `mmstream index --overwrite`"
         )
     return sample
+
+
+def encode_refusal(kind: str, reason: str) -> bytes:
+    """Return the content of `REFUSED_FIELD`.
+
+    Args:
+        kind: Name of the class of the error.
+        reason: The error, with the address of the sample.
+    """
+    return msgspec.json.encode({"kind": kind, "reason": reason})
+
+
+def _error_of_reserved(key: str, field: str, data: Any) -> SampleError:
+    """Return the error of a sample with a field of mmstream's own."""
+    if field == REFUSED_FIELD:
+        return _refusal(bytes(data))
+    return SampleError(
+        f"{escaped(key)}.{escaped(field)}: fields named like __x__ are mmstream's own, "
+        f"and so are {', '.join(sorted(IMAGE_COMPANIONS))}; rename this file in the tar"
+    )
+
+
+def _refusal(data: bytes) -> SampleError:
+    """Return the error of a sample that was refused when its dataset was baked."""
+    try:
+        record = msgspec.json.decode(data, type=dict[str, str])
+        kind, reason = record["kind"], record["reason"]
+    except (ValueError, KeyError):
+        return SampleError(f"{REFUSED_FIELD}: damaged")
+    error = _REFUSALS.get(kind, SampleError)(escaped(reason, MAX_REASON_CHARACTERS))
+    error.is_refused = True
+    return error
 
 
 def _files(view: memoryview) -> Iterator[tuple[str, int, int]]:

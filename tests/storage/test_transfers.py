@@ -227,6 +227,7 @@ async def test_requests_bytes_and_busy_seconds_are_counted_since_the_last_call()
         counts = store.pop_counts()
         assert (counts.num_requests, counts.num_bytes) == (10, 10 * SIZE)
         assert counts.busy_s == pytest.approx(0.05 + SIZE / 40e3, abs=1e-6)
+        assert counts.request_s == pytest.approx(10 * counts.busy_s, abs=1e-5)  # side by side
         assert store.pop_counts() == type(counts)()
         assert (counts + counts).num_bytes == 20 * SIZE
 

@@ -1,0 +1,298 @@
+"""One file of the node cache: some samples of one shard that follow one another.
+
+    magic, name           40 bytes: which file it is
+    (length, CRC-32C)     two u32 for each sample; a length of 0: the sample is not there
+    ...                   zeros up to a multiple of 4,096 bytes
+    the shard             byte b of the shard is byte `data_start` + b of the file
+
+So each sample has a place of its own, and the file is sparse: what was not written takes no room.
+Samples come in any order, from several processes, and a range of samples is one read, however it
+was written. Two processes that write the same sample write the same bytes to the same place.
+
+A sample is written before its length and CRC-32C. So a process that is killed leaves a sample that
+is not there. After a power failure a sample may have a checksum and no bytes, or a part of them:
+whoever reads it compares, and the file is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from mmstream.types import IntArray
+
+__all__ = ["PAGE_BYTES", "CacheFile", "CachedSamples", "Reading", "read_samples", "write_samples"]
+
+MAGIC = b"mmcache\x01"
+NAME_BYTES = 20
+TABLE_START = 40
+PAGE_BYTES = 4096
+"""Disks give room in pages."""
+
+MAX_SAMPLE_BYTES = (1 << 32) - 1
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class CacheFile:
+    """Which file of the cache has some samples of a shard."""
+
+    folder: str
+    """Of the dataset."""
+    name: str
+    """40 hexadecimal digits: a hash of the shard, and of which samples of it the file has."""
+    num_samples: int
+    """Samples that it has room for."""
+    object_bytes: int
+    """Size of the shard."""
+
+    @property
+    def data_start(self) -> int:
+        """Where byte 0 of the shard would lie in the file."""
+        return -(-(TABLE_START + 8 * self.num_samples) // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the file. It takes far less room."""
+        return self.data_start + self.object_bytes
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes of the file, which say that it is this one."""
+        return (MAGIC + bytes.fromhex(self.name)).ljust(TABLE_START, b"\0")
+
+    def path(self, root: str) -> str:
+        """Return where the file lies in a cache."""
+        return f"{root}/{self.folder}/{self.name[:2]}/{self.name}"
+
+
+class CachedSamples(NamedTuple):
+    """Samples of a file, in the order of their shard. Arrays have one entry per sample."""
+
+    number: IntArray
+    """In the file, from 0."""
+    start: IntArray
+    """The sample is bytes [start, stop) of the shard."""
+    stop: IntArray
+    checksum: IntArray
+    """CRC-32C of the sample's bytes, as the index of the shard says."""
+
+    def select(self, is_wanted: Flags) -> CachedSamples:
+        """Return some of the samples."""
+        return CachedSamples(*(column[is_wanted] for column in self))
+
+
+class Reading(NamedTuple):
+    """What came of reading a file."""
+
+    is_there: Flags
+    """Which samples were there, with the right bytes."""
+    is_damaged: bool = False
+    """The file must be removed."""
+
+
+def read_samples(
+    path: str,
+    file: CacheFile,
+    samples: CachedSamples,
+    new_data: Callable[[], memoryview],
+    first: int,
+    began_at: float,
+) -> Reading:
+    """Read the samples that a file has, and compare each with its checksum.
+
+    Args:
+        path: Where the file lies.
+        file: Which one it is.
+        samples: Which samples are wanted.
+        new_data: Returns the memory for them. It is called only if the file has one of them.
+        first: The byte of the shard that comes first in this memory.
+        began_at: A file that was not used since then is marked as used now.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    nothing = np.zeros(samples.number.size, dtype=np.bool_)
+    with _opened(path, os.O_RDONLY) as descriptor:
+        if descriptor is None:
+            return Reading(nothing)
+        status = os.fstat(descriptor)
+        table = _table(descriptor, file, status)
+        if table is None:
+            return Reading(nothing, is_damaged=True)
+        table = table[samples.number]
+        is_there = table[:, 0] == samples.stop - samples.start
+        # The file may hold an older shard of this name and size. Its bytes are not wanted then.
+        is_there &= table[:, 1] == samples.checksum
+        if not is_there.any():
+            return Reading(nothing)
+        if status.st_mtime < began_at:
+            with suppress(OSError):
+                os.utime(descriptor)
+        data = new_data()
+        for begin, end in _adjacent(samples, is_there):
+            start, stop = int(samples.start[begin]), int(samples.stop[end - 1])
+            if not _read_all(
+                descriptor, data[start - first : stop - first], file.data_start + start
+            ):
+                return Reading(nothing, is_damaged=True)
+    starts, stops = (samples.start - first).tolist(), (samples.stop - first).tolist()
+    for number in np.flatnonzero(is_there).tolist():
+        if crc32c(data[starts[number] : stops[number]], 0, 0) != samples.checksum[number]:
+            return Reading(nothing, is_damaged=True)
+    return Reading(is_there)
+
+
+def write_samples(
+    path: str,
+    file: CacheFile,
+    samples: CachedSamples,
+    data: memoryview,
+    first: int,
+    reserve: Callable[[int], bool],
+) -> int:
+    """Write the samples that a file lacks.
+
+    Args:
+        path: Where the file lies.
+        file: Which one it is.
+        samples: Which samples are given.
+        data: Their bytes, which fit their checksums.
+        first: The byte of the shard that comes first in `data`.
+        reserve: Called with the bytes that will be taken from the disk. False: nothing is written.
+
+    Returns:
+        Bytes of the samples that were written.
+
+    Raises:
+        OSError: The disk failed, or is full.
+    """
+    samples = samples.select(samples.stop - samples.start <= MAX_SAMPLE_BYTES)
+    entries = np.column_stack([samples.stop - samples.start, samples.checksum])
+    with _opened(path, os.O_RDWR) as descriptor:
+        is_new, table = descriptor is None, np.zeros((file.num_samples, 2), dtype=np.int64)
+        if descriptor is not None:
+            present = _table(descriptor, file, os.fstat(descriptor))
+            if present is None:  # whoever reads it removes it
+                return 0
+            table = present
+        is_missing = (table[samples.number] != entries).any(axis=1)
+        groups = _adjacent(samples, is_missing)
+        if not groups:
+            return 0
+        spans = [(int(samples.start[i]), int(samples.stop[j - 1])) for i, j in groups]
+        num_pages = sum(
+            _num_new_pages(file, table, int(samples.number[i]), int(samples.number[j - 1]), *span)
+            for (i, j), span in zip(groups, spans, strict=True)
+        )
+        if not reserve(num_pages * PAGE_BYTES + is_new * file.data_start):
+            return 0
+        with _opened(path, os.O_RDWR | os.O_CREAT) as created:
+            assert created is not None
+            if os.fstat(created).st_size == 0:
+                os.ftruncate(created, file.num_bytes)
+            _write_all(created, memoryview(file.head), 0)
+            for (begin, end), (start, stop) in zip(groups, spans, strict=True):
+                _write_all(created, data[start - first : stop - first], file.data_start + start)
+                for i, j in _consecutive(samples.number[begin:end]):
+                    rows = entries[begin + i : begin + j].astype("<u4").tobytes()
+                    place = TABLE_START + 8 * int(samples.number[begin + i])
+                    _write_all(created, memoryview(rows), place)
+    return sum(stop - start for start, stop in spans)
+
+
+def _table(descriptor: int, file: CacheFile, status: os.stat_result) -> IntArray | None:
+    """Return the lengths and checksums of a file, int64 [num_samples, 2]; None: it is damaged."""
+    size = TABLE_START + 8 * file.num_samples
+    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    head = os.pread(descriptor, size, 0) if is_own and status.st_size else b""
+    if is_own and not any(head[:TABLE_START]):  # its writer has just begun, or was killed then
+        return np.zeros((file.num_samples, 2), dtype=np.int64)
+    if head[:TABLE_START] != file.head or status.st_size != file.num_bytes or len(head) < size:
+        return None
+    return np.frombuffer(head, "<u4", offset=TABLE_START).reshape(-1, 2).astype(np.int64)
+
+
+def _adjacent(samples: CachedSamples, is_wanted: Flags) -> list[tuple[int, int]]:
+    """Return the groups [begin, end) of wanted samples whose bytes follow one another."""
+    numbers = np.flatnonzero(is_wanted)
+    if not numbers.size:
+        return []
+    is_next = np.diff(numbers) == 1
+    is_next &= samples.start[numbers[1:]] == samples.stop[numbers[:-1]]
+    ends = np.append(np.flatnonzero(~is_next), numbers.size - 1)
+    begins = np.append(0, ends[:-1] + 1)
+    return list(zip(numbers[begins].tolist(), (numbers[ends] + 1).tolist(), strict=True))
+
+
+def _consecutive(numbers: IntArray) -> list[tuple[int, int]]:
+    """Return the groups [begin, end) of numbers that rise by one."""
+    ends = np.append(np.flatnonzero(np.diff(numbers) != 1), numbers.size - 1) + 1
+    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+
+
+def _num_new_pages(
+    file: CacheFile, table: IntArray, first: int, last: int, start: int, stop: int
+) -> int:
+    """Return how many pages of the disk a group of samples takes.
+
+    The first and the last page may be there already, with the end of the sample before and the
+    begin of the one behind. Disks tell what a file takes only some time after it was written.
+
+    Args:
+        file: which file.
+        table: of the file, as it is.
+        first: number of the group's first sample in the file.
+        last: number of its last sample.
+        start: the group is bytes [start, stop) of the shard.
+        stop: the byte after it.
+    """
+    start, stop = start + file.data_start, stop + file.data_start
+    num_pages = -(-stop // PAGE_BYTES) - start // PAGE_BYTES
+    if first and table[first - 1, 0] and start % PAGE_BYTES:
+        num_pages -= 1
+    if last + 1 < file.num_samples and table[last + 1, 0] and stop % PAGE_BYTES:
+        num_pages -= 1
+    return max(0, num_pages)
+
+
+@contextmanager
+def _opened(path: str, flags: int) -> Iterator[int | None]:
+    """Open a file that is no link; None: there is none."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except FileNotFoundError:
+        if flags & os.O_CREAT == 0:
+            yield None
+            return
+        Path(path).parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int, view: memoryview, start: int) -> bool:
+    """Fill a view; return False if the file ends before."""
+    while view:
+        num_bytes = os.preadv(descriptor, [view], start)
+        if not num_bytes:
+            return False
+        view, start = view[num_bytes:], start + num_bytes
+    return True
+
+
+def _write_all(descriptor: int, view: memoryview, start: int) -> None:
+    while view:
+        num_bytes = os.pwrite(descriptor, view, start)
+        view, start = view[num_bytes:], start + num_bytes

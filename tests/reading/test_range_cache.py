@@ -1,0 +1,247 @@
+"""A rank reader with a node cache: the same samples, and storage is asked once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import ConfigError
+from mmstream.reading import range_cache
+from mmstream.reading.process import node_cache_settings
+from mmstream.reading.range_cache import RangeCache, needs_of
+from mmstream.reading.rank_reader import RankReader
+from mmstream.storage.node_cache import NodeCache, open_cache_dir
+from mmstream.storage.transfers import RangeRequest
+from tests.helpers.corpora import write_corpus
+from tests.reading.test_rank_reader import FakeTransfers, plain, sample, until
+
+COUNTS = [40, 40, 40]
+CORPUS_BYTES = 120 * 10_752
+STEPS = 15
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
+    folder = tmp_path_factory.mktemp("corpus")
+    return mm.open_dataset(write_corpus(folder, COUNTS, sample, checksums=True))
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(range_cache, "FILE_BYTES", 100_000)  # 8 samples a file
+    monkeypatch.setattr(range_cache, "is_behind_network", lambda dataset: True)
+    return open_cache_dir(str(tmp_path / "cache"), None)
+
+
+class Run:
+    """What a run of a rank has read."""
+
+    def __init__(self) -> None:
+        self.samples: list[bytes] = []
+        self.requests: list[RangeRequest] = []
+        self.counts: dict[str, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(request.stop - request.start for request in self.requests)
+
+
+def run(
+    dataset: mm.Dataset,
+    root: str | None,
+    *epochs: int,
+    rows: tuple[int, int] = (0, 8),
+    max_bytes: int = 1 << 30,
+    least_large_bytes: int | None = None,
+    **settings: Any,
+) -> Run:
+    """Read whole epochs."""
+    settings = {"global_batch_size": 8, "window": 12, "grid": (1, 2), **settings}
+    order = dataset.plan_order(**settings)
+    result = Run()
+
+    async def main() -> None:
+        transfers = FakeTransfers(dataset)
+        cache = None
+        if root is not None:
+            node_cache = NodeCache(root, needs_of(dataset, order, 1.0), max_bytes)
+            cache = RangeCache(dataset, node_cache)
+        reader = RankReader(
+            dataset,
+            order,
+            transfers,
+            [dataset],
+            horizon_bytes=1,
+            least_large_bytes=least_large_bytes,
+            cache=cache,
+        )
+        for epoch in epochs:
+            reader.begin(epoch, 0, rows)
+            for step in range(STEPS):
+                taken = await reader.step(epoch, step)
+                assert not taken.errors
+                result.samples += map(bytes, taken.data)
+            if cache is not None:
+                await until(lambda: not node_cache._queue)
+        await reader.close()
+        if cache is not None:
+            await until(lambda: not node_cache._thread.is_alive())
+            counts, _ = reader.pop_counts()
+            result.counts = {name: getattr(counts, name) for name in counts.__slots__}
+        end = (epochs[-1] + 1) * STEPS  # the step after it is read ahead
+        result.requests = [one for one in transfers.requests if one.deadline < end]
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    return result
+
+
+def test_the_second_epoch_asks_storage_for_nothing(dataset, root):
+    first = run(dataset, root, 0)
+    assert first.num_bytes == CORPUS_BYTES
+    assert first.counts["num_cached_bytes"] == CORPUS_BYTES
+    second = run(dataset, root, 1)
+    assert not second.requests
+    assert second.samples == run(dataset, None, 1).samples
+    assert second.counts["num_cache_hit_bytes"] >= CORPUS_BYTES  # the next epoch begins
+
+
+def test_one_process_reads_two_epochs_and_fetches_each_byte_once(dataset, root):
+    both = run(dataset, root, 0, 1)
+    assert both.samples == run(dataset, None, 0, 1).samples
+    assert both.num_bytes == CORPUS_BYTES
+
+
+def test_a_cache_of_half_the_corpus_gives_half_of_it_in_every_epoch(dataset, root):
+    run(dataset, root, 0, max_bytes=CORPUS_BYTES // 2)
+    for epoch in (1, 2):
+        later = run(dataset, root, epoch, max_bytes=CORPUS_BYTES // 2)
+        assert later.samples == run(dataset, None, epoch).samples
+        hits = later.counts["num_cache_hit_bytes"]
+        # Small files: heads and the rest of pages take a good part.
+        assert 0.3 * CORPUS_BYTES < hits <= 0.55 * CORPUS_BYTES
+        assert hits + later.num_bytes >= CORPUS_BYTES
+        assert later.num_bytes < 0.75 * CORPUS_BYTES
+
+
+def test_other_runs_with_other_orders_find_what_is_there(dataset, root):
+    run(dataset, root, 0)
+    other = {"seed": 5, "global_batch_size": 4, "window": 6, "grid": (1, 1)}
+    assert not run(dataset, root, 0, rows=(0, 4), **other).requests
+
+
+def test_two_ranks_of_a_node_share_what_they_have_read(dataset, root):
+    halves = [run(dataset, root, 0, rows=rows) for rows in ((0, 4), (4, 8))]
+    assert sum(half.num_bytes for half in halves) <= CORPUS_BYTES
+    later = [run(dataset, root, 1, rows=rows) for rows in ((0, 4), (4, 8))]
+    assert [half.num_bytes for half in later] == [0, 0]
+    apart = [run(dataset, None, 1, rows=rows).samples for rows in ((0, 4), (4, 8))]
+    assert [half.samples for half in later] == apart
+
+
+def test_damaged_samples_come_from_storage(dataset, root):
+    run(dataset, root, 0)
+    damaged = sorted(path for path in Path(root).rglob("*") if len(path.name) == 40)[0]
+    content = bytearray(damaged.read_bytes())
+    content[-10_752:] = bytes(10_752)
+    content[4096:-10_752] = bytes(number ^ 1 for number in content[4096:-10_752])
+    damaged.write_bytes(content)
+    later = run(dataset, root, 1)
+    assert later.samples == run(dataset, None, 1).samples
+    assert later.counts["num_cache_damaged"] >= 1
+    assert 0 < later.num_bytes < 0.3 * CORPUS_BYTES
+    assert not run(dataset, root, 2).requests  # it was written anew
+
+
+def test_wrong_bytes_of_storage_are_not_kept(dataset, root):
+    async def main() -> None:
+        order = dataset.plan_order(global_batch_size=8, window=12, grid=(1, 2))
+        transfers = FakeTransfers(dataset)
+        transfers.answer = lambda request: bytes(request.stop - request.start)
+        node_cache = NodeCache(root, needs_of(dataset, order, 1.0), 1 << 30)
+        reader = RankReader(
+            dataset, order, transfers, [dataset], cache=RangeCache(dataset, node_cache)
+        )
+        reader.begin(0, 0, (0, 8))
+        assert len((await reader.step(0, 0)).errors) == 8
+        await reader.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert run(dataset, root, 0).num_bytes == CORPUS_BYTES
+
+
+def test_samples_without_checksums_are_not_kept(dataset, root):
+    run(plain(dataset), root, 0)
+    assert not [path for path in Path(root).rglob("*") if len(path.name) == 40]
+    assert run(plain(dataset), root, 1).num_bytes == CORPUS_BYTES
+
+
+def test_large_samples_are_not_kept_and_a_warning_says_so(dataset, root, caplog):
+    run(dataset, root, 0, least_large_bytes=10_000)
+    assert "the node cache does not keep" in caplog.text
+    assert run(dataset, root, 1, least_large_bytes=10_000).requests
+
+
+def test_a_node_that_gets_other_rows_fills_its_cache_again(dataset, root):
+    settings = {"reshuffle": "lanes", "max_bytes": int(0.7 * CORPUS_BYTES)}
+    half = CORPUS_BYTES // 2
+    assert run(dataset, root, 0, rows=(0, 4), **settings).num_bytes == half
+    assert run(dataset, root, 1, rows=(0, 4), **settings).num_bytes == 0
+    moved = run(dataset, root, 1, 2, 3, 4, rows=(4, 8), **settings)
+    assert moved.num_bytes > half
+    assert run(dataset, root, 5, rows=(4, 8), **settings).num_bytes == 0
+
+
+def test_a_shard_that_was_replaced_is_fetched_anew(tmp_path, root):
+    def other(number: int) -> dict[str, bytes]:
+        return {"bin": bytes([(number + 1) % 256]) * 10_000}
+
+    url = write_corpus(tmp_path / "corpus", COUNTS, sample, checksums=True)
+    run(mm.open_dataset(url), root, 0)
+    write_corpus(tmp_path / "corpus", COUNTS, other, checksums=True)
+    dataset = mm.open_dataset(url)
+    later = run(dataset, root, 0)
+    assert later.num_bytes == CORPUS_BYTES
+    assert later.samples == run(dataset, None, 0).samples
+    assert not run(dataset, root, 1).requests
+
+
+def test_shards_of_this_machine_are_not_cached(dataset, root, monkeypatch):
+    monkeypatch.setattr(range_cache, "is_behind_network", lambda dataset: False)
+    run(dataset, root, 0)
+    assert run(dataset, root, 1).num_bytes == CORPUS_BYTES
+
+
+def test_what_is_not_cached_is_said_at_the_start(dataset, tmp_path, caplog):
+    caplog.set_level("INFO")
+    assert node_cache_settings(dataset, None, None, 1) is None
+    assert not caplog.text
+    assert node_cache_settings(dataset, str(tmp_path), None, 1) is None
+    assert "its shards are on this machine" in caplog.text
+
+
+def test_a_reader_process_is_told_of_the_cache(dataset, root, tmp_path, caplog):
+    caplog.set_level("INFO")
+    settings = node_cache_settings(dataset, str(tmp_path), 1000, 4)
+    assert settings is not None
+    assert settings.max_bytes == 1000
+    assert Path(settings.root).parent == tmp_path
+    assert node_cache_settings(plain(dataset), str(tmp_path), None, 1) is None
+    assert "its samples have no checksums" in caplog.text
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="give another folder"):
+        node_cache_settings(dataset, str(tmp_path / "file"), None, 1)
+
+
+@pytest.mark.usefixtures("root")
+def test_the_source_that_comes_again_soonest_needs_its_room_first(tmp_path):
+    rare = mm.open_dataset(write_corpus(tmp_path / "rare", [40], sample, checksums=True))
+    often = mm.open_dataset(write_corpus(tmp_path / "often", [40], sample, checksums=True))
+    mixture = mm.Mixture({"rare": (rare, 1), "often": (often, 3)}, epoch_steps=5)
+    order = mixture.plan_order(global_batch_size=8)
+    needs = needs_of(mixture, order, 1.0)
+    assert list(needs) == [range_cache._folder_of(often), range_cache._folder_of(rare)]
+    assert set(needs.values()) == {often.manifest.num_bytes}

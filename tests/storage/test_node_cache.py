@@ -1,0 +1,433 @@
+"""The node cache: files of samples, the room that they take, and what is wrong with them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+from mmstream.errors import ConfigError
+from mmstream.storage.node_cache import (
+    CachedSamples,
+    CacheFile,
+    NodeCache,
+    open_cache_dir,
+)
+from mmstream.storage.node_cache import cache_file as cache_file_module
+from mmstream.storage.node_cache import room as room_module
+from mmstream.storage.node_cache.room import CacheRoom
+
+SHARD = np.random.default_rng(0).bytes(40_000)
+FOLDER, OTHER_FOLDER = "a" * 16, "b" * 16
+SAMPLE_BYTES = 1_000
+
+
+def file_of(number: int = 0, folder: str = FOLDER) -> CacheFile:
+    return CacheFile(folder, f"{number:040x}", 40, len(SHARD))
+
+
+def samples_of(first: int, end: int) -> CachedSamples:
+    numbers = np.arange(first, end)
+    starts = numbers * SAMPLE_BYTES
+    crcs = [crc32c(SHARD[i : i + SAMPLE_BYTES]) for i in starts.tolist()]
+    return CachedSamples(numbers, starts, starts + SAMPLE_BYTES, np.array(crcs, dtype=np.int64))
+
+
+def write(cache: NodeCache, file: CacheFile, first: int, end: int) -> None:
+    data = memoryview(SHARD)[first * SAMPLE_BYTES : end * SAMPLE_BYTES]
+    cache.write(file, samples_of(first, end), data, first * SAMPLE_BYTES)
+
+
+def read(cache: NodeCache, file: CacheFile, first: int, end: int) -> dict[int, bytes]:
+    """The samples that are there, by their number."""
+    data = bytearray((end - first) * SAMPLE_BYTES)
+    is_there = cache.read(
+        file, samples_of(first, end), lambda: memoryview(data), first * SAMPLE_BYTES
+    )
+    return {
+        first + number: bytes(data[number * SAMPLE_BYTES : (number + 1) * SAMPLE_BYTES])
+        for number in np.flatnonzero(is_there).tolist()
+    }
+
+
+def expected(first: int, end: int) -> dict[int, bytes]:
+    return {
+        number: SHARD[number * SAMPLE_BYTES : (number + 1) * SAMPLE_BYTES]
+        for number in range(first, end)
+    }
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def written(cache: NodeCache) -> None:
+    """Wait until all is written that is queued."""
+    cache.close()
+    until(lambda: not cache._thread.is_alive())
+
+
+def bytes_on_disk(root: str) -> int:
+    paths = (path for path in Path(root).rglob("*") if len(path.name) == 40)
+    return sum(path.stat().st_blocks * 512 for path in paths)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return open_cache_dir(str(tmp_path / "cache"), None)
+
+
+@pytest.fixture
+def new_cache(root: str) -> Iterator[Callable[..., NodeCache]]:
+    caches: list[NodeCache] = []
+
+    def make(max_bytes: int = 1 << 30, needs: dict[str, int] | None = None) -> NodeCache:
+        caches.append(NodeCache(root, needs or {FOLDER: 0}, max_bytes))
+        return caches[-1]
+
+    yield make
+    for cache in caches:
+        cache.close()
+
+
+def test_what_was_written_in_pieces_is_read_in_other_pieces(new_cache, root):
+    cache = new_cache()
+    for first, end in [(10, 20), (0, 5), (5, 10), (25, 30)]:
+        write(cache, file_of(), first, end)
+    written(cache)
+    cache = new_cache()
+    assert read(cache, file_of(), 0, 40) == expected(0, 20) | expected(25, 30)
+    assert read(cache, file_of(), 7, 13) == expected(7, 13)
+    assert read(cache, file_of(), 30, 40) == {}
+    assert read(cache, file_of(1), 0, 10) == {}
+    assert cache.pop_counts()["num_cache_hit_bytes"] == 31_000
+
+
+def test_room_is_counted_as_the_disk_counts_it(new_cache, root):
+    cache = new_cache()
+    for first in np.random.default_rng(1).permutation(40).tolist():
+        write(cache, file_of(), first, first + 1)
+    written(cache)
+    counted = json.loads(Path(root, "room").read_text())[FOLDER]
+    assert bytes_on_disk(root) <= counted <= bytes_on_disk(root) + 40 * 4096
+
+
+def test_a_folder_on_a_network_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(room_module, "is_shared", lambda folder: True)
+    with pytest.raises(ConfigError, match="reached over a network"):
+        open_cache_dir(str(tmp_path / "cache"), None)
+
+
+def test_a_sample_that_is_there_is_not_written_again(new_cache):
+    cache = new_cache()
+    write(cache, file_of(), 0, 10)
+    write(cache, file_of(), 5, 15)
+    written(cache)
+    assert cache.pop_counts()["num_cached_bytes"] == 15_000
+
+
+@pytest.mark.parametrize(
+    ("place", "damage"),
+    [
+        pytest.param(0, b"other", id="its first bytes"),
+        pytest.param(20, b"\xff", id="its name"),
+        pytest.param(4096 + 300, b"damaged", id="the bytes of a sample"),
+    ],
+)
+def test_a_damaged_file_is_removed_and_read_from_storage(new_cache, root, place, damage, caplog):
+    cache = new_cache()
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    with Path(file_of().path(root)).open("r+b") as file:
+        file.seek(place)
+        file.write(damage)
+    cache = new_cache()
+    assert read(cache, file_of(), 0, 10) == {}
+    until(lambda: not Path(file_of().path(root)).exists())
+    assert cache.pop_counts()["num_cache_damaged"] == 1
+    assert "damaged file" in caplog.text
+    until(lambda: cache._room.num_bytes == 0)
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
+
+
+def test_a_sample_whose_entry_is_damaged_is_not_there(new_cache, root):
+    cache = new_cache()
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    with Path(file_of().path(root)).open("r+b") as file:
+        file.seek(44)  # the checksum of sample 0
+        file.write(bytes(4))
+    assert read(new_cache(), file_of(), 0, 10) == expected(1, 10)
+
+
+@pytest.mark.parametrize("size", [0, 30, 4096, 8_000], ids=str)
+def test_a_file_that_was_cut_is_not_used(new_cache, root, size):
+    cache = new_cache()
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    os.truncate(file_of().path(root), size)
+    cache = new_cache()
+    assert read(cache, file_of(), 0, 10) == {}
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
+
+
+def test_a_process_killed_between_bytes_and_checksum_leaves_no_sample(
+    new_cache, monkeypatch: pytest.MonkeyPatch
+):
+    cache, write_all = new_cache(), cache_file_module._write_all
+
+    def killed(descriptor: int, view: memoryview, start: int) -> None:
+        if 40 <= start < 4096:
+            raise OSError(errno.EIO, "killed")
+        write_all(descriptor, view, start)
+
+    monkeypatch.setattr(cache_file_module, "_write_all", killed)
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    monkeypatch.setattr(cache_file_module, "_write_all", write_all)
+    cache = new_cache()
+    assert read(cache, file_of(), 0, 10) == {}
+    write(cache, file_of(), 5, 10)
+    written(cache)
+    assert read(new_cache(), file_of(), 0, 10) == expected(5, 10)
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(new_cache, root, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    path = Path(file_of().path(root))
+    path.parent.mkdir(parents=True)
+    path.symlink_to(precious)
+    cache = new_cache()
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    assert precious.read_bytes() == b"mine"
+    cache = new_cache()
+    assert read(cache, file_of(), 0, 10) == {}
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
+    assert precious.read_bytes() == b"mine"
+
+
+def test_samples_of_another_shard_of_the_same_name_are_replaced(new_cache):
+    cache = new_cache()
+    old = bytes(len(SHARD))
+    samples = samples_of(0, 10)._replace(checksum=np.full(10, crc32c(bytes(SAMPLE_BYTES))))
+    cache.write(file_of(), samples, memoryview(old)[: 10 * SAMPLE_BYTES], 0)
+    written(cache)
+    cache = new_cache()
+    assert read(cache, file_of(), 0, 10) == {}
+    assert "num_cache_damaged" not in cache.pop_counts()
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
+
+
+def test_the_limit_is_kept_and_what_is_there_stays(new_cache, root):
+    limit = 100_000
+    cache = new_cache(limit)
+    for number in range(10):
+        write(cache, file_of(number), 0, 40)
+    written(cache)
+    assert 0.5 * limit < bytes_on_disk(root) <= limit
+    cache = new_cache(limit)
+    for number in range(10, 20):
+        write(cache, file_of(number), 0, 40)
+    written(cache)
+    assert bytes_on_disk(root) <= limit
+    assert read(new_cache(limit), file_of(0), 0, 40) == expected(0, 40)
+    assert read(new_cache(limit), file_of(10), 0, 40) == {}
+
+
+def test_leftovers_of_runs_that_are_over_go_first_the_oldest_before_others(new_cache, root):
+    cache = new_cache(needs={OTHER_FOLDER: 0})
+    for number in range(3):
+        write(cache, file_of(number, OTHER_FOLDER), 0, 40)
+    written(cache)
+    for number, used_at in enumerate((3_000, 1_000, 2_000)):
+        os.utime(file_of(number, OTHER_FOLDER).path(root), (used_at, used_at))
+    cache = new_cache(140_000)
+    write(cache, file_of(), 0, 40)
+    written(cache)
+    left = [Path(file_of(number, OTHER_FOLDER).path(root)).exists() for number in range(3)]
+    assert left == [True, False, True]
+    assert read(new_cache(), file_of(), 0, 40) == expected(0, 40)
+
+
+def test_what_another_run_uses_is_no_leftover(new_cache, root):
+    other = new_cache(needs={OTHER_FOLDER: 0})
+    write(other, file_of(0, OTHER_FOLDER), 0, 40)
+    until(lambda: not other._queue and bytes_on_disk(root) >= 40_000)
+    cache = new_cache(60_000)
+    write(cache, file_of(), 0, 40)
+    written(cache)
+    assert read(other, file_of(0, OTHER_FOLDER), 0, 40) == expected(0, 40)
+    assert read(cache, file_of(), 0, 40) == {}
+
+
+def test_what_nobody_has_used_for_two_epochs_is_a_leftover(new_cache, root):
+    cache = new_cache(100_000)
+    write(cache, file_of(0), 0, 40)
+    write(cache, file_of(1), 0, 40)
+    written(cache)
+    for number in range(2):
+        os.utime(file_of(number).path(root), (1_000, 1_000))
+    cache = new_cache(100_000)
+    assert read(cache, file_of(1), 0, 40)  # an epoch uses one of them
+    write(cache, file_of(2), 0, 40)
+    until(lambda: not cache._queue)
+    assert Path(file_of(0).path(root)).exists()  # the other may be needed later
+    until(lambda: cache._room is not None)
+    cache.begin_epoch()
+    cache.begin_epoch()
+    write(cache, file_of(2), 0, 40)
+    written(cache)
+    assert [Path(file_of(number).path(root)).exists() for number in range(3)] == [False, True, True]
+
+
+def test_the_dataset_that_comes_again_soonest_gets_the_room(new_cache, root):
+    needs = {FOLDER: 80_000, OTHER_FOLDER: 80_000}
+    cache = new_cache(140_000, needs)
+    for number in range(3):
+        write(cache, file_of(number, OTHER_FOLDER), 0, 40)
+    until(lambda: not cache._queue)
+    for number in range(2):
+        write(cache, file_of(number), 0, 40)
+    written(cache)
+    cache = new_cache(140_000, needs)
+    for number in range(2):
+        assert read(cache, file_of(number), 0, 40) == expected(0, 40)
+    rare = [read(cache, file_of(number, OTHER_FOLDER), 0, 40) for number in range(3)]
+    assert [len(samples) for samples in rare] == [40, 0, 0]
+
+
+def test_a_full_disk_ends_writing_with_one_warning(new_cache, monkeypatch, caplog):
+    def full(descriptor: int, view: memoryview, start: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = new_cache()
+    monkeypatch.setattr(cache_file_module, "_write_all", full)
+    for number in range(5):
+        write(cache, file_of(number), 0, 10)
+    until(lambda: not cache._is_writing)
+    write(cache, file_of(), 0, 10)
+    assert not cache._queue
+    assert caplog.text.count("takes nothing more: No space left on device") == 1
+
+
+def test_a_part_of_the_disk_stays_free(new_cache, root, monkeypatch):
+    disk = os.statvfs(root)
+    blocks = disk.f_bavail * disk.f_frsize // disk.f_frsize
+    monkeypatch.setattr(room_module, "LEAST_FREE_SHARE", blocks / disk.f_blocks)
+    cache = new_cache()
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    assert bytes_on_disk(root) == 0
+
+
+def test_without_a_limit_the_cache_takes_the_same_at_each_start(new_cache, root, caplog):
+    caplog.set_level("INFO")
+    disk = os.statvfs(root)
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    expected = max(0, min(0.8 * free, free - 0.15 * size))
+    for _ in range(2):
+        room = CacheRoom(root, {FOLDER: 0}, None)
+        assert room.max_bytes == pytest.approx(expected, rel=0.2)
+        room.close()
+        cache = new_cache()
+        write(cache, file_of(), 0, 40)
+        written(cache)
+    assert "GB of the disk are free" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"no JSON", b"[1]", b'{"a": -1}'], ids=str)
+def test_room_is_counted_anew_where_the_count_is_damaged(new_cache, root, content):
+    cache = new_cache()
+    write(cache, file_of(), 0, 40)
+    written(cache)
+    Path(root, "room").write_bytes(content)
+    room = CacheRoom(root, {OTHER_FOLDER: 0}, 1 << 30)
+    assert room.num_bytes == bytes_on_disk(root) > 40_000
+    room.close()
+
+
+def test_a_process_alone_with_a_dataset_counts_its_files_anew(new_cache, root):
+    cache = new_cache()
+    write(cache, file_of(), 0, 40)
+    written(cache)
+    Path(file_of().path(root)).unlink()  # by hand
+    assert json.loads(Path(root, "room").read_text())[FOLDER] > 40_000
+    room = CacheRoom(root, {FOLDER: 0}, 1 << 30)
+    assert room.num_bytes == 0
+    room.close()
+
+
+def test_more_than_the_queue_holds_is_dropped(new_cache, monkeypatch):
+    monkeypatch.setattr("mmstream.storage.node_cache.node_cache.MAX_QUEUED_BYTES", 15_000)
+    cache = new_cache()
+    with cache._changed:  # the writer waits
+        write(cache, file_of(), 0, 10)
+        write(cache, file_of(), 10, 20)
+    written(cache)
+    assert cache.pop_counts()["num_cache_dropped_bytes"] == 10_000
+    assert read(new_cache(), file_of(), 0, 20) == expected(0, 10)
+
+
+def test_a_new_folder_is_private(tmp_path):
+    path = Path(open_cache_dir(str(tmp_path / "new" / "cache"), None))
+    assert path.name == f"mmstream-{os.geteuid()}"
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert open_cache_dir(str(tmp_path / "new" / "cache"), None) == str(path)
+
+
+def test_a_folder_that_others_may_change_is_refused(tmp_path, monkeypatch):
+    parent = tmp_path / "cache"
+    folder = Path(open_cache_dir(str(parent), None))
+    for mode in (0o777, 0o750):
+        folder.chmod(mode)
+        with pytest.raises(ConfigError, match="is no folder of this user alone"):
+            open_cache_dir(str(parent), None)
+    folder.chmod(0o700)
+    parent.chmod(0o1777)  # as /tmp
+    open_cache_dir(str(parent), None)
+    parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="all users may rename"):
+        open_cache_dir(str(parent), None)
+    parent.chmod(0o755)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="is no folder of this user alone"):
+        open_cache_dir(str(parent), None)
+    folder.unlink()
+    folder.write_bytes(b"")
+    with pytest.raises(ConfigError, match="is no folder of this user alone"):
+        open_cache_dir(str(parent), None)
+    with pytest.raises(ConfigError, match="give another folder"):
+        open_cache_dir(str(folder / "below"), None)
+    folder.unlink()
+    (parent / "mmstream-12345").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="is no folder of this user alone"):
+        open_cache_dir(str(parent), None)
+
+
+def test_a_folder_in_memory_needs_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(room_module, "file_system_of", lambda path, mounts: "tmpfs")
+    with pytest.raises(ConfigError, match="give max_cache_bytes, too"):
+        open_cache_dir(str(tmp_path), None)
+    assert open_cache_dir(str(tmp_path), 1 << 20)

@@ -1,0 +1,217 @@
+"""Packs from a real S3 server: facts, measure, plan, batches behind faults, and training."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.cli import main
+from mmstream.loader.balance import balanced
+from mmstream.packing.plan_file import open_plan, plan_folder
+from mmstream.storage import open_store
+from mmstream.train import TrainConfig
+from mmstream.train.models import build_model, decode_for, open_model_tokenizer
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.corpora import write_corpus
+from tests.helpers.forked_ranks import run_starts
+from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
+from tests.helpers.logged_runs import require_exact
+from tests.helpers.packed_texts import write_texts
+
+pytestmark = pytest.mark.s3
+
+COUNTS = [150, 150, 150, 150]
+MAX_TOKENS = 128
+DECODE = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=MAX_TOKENS))
+ATTENTION = mm.Cost(tokens=0, squared_tokens=1)
+FAULTS = Faults(
+    latency_s=0.002,
+    reset=0.02,
+    truncate=0.02,
+    busy=0.02,
+    flip=0.01,
+    stall=0.003,
+    retry_after_s=0,
+    only=r"\.tar$",
+)
+
+
+@pytest.fixture(scope="module")
+def corpora(s3: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The same texts in a folder and on the server. Neither has facts."""
+    local = write_texts(tmp_path_factory.mktemp("texts"), COUNTS, checksums=True)
+    return local, write_texts(f"{s3}/texts", COUNTS, checksums=True)
+
+
+@pytest.fixture(scope="module")
+def planned(corpora: tuple[str, str]) -> tuple[str, str]:
+    """The same with facts, a measure and a plan, which the command line has written."""
+    for url in corpora:
+        for words in (
+            ("index", url, "--facts"),
+            ("measure", url, "--tokenizer", "bytes"),
+            ("plan", url, "--max-tokens", str(MAX_TOKENS)),
+        ):
+            run(*words)
+    return corpora
+
+
+def run(*words: str) -> None:
+    """Run a command line of mmstream in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["mmstream", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 0, words
+
+
+@pytest.fixture
+def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy before the server, which the environment leads to."""
+    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        yield server
+
+
+def loader_of(url: str, world: mm.World | None = None, **settings: Any) -> mm.Loader:
+    num_workers, grid = settings.pop("num_workers", 0), settings.pop("grid", None)
+    pipeline = mm.Pipeline(
+        mm.open_dataset(url),
+        global_batch_size=8,
+        seed=3,
+        grid=grid,
+        decode=DECODE,
+        batching=mm.Pack(MAX_TOKENS, plan=f"default-{MAX_TOKENS}", **settings),
+    )
+    return mm.Loader(pipeline, num_workers=num_workers, world=world)
+
+
+def content(batch: dict[str, Any]) -> tuple[Any, ...]:
+    rows = batch["__lineage__"].rows
+    return batch["__key__"], rows, batch["input_ids"].tolist(), batch["position_ids"].tolist()
+
+
+def files_of(url: str) -> dict[str, bytes]:
+    """Return the facts and the files of measure and plan."""
+    files = {}
+    for folder in ("", "/mmstream.measure.default", f"/mmstream.plan.default-{MAX_TOKENS}"):
+        store = open_store(url + folder)
+        for name in store.list():
+            if folder or name.endswith(".facts"):
+                files[f"{folder}/{name}"] = store.read(name)
+    return files
+
+
+def test_facts_measure_and_plan_on_the_server_are_those_of_a_folder(
+    planned: tuple[str, str],
+) -> None:
+    local, remote = map(files_of, planned)
+    assert local.keys() == remote.keys()
+    assert sum(name.endswith(".facts") for name in local) == len(COUNTS)
+    assert [name for name in local if local[name] != remote[name]] == []
+
+
+def test_a_measure_reads_the_facts_and_hardly_any_of_the_shards(
+    planned: tuple[str, str], proxy: FaultProxy
+) -> None:
+    mm.measure(planned[1], decode=DECODE, name="again", num_workers=0, progress=False)
+    gets = proxy.counts().gets_by_suffix
+    num_reads = len(COUNTS) + 2  # the first shard is tried twice, to say how long all will take
+    assert gets["facts"] == num_reads
+    assert gets["tar"] <= 4 * num_reads + 64  # samples compared with their files, and probes
+
+
+def test_converted_facts_on_the_server_are_those_of_a_folder(s3: str, tmp_path: Path) -> None:
+    rows = [{"id": str(i), "text": "word " * (i % 9)} for i in range(30)]
+    destinations = (str(tmp_path / "converted"), f"{s3}/converted")
+    for url in destinations:
+        mm.convert(rows, url, samples_per_shard=10, num_workers=0, progress=False, facts=True)
+    local, remote = map(files_of, destinations)
+    assert len(local) == 3
+    assert local == remote
+
+
+def test_packs_behind_faults_are_those_of_a_local_disk(
+    planned: tuple[str, str], proxy: FaultProxy
+) -> None:
+    local, remote = planned
+    expected = [content(batch) for batch in loader_of(local)]
+    proxy.set(FAULTS)
+    loader = loader_of(remote, num_workers=1)
+    assert [content(batch) for batch in loader] == expected
+    loader.close()
+    assert loader.stats.num_bad == 0
+    assert loader.stats.fill == loader.stats.planned_fill
+    assert sum(proxy.counts().faults.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("num_lanes", "deal", "dealt"),
+    [
+        (2, "auto", "among 1 of 2 ranks"),
+        (1, "auto", "among 2 of 2 ranks"),
+        (2, "all", "among 2 of 2 ranks"),
+        (2, "off", "no"),
+    ],
+)
+def test_ranks_that_share_no_lanes_keep_their_rows(
+    planned: tuple[str, str], num_lanes: int, deal: Any, dealt: str
+) -> None:
+    loader = loader_of(planned[1], grid=(1, num_lanes), cost=ATTENTION, deal=deal)
+    assert balanced(loader.pipeline, 2, None, logs=False).settings == {"rows dealt": dealt}
+
+
+def test_rows_that_a_rank_sorts_cost_it_no_request(planned: tuple[str, str]) -> None:
+    outcomes = []
+    for settings in ({}, {"cost": ATTENTION}):
+        loader = loader_of(planned[1], mm.World(1, 2), grid=(1, 2), **settings)
+        rows = [batch["__lineage__"].order_rows for batch in loader]
+        outcomes.append((list(map(set, rows)), loader.stats.transfers.num_requests))
+        loader.close()
+    assert rows != list(map(sorted, rows))
+    assert outcomes == [([{4, 5, 6, 7}] * 14, outcomes[0][1])] * 2
+
+
+def chat(number: int) -> dict[str, bytes]:
+    """A conversation of some words."""
+    messages = [
+        {"role": "user", "content": "Which number? " * (1 + number % 4)},
+        {"role": "assistant", "content": f"It is {number}. " * (1 + number * 7 % 5)},
+    ]
+    return {"json": json.dumps({"messages": messages}).encode()}
+
+
+@pytest.mark.slow
+def test_a_killed_run_on_packs_goes_on_with_one_rank_and_with_three(
+    s3: str, tmp_path: Path
+) -> None:
+    url, out = write_corpus(f"{s3}/chats", [120, 120], chat), tmp_path / "run"
+    settings: dict[str, Any] = {
+        "model": "vlm", "pack": 512, "plan": "default-512", "global_batch_size": 6, "seed": 1,
+        "device": "cpu", "log_keys": True, "checkpoint_every": 1, "image_size": 16, "epochs": 2,
+    }  # fmt: skip
+    config = TrainConfig(url=url, out=str(out), num_workers=0, progress=False, **settings)
+    tokenizer = open_model_tokenizer(config)
+    decode = decode_for(config, tokenizer, build_model(config, tokenizer, 1))
+    mm.measure(url, decode=decode, num_workers=0, progress=False)
+    plan = mm.plan_packs(url, 512)
+    num_steps = 2 * (plan.num_units // 6)
+    flags = [
+        word
+        for name, value in settings.items()
+        for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
+    ]
+    command = [url, "--num-workers", "0", *flags]
+    run_starts(command, out, [(2, 3), (1, 3), (3, None)])
+    lines = require_exact(url, out, num_steps, open_plan(plan_folder(url, "default-512")))
+    worlds = [line["world_size"] for line in lines]
+    assert worlds[0] == 2
+    assert {1, 3} <= set(worlds)
+    assert worlds == sorted(worlds, key=[2, 1, 3].index)

@@ -1,0 +1,167 @@
+"""Epochs from object storage, from the node cache and from the local disk.
+
+    python -m tools.bench.node_cache [--gb 1.5] [--latency-ms 50 --mb-per-s 40] [--decode]
+
+The same shards lie on a SeaweedFS server behind a proxy, and on the local disk. Each run is a
+process with two workers. "first" fills an empty cache, "second" is the next epoch, and "local"
+reads the local disk. "s3" is an epoch without a cache. Runs are interleaved, and the table has
+medians. Files of the cache and of the local corpus are in the page cache, or not, alike.
+
+Columns: samples/s after the first fifth of an epoch; CPU seconds of all processes per 10^9 bytes of
+samples in that time; share of the bytes that came from the cache; bytes that the server sent in the
+epoch, to those of its samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
+from tools.bench.loader_report import print_machine
+from tools.bench.peers.environments import process_variables
+from tools.bench.process_tree import cpu_seconds
+from tools.s3_server import s3_server
+
+SAMPLES_PER_SHARD = 250
+WARM_SHARE = 0.2
+ROWS = ("local", "s3", "first", "second")
+
+
+def main() -> None:
+    """Measure all rows, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gb", type=float, default=1.5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--latency-ms", type=float, default=0)
+    parser.add_argument("--mb-per-s", type=float, default=0, help="of a connection; 0: no limit")
+    parser.add_argument("--decode", action="store_true", help="images to 224 pixels")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--steps", type=int, help="of an epoch, at most")
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        print(json.dumps(_run(**json.loads(options.run))))
+        return
+    print_machine()
+    faults = Faults(latency_s=options.latency_ms / 1000, bytes_per_s=options.mb_per_s * 1e6)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        s3_server() as server,
+        fault_proxy(server.endpoint) as proxy,
+    ):
+        os.environ.update(server.env)
+        url = f"s3://{server.bucket}/corpus"
+        num_samples = _write(Path(folder), url, options.gb)
+        os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+        proxy.set(faults)
+        print(f"{num_samples:,} samples, {vars(options)}\n")
+        _measure(Path(folder), url, proxy, options)
+
+
+def _measure(folder: Path, url: str, proxy: FaultProxy, options: argparse.Namespace) -> None:
+    figures: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for number in range(options.rounds):
+        cache_dir = str(folder / f"cache-{number}")
+        settings: dict[str, dict[str, Any]] = {
+            "local": {"url": str(folder / "local")},
+            "s3": {"url": url},
+            "first": {"url": url, "cache_dir": cache_dir},
+            "second": {"url": url, "cache_dir": cache_dir, "epoch": 1},
+        }
+        for row in options.rows:
+            proxy.reset_counts()
+            words = {**settings[row], "decode": options.decode, "max_steps": options.steps}
+            line = subprocess.run(
+                [sys.executable, "-m", "tools.bench.node_cache", "--run", json.dumps(words)],
+                env={**os.environ, **process_variables(), "AWS_ENDPOINT_URL": proxy.endpoint},
+                stdout=subprocess.PIPE,
+                check=True,
+                text=True,
+            ).stdout.splitlines()[-1]
+            run = json.loads(line)
+            run["sent/used"] = proxy.counts().num_bytes / run.pop("bytes")
+            figures[row].append(run)
+            print(f"{number} {row} {run}", file=sys.stderr, flush=True)
+        subprocess.run(["rm", "-rf", cache_dir], check=True)
+    columns = list(figures[options.rows[0]][0])
+    print(f"| | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")
+    for row in options.rows:
+        medians = [statistics.median(run[column] for run in figures[row]) for column in columns]
+        print(f"| {row} | {' | '.join(f'{median:,.2f}' for median in medians)} |")
+
+
+def _write(folder: Path, url: str, gigabytes: float) -> int:
+    """Write the corpus to the disk and to the server; return its number of samples."""
+    from mmstream.storage import open_store
+    from tests.helpers.corpora import write_corpus
+    from tools.bench.corpus import photographs
+
+    photos = [photo.jpeg for photo in photographs()]
+    mean_bytes = sum(map(len, photos)) / len(photos)
+    num_shards = max(1, int(gigabytes * 1e9 / mean_bytes / SAMPLES_PER_SHARD))
+
+    def sample(number: int) -> dict[str, bytes]:
+        return {"jpg": photos[number % len(photos)], "txt": b"a caption"}
+
+    counts = [SAMPLES_PER_SHARD] * num_shards
+    local, store = write_corpus(folder / "local", counts, sample, checksums=True), open_store(url)
+    for path in sorted(Path(local).iterdir()):
+        store.write(path.name, path.read_bytes())
+    return sum(counts)
+
+
+def _run(
+    url: str,
+    decode: bool,
+    max_steps: int | None,
+    cache_dir: str | None = None,
+    epoch: int = 0,
+) -> dict[str, float]:
+    """Read an epoch with two workers; return its figures."""
+    import mmstream as mm
+    from mmstream.state import make_state
+
+    dataset = mm.open_dataset(url)
+    pipeline = mm.Pipeline(
+        dataset,
+        global_batch_size=64,
+        window_bytes=256 << 20,
+        cache_dir=cache_dir,
+        max_cache_bytes=None if cache_dir is None else 20_000_000_000,
+        reshuffle="lanes",
+        decode=mm.Decode(image=mm.ImageDecoder(size=224)) if decode else None,
+    )
+    num_steps = min(pipeline.order.steps_per_epoch, max_steps or 1 << 60)
+    first = int(WARM_SHARE * num_steps)
+    with closing(mm.Loader(pipeline, num_workers=2)) as loader:
+        loader.load_state_dict(make_state(pipeline.order, epoch, 0))
+        for number, _ in enumerate(loader, start=1):
+            if number == first:
+                began, cpu_s = time.perf_counter(), cpu_seconds(os.getpid())
+            if number == num_steps:
+                break
+        seconds = time.perf_counter() - began
+        cpu_s = cpu_seconds(os.getpid()) - cpu_s
+        num_samples = (num_steps - first) * 64
+        sample_bytes = dataset.manifest.num_bytes / len(dataset)
+        return {
+            "samples/s": num_samples / seconds,
+            "CPU s/GB": cpu_s / (num_samples * sample_bytes / 1e9),
+            "hits": loader.stats.cache_hit_fraction,
+            "bytes": num_steps * 64 * sample_bytes,
+        }
+
+
+if __name__ == "__main__":
+    main()
