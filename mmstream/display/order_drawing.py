@@ -79,7 +79,9 @@ def draw_chunks(counts: Sequence[int], order: Order, *, moved: Sequence[int] = (
     axes.text(-6, 1.0, "epoch 0", ha="right", va="center")
     axes.set(xlim=(-0.13 * num_samples, num_samples), ylim=(0, 3.1))
     axes.axis("off")
-    return drawing_of(figure, f"Each epoch shuffles the chunks of {chunk} neighbours in a new way")
+    where = " inside its lanes" if order.reshuffle == "lanes" else ""
+    text = f"Each epoch shuffles the chunks of {chunk} neighbours in a new way{where}"
+    return drawing_of(figure, text)
 
 
 def draw_steps(counts: Sequence[int], order: Order, *, steps: Sequence[int] = ()) -> Drawing:
@@ -153,20 +155,10 @@ def draw_ranks(
 
 def _epoch(counts: Sequence[int], order: Order) -> _Epoch:
     """Return the list of epoch 0, and what each step delivers of it."""
-    # One lane with windows of a single sample does not shuffle the list any further.
-    whole = Order.from_counts(
-        counts,
-        global_batch_size=sum(counts),
-        seed=order.seed,
-        grid=(1, 1),
-        window=1,
-        interleave=1,
-        chunk=order.identity()["chunk"],
-    )
-    listed = whole.refs(0, 0)
+    shards, indexes = order.listed(0)
     first = np.concatenate([[0], np.cumsum(counts)])
     slot_of = np.empty(sum(counts), dtype=np.int64)
-    slot_of[first[listed.shard] + listed.index] = np.arange(sum(counts))
+    slot_of[first[shards] + indexes] = np.arange(sum(counts))
     num_lanes = order.grid[0] * order.grid[1]
     slots, steps, rows, windows = [], [], [], []
     for step in range(order.steps_per_epoch):
@@ -176,8 +168,8 @@ def _epoch(counts: Sequence[int], order: Order) -> _Epoch:
         rows.append(np.arange(len(refs.shard)))
         windows.append(order.windows(0, step) // num_lanes)
     return _Epoch(
-        shard=listed.shard,
-        index=listed.index,
+        shard=shards,
+        index=indexes,
         slot=np.concatenate(slots),
         step=np.concatenate(steps),
         row=np.concatenate(rows),

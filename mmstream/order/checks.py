@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, escaped
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = [
     "MAX_LANES",
     "MAX_ROWS",
     "MAX_SETTING",
+    "Reshuffle",
     "checked_grid",
+    "checked_reshuffle",
     "checked_size",
     "checked_window",
     "integer",
     "keep",
     "require",
+    "reshuffle_of",
 ]
 
 # A saved state is a stranger's data too. These limits keep it from taking the machine's memory.
@@ -28,6 +31,9 @@ MAX_LANES = 1 << 20
 """Most lanes of a grid, P * Q."""
 MAX_SETTING = 1 << 40
 """Largest window, interleave and chunk: more samples than a dataset has."""
+
+Reshuffle: TypeAlias = Literal["global", "lanes"]
+"""Where an epoch may put a sample: anywhere, or in the lane that has it in all epochs of a seed."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -111,6 +117,39 @@ def checked_grid(grid: Any, global_batch_size: int, most: int = MAX_LANES) -> tu
         f"{global_batch_size}",
     )
     return groups, lanes
+
+
+def checked_reshuffle(reshuffle: Any, *, shuffle: bool, has_cache: bool) -> Reshuffle:
+    """Return how epochs are shuffled anew.
+
+    Args:
+        reshuffle: any value. None: "lanes" with a node cache, else "global".
+        shuffle: whether epochs are shuffled at all.
+        has_cache: whether nodes keep what they read.
+
+    Raises:
+        ConfigError: it is neither, or "lanes" where nothing is shuffled.
+    """
+    if reshuffle is None:
+        return "lanes" if has_cache and shuffle else "global"
+    if reshuffle not in get_args(Reshuffle):
+        is_short = isinstance(reshuffle, str | int | float)  # a deep list has no repr
+        shown = escaped(repr(reshuffle)) if is_short else type(reshuffle).__name__
+        raise ConfigError(f"reshuffle {shown}: give global or lanes")
+    require(
+        shuffle or reshuffle == "global",
+        "reshuffle lanes with shuffle=False: every epoch is the same, so leave out one of the two",
+    )
+    return "lanes" if reshuffle == "lanes" else "global"
+
+
+def reshuffle_of(identity: Mapping[str, Any]) -> Reshuffle:
+    """Return how the epochs of an identity are shuffled anew. It has the key only for "lanes".
+
+    Raises:
+        ConfigError: it has another value there.
+    """
+    return checked_reshuffle(identity.get("reshuffle", "global"), shuffle=True, has_cache=False)
 
 
 def keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:

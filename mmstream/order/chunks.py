@@ -5,7 +5,9 @@ lays them end to end, and rotates the whole by a random offset. The rotation mak
 leave out other samples in each epoch. Slot s of the epoch is position (s + rotation) mod N of the
 permuted chunks. The table needs two int64 per chunk.
 
-Known bad samples are never planned: chunks are cut from the good samples and count only those.
+Known bad samples are never planned: chunks are cut from the good samples and count only those. For
+``reshuffle="lanes"`` they are cut at multiples of C instead, and a chunk has its good samples. So a
+chunk keeps its number when a bad list comes, and its lane.
 
 Example: three shards of 5 samples, C = 2. Each shard has chunks of 2, 2 and 1 samples::
 
@@ -53,22 +55,38 @@ class ChunkTable:
     """The chunks of a corpus, in the order of its shards."""
 
     counts: IntArray
-    """[num_shards] good samples of each shard."""
+    """[num_shards] samples that the chunks of each shard are cut from: good ones, or all."""
     chunk_size: int
     """C, samples of a chunk. The last chunk of a shard may be shorter."""
     first_chunks: IntArray
     """[num_shards + 1] number of each shard's first chunk, then the number of all chunks."""
     gaps: Gaps | None
     """Where bad samples lie; None if there are none."""
+    bad_of_chunks: IntArray | None = None
+    """[num_chunks + 1] bad samples in all chunks before each one, then in all chunks; None where
+    chunks count good samples only."""
 
     @classmethod
-    def cut(cls, corpus: Corpus, chunk_size: int) -> ChunkTable:
-        """Cut the shards of a corpus into chunks."""
-        counts = corpus.good_counts
+    def cut(cls, corpus: Corpus, chunk_size: int, *, count_bad: bool = False) -> ChunkTable:
+        """Cut the shards of a corpus into chunks.
+
+        Args:
+            corpus: the shards, and which samples are bad.
+            chunk_size: C.
+            count_bad: cut at multiples of C. False: each C good samples are a chunk.
+        """
+        counts = corpus.counts if count_bad else corpus.good_counts
         chunks_per_shard = -(-counts // chunk_size)
         first_chunks = np.concatenate([[0], np.cumsum(chunks_per_shard)])
-        gaps = Gaps.from_corpus(corpus) if corpus.bad.size else None
-        return cls(counts, chunk_size, first_chunks, gaps)
+        if not corpus.bad.size:
+            return cls(counts, chunk_size, first_chunks, None)
+        gaps = Gaps.from_corpus(corpus)
+        if not count_bad:
+            return cls(counts, chunk_size, first_chunks, gaps)
+        shards, indexes = corpus.bad.T
+        chunk_of_bad = first_chunks[shards] + indexes // chunk_size
+        bad_of_chunks = np.searchsorted(chunk_of_bad, np.arange(int(first_chunks[-1]) + 1))
+        return cls(counts, chunk_size, first_chunks, gaps, bad_of_chunks)
 
     def chunk_sizes(self) -> IntArray:
         """Return int64 [num_chunks]: samples of each chunk. Shards without samples have none."""
@@ -76,7 +94,17 @@ class ChunkTable:
         has_chunks = self.counts > 0
         last_chunks = self.first_chunks[1:][has_chunks] - 1
         sizes[last_chunks] = (self.counts[has_chunks] - 1) % self.chunk_size + 1
-        return sizes
+        return sizes if self.bad_of_chunks is None else sizes - np.diff(self.bad_of_chunks)
+
+    def samples(self, chunks: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
+        """Return (shards, indexes) of the samples at offsets in chunks, bad ones not counted."""
+        shards = np.searchsorted(self.first_chunks, chunks, side="right") - 1
+        indexes = (chunks - self.first_chunks[shards]) * self.chunk_size + offsets
+        if self.gaps is None:
+            return shards, indexes
+        if self.bad_of_chunks is not None:  # as if only good samples were counted
+            indexes -= self.bad_of_chunks[chunks] - self.bad_of_chunks[self.first_chunks[shards]]
+        return shards, self.gaps.step_over(shards, indexes)
 
     def epoch(self, epoch: int, seed: int, shuffle: bool) -> EpochChunks:
         """Lay out one epoch. Without shuffle, every epoch is the corpus in its own order."""
@@ -110,18 +138,10 @@ class EpochChunks:
         Returns:
             Two int64 arrays of the shape of `slots`.
         """
-        table = self.table
         positions = (slots + self.rotation) % int(self.chunk_ends[-1])
         chunk_ranks = np.searchsorted(self.chunk_ends, positions, side="right")
-        chunks = self.chunks[chunk_ranks]
-        shards = np.searchsorted(table.first_chunks, chunks, side="right") - 1
-        first_indexes = (chunks - table.first_chunks[shards]) * table.chunk_size
-        sizes = np.minimum(table.chunk_size, table.counts[shards] - first_indexes)
-        offsets_in_chunk = positions - (self.chunk_ends[chunk_ranks] - sizes)
-        indexes = first_indexes + offsets_in_chunk
-        if table.gaps is not None:
-            indexes = table.gaps.step_over(shards, indexes)
-        return shards, indexes
+        starts = np.where(chunk_ranks > 0, self.chunk_ends[chunk_ranks - 1], 0)
+        return self.table.samples(self.chunks[chunk_ranks], positions - starts)
 
 
 @dataclass(frozen=True)

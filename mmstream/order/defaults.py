@@ -18,6 +18,11 @@ within 2 to 8 GiB. So a run that was planned on 64 ranks also resumes on one. Wh
 Samples of 2 MiB or more are read one by one: r = K = M = C = 1. That is a true permutation, and no
 window holds anything. A corpus of at most B bytes fits in its windows: each is a whole lane.
 
+Where a row is a pack of several samples (`RowShape`), "samples" above are packs. A pack's samples
+lie among those of its neighbours on storage, so ranges are longer: three times the spread, up to
+12 MiB. Windows hold up to 16 MiB for each row. Up to 256 lanes may have single rows, and 64 packs
+are enough for a lane, because a step and a corpus have fewer rows.
+
 Example: 1,000,000 samples of 110 kB, G = 256. B is 2 GiB, and R = 4 MiB, so r = 38 and H = 513.
 64 lanes give 4 rows each to a step. K = 513 // 64 = 8, M = 304, C = 152.
 """
@@ -27,7 +32,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["OrderSettings", "WindowBudget", "default_settings", "mixture_settings"]
+__all__ = [
+    "SINGLE_SAMPLE",
+    "OrderSettings",
+    "RowShape",
+    "WindowBudget",
+    "default_settings",
+    "mixture_settings",
+]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -73,6 +85,25 @@ SMALL_CORPUS_CHUNK = 64
 MAX_CHUNKS = 1 << 22
 """Most chunks: 64 MB of table per epoch."""
 
+MIN_LANE_UNITS = 64
+"""Packs of a lane, at least. They have more samples than `MIN_LANE_SAMPLES`, or nearly so."""
+
+UNITS_OF_SPREAD = 3
+"""Packs of a range for each one of the spread, so that most of the bytes between its ends are the
+range's own."""
+
+MOST_UNIT_RANGE_BYTES = 12 * MIB
+"""A range of packs is longer than `MOST_RANGE_BYTES` only where their spread asks for it."""
+
+MOST_ROW_SAMPLES = 8
+"""A row of more samples has no more bytes of windows."""
+
+FEW_PACK_LANES = 256
+"""Lanes of packs that may have fewer rows than `MIN_LANE_ROWS`."""
+
+MIN_LANE_CHUNKS = 16
+"""Chunks of a lane, at least, where a small corpus of packs has chunks of several."""
+
 LEAST_SHARE = 1 / 64
 """Sources of a mixture with a smaller share do not count for the number of lanes."""
 
@@ -89,6 +120,24 @@ class OrderSettings:
     """K."""
     chunk: int
     """C."""
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """What a row is, where it is not one sample."""
+
+    num_samples: float = 1
+    """Samples of a row, on average."""
+    spread: int = 1
+    """Among the bytes of how many rows, side by side, the samples of a row lie."""
+
+    @property
+    def are_packs(self) -> bool:
+        """Whether rows have more than one sample."""
+        return self.num_samples > 1
+
+
+SINGLE_SAMPLE = RowShape()
 
 
 @dataclass(frozen=True)
@@ -109,12 +158,20 @@ class WindowBudget:
 
     @classmethod
     def of_samples(
-        cls, mean_bytes: float, global_batch_size: int, window_bytes: int | None = None
+        cls,
+        mean_bytes: float,
+        global_batch_size: int,
+        window_bytes: int | None = None,
+        row_shape: RowShape = SINGLE_SAMPLE,
     ) -> WindowBudget:
-        """Return the budget for samples of a mean size, more than 0."""
-        wanted = WINDOW_BYTES_PER_ROW * global_batch_size
+        """Return the budget for rows of a mean size, more than 0."""
+        row_samples = min(MOST_ROW_SAMPLES, row_shape.num_samples)
+        wanted = int(WINDOW_BYTES_PER_ROW * row_samples * global_batch_size)
         num_bytes = window_bytes or min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, wanted))
         range_bytes = min(MOST_RANGE_BYTES, max(LEAST_RANGE_BYTES, RANGE_SAMPLES * mean_bytes))
+        if row_shape.are_packs:
+            of_spread = UNITS_OF_SPREAD * row_shape.spread * mean_bytes
+            range_bytes = max(range_bytes, min(MOST_UNIT_RANGE_BYTES, of_spread))
         samples = min(round(range_bytes / mean_bytes), int(num_bytes / mean_bytes))
         samples = 1 if mean_bytes >= SINGLE_SAMPLE_BYTES else max(1, samples)
         return cls(num_bytes, samples, max(1, int(num_bytes / (samples * mean_bytes))))
@@ -137,18 +194,18 @@ def default_settings(
     window_bytes: int | None = None,
     grid: tuple[int, int] | None = None,
     window: int | None = None,
-    small_chunk: int | None = None,
+    row_shape: RowShape = SINGLE_SAMPLE,
 ) -> OrderSettings:
     """Return the settings of a dataset, with those that were chosen among them.
 
     Args:
-        num_samples: N, samples of the dataset, at least 1.
+        num_samples: N, rows of an epoch: samples of the dataset, or packs. At least 1.
         num_bytes: size of all its shards in bytes. None: a sample counts as 64 KiB.
         global_batch_size: G.
         window_bytes: B. None: 2 MiB * G, within 2 to 8 GiB.
         grid: (P, Q), if it was chosen.
         window: M, if it was chosen.
-        small_chunk: C of a corpus that fits in its windows. None: 64.
+        row_shape: what a row is.
 
     Examples:
         >>> default_settings(1_000_000, 1_000_000 * 110_000, 256)
@@ -159,15 +216,21 @@ def default_settings(
         OrderSettings(grid=(1, 8), window=1250, interleave=32, chunk=64)
     """
     num_bytes = num_bytes or num_samples * UNKNOWN_SAMPLE_BYTES
-    budget = WindowBudget.of_samples(num_bytes / num_samples, global_batch_size, window_bytes)
+    mean_bytes = num_bytes / num_samples
+    budget = WindowBudget.of_samples(mean_bytes, global_batch_size, window_bytes, row_shape)
     is_small = num_bytes <= budget.num_bytes and budget.range_samples > 1
     if not grid:
-        most_lanes = FEW_LANES if is_small else budget.num_ranges
-        grid = 1, _num_lanes(num_samples, global_batch_size, budget, most_lanes)
+        has_few = is_small and not row_shape.are_packs
+        most_lanes = FEW_LANES if has_few else budget.num_ranges
+        grid = 1, _num_lanes(num_samples, global_batch_size, budget, most_lanes, row_shape)
     num_lanes = grid[0] * grid[1]
     if is_small:
         window = window or -(-num_samples // num_lanes)
-        return _small_settings(num_samples, grid, window, small_chunk)
+        chunk = max(1, round(SMALL_CORPUS_CHUNK / row_shape.num_samples))
+        if row_shape.are_packs:
+            most = num_samples // (MIN_LANE_CHUNKS * num_lanes)
+            chunk = max(chunk, min(UNITS_OF_SPREAD * row_shape.spread, most))
+        return _small_settings(num_samples, grid, window, chunk)
     return _settings(num_samples, grid, window or budget.window(num_lanes), budget)
 
 
@@ -179,6 +242,7 @@ def mixture_settings(
     window_bytes: int | None = None,
     grid: tuple[int, int] | None = None,
     window: int | None = None,
+    row_shape: RowShape = SINGLE_SAMPLE,
 ) -> OrderSettings:
     """Return the settings of a mixture: those of a dataset of its mean sample.
 
@@ -192,6 +256,7 @@ def mixture_settings(
         window_bytes: B. None: 2 MiB * G, within 2 to 8 GiB.
         grid: (P, Q), if it was chosen.
         window: M of all sources together, if it was chosen.
+        row_shape: what a row is, on average.
     """
     drawn = [
         (share, num_bytes or num_samples * UNKNOWN_SAMPLE_BYTES, num_samples)
@@ -201,30 +266,39 @@ def mixture_settings(
     period = sum(shares)
     num_samples = sum(samples for _, _, samples in drawn)
     mean_bytes = sum(share * num_bytes / samples for share, num_bytes, samples in drawn) / period
-    budget = WindowBudget.of_samples(mean_bytes, global_batch_size, window_bytes)
+    budget = WindowBudget.of_samples(mean_bytes, global_batch_size, window_bytes, row_shape)
     all_bytes = sum(num_bytes for _, num_bytes, _ in drawn)
     is_small = all_bytes <= budget.num_bytes and budget.range_samples > 1
     if not grid:
         counting = [share / period for share, _, _ in drawn if share / period > LEAST_SHARE]
         of_rarest = max(FEW_LANES, int(budget.num_ranges * min(counting, default=LEAST_SHARE)))
         most_lanes = FEW_LANES if is_small else min(of_rarest, budget.num_ranges)
-        grid = 1, _num_lanes(num_samples, global_batch_size, budget, most_lanes)
+        grid = 1, _num_lanes(num_samples, global_batch_size, budget, most_lanes, row_shape)
     num_lanes = grid[0] * grid[1]
     if is_small:
         fitting = max(1, int(budget.num_bytes / (num_lanes * mean_bytes)))
-        return _small_settings(num_samples, grid, window or fitting)
+        chunk = max(1, round(SMALL_CORPUS_CHUNK / row_shape.num_samples))
+        return _small_settings(num_samples, grid, window or fitting, chunk)
     window = window or budget.window(num_lanes, len(drawn))
     return _settings(num_samples, grid, window, budget, len(drawn))
 
 
 def _num_lanes(
-    num_samples: int, global_batch_size: int, budget: WindowBudget, most_lanes: int
+    num_samples: int,
+    global_batch_size: int,
+    budget: WindowBudget,
+    most_lanes: int,
+    row_shape: RowShape = SINGLE_SAMPLE,
 ) -> int:
     """Return Q: the largest divisor of G that leaves each lane enough rows and samples."""
     lane_samples = max(MIN_LANE_SAMPLES, 2 * budget.range_samples)
+    few_lanes = FEW_LANES
+    if row_shape.are_packs:
+        least = max(MIN_LANE_UNITS, round(MIN_LANE_SAMPLES / row_shape.num_samples))
+        lane_samples, few_lanes = max(least, 2 * budget.range_samples), FEW_PACK_LANES
     limit = min(
         MAX_LANES,
-        max(FEW_LANES, global_batch_size // MIN_LANE_ROWS),
+        max(few_lanes, global_batch_size // MIN_LANE_ROWS),
         most_lanes,
         num_samples // lane_samples,
         global_batch_size,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,20 @@ from mmstream.errors import ConfigError, StateError
 from mmstream.order.any_order import SampleRows
 from mmstream.order.checks import (
     MAX_ROWS,
+    Reshuffle,
     checked_grid,
+    checked_reshuffle,
     checked_size,
     checked_window,
     integer,
     keep,
     require,
+    reshuffle_of,
 )
 from mmstream.order.chunks import ChunkTable, EpochChunks
 from mmstream.order.corpus import Corpus, content_of, dataset_identity, differing_keys
-from mmstream.order.defaults import default_settings
+from mmstream.order.defaults import SINGLE_SAMPLE, RowShape, default_settings
+from mmstream.order.lane_lists import EpochLaneLists, LaneLists
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
 from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
@@ -39,8 +44,9 @@ from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Order"]
 
-ORDER_VERSION = 1
-"""Part of every saved state; a change of any rule of the order must raise it."""
+ORDER_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
+"""Part of every saved state; a change of any rule of the order must raise it. An mmstream without
+lanes that keep their samples refuses 2."""
 
 _SETTINGS = (
     "global_batch_size",
@@ -53,7 +59,6 @@ _SETTINGS = (
     "drop_last",
 )
 """The keys of an identity that `Order.from_counts` takes as arguments."""
-
 
 TAIL_WINDOW = -1
 """Number of the window of the last, partial step (`drop_last=False`)."""
@@ -74,6 +79,8 @@ class Order(SampleRows):
         global_batch_size: G, rows of a step over all ranks.
         seed: the seed of all permutations.
         drop_last: whether the samples that do not fill a step are left out.
+        reshuffle: "global", or "lanes": each row of a step has samples of the same part of the
+            corpus in every epoch.
     """
 
     def __init__(
@@ -84,10 +91,12 @@ class Order(SampleRows):
         *,
         seed: int,
         drop_last: bool,
+        reshuffle: Reshuffle = "global",
         unset: Sequence[str] = (),
     ) -> None:
         self.seed = seed
         self.drop_last = drop_last
+        self.reshuffle = reshuffle
         self.global_batch_size = lanes.global_batch_size
         self.num_samples = corpus.num_samples
         self._tail_size = self.num_samples - lanes.num_steps * self.global_batch_size
@@ -97,6 +106,7 @@ class Order(SampleRows):
         self._lanes = lanes
         self._unset = tuple(unset)
         self._epochs: dict[int, EpochChunks] = {}
+        self._epoch_lists: dict[int, EpochLaneLists] = {}
         self._mixed: dict[tuple[int, int], IntArray] = {}
         self._windows: dict[tuple[int, int], Window] = {}
 
@@ -117,7 +127,9 @@ class Order(SampleRows):
         window_bytes: int | None = None,
         interleave: int | None = None,
         chunk: int | None = None,
-        small_chunk: int | None = None,
+        row_shape: RowShape = SINGLE_SAMPLE,
+        reshuffle: Reshuffle | None = None,
+        has_cache: bool = False,
         shuffle: bool = True,
         drop_last: bool = True,
     ) -> Order:
@@ -142,8 +154,11 @@ class Order(SampleRows):
                 Default: 2 MiB for each row of a batch, within 2 to 8 GiB.
             interleave: K, segments of a lane that a window is drawn from.
             chunk: C, neighbouring samples on storage that stay together.
-            small_chunk: C of a corpus that fits in its windows, where `chunk` is not given.
-                Default: 64.
+            row_shape: what a row is, for the defaults: a sample, or a pack of several.
+            reshuffle: "global": each epoch deals all chunks anew. "lanes": the lanes that give a
+                row to steps have the same samples in every epoch of a seed, in another order.
+                Default: "lanes" with `has_cache`, else "global".
+            has_cache: whether nodes keep what they read. It only sets the default of `reshuffle`.
             shuffle: False: the corpus in its own order, in every epoch.
             drop_last: False: one more step delivers the left-over samples, padded to G rows.
 
@@ -182,6 +197,8 @@ class Order(SampleRows):
             "lower it, or in Python pass drop_last=False",
         )
         grid = checked_grid(grid, rows) if grid is not None else None
+        shuffle = bool(shuffle)
+        how = checked_reshuffle(reshuffle, shuffle=shuffle, has_cache=has_cache)
         settings = default_settings(
             num_samples,
             corpus.num_bytes,
@@ -189,7 +206,7 @@ class Order(SampleRows):
             window_bytes=window_bytes,
             grid=grid,
             window=window,
-            small_chunk=checked_size("small_chunk", small_chunk),
+            row_shape=row_shape,
         )
         given = {"grid": grid, "window": window, "interleave": interleave, "chunk": chunk}
         settings = replace(
@@ -201,11 +218,20 @@ class Order(SampleRows):
             grid=settings.grid if shuffle else (1, 1),
             window=settings.window,
             interleave=settings.interleave if shuffle else 1,
-            shuffle=bool(shuffle),
+            shuffle=shuffle,
         )
-        table = ChunkTable.cut(corpus, settings.chunk)
+        table = ChunkTable.cut(corpus, settings.chunk, count_bad=how == "lanes")
         unset = [] if window_bytes else [name for name, value in given.items() if value is None]
-        return cls(corpus, table, lanes, seed=seed, drop_last=bool(drop_last), unset=unset)
+        unset += ["reshuffle"] if reshuffle is None else []
+        return cls(
+            corpus,
+            table,
+            lanes,
+            seed=seed,
+            drop_last=bool(drop_last),
+            reshuffle=how,
+            unset=unset,
+        )
 
     @classmethod
     def from_identity(
@@ -237,10 +263,12 @@ class Order(SampleRows):
             saved |= content_of(identity)
             num_shards = integer("num_shards", identity["num_shards"])
             settings = {key: identity[key] for key in _SETTINGS}
+            settings["reshuffle"] = reshuffle_of(identity)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not an order's identity: {type(error).__name__}: {error}") from None
-        if saved["version"] != ORDER_VERSION:
-            raise StateError(f"order version {saved['version']}, this mmstream has {ORDER_VERSION}")
+        version = ORDER_VERSIONS[settings["reshuffle"]]
+        if saved["version"] != version:
+            raise StateError(f"order version {saved['version']}, this mmstream has {version}")
         corpus = Corpus(
             np.asarray(counts),
             names,
@@ -279,7 +307,8 @@ class Order(SampleRows):
             raise StateError(f"not an order's identity: {error}") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_epochs": {}, "_mixed": {}, "_windows": {}}
+        caches: dict[str, Any] = {"_epochs": {}, "_epoch_lists": {}, "_mixed": {}, "_windows": {}}
+        return {k: v for k, v in (self.__dict__ | caches).items() if k != "_lane_lists"}
 
     def with_unset_from(self, identity: Mapping[str, Any], _epoch: int, step: int) -> Order:
         """Return this order with the settings that nobody gave taken from a saved identity.
@@ -287,7 +316,7 @@ class Order(SampleRows):
         Defaults may change from version to version, and with the size of the corpus. A run that
         resumes in the middle of an epoch keeps those that its epoch began with. At the start of an
         epoch the present defaults begin: then this is the order itself. With `window_bytes`, all
-        of them count as given.
+        of them but `reshuffle` count as given.
 
         Args:
             identity: ``state["order"]``.
@@ -296,12 +325,13 @@ class Order(SampleRows):
         Raises:
             ConfigError: impossible settings.
         """
-        present = self.identity()
+        present = {"reshuffle": "global", **self.identity()}
+        identity = {**identity, "reshuffle": reshuffle_of(identity)}
         saved = {name: identity[name] for name in self._unset if name in identity}
         if not step or not differing_keys(saved, {name: present[name] for name in saved}):
             return self
         corpus = self._corpus
-        settings = {name: present[name] for name in _SETTINGS} | saved
+        settings = {name: present[name] for name in (*_SETTINGS, "reshuffle")} | saved
         return Order.from_counts(
             corpus.counts,
             names=corpus.names,
@@ -352,9 +382,12 @@ class Order(SampleRows):
         return max(1, min(in_window, self._table.chunk_size))
 
     def identity(self) -> dict[str, Any]:
-        """Return everything the order depends on, in plain JSON types. States contain it."""
-        return {
-            "version": ORDER_VERSION,
+        """Return everything the order depends on, in plain JSON types. States contain it.
+
+        ``reshuffle`` is in it only where it is "lanes". States of earlier versions do not have it.
+        """
+        identity = {
+            "version": ORDER_VERSIONS[self.reshuffle],
             **self._corpus.identity(),
             "seed": self.seed,
             "global_batch_size": self.global_batch_size,
@@ -365,6 +398,7 @@ class Order(SampleRows):
             "shuffle": self._lanes.shuffle,
             "drop_last": self.drop_last,
         }
+        return identity | ({"reshuffle": "lanes"} if self.reshuffle == "lanes" else {})
 
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step: shard int64 [G], index int64 [G], valid bool [G].
@@ -393,7 +427,7 @@ class Order(SampleRows):
             slots = self._lanes.slots_of_step(
                 step, row_numbers, lambda number: self._mixed_positions(epoch, number)
             )
-        return Refs(*self._chunks(epoch).locate(slots), valid)
+        return Refs(*self._locate(epoch, slots), valid)
 
     def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return int64 [G]: the number of the window that each row of a step comes from.
@@ -428,7 +462,7 @@ class Order(SampleRows):
             else:
                 steps, rows = self._lanes.steps_and_rows(number)
                 slots = self._lanes.slots(number, self._mixed_positions(epoch, number))
-            shards, indexes = self._chunks(epoch).locate(slots)
+            shards, indexes = self._locate(epoch, slots)
             window = Window(steps, rows, shards, indexes)
             keep(self._windows, (epoch, number), window, most=self._most_windows)
         return window
@@ -465,7 +499,7 @@ class Order(SampleRows):
                 chosen = candidates[word % candidates.size]
                 return int(window.shard[chosen]), int(window.index[chosen])
         num_planned = self.num_samples - (self._tail_size if self.drop_last else 0)
-        shards, indexes = self._chunks(epoch).locate(np.asarray([word % num_planned]))
+        shards, indexes = self._locate(epoch, np.asarray([word % num_planned]))
         return int(shards[0]), int(indexes[0])
 
     def stream(self, epoch: int, _step: int, _row: int) -> tuple[int, int]:
@@ -484,9 +518,63 @@ class Order(SampleRows):
         first_slot = self._lanes.num_steps * self.global_batch_size
         return first_slot + offsets[:-1], offsets[1:] > offsets[:-1]
 
+    def listed(self, epoch: int) -> tuple[IntArray, IntArray]:
+        """Return (shards, indexes) of all samples, in the order in which lanes have them.
+
+        Lane after lane, before windows mix them; those that fill no step come last.
+        """
+        return self._locate(epoch, np.arange(self.num_samples))
+
+    def _locate(self, epoch: int, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Return (shards, indexes) of slots of an epoch."""
+        if self.reshuffle == "global":
+            return self._chunks(epoch).locate(slots)
+        return self._lists(epoch).locate(*self._lists_of_slots(slots))
+
+    def _lists_of_slots(self, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the list of each slot, and the offset of the slot in it.
+
+        Lane q of each group takes from list q. These lanes lie side by side among the slots of full
+        steps. Example: 11 slots, 2 lists and 3 slots left over. Lists 0 and 1 have slots 0 to 3 and
+        4 to 7, then 8, and 9 and 10. Slot 10 has offset 5 in list 1.
+        """
+        in_steps = self._lanes.num_steps * self._lanes.rows_per_lane
+        left_over = slots - in_steps * self.grid[1]  # number among those, or negative
+        is_left_over = left_over >= 0
+        ends = np.cumsum(self._left_over)
+        lists = np.searchsorted(ends, np.where(is_left_over, left_over, -1), side="right")
+        first_of_list = (ends - self._left_over)[lists]
+        return (
+            np.where(is_left_over, lists, slots // max(1, in_steps)),
+            np.where(is_left_over, in_steps + left_over - first_of_list, slots % max(1, in_steps)),
+        )
+
+    @property
+    def _left_over(self) -> IntArray:
+        """[Q] how many of the samples that fill no step each list has.
+
+        They are spread evenly, as over the rows of a partial step. So those rows have samples of
+        the same lists as in the full steps.
+        """
+        num_lists = self.grid[1]
+        return np.diff(np.arange(num_lists + 1) * self._tail_size // num_lists)
+
     def _chunks(self, epoch: int) -> EpochChunks:
         chunks = self._epochs.get(epoch)
         if chunks is None:
             chunks = self._table.epoch(epoch, self.seed, self._lanes.shuffle)
             keep(self._epochs, epoch, chunks, most=2)
         return chunks
+
+    def _lists(self, epoch: int) -> EpochLaneLists:
+        lists = self._epoch_lists.get(epoch)
+        if lists is None:
+            lists = self._lane_lists.epoch(epoch)
+            keep(self._epoch_lists, epoch, lists, most=2)
+        return lists
+
+    @cached_property
+    def _lane_lists(self) -> LaneLists:
+        """The samples of each list, with those that it leaves over."""
+        sizes = self._lanes.num_steps * self._lanes.rows_per_lane + self._left_over
+        return LaneLists.cut(self._table, sizes, self.seed)

@@ -1,4 +1,4 @@
-"""What it costs when ranks share lanes: more and shorter reads. The loader's log says it.
+"""What it costs when ranks or nodes share lanes. The loader's log says it.
 
 A rank has the rows from `start` to `stop` of each step. Where all rows of a lane are of one rank,
 that rank reads whole ranges. Where several ranks share a lane, each needs a random part of every
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["request_factor"]
+__all__ = ["kept_share", "request_factor"]
 
 READ_ALONG_SAMPLES = 16
 """A range has up to 4 MiB. If it has at least so many samples, they are 256 KiB or less in the
@@ -39,9 +40,36 @@ def request_factor(range_samples: float, num_lanes: int, row_bounds: Sequence[in
         >>> request_factor(4, num_lanes=1, row_bounds=[0, 128, 256])  # samples of 1 MB
         2.5
     """
-    rows_per_lane = row_bounds[-1] // num_lanes
-    lane_bounds = np.arange(num_lanes + 1) * rows_per_lane
-    fractions = np.diff(np.union1d(lane_bounds, row_bounds)) / rows_per_lane
+    fractions = _fractions(num_lanes, row_bounds)
     least_gap = 2 if range_samples >= READ_ALONG_SAMPLES else 1
     pieces = fractions + (range_samples - 1) * fractions * (1 - fractions) ** least_gap
     return float(pieces.sum() / num_lanes)
+
+
+def kept_share(num_lanes: int, row_bounds: Sequence[int]) -> float:
+    """Return the share of an epoch's samples that come where they were in the epoch before.
+
+    That is where lanes keep their samples. A node that has a fraction f of a lane's rows gets each
+    sample of the lane with probability f.
+
+    Args:
+        num_lanes: lanes of a step, Q.
+        row_bounds: where the rows of each node begin, and G at the end.
+
+    Examples:
+        >>> kept_share(64, row_bounds=[0, 128, 256])  # 32 lanes each
+        1.0
+        >>> kept_share(1, row_bounds=[0, 128, 256])  # both have half of each
+        0.5
+    """
+    return float((_fractions(num_lanes, row_bounds) ** 2).sum() / num_lanes)
+
+
+def _fractions(num_lanes: int, row_bounds: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return what fraction of a lane's rows each part of a lane is that one rank or node has."""
+    rows_per_lane = row_bounds[-1] // num_lanes
+    lane_bounds = np.arange(num_lanes + 1) * rows_per_lane
+    fractions: npt.NDArray[np.float64] = (
+        np.diff(np.union1d(lane_bounds, row_bounds)) / rows_per_lane
+    )
+    return fractions

@@ -10,11 +10,13 @@ from mmstream.order import Corpus, MixtureOrder, Order, Recipe
 from mmstream.order.defaults import (
     LEAST_SHARE,
     OrderSettings,
+    RowShape,
     WindowBudget,
     default_settings,
     mixture_settings,
 )
 from tests.helpers.orders import pairs, steps_of_epoch
+from tools.bench import packing_windows
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -120,27 +122,75 @@ def test_what_was_chosen_is_kept_and_the_rest_fits_to_it():
     assert less == OrderSettings((1, 16), 38, 1, 152)
 
 
+@pytest.mark.parametrize(
+    ("packs", "mean_bytes", "rows", "row_shape", "expected"),
+    [
+        # LLaVA-like packs of 4,096 and 8,192 tokens: ranges of 3 x 8 and 3 x 2 packs.
+        (10**5, 480 * KB, 2048, RowShape(4.3, 8), ((1, 256), 48, 2, 96)),
+        (10**5, 980 * KB, 512, RowShape(8.8, 2), ((1, 256), 30, 5, 24)),
+        (10**5, 1400 * KB, 512, RowShape(12.3, 5), ((1, 256), 18, 2, 36)),  # 12 MiB
+        (10**5, 1400 * KB, 32, RowShape(12.3, 5), ((1, 32), 45, 5, 36)),
+        (10**5, 1400 * KB, 64, RowShape(12.3, 1), ((1, 64), 21, 7, 12)),  # as single samples
+        (10**5, 5600 * KB, 512, RowShape(50, 2), ((1, 256), 1, 1, 1)),
+        # A small corpus has more than 8 lanes, and chunks of several packs.
+        (1200, 500 * KB, 64, RowShape(84, 2), ((1, 16), 75, 32, 4)),
+        (6000, 300 * KB, 64, RowShape(20, 3), ((1, 64), 94, 32, 5)),
+        (40, 500 * KB, 8, RowShape(84, 2), ((1, 1), 40, 32, 2)),
+    ],
+)
+def test_ranges_of_packs_are_as_long_as_their_spread_asks_for(
+    packs, mean_bytes, rows, row_shape, expected
+):
+    assert defaults(packs, mean_bytes, rows, row_shape=row_shape) == OrderSettings(*expected)
+
+
+def test_windows_of_packs_hold_16_mib_for_each_row_within_2_to_8_gib():
+    def num_bytes(rows, num_samples):
+        budget = WindowBudget.of_samples(10**6, rows, row_shape=RowShape(num_samples, 2))
+        return budget.num_bytes / GIB
+
+    assert [num_bytes(rows, 40) for rows in (64, 256, 512, 4096)] == [2, 4, 8, 8]
+    assert [num_bytes(1024, samples) for samples in (1, 1.5, 3, 8)] == [2, 3, 6, 8]
+    assert WindowBudget.of_samples(10**6, 64, GIB, RowShape(40, 2)).num_bytes == GIB
+
+
+def test_longer_ranges_save_a_third_of_the_requests_for_packs():
+    rng = np.random.default_rng(0)
+    lengths = 576 + rng.gamma(2, 60, 60_000).astype(np.int64)
+    num_bytes = rng.lognormal(np.log(110_000), 0.4, 60_000).astype(np.int64)
+    plan = packing_windows.plan_of(lengths, num_bytes, 4096)
+    ends = np.cumsum(num_bytes)
+    by_default, as_single = (
+        packing_windows.requests(order, ends - num_bytes, ends, 8)
+        for _, order in packing_windows.orders(plan, 64)
+    )
+    assert plan.spread > 2
+    assert by_default[0] < 0.65 * as_single[0]
+    assert by_default[1] < 1.05  # hardly anything is read beyond what is needed
+
+
 corpora = st.tuples(
     st.integers(1, 10**10),
     st.one_of(st.integers(1, 10**5), st.integers(10**5, 10**10)),
     st.integers(1, 10**5),
     st.one_of(st.none(), st.integers(1, 1 << 40)),
+    st.one_of(st.just(RowShape()), st.builds(RowShape, st.floats(1.01, 2000), st.integers(1, 50))),
 )
 
 
 @given(corpora)
 def test_lanes_divide_the_batch_and_windows_stay_within_their_bytes(corpus):
-    samples, mean_bytes, rows, window_bytes = corpus
-    chosen = defaults(samples, mean_bytes, rows, window_bytes=window_bytes)
+    samples, mean_bytes, rows, window_bytes, row_shape = corpus
+    chosen = defaults(samples, mean_bytes, rows, window_bytes=window_bytes, row_shape=row_shape)
     groups, lanes = chosen.grid
     assert groups == 1
     assert rows % lanes == 0
-    assert lanes <= max(8, min(1024, rows // 4))
-    assert lanes == 1 or lanes * 1024 <= samples
+    assert lanes <= max(256 if row_shape.are_packs else 8, min(1024, rows // 4))
+    assert lanes == 1 or lanes * (64 if row_shape.are_packs else 1024) <= samples
     assert min(chosen.window, chosen.interleave, chosen.chunk) >= 1
     assert samples // chosen.chunk <= 1 << 22
     if mean_bytes < 2 * MIB:
-        limit = WindowBudget.of_samples(mean_bytes, rows, window_bytes).num_bytes
+        limit = WindowBudget.of_samples(mean_bytes, rows, window_bytes, row_shape).num_bytes
         held = lanes * min(chosen.window, -(-samples // lanes)) * mean_bytes
         assert held <= max(1.1 * limit, lanes * mean_bytes)
 

@@ -24,6 +24,7 @@ def orders(draw, tails=True):
     most = sum(counts) if drop_last else sum(counts) + 5
     rows = draw(st.integers(1, min(most, 24)))
     lanes = draw(st.sampled_from([q for q in range(1, rows + 1) if rows % q == 0]))
+    reshuffle = draw(st.sampled_from(["global", "lanes"]))
     return Order.from_counts(
         counts,
         global_batch_size=rows,
@@ -32,7 +33,8 @@ def orders(draw, tails=True):
         window=draw(st.none() | st.integers(1, 40)),
         interleave=draw(st.integers(1, 17)),
         chunk=draw(st.none() | st.integers(1, 20)),
-        shuffle=draw(st.booleans()),
+        reshuffle=reshuffle,
+        shuffle=reshuffle == "lanes" or draw(st.booleans()),
         drop_last=drop_last,
     )
 

@@ -7,7 +7,7 @@ import pytest
 from webdataset.filters import _shuffle
 
 from tests.helpers.paths import DOCS
-from tools.bench import shuffle_streams, windows
+from tools.bench import lanes, shuffle_streams, windows
 from tools.bench.shuffle import (
     CORPORA,
     QUICK,
@@ -42,6 +42,28 @@ def test_a_rank_sees_no_long_runs_of_a_class_and_no_drift_through_the_corpus(def
 
 def test_pairs_of_a_batch_seldom_meet_again_in_the_next_epoch(default):
     assert 0.9 < default["together"] < 2
+
+
+def test_lanes_that_keep_their_samples_mix_as_well_and_their_rotation_is_what_parts_pairs():
+    made = lanes.orders(lanes.SORTED_QUICK)
+    figures = {
+        name: measure(lanes.SORTED_QUICK, partial(mmstream, lanes.SORTED_QUICK, order))
+        for name, order in made.items()
+    }
+    assert figures["lanes"]["together"] < 1.1 < figures["lanes, not rotated"]["together"]
+    for column in ("classes", "64 steps"):
+        assert figures["lanes"][column] > 0.99 * figures["global"][column]
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_a_cache_that_is_filled_once_hits_as_much_as_it_holds(nodes):
+    corpus = lanes.CACHED_QUICK
+    order = lanes.orders(corpus)["lanes"]
+    streams = [mmstream(corpus, order, epoch) for epoch in range(2)]
+    for fraction in (0.06, 0.1, 0.25):
+        room = round(fraction * corpus.num_samples)
+        rate = lanes.hit_rate(lanes.filled_once, streams, nodes, room)
+        assert rate >= 0.98 * min(1, fraction * nodes)
 
 
 def test_with_the_same_memory_it_mixes_more_than_a_sample_buffer_or_blocks_do(default):

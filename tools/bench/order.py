@@ -46,20 +46,21 @@ def main() -> None:
     parser.add_argument("--samples-per-shard", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="1,000 shards, one round")
+    parser.add_argument("--reshuffle", choices=["global", "lanes"], default="global")
     parser.add_argument("--position", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--corpus", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.shards, options.rounds = min(options.shards, 1000), 1
     if options.corpus:
-        print(json.dumps(measure(options.corpus, options.position)))
+        print(json.dumps(measure(options.corpus, options.position, options.reshuffle)))
         return
     with tempfile.TemporaryDirectory() as folder:
         num_bytes = write_manifest(Path(folder), options.shards, options.samples_per_shard)
         runs: dict[float, list[dict[str, float]]] = {position: [] for position in POSITIONS}
         for _ in range(options.rounds):
             for position in POSITIONS:
-                runs[position].append(run_process(folder, position))
+                runs[position].append(run_process(folder, position, options.reshuffle))
     print(
         f"{options.shards:,} shards, {options.shards * options.samples_per_shard:,} samples, "
         f"a manifest of {num_bytes / 1e6:.1f} MB; global batch {BATCH:,}; "
@@ -87,23 +88,23 @@ def write_manifest(folder: Path, num_shards: int, samples_per_shard: int) -> int
     return len(data)
 
 
-def run_process(corpus: str, position: float) -> dict[str, float]:
+def run_process(corpus: str, position: float, reshuffle: Any) -> dict[str, float]:
     """Run one measurement in a new process and return its figures."""
     command = [sys.executable, "-m", "tools.bench.order"]
-    command += ["--position", str(position), "--corpus", corpus]
+    command += ["--position", str(position), "--corpus", corpus, "--reshuffle", reshuffle]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
 
-def measure(corpus: str, position: float) -> dict[str, float]:
+def measure(corpus: str, position: float, reshuffle: Any) -> dict[str, float]:
     """Return the figures of a process that starts at this position of an epoch."""
     import mmstream as mm
 
     figures: dict[str, float] = {}
     dataset, figures["open_s"] = timed(lambda: mm.open_dataset(corpus))
     figures["open_mb"] = peak_mb()
-    order, figures["ready_s"] = timed(lambda: make_order(dataset))
+    order, figures["ready_s"] = timed(lambda: make_order(dataset, reshuffle))
     epoch = 3
     step = int(position * order.steps_per_epoch)
     _, figures["first_s"] = timed(lambda: order.refs(epoch, step))
@@ -121,13 +122,17 @@ def measure(corpus: str, position: float) -> dict[str, float]:
     return figures
 
 
-def make_order(dataset: Any) -> Any:
+def make_order(dataset: Any, reshuffle: Any) -> Any:
     """Return the order of a pipeline over this dataset."""
     import mmstream as mm
 
     names = [dataset.name_of(shard) for shard in range(dataset.num_shards)]
     return mm.Order.from_counts(
-        dataset.counts, global_batch_size=BATCH, names=names, num_bytes=dataset.manifest.num_bytes
+        dataset.counts,
+        global_batch_size=BATCH,
+        names=names,
+        num_bytes=dataset.manifest.num_bytes,
+        reshuffle=reshuffle,
     )
 
 

@@ -71,6 +71,8 @@ class MixtureOrder(SampleRows):
         [[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
     """
 
+    drop_last = True  # no step is partial
+
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.global_batch_size = recipe.global_batch_size
@@ -87,8 +89,10 @@ class MixtureOrder(SampleRows):
                 recipe.seed,
                 lanes_by_first_draw=self._draws.lanes_by_first_draw(source_number),
                 rows_per_round=recipe.grid[0] * recipe.global_batch_size,
+                num_groups=recipe.grid[0],
                 interleave=recipe.interleave,
                 shuffle=recipe.shuffle,
+                reshuffle=recipe.reshuffle,
             )
             for source_number, (name, corpus) in enumerate(recipe.corpora.items())
         ]

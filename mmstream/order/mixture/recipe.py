@@ -14,21 +14,24 @@ from mmstream.errors import ConfigError, StateError
 from mmstream.order.checks import (
     MAX_ROWS,
     MAX_SETTING,
+    Reshuffle,
     checked_grid,
+    checked_reshuffle,
     checked_size,
     checked_window,
     integer,
     require,
+    reshuffle_of,
 )
 from mmstream.order.corpus import Corpus, content_of, differing_keys
-from mmstream.order.defaults import mixture_settings
+from mmstream.order.defaults import SINGLE_SAMPLE, RowShape, mixture_settings
 from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
 from mmstream.order.mixture.source import SourceSettings
 
 __all__ = ["Recipe", "Stop", "binding"]
 
-MIXTURE_VERSION = 1
-"""Part of every saved state; a change of any rule of the order must raise it."""
+MIXTURE_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
+"""Part of every saved state; a change of any rule of the order must raise it. See `Order`'s."""
 
 MAX_LANES_OF_MIXTURE = 1 << 12
 """Most lanes of a grid, P * Q. The schedule of lanes takes memory for their square."""
@@ -57,8 +60,10 @@ class Recipe:
     interleave: int
     """K, segments that a window of a source is drawn from."""
     shuffle: bool
+    reshuffle: Reshuffle = "global"
+    """With "lanes", each lane has the same samples in every epoch of a large source."""
     unset: tuple[str, ...] = ()
-    """Those of grid, window, interleave and chunk that nobody gave: they have their defaults."""
+    """Those of grid, window, interleave, chunk and reshuffle that nobody gave."""
 
     @classmethod
     def from_weights(
@@ -73,7 +78,10 @@ class Recipe:
         window: int | None = None,
         window_bytes: int | None = None,
         interleave: int | None = None,
+        reshuffle: Reshuffle | None = None,
+        has_cache: bool = False,
         shuffle: bool = True,
+        row_shape: RowShape = SINGLE_SAMPLE,
     ) -> Recipe:
         """Make a recipe, with defaults for what is not given.
 
@@ -93,7 +101,12 @@ class Recipe:
             window_bytes: B, bytes of all windows together, over all ranks, in place of `window`.
                 Default: 2 MiB for each row of a batch, within 2 to 8 GiB.
             interleave: K, segments that a window of a source is drawn from.
+            reshuffle: "global": each epoch of a source deals all its chunks anew. "lanes": each
+                lane has the same samples in every epoch, in another order. Small sources have no
+                lanes. Default: "lanes" with `has_cache`, else "global".
+            has_cache: whether nodes keep what they read. It only sets the default of `reshuffle`.
             shuffle: False: each source in its own order.
+            row_shape: what a row is on average, for the defaults: a sample, or a pack of several.
 
         Raises:
             ConfigError: impossible settings, or a source without samples or weight.
@@ -116,11 +129,16 @@ class Recipe:
         window, window_bytes = checked_window(window, window_bytes)
         given = {"grid": grid, "window": window, "interleave": interleave, "chunk": None}
         unset = () if window_bytes else tuple(name for name in given if not given[name])
+        unset += ("reshuffle",) if reshuffle is None else ()
+        how = checked_reshuffle(reshuffle, shuffle=shuffle, has_cache=has_cache)
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
         grid = checked_grid(grid, rows, MAX_LANES_OF_MIXTURE) if grid is not None else None
-        at_start = mixture_settings(
-            shares[0], sizes, rows, window_bytes=window_bytes, grid=grid, window=window
-        )
+        chosen: dict[str, Any] = {
+            "window_bytes": window_bytes,
+            "window": window,
+            "row_shape": row_shape,
+        }
+        at_start = mixture_settings(shares[0], sizes, rows, grid=grid, **chosen)
         grid = at_start.grid if shuffle else (1, 1)
         interleave = interleave or at_start.interleave
         settings = {}
@@ -128,9 +146,7 @@ class Recipe:
             first_shares = next(
                 phase_shares for phase_shares in shares.values() if phase_shares[number]
             )
-            when_first_drawn = mixture_settings(
-                first_shares, sizes, rows, window_bytes=window_bytes, grid=grid, window=window
-            )
+            when_first_drawn = mixture_settings(first_shares, sizes, rows, grid=grid, **chosen)
             settings[name] = SourceSettings.default(
                 corpus.num_samples,
                 grid[0] * grid[1],
@@ -139,7 +155,17 @@ class Recipe:
                 when_first_drawn.chunk,
             )
         return cls(
-            corpora, settings, shares, epoch_steps, rows, seed, grid, interleave, shuffle, unset
+            corpora,
+            settings,
+            shares,
+            epoch_steps,
+            rows,
+            seed,
+            grid,
+            interleave,
+            shuffle,
+            how,
+            unset,
         )
 
     def with_unset_from(self, identity: Mapping[str, Any]) -> Recipe:
@@ -163,6 +189,7 @@ class Recipe:
             seed=self.seed,
             grid=identity["grid"] if "grid" in self.unset else self.grid,
             interleave=identity["interleave"] if "interleave" in self.unset else self.interleave,
+            reshuffle=reshuffle_of(identity) if "reshuffle" in self.unset else self.reshuffle,
             shuffle=self.shuffle,
         )
         settings = {}
@@ -171,6 +198,8 @@ class Recipe:
             window, chunk = in_state.get("window"), in_state.get("chunk")
             if "window" not in self.unset:
                 window = self.settings[name].window
+            if "chunk" not in self.unset:
+                chunk = self.settings[name].chunk
             settings[name] = SourceSettings(
                 checked_size("window", window) or source.window,
                 checked_size("chunk", chunk) or source.chunk,
@@ -211,6 +240,7 @@ class Recipe:
             seed = integer("seed", identity["seed"])
             interleave = integer("interleave", identity["interleave"], MAX_SETTING)
             shuffle = bool(identity["shuffle"])
+            reshuffle = reshuffle_of(identity)
             numbers = [rows, epoch_steps, interleave, *grid]
             numbers += [size for each in settings.values() for size in (each.window, each.chunk)]
             require(min(numbers) >= 1, "each setting needs at least 1")
@@ -220,8 +250,10 @@ class Recipe:
                 str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             )
             raise StateError(f"not a mixture's order: {reason}") from None
-        if version != MIXTURE_VERSION:
-            raise StateError(f"mixture version {version}, this mmstream has {MIXTURE_VERSION}")
+        if version != MIXTURE_VERSIONS[reshuffle]:
+            raise StateError(
+                f"mixture version {version}, this mmstream has {MIXTURE_VERSIONS[reshuffle]}"
+            )
         for source in sources:
             name = source["name"]
             if name not in corpora:
@@ -236,7 +268,18 @@ class Recipe:
                     "resume on the old dataset, or start anew"
                 )
         corpora = {name: corpora[name] for name in names}
-        return cls(corpora, settings, shares, epoch_steps, rows, seed, grid, interleave, shuffle)
+        return cls(
+            corpora,
+            settings,
+            shares,
+            epoch_steps,
+            rows,
+            seed,
+            grid,
+            interleave,
+            shuffle,
+            reshuffle,
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return the recipe in plain JSON types: part of a saved state."""
@@ -259,7 +302,7 @@ class Recipe:
             for step, shares in self.shares.items()
         ]
         return {
-            "version": MIXTURE_VERSION,
+            "version": MIXTURE_VERSIONS[self.reshuffle],
             "sources": sources,
             "weights": weights,
             "epoch_steps": self.epoch_steps,
@@ -268,6 +311,7 @@ class Recipe:
             "grid": list(self.grid),
             "interleave": self.interleave,
             "shuffle": self.shuffle,
+            **({"reshuffle": "lanes"} if self.reshuffle == "lanes" else {}),
         }
 
 

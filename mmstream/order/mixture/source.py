@@ -38,13 +38,15 @@ ordinal k, has the number (4*e + w)*4 + k.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from mmstream.order.checks import keep
+from mmstream.order.checks import Reshuffle, keep
 from mmstream.order.chunks import ChunkTable, EpochChunks
 from mmstream.order.corpus import Corpus
+from mmstream.order.lane_lists import EpochLaneLists, LaneLists
 from mmstream.order.lanes import interleaved
 from mmstream.order.permute import permutation, stream_key
 from mmstream.types import IntArray
@@ -114,7 +116,12 @@ class Source:
     seed: int
     """Seed of its permutations and transforms: a hash of the mixture's seed and its name."""
     table: ChunkTable
+    reshuffle: Reshuffle = "global"
+    """With "lanes", the lanes of a row have the same samples in every epoch of a large source."""
+    num_groups: int = 1
+    """P, groups of lanes. Lanes q*P to q*P + P-1 give to the same rows."""
     epochs: dict[int, EpochChunks] = field(default_factory=dict)
+    epoch_lists: dict[int, EpochLaneLists] = field(default_factory=dict)
     mixed_depths: dict[int, IntArray] = field(default_factory=dict)
 
     @classmethod
@@ -131,11 +138,13 @@ class Source:
             fields: the other fields of the class.
         """
         source_seed = stream_key(seed, "source", name)
-        table = ChunkTable.cut(corpus, settings.chunk)
+        keeps_lanes = fields.get("reshuffle") == "lanes"
+        table = ChunkTable.cut(corpus, settings.chunk, count_bad=keeps_lanes)
         return cls(name, corpus, settings, seed=source_seed, table=table, **fields)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"epochs": {}, "mixed_depths": {}}
+        caches: dict[str, Any] = {"epochs": {}, "epoch_lists": {}, "mixed_depths": {}}
+        return {k: v for k, v in (self.__dict__ | caches).items() if k != "_lane_lists"}
 
     @property
     def size(self) -> int:
@@ -172,7 +181,7 @@ class Source:
         mixed_depths = self._mixed_depths(number)
         depths = start + np.arange(mixed_depths.size)
         draws = epoch * self.size + depths * self.num_lanes + column
-        shards, indexes = self._chunks(epoch).locate(self._slots(column, mixed_depths))
+        shards, indexes = self._locate(epoch, self._slots(column, mixed_depths))
         return draws, shards, indexes
 
     def locate(self, draws: IntArray, numbers: IntArray | None = None) -> tuple[IntArray, IntArray]:
@@ -195,12 +204,12 @@ class Source:
         indexes = np.empty_like(draws)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
-            shards[in_epoch], indexes[in_epoch] = self._chunks(int(epoch)).locate(slots[in_epoch])
+            shards[in_epoch], indexes[in_epoch] = self._locate(int(epoch), slots[in_epoch])
         return shards, indexes
 
     def pick(self, epoch: int, word: int) -> tuple[int, int]:
         """Return the shard and index of the sample of an epoch that a random word stands for."""
-        shards, indexes = self._chunks(epoch).locate(np.asarray([word % self.size]))
+        shards, indexes = self._locate(epoch, np.asarray([word % self.size]))
         return int(shards[0]), int(indexes[0])
 
     @property
@@ -276,9 +285,62 @@ class Source:
             return np.full_like(columns, self.settings.window)
         return 1 + columns * self.settings.window // self.num_lanes
 
+    def _locate(self, epoch: int, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Return (shards, indexes) of slots of an epoch."""
+        if self.reshuffle == "global" or self.small:
+            return self._chunks(epoch).locate(slots)
+        short_size, num_longer = divmod(self.size, self.num_lanes)
+        columns = np.maximum(slots // (short_size + 1), (slots - num_longer) // short_size)
+        offsets = slots - columns * short_size - np.minimum(columns, num_longer)
+        ordinals = self._ordinals(epoch, columns)
+        lists, first_offsets = self._lists_of_lanes(epoch)
+        return self._lists(epoch).locate(lists[ordinals], first_offsets[ordinals] + offsets)
+
     def _chunks(self, epoch: int) -> EpochChunks:
         chunks = self.epochs.get(epoch)
         if chunks is None:
             chunks = self.table.epoch(epoch, self.seed, self.shuffle)
             keep(self.epochs, epoch, chunks, most=2)
         return chunks
+
+    def _lists(self, epoch: int) -> EpochLaneLists:
+        lists = self.epoch_lists.get(epoch)
+        if lists is None:
+            num_longer = self.size % self.num_lanes
+            of_singles = self._lane_rows[self._ordinals(epoch, np.arange(num_longer))]
+            of_sections = np.concatenate([np.arange(self.num_lanes // self.num_groups), of_singles])
+            lists = self._lane_lists.epoch(epoch, of_sections)
+            keep(self.epoch_lists, epoch, lists, most=2)
+        return lists
+
+    @cached_property
+    def _lane_lists(self) -> LaneLists:
+        """The samples that the lanes of a row have in every epoch, and single ones of any lane.
+
+        A column has one sample more than others in some epochs only, and so has a lane. So fewer
+        than L samples are of another lane in another epoch.
+        """
+        short_size, num_longer = divmod(self.size, self.num_lanes)
+        num_lists = self.num_lanes // self.num_groups
+        sizes = np.repeat([short_size * self.num_groups, 1], [num_lists, num_longer])
+        return LaneLists.cut(self.table, sizes, self.seed)
+
+    @property
+    def _lane_rows(self) -> IntArray:
+        """[L] which lanes give to the same rows as that of each ordinal: q of lane q*P + p."""
+        return self.lanes_by_first_draw // self.num_groups
+
+    def _lists_of_lanes(self, epoch: int) -> tuple[IntArray, IntArray]:
+        """Return the list of the lane of each ordinal, and where the lane begins in it, [L]."""
+        rows = self._lane_rows
+        short_size, num_longer = divmod(self.size, self.num_lanes)
+        columns = (np.arange(self.num_lanes) - epoch * self.size % self.num_lanes) % self.num_lanes
+        sizes = short_size + (columns < num_longer)
+        by_row = np.argsort(rows, kind="stable").reshape(-1, self.num_groups)
+        firsts = np.empty_like(sizes)
+        firsts[by_row] = np.cumsum(sizes[by_row], axis=1) - sizes[by_row]
+        return rows, firsts
+
+    def _ordinals(self, epoch: int, columns: IntArray) -> IntArray:
+        """Return the ordinals of the lanes that read columns in an epoch."""
+        return (columns + epoch * self.size % self.num_lanes) % self.num_lanes

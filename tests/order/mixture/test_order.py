@@ -24,9 +24,9 @@ def test_every_source_gives_its_share_to_less_than_two_samples_per_lane():
     assert [counts[0], counts[1], counts[2]] == pytest.approx([1680, 420, 6300], abs=num_lanes)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_each_sample_of_a_source_comes_once_in_each_of_its_epochs(shuffle):
-    order = mixture_order(weights=(4, 1, 7), shuffle=shuffle)
+@pytest.mark.parametrize("how", [{}, {"shuffle": False}, {"reshuffle": "lanes"}])
+def test_each_sample_of_a_source_comes_once_in_each_of_its_epochs(how):
+    order = mixture_order(weights=(4, 1, 7), **how)
     shown = {source: [] for source in range(3)}
     for step in rows_of_run(order, 500):
         for source, shard, index in step:
@@ -49,6 +49,25 @@ def test_each_sample_of_a_large_source_is_visited_equally_often():
     assert len(visits) == 1250
     assert max(visits.values()) - min(visits.values()) <= 1
     assert min(visits.values()) == len(shown) // 1250
+
+
+def test_a_rank_keeps_its_samples_of_a_large_source_also_when_weights_change():
+    order = mixture_order(
+        weights=(1, 1, 6), changes={90: (1, 1, 2), 400: (2, 1, 9)}, reshuffle="lanes"
+    )
+    ranks_of = {}
+    for step in rows_of_run(order, 1500):
+        for row, (source, shard, index) in enumerate(step):
+            if source == 2:
+                ranks_of.setdefault((shard, index), set()).add(row // 4)  # 3 lanes, 3 ranks
+    assert len(ranks_of) == 1250
+    moved = sum(len(ranks) > 1 for ranks in ranks_of.values())
+    assert 0 < moved <= 1250 % 6
+    everywhere = mixture_order(weights=(1, 1, 6))
+    rows = rows_of_run(everywhere, 1500)
+    first = {sample: row // 4 for step in rows[:150] for row, sample in enumerate(step)}
+    later = [(sample, row // 4) for step in rows[150:] for row, sample in enumerate(step)]
+    assert np.mean([first.get(sample) == rank for sample, rank in later if sample[0] == 2]) < 0.5
 
 
 def test_a_rare_source_of_ten_samples_is_spread_over_64_lanes():

@@ -12,7 +12,7 @@ from mmstream.order.mixture.source import Source, SourceSettings, is_small
 from mmstream.order.permute import stream_key
 
 
-def make_source(counts, *, num_lanes=4, window=6, chunk=3, interleave=2, shuffle=True, seed=1):
+def make_source(counts, *, num_lanes=4, window=6, chunk=3, interleave=2, seed=1, **others):
     lanes = np.random.default_rng(seed).permutation(num_lanes)
     return Source.lay_out(
         "text",
@@ -22,19 +22,21 @@ def make_source(counts, *, num_lanes=4, window=6, chunk=3, interleave=2, shuffle
         lanes_by_first_draw=lanes,
         rows_per_round=8,
         interleave=interleave,
-        shuffle=shuffle,
+        **{"shuffle": True, **others},
     )
 
 
 @st.composite
 def any_source(draw):
+    shuffle = draw(st.booleans())
     return make_source(
         draw(st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(any)),
         num_lanes=draw(st.integers(1, 6)),
         window=draw(st.integers(1, 40)),
         chunk=draw(st.integers(1, 9)),
         interleave=draw(st.integers(1, 5)),
-        shuffle=draw(st.booleans()),
+        shuffle=shuffle,
+        reshuffle=draw(st.sampled_from(["global", "lanes"])) if shuffle else "global",
         seed=draw(st.integers(0, 3)),
     )
 
@@ -63,6 +65,39 @@ def test_windows_cover_each_epoch_once_and_each_stays_in_one_column(source):
         if not source.shuffle:
             columns = [of_epoch[column::num_lanes] for column in range(num_lanes)]
             assert [sample for column in columns for sample in column] == corpus
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.integers(0, 90), min_size=1, max_size=4).filter(lambda counts: sum(counts) >= 128),
+    st.sampled_from([(1, 1), (1, 2), (1, 5), (2, 3), (3, 1)]),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(0, 3),
+)
+def test_a_lane_keeps_all_but_a_few_samples_of_a_large_source(counts, grid, window, chunk, seed):
+    num_lanes = grid[0] * grid[1]
+    source = make_source(
+        counts,
+        num_lanes=num_lanes,
+        num_groups=grid[0],
+        window=window,
+        chunk=chunk,
+        seed=seed,
+        reshuffle="lanes",
+    )
+    corpus = {(s, i) for s, n in enumerate(counts) for i in range(n)}
+    in_epochs = []
+    for epoch in range(5):
+        draws = np.arange(epoch * source.size, (epoch + 1) * source.size)
+        shards, indexes = source.locate(draws, source.windows(draws))
+        samples = zip(shards.tolist(), indexes.tolist(), strict=True)
+        lane_rows = source.lanes_by_first_draw[draws % num_lanes] // grid[0]
+        in_epochs.append(dict(zip(samples, lane_rows.tolist(), strict=True)))
+        assert in_epochs[-1].keys() == corpus
+    moved = {sample for sample in corpus if len({lane_of[sample] for lane_of in in_epochs}) > 1}
+    assert len(moved) <= source.size % num_lanes
+    assert list(in_epochs[0]) != list(in_epochs[1])
 
 
 def test_first_windows_have_different_lengths_and_others_the_same():
@@ -119,10 +154,10 @@ def test_a_small_source_is_one_permutation_after_another(source):
     for epoch in range(3):
         of_epoch = samples[epoch * source.size : (epoch + 1) * source.size]
         assert sorted(of_epoch) == corpus
-        slots = source.table.epoch(epoch, source.seed, source.shuffle).locate(
-            np.arange(source.size)
-        )
-        assert of_epoch == list(zip(*(column.tolist() for column in slots), strict=True))
+        if source.reshuffle == "global" or source.small:
+            of_table = source.table.epoch(epoch, source.seed, source.shuffle)
+            slots = of_table.locate(np.arange(source.size))
+            assert of_epoch == list(zip(*(column.tolist() for column in slots), strict=True))
         assert [source.pick(epoch, word) for word in range(source.size)] == of_epoch
         assert source.pick(epoch, source.size + 1) == source.pick(epoch, 1)
 
@@ -166,9 +201,11 @@ def test_a_seed_depends_on_the_mixtures_seed_and_the_name():
 
 
 def test_two_epochs_are_kept_and_none_is_pickled():
-    source = make_source([500])
-    fresh = len(pickle.dumps(source))
-    for epoch in range(4):
-        assert source._chunks(epoch) is source._chunks(epoch)
-    assert list(source.epochs) == [2, 3]
-    assert len(pickle.dumps(source)) == fresh
+    for reshuffle in ("global", "lanes"):
+        source = make_source([500], reshuffle=reshuffle)
+        assert source.size == 500  # the corpus keeps its own count
+        fresh = len(pickle.dumps(source))
+        for epoch in range(4):
+            source.pick(epoch, 5)
+        assert list(source.epochs or source.epoch_lists) == [2, 3]
+        assert len(pickle.dumps(source)) == fresh

@@ -1,0 +1,343 @@
+"""``reshuffle="lanes"``: each lane has the same samples in every epoch of a seed."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmstream.errors import ConfigError, StateError
+from mmstream.order import Corpus, Order
+from mmstream.order.chunks import ChunkTable
+from mmstream.order.lane_lists import LaneLists
+from mmstream.packing.order import PackOrder
+from mmstream.packing.planner import plan_of_lengths
+from mmstream.packing.settings import PackLimits
+from mmstream.state import make_state, resume
+from tests.helpers.orders import digest, mixture_order, pairs, steps_of_epoch
+
+
+def order(counts, rows, **changes):
+    return Order.from_counts(counts, global_batch_size=rows, **{"reshuffle": "lanes", **changes})
+
+
+@st.composite
+def orders(draw, **fixed):
+    counts = draw(st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any))
+    drop_last = fixed.get("drop_last", draw(st.booleans()))
+    rows = draw(st.integers(1, min(sum(counts), 24) if drop_last else 24))
+    lanes = draw(st.sampled_from([q for q in range(1, rows + 1) if rows % q == 0]))
+    return order(
+        counts,
+        rows,
+        seed=draw(st.integers(0, 2**40)),
+        grid=draw(st.none() | st.tuples(st.integers(1, 4), st.just(lanes))),
+        window=draw(st.none() | st.integers(1, 40)),
+        interleave=draw(st.integers(1, 9)),
+        chunk=draw(st.none() | st.integers(1, 20)),
+        drop_last=drop_last,
+    )
+
+
+def samples_of_lanes(order, epoch):
+    """The samples that lane q of any group gives to the steps, by q."""
+    lanes = {}
+    for step in range(order.steps_per_epoch):
+        refs = order.refs(epoch, step)
+        for row, (pair, is_valid) in enumerate(zip(pairs(refs), refs.valid, strict=True)):
+            if is_valid:
+                lane = row * order.grid[1] // order.global_batch_size
+                lanes.setdefault(lane, set()).add(pair)
+    return lanes
+
+
+@settings(max_examples=150)
+@given(orders())
+def test_no_sample_is_ever_in_two_lanes(order):
+    lane_of = {}
+    for epoch in range(4):
+        for lane, samples in samples_of_lanes(order, epoch).items():
+            for sample in samples:
+                assert lane_of.setdefault(sample, lane) == lane
+
+
+@settings(max_examples=60)
+@given(orders(drop_last=True))
+def test_all_lanes_leave_out_as_many_samples_but_for_one(order):
+    sizes = [0] * order.grid[1]
+    for lane, samples in samples_of_lanes(order, 0).items():
+        sizes[lane] = len(samples)
+    per_lane = [order._lane_lists.epoch(0).list_sizes[q] - n for q, n in enumerate(sizes)]
+    assert max(per_lane) - min(per_lane) <= 1
+    assert sum(per_lane) == order.num_samples % order.global_batch_size
+
+
+@settings(max_examples=60)
+@given(orders(drop_last=True), st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
+def test_a_rank_of_whole_lanes_sees_nothing_but_the_samples_of_its_lanes(order, world_size):
+    rows, lanes = order.global_batch_size, order.grid[1]
+    if lanes % world_size:
+        return
+    bounds = np.arange(world_size + 1) * rows // world_size
+    seen = [set() for _ in range(world_size)]
+    for epoch in range(3):
+        for step in range(order.steps_per_epoch):
+            for rank in range(world_size):
+                seen[rank] |= set(pairs(order.refs(epoch, step, tuple(bounds[rank : rank + 2]))))
+    assert sum(map(len, seen)) == len(set.union(*seen)) <= order.num_samples
+
+
+def test_epochs_and_seeds_differ_and_so_do_the_samples_left_out():
+    made = order([500, 500], 64, seed=3, grid=(1, 4), window=20, chunk=7)
+    epochs = [[p for refs in steps_of_epoch(made, e) for p in pairs(refs)] for e in range(4)]
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    left_out = [frozenset((n // 500, n % 500) for n in range(1000)) - set(e) for e in epochs]
+    assert {len(samples) for samples in left_out} == {1000 % 64}
+    assert len(set(left_out)) == 4
+    other = order([500, 500], 64, seed=4, grid=(1, 4), window=20, chunk=7)
+    assert samples_of_lanes(other, 0) != samples_of_lanes(made, 0)
+
+
+def test_every_sample_is_left_out_now_and_then():
+    made = order([95], 10, grid=(1, 2), window=9, chunk=4)
+    corpus = {(0, index) for index in range(95)}
+    left_out = [
+        corpus - {pair for refs in steps_of_epoch(made, epoch) for pair in pairs(refs)}
+        for epoch in range(300)
+    ]
+    assert set.union(*left_out) == corpus
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.lists(st.integers(0, 50), min_size=1, max_size=9),
+    st.integers(0, 5),
+)
+def test_a_list_holds_whole_chunks_but_for_those_at_a_border(counts, chunk_size, weights, seed):
+    bounds = np.cumsum([0, *weights]) * sum(counts) // max(1, sum(weights))
+    bounds[-1] = sum(counts)
+    sizes = np.diff(bounds)
+    table = ChunkTable.cut(Corpus(np.array(counts)), chunk_size)
+    lists = LaneLists.cut(table, sizes, seed)
+    assert (
+        np.bincount(lists.sections, weights=lists.sizes, minlength=sizes.size).tolist()
+        == sizes.tolist()
+    )
+    num_cuts = lists.sections.size - int(table.first_chunks[-1])
+    assert 0 <= num_cuts < max(1, int((sizes > 0).sum()))
+    in_epochs = []
+    for epoch in (0, 1):
+        of_epoch = lists.epoch(epoch)
+        lanes = np.repeat(np.arange(sizes.size), sizes)
+        offsets = np.concatenate([np.arange(size) for size in sizes])
+        shards, indexes = of_epoch.locate(lanes, offsets)
+        in_epochs.append(sorted(zip(lanes.tolist(), shards.tolist(), indexes.tolist())))
+        # A lane has at most one more run of neighbours than pieces: the rotation cuts one.
+        is_next = (np.diff(shards * 100 + indexes) == 1) & (np.diff(lanes) == 0)
+        assert sum(counts) - is_next.sum() <= lists.sections.size + (sizes > 0).sum()
+    assert in_epochs[0] == in_epochs[1]
+    assert len({sample[1:] for sample in in_epochs[0]}) == sum(counts)
+
+
+def test_each_lane_begins_anywhere_in_each_epoch():
+    table = ChunkTable.cut(Corpus(np.array([60])), 60)
+    lists = LaneLists.cut(table, np.array([30, 30]), seed=0)  # one piece a lane
+    firsts = np.array(
+        [lists.epoch(e).locate(np.arange(2), np.zeros(2, int))[1] for e in range(300)]
+    )
+    assert [np.unique(firsts[:, lane]).tolist() for lane in (0, 1)] == [
+        list(range(30)),
+        list(range(30, 60)),
+    ]
+    assert (np.diff(firsts, axis=1) != 30).mean() > 0.9  # and by an offset of its own
+
+
+def test_one_lane_has_the_whole_corpus_and_a_permutation_in_each_epoch():
+    made = order([50, 30], 8, grid=(1, 1), window=10, chunk=4)
+    first, second = ([p for r in steps_of_epoch(made, e) for p in pairs(r)] for e in (0, 1))
+    assert first != second
+    assert set(first) == set(second) == {(s, i) for s, n in enumerate((50, 30)) for i in range(n)}
+
+
+def kept_share(first, second):
+    """The share of the samples of both orders that are in the same lane."""
+    lane_of = [
+        {pair: lane for lane, samples in samples_of_lanes(each, 0).items() for pair in samples}
+        for each in (first, second)
+    ]
+    known = lane_of[0].keys() & lane_of[1].keys()
+    return np.mean([lane_of[0][pair] == lane_of[1][pair] for pair in known])
+
+
+def test_most_samples_keep_their_lane_when_shards_are_appended_or_samples_turn_out_bad():
+    settings_of = {"grid": (1, 16), "chunk": 10}
+    before = order([1000] * 40, 64, **settings_of)
+    assert kept_share(before, order([1000] * 44, 64, **settings_of)) > 0.8
+    bad = [(0, index) for index in range(100)] + [(7, 999), (20, 3)]  # ten chunks, and two samples
+    assert kept_share(before, order([1000] * 40, 64, bad=bad, **settings_of)) > 0.97
+    assert kept_share(before, order([1000] * 40, 64, seed=1, **settings_of)) < 0.2
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_bad_list_leaves_each_other_sample_once_in_every_epoch(data):
+    counts = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any))
+    corpus = [(s, i) for s, n in enumerate(counts) for i in range(n)]
+    bad = data.draw(st.sets(st.sampled_from(corpus), max_size=len(corpus) - 1))
+    made = order(
+        counts, 4, chunk=data.draw(st.integers(1, 9)), bad=sorted(bad), drop_last=False, seed=3
+    )
+    for epoch in (0, 1):
+        seen = samples_of_lanes(made, epoch).values()
+        assert sorted(sample for samples in seen for sample in samples) == sorted({*corpus} - bad)
+
+
+# -- identity, state and resume --------------------------------------------------------------------
+
+
+def test_the_identity_says_it_only_where_it_is_so():
+    made = order([90], 6)
+    plain = Order.from_counts([90], global_batch_size=6, reshuffle="global")
+    assert plain.identity()["version"] == 1
+    assert "reshuffle" not in plain.identity()
+    # An mmstream that does not know the key reads version 1 alone.
+    assert made.identity() == plain.identity() | {"version": 2, "reshuffle": "lanes"}
+    with pytest.raises(StateError, match="order version 1, this mmstream has 2"):
+        Order.from_identity(made.identity() | {"version": 1}, [90])
+
+
+@settings(max_examples=30)
+@given(orders(), st.integers(0, 3))
+def test_an_order_comes_back_from_its_identity(order, epoch):
+    again = Order.from_identity(json.loads(json.dumps(order.identity())), order._corpus.counts)
+    assert again.identity() == order.identity()
+    steps, others = steps_of_epoch(again, epoch), steps_of_epoch(order, epoch)
+    assert list(map(pairs, steps)) == list(map(pairs, others))
+
+
+def test_a_walked_order_is_pickled_as_small_as_a_new_one():
+    made = order([50_000], 64)
+    size = len(pickle.dumps(made))
+    steps_of_epoch(made, 0)
+    assert len(pickle.dumps(made)) <= size + 2000
+    assert pairs(pickle.loads(pickle.dumps(made)).refs(3, 1)) == pairs(made.refs(3, 1))
+
+
+def test_nobody_said_how_to_reshuffle_then_a_node_cache_decides():
+    for shuffle, has_cache, expected in (
+        (True, False, "global"),
+        (True, True, "lanes"),
+        (False, True, "global"),
+    ):
+        made = Order.from_counts([9], global_batch_size=2, shuffle=shuffle, has_cache=has_cache)
+        assert made.reshuffle == expected
+    given_ = Order.from_counts([9], global_batch_size=2, reshuffle="global", has_cache=True)
+    assert given_.reshuffle == "global"
+
+
+class OneDataset:
+    can_finish_epoch = True
+
+    def order_from_identity(self, identity):
+        return Order.from_identity(identity, [90])
+
+
+class ManyDatasets:
+    can_finish_epoch = False
+
+
+def order_now(**how):
+    return Order.from_counts([90], global_batch_size=6, window_bytes=1 << 20, **how)
+
+
+PLAN = plan_of_lengths([90], np.full(90, 5), PackLimits(10))
+
+
+def packs_now(**how):
+    return PackOrder.from_plan(PLAN, Corpus(np.array([90])), global_batch_size=6, **how)
+
+
+SAVED = {"global": {"reshuffle": "global"}, "lanes": {"has_cache": True}}
+NOW = {
+    "unset": {},
+    "unset, with a cache": {"has_cache": True},
+    "global": {"reshuffle": "global", "has_cache": True},
+    "lanes": {"reshuffle": "lanes"},
+}
+
+
+@pytest.mark.parametrize("made", [order_now, packs_now, mixture_order])
+@pytest.mark.parametrize("saved", SAVED)
+@pytest.mark.parametrize("now", NOW)
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
+def test_an_epoch_ends_as_it_began(made, saved, now, step, on_change):
+    began, present = made(**SAVED[saved]), made(**NOW[now])
+    state = json.loads(json.dumps(make_state(began, 1, step)))
+    is_mixture = made is mixture_order
+    source = ManyDatasets() if is_mixture else OneDataset()
+    goes_on = step > 0 or is_mixture  # the sources of a mixture are in mid-epoch
+    if goes_on and now in SAVED and now != saved and (is_mixture or on_change == "refuse"):
+        with pytest.raises(StateError, match=f"reshuffle was '{saved}' and is '{now}'") as refused:
+            resume(source, present, state, on_change)
+        assert "version" not in str(refused.value)
+        return
+    if made is packs_now and goes_on and now in SAVED and now != saved:
+        kept = PackOrder.from_identity(state["order"], PLAN, Corpus(np.array([90])))
+    else:
+        assert resume(source, present, state, on_change)[:2] == (1, step)
+        kept = resume(source, present, state, on_change)[2]
+    expected = began if goes_on else present
+    assert kept.identity() == expected.identity()
+    assert pairs(kept.refs(1, step)) == pairs(expected.refs(1, step))
+
+
+@pytest.mark.parametrize("value", ["LANES", "", 5, True, ["lanes"]])
+def test_another_word_is_refused(value):
+    with pytest.raises(ConfigError, match=r"^reshuffle .*: give global or lanes$"):
+        order([9], 2, reshuffle=value)
+    with pytest.raises(StateError, match="not an order's identity: ConfigError: reshuffle"):
+        Order.from_identity(order([9], 2).identity() | {"reshuffle": value}, [9])
+
+
+def test_an_order_that_is_not_shuffled_has_no_lanes_to_keep():
+    with pytest.raises(ConfigError, match=r"reshuffle lanes with shuffle=False: .* leave out one"):
+        order([9], 2, shuffle=False)
+    plain = order([9], 2, reshuffle="global", shuffle=False)
+    assert plain.identity() == Order.from_counts([9], global_batch_size=2, shuffle=False).identity()
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows", "changes", "expected"),
+    [
+        (
+            [1000] * 20,
+            16,
+            {"grid": (2, 8), "window": 64, "interleave": 4, "chunk": 16},
+            "627e4e364b2cab4d",
+        ),
+        (
+            [30, 0, 41, 7],
+            8,
+            {"grid": (1, 4), "window": 5, "chunk": 6, "bad": [(2, 3)]},
+            "4b9d80e2f66dca61",
+        ),
+        (
+            [55, 13],
+            9,
+            {"grid": (3, 3), "window": 4, "chunk": 5, "drop_last": False},
+            "7866f09b52315eae",
+        ),
+    ],
+)
+def test_golden_digests(counts, rows, changes, expected):
+    assert digest(order(counts, rows, seed=3, **changes), epochs=(0, 1, 5)) == expected
+
+
+def test_golden_digest_of_a_mixture():
+    made = mixture_order(reshuffle="lanes", changes={90: (1, 1, 2)})
+    assert digest(made, epochs=(0, 1, 30)) == "753a8d58a2cf7950"
