@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mmstream.cli.forecast import OPTIONS, PlannedRun, forecast_options, show_forecast
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -21,8 +22,11 @@ from mmstream.errors import SampleError, escaped
 __all__ = ["info"]
 
 
-@command("mmstream info s3://bucket/corpus")
-@click.argument("url")
+@command(
+    "mmstream info s3://bucket/corpus",
+    groups={"Cost of a run": OPTIONS},
+)
+@click.argument("url", required=False)
 @click.option(
     "--keys",
     "num_keys",
@@ -42,11 +46,16 @@ __all__ = ["info"]
     "--samples",
     "num_samples",
     type=AT_LEAST_1,
-    default=1000,
-    show_default=True,
-    help="With --stats: samples to read, spread over the dataset.",
+    help="With --stats: samples to read, spread over the dataset.  [default: 1000]  With --plan "
+    "and no URL: samples of the corpus.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws these samples.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="With --stats: draws these samples. With --plan: seed of the order.",
+)
 @click.option(
     "--tokenizer",
     metavar="FOLDER",
@@ -54,33 +63,57 @@ __all__ = ["info"]
     "per byte.",
 )
 @click.option("--html", metavar="FILE", help="With --stats: also write a page with the numbers.")
+@forecast_options
 @allow_foreign_urls
 def info(
-    url: str,
+    url: str | None,
     num_keys: int,
     as_json: bool,
     stats: bool,
-    num_samples: int,
+    num_samples: int | None,
     seed: int,
     tokenizer: str | None,
     html: str | None,
     allow_foreign_urls: bool,
+    plan: int | None,
+    **run_options: Any,
 ) -> None:
     """Show what the dataset at URL holds: shards, samples, fields, bytes, some keys.
 
     If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
-    source.
+    source. With --plan: what a run over it asks of object storage.
     """
-    from mmstream.dataset.mixture import Mixture
     from mmstream.dataset.mixture_file import open_data
 
+    if plan is not None:
+        run = PlannedRun(plan, **run_options)
+        show_forecast(
+            url,
+            run,
+            num_samples=num_samples,
+            seed=seed,
+            allow_foreign_urls=allow_foreign_urls,
+            as_json=as_json,
+        )
+        return
+    given = [name for name in run_options if _is_given(name)]
+    if given:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --plan")
+    if url is None:
+        raise click.UsageError("give the URL of a dataset")
     if stats:
         data = open_data(url, allow_foreign_urls=allow_foreign_urls)
-        _show_statistics(data, url, num_samples, seed, tokenizer, html, as_json)
+        _show_statistics(data, url, num_samples or 1000, seed, tokenizer, html, as_json)
         return
     if tokenizer is not None or html is not None:
         raise click.UsageError("--tokenizer and --html go with --stats")
-    data = open_data(url, allow_foreign_urls=allow_foreign_urls)
+    _show(open_data(url, allow_foreign_urls=allow_foreign_urls), num_keys, as_json)
+
+
+def _show(data: Any, num_keys: int, as_json: bool) -> None:
+    """Print what a dataset or a mixture holds."""
+    from mmstream.dataset.mixture import Mixture
+
     if not isinstance(data, Mixture):
         about = _about(data, num_keys)
         if as_json:
@@ -102,6 +135,12 @@ def info(
     for name, dataset in data.datasets.items():
         say(f"{name}: ", nl=False)
         _print_dataset(dataset, sources[name])
+
+
+def _is_given(name: str) -> bool:
+    """Tell whether an option stands on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _show_statistics(

@@ -1,0 +1,367 @@
+"""``mmstream info --plan G``: what a run asks of storage, before it starts. It imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, say
+
+if TYPE_CHECKING:
+    from mmstream.dataset.source import ShardSource
+    from mmstream.forecast.reads import LargeReads
+    from mmstream.forecast.run import RunForecast
+    from mmstream.order import AnyOrder
+
+__all__ = ["OPTIONS", "PlannedRun", "forecast_options", "show_forecast"]
+
+F = TypeVar("F", bound=Callable[..., None])
+
+MORE_THAN_0 = click.FloatRange(min=0, min_open=True)
+
+LARGE_BYTES = 8 << 20
+"""Samples of this size are read by ranges, where a decoder can: `Decode(min_lazy_bytes=)`."""
+
+_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "--plan",
+        {
+            "type": AT_LEAST_1,
+            "metavar": "G",
+            "help": "Instead, say what a run with batches of G rows over all ranks asks of object "
+            "storage. Without URL: over a corpus of --samples samples of --mean-bytes bytes.",
+        },
+    ),
+    ("--ranks", {"type": AT_LEAST_1, "default": 1, "help": "Ranks of the run: its GPUs."}),
+    ("--ranks-per-node", {"type": AT_LEAST_1, "default": 8, "help": "Ranks of a machine."}),
+    ("--epochs", {"type": AT_LEAST_1, "default": 1, "help": "Epochs of the run."}),
+    (
+        "--mean-bytes",
+        {
+            "type": AT_LEAST_1,
+            "help": "Without URL: bytes of a sample in its tar, with headers and padding.",
+        },
+    ),
+    (
+        "--pack-plan",
+        {
+            "metavar": "NAME",
+            "help": "Rows are packs of this plan: its name beside the index, or its folder or URL.",
+        },
+    ),
+    (
+        "--window-bytes",
+        {
+            "type": AT_LEAST_1,
+            "help": "Bytes of all windows together.  [default: 2 MiB a row, within 2 to 8 GiB]",
+        },
+    ),
+    (
+        "--ranged-bytes",
+        {
+            "type": AT_LEAST_0,
+            "help": "Bytes that a decoder reads of a sample of 8 MiB or more, beside its first 64 "
+            "KiB.  [default: all]",
+        },
+    ),
+    (
+        "--ranged-requests",
+        {"type": AT_LEAST_0, "help": "Requests in which it reads them. Goes with --ranged-bytes."},
+    ),
+    ("--samples-per-second", {"type": MORE_THAN_0, "help": "Speed of all ranks together."}),
+    (
+        "--request-price",
+        {"type": click.FloatRange(min=0), "metavar": "PRICE", "help": "Price of 1,000 requests."},
+    ),
+    (
+        "--egress-price",
+        {
+            "type": click.FloatRange(min=0),
+            "metavar": "PRICE",
+            "help": "Price of 1e9 bytes that leave the store.",
+        },
+    ),
+    (
+        "--memory-bytes",
+        {
+            "type": AT_LEAST_1,
+            "help": "Memory of a machine: windows that take more than a quarter are not held.",
+        },
+    ),
+    (
+        "--cache-bytes",
+        {"type": AT_LEAST_0, "help": "Node cache of each machine, for the epochs after the first."},
+    ),
+    (
+        "--reshuffle",
+        {
+            "type": click.Choice(["global", "lanes"]),
+            "help": "As mm.Pipeline(reshuffle=).  [default: lanes with --cache-bytes]",
+        },
+    ),
+]
+
+OPTIONS = [name for name, _ in _OPTIONS]
+"""Names of the options."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The options of a planned run."""
+
+    plan: int
+    """G."""
+    ranks: int = 1
+    ranks_per_node: int = 8
+    epochs: int = 1
+    mean_bytes: int | None = None
+    pack_plan: str | None = None
+    window_bytes: int | None = None
+    ranged_bytes: int | None = None
+    ranged_requests: int | None = None
+    samples_per_second: float | None = None
+    request_price: float | None = None
+    egress_price: float | None = None
+    memory_bytes: int | None = None
+    cache_bytes: int | None = None
+    reshuffle: str | None = None
+
+    @property
+    def ranks_of_node(self) -> int:
+        """Ranks of the fullest machine."""
+        return min(self.ranks, self.ranks_per_node)
+
+
+def forecast_options(function: F) -> F:
+    """Add the options of a planned run to a command."""
+    for name, settings in reversed(_OPTIONS):
+        shows_default = settings.get("default") is not None
+        function = click.option(name, show_default=shows_default, **settings)(function)
+    return function
+
+
+def show_forecast(
+    url: str | None,
+    run: PlannedRun,
+    *,
+    num_samples: int | None,
+    seed: int,
+    allow_foreign_urls: bool,
+    as_json: bool,
+) -> None:
+    """Print what a run asks of storage."""
+    from mmstream.dataset.mixture_file import open_data
+    from mmstream.forecast.equal_samples import equal_samples
+    from mmstream.forecast.reads import forecast_reads
+    from mmstream.forecast.run import forecast_run
+    from mmstream.world import World, rows_of_rank
+
+    if (run.ranged_bytes is None) != (run.ranged_requests is None):
+        raise click.UsageError("--ranged-bytes and --ranged-requests go together")
+    source: ShardSource
+    if url is not None:
+        if run.mean_bytes is not None:
+            raise click.UsageError("--mean-bytes is for a corpus without URL")
+        source = open_data(url, allow_foreign_urls=allow_foreign_urls)
+    elif num_samples is None or run.mean_bytes is None:
+        raise click.UsageError("give URL, or --samples and --mean-bytes of a corpus")
+    else:
+        source = equal_samples(num_samples, run.mean_bytes)
+    order = _order(source, run, seed)
+    starts = [
+        rows_of_rank(run.plan, World(rank, run.ranks), "balanced")[0] for rank in range(run.ranks)
+    ]
+    row_bounds = [*starts, run.plan]
+    reads = forecast_reads(
+        source,
+        order,
+        row_bounds,
+        large=_large_reads(run),
+        single_samples=_reads_single_samples(source, order, run),
+        uses_index=url is not None,
+    )
+    forecast = forecast_run(
+        source,
+        order,
+        reads,
+        row_bounds,
+        ranks_per_node=run.ranks_per_node,
+        num_epochs=run.epochs,
+        cache_bytes=run.cache_bytes or 0,
+    )
+    if as_json:
+        say(json.dumps(_as_json(run, order, forecast)))
+        return
+    for line in _lines(run, order, forecast):
+        say(line)
+
+
+def _order(source: ShardSource, run: PlannedRun, seed: int) -> AnyOrder:
+    """Return the order of the run."""
+    from mmstream.dataset.dataset import Dataset
+    from mmstream.packing.order import PackOrder
+    from mmstream.packing.plan_file import open_plan, plan_folder
+
+    settings: dict[str, Any] = {
+        "global_batch_size": run.plan,
+        "seed": seed,
+        "window_bytes": run.window_bytes,
+        "reshuffle": run.reshuffle,
+        "has_cache": bool(run.cache_bytes),
+    }
+    if run.pack_plan is None:
+        return source.plan_order(**settings)
+    if not isinstance(source, Dataset):
+        raise click.UsageError("--pack-plan takes one dataset, and this is a mixture")
+    folder = run.pack_plan
+    if "/" not in folder:
+        folder = plan_folder(source.index_store.url, folder)
+    return PackOrder.from_plan(open_plan(folder), source.corpus, **settings)
+
+
+def _reads_single_samples(source: ShardSource, order: AnyOrder, run: PlannedRun) -> bool:
+    """Tell whether the windows are too large for the machines; ConfigError as in training."""
+    from mmstream.reading.window_memory import needs_single_samples
+
+    if run.memory_bytes is None:
+        return False
+    num_rows = -(-run.plan // run.ranks)
+    return needs_single_samples(
+        source,
+        order,
+        num_rows,
+        run.memory_bytes,
+        num_ranks=run.ranks_of_node,
+        least_large_bytes=_large_reads(run).least_bytes,
+    )
+
+
+def _large_reads(run: PlannedRun) -> LargeReads:
+    """Return what is read of large samples. Without a decoder for ranges, only huge ones count."""
+    from mmstream.forecast.reads import LargeReads, Reads
+    from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES
+
+    if run.ranged_bytes is None or run.ranged_requests is None:
+        return LargeReads(HUGE_SAMPLE_BYTES)
+    return LargeReads(LARGE_BYTES, Reads(run.ranged_requests, run.ranged_bytes))
+
+
+def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[str]:
+    """Yield what a terminal shows."""
+    from mmstream.display.markup import size_text
+    from mmstream.reading.rank_reader import HORIZON_BYTES
+    from mmstream.storage.transfer_limits import MAX_PREFIX_RATE
+
+    reads = forecast.reads
+    identity = order.identity()
+    about = "" if reads.is_exact else "about "
+    yield (
+        f"plan: {reads.num_steps:,} steps of {run.plan:,} rows an epoch, {about}"
+        f"{reads.num_samples:,.0f} samples; grid {tuple(identity['grid'])}, {run.ranks:,} ranks "
+        f"on {forecast.num_nodes:,} machines"
+    )
+    yield (
+        f"requests: {about}{reads.epoch.num_requests:,.0f} an epoch, "
+        f"{reads.requests_per_gb:,.0f} a GB; {reads.start.num_requests:,.0f} more at each start, "
+        f"and {forecast.opening.num_requests:,.0f} to open the data"
+    )
+    over = reads.epoch.num_bytes / max(1.0, reads.num_sample_bytes)
+    yield (
+        f"egress: {about}{size_text(reads.epoch.num_bytes)} an epoch, {over:.2f} times its "
+        f"samples; {size_text(reads.start.num_bytes)} more at each start, and "
+        f"{size_text(forecast.opening.num_bytes)} to open the data"
+    )
+    if run.cache_bytes is not None:
+        yield (
+            f"node cache: {size_text(run.cache_bytes)} a machine hold "
+            f"{forecast.hit_rate:.0%} of each later epoch, which reads "
+            f"{size_text(forecast.later_epoch.num_bytes)}"
+        )
+    if run.epochs > 1:
+        yield (
+            f"run: {run.epochs:,} epochs read {size_text(forecast.total.num_bytes)} in "
+            f"{forecast.total.num_requests:,.0f} requests"
+        )
+    held = reads.window_bytes + HORIZON_BYTES + reads.step_bytes
+    yield (
+        f"memory: {size_text(reads.window_bytes)} of windows a rank, up to "
+        f"{size_text(HORIZON_BYTES)} read ahead, {size_text(reads.step_bytes)} a step; up to "
+        f"{size_text(held * run.ranks_of_node)} a machine, beside batches"
+    )
+    yield (
+        f"disk of a machine: {size_text(reads.index.num_bytes)} of index; a node cache of "
+        f"{size_text(reads.epoch.num_bytes / forecast.num_nodes)} would hold its part of an epoch"
+    )
+    if run.samples_per_second is not None:
+        rate = reads.rate(run.samples_per_second)
+        minutes = reads.num_samples / run.samples_per_second / 60
+        yield (
+            f"at {run.samples_per_second:,.0f} samples/s: {rate.num_requests:,.1f} requests/s, "
+            f"{rate.num_requests * reads.busiest_prefix:,.1f} of the busiest of "
+            f"{reads.num_prefixes:,} prefixes; {size_text(rate.num_bytes)}/s, "
+            f"{size_text(rate.num_bytes / forecast.num_nodes)}/s a machine; {minutes:,.1f} minutes "
+            "an epoch"
+        )
+    if reads.start.num_requests * reads.busiest_prefix > MAX_PREFIX_RATE:
+        seconds = reads.start.num_requests * reads.busiest_prefix / MAX_PREFIX_RATE
+        yield f"start: its requests take a prefix of S3 {seconds:,.1f} s or more"
+    yield (
+        f"S3: a prefix answers {MAX_PREFIX_RATE:,} GET/s, which is {reads.max_samples_per_s:,.0f} "
+        "samples/s of this run"
+    )
+    if (run.samples_per_second or 0) > reads.max_samples_per_s:
+        yield (
+            "warning: the busiest prefix would get more requests than S3 promises to answer: "
+            "lay the shards into several folders, or plan larger windows or fewer ranks that "
+            "share lanes"
+        )
+    if (price := _price(run, forecast)) is not None:
+        yield "price: " + "; ".join(
+            f"{price[key]:,.2f} {words}"
+            for key, words in (
+                ("epoch", "for the requests and the egress of an epoch"),
+                ("run", "for the whole run"),
+            )
+        )
+
+
+def _price(run: PlannedRun, forecast: RunForecast) -> dict[str, float] | None:
+    """Return what an epoch and the run cost. None: no price is given."""
+    from mmstream.forecast.run import price
+
+    if run.request_price is None and run.egress_price is None:
+        return None
+    prices = run.request_price or 0.0, run.egress_price or 0.0
+    return {
+        "epoch": price(forecast.reads.epoch, *prices),
+        "run": price(forecast.total, *prices),
+    }
+
+
+def _as_json(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    from mmstream.reading.rank_reader import HORIZON_BYTES
+
+    reads = forecast.reads
+    identity = order.identity()
+    rate = None if run.samples_per_second is None else reads.rate(run.samples_per_second)
+    return {
+        "global_batch_size": run.plan,
+        "grid": identity["grid"],
+        "num_nodes": forecast.num_nodes,
+        **asdict(reads),
+        "requests_per_gb": reads.requests_per_gb,
+        "max_samples_per_s": reads.max_samples_per_s,
+        "read_ahead_bytes": HORIZON_BYTES,
+        "opening": asdict(forecast.opening),
+        "num_epochs": forecast.num_epochs,
+        "hit_rate": forecast.hit_rate,
+        "later_epoch": asdict(forecast.later_epoch),
+        "total": asdict(forecast.total),
+        "per_second": None if rate is None else asdict(rate),
+        "price": _price(run, forecast),
+    }

@@ -1,0 +1,134 @@
+"""What the forecast says is what a real server is asked for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mmstream as mm
+from mmstream.dataset.index_tars import index_tars
+from mmstream.forecast.reads import forecast_reads
+from mmstream.forecast.run import forecast_run
+from mmstream.storage import open_store
+from tests.helpers.corpora import write_corpus
+from tests.helpers.http_fault_proxy import Counts, FaultProxy, fault_proxy
+from tests.helpers.packed_texts import fields_of, pack_pipeline
+
+pytestmark = pytest.mark.s3
+
+QUIET_S = 0.3
+"""Without a request for so long, a reader process has read all that it plans."""
+
+MOST_S = 60.0
+
+
+def small(number: int) -> dict[str, bytes]:
+    return {"bin": bytes(1000 + number * 7919 % 8000)}
+
+
+def large(number: int) -> dict[str, bytes]:
+    return {"bin": bytes(500_000 + number * 79_190_011 % 1_000_000)}
+
+
+CORPORA = {
+    "small": ([400, 300], small),
+    "large": ([20, 12], large),
+    "texts": ([300, 200], fields_of),
+}
+
+
+@pytest.fixture(scope="module")
+def urls(s3, tmp_path_factory) -> dict[str, str]:
+    """The corpora with parts of an index on the server, by name."""
+    bucket = s3.removeprefix("s3://").partition("/")[0]
+    addresses = {}
+    for name, (counts, fields) in CORPORA.items():
+        folder = Path(write_corpus(tmp_path_factory.mktemp(name), counts, fields, checksums=True))
+        index_tars(folder, overwrite=True, checksums=True, progress=False)
+        addresses[name] = f"s3://{bucket}/forecast-{name}"
+        store = open_store(addresses[name])
+        for path in folder.iterdir():
+            store.write(path.name, path.read_bytes())
+    return addresses
+
+
+@pytest.fixture
+def proxy(s3, monkeypatch, tmp_path) -> Iterator[FaultProxy]:
+    """A proxy before the server, and a machine that has no index yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        yield server
+
+
+def pipeline_of(name: str, urls: dict[str, str]) -> mm.Pipeline:
+    if name == "packs":
+        return pack_pipeline(urls["texts"], 8)
+    if name == "mixture":
+        sources = {name: (mm.open_dataset(urls[name]), weight) for name, weight in WEIGHTS.items()}
+        return mm.Pipeline(mm.Mixture(sources, epoch_steps=20), global_batch_size=24, window=240)
+    settings = {
+        "small": {"global_batch_size": 24, "grid": (1, 8), "window": 64},
+        "large": {"global_batch_size": 2},
+    }
+    return mm.Pipeline(mm.open_dataset(urls[name]), seed=3, **settings[name])
+
+
+WEIGHTS = {"small": 0.97, "large": 0.03}
+
+
+def counts_at_the_end(proxy: FaultProxy, least_gets: float) -> Counts:
+    """Return the counts when so much was asked for, and then nothing for a while."""
+    end, before, since = time.monotonic() + MOST_S, -1, time.monotonic()
+    while time.monotonic() < end:
+        counts = proxy.counts()
+        if counts.num_requests != before or counts.num_in_flight:
+            before, since = counts.num_requests, time.monotonic()
+        elif time.monotonic() - since > QUIET_S and counts.gets_by_suffix["tar"] >= least_gets:
+            break
+        time.sleep(0.02)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [("small", 1), ("small", 3), ("large", 1), ("mixture", 1), ("packs", 2)],
+)
+def test_requests_and_bytes_are_those_that_the_server_counts(
+    urls, proxy, tmp_path, name, world_size
+):
+    pipeline = pipeline_of(name, urls)
+    source, order = pipeline.dataset, pipeline.order
+    bounds = [rank * order.global_batch_size // world_size for rank in range(world_size + 1)]
+    first, second = (forecast_reads(source, order, bounds, epoch=epoch) for epoch in (0, 1))
+    shards = first.epoch + first.start + second.epoch
+    run = forecast_run(source, order, first, bounds)
+    assert first.is_exact
+    proxy.reset_counts()
+
+    (Path(os.environ["XDG_CACHE_HOME"]) / "mmstream").rename(tmp_path / "unused")
+    pipelines = [pipeline_of(name, urls) for _ in range(world_size)]
+    loaders = [
+        mm.Loader(each, world=mm.World(rank, world_size)) for rank, each in enumerate(pipelines)
+    ]
+    iterators = [iter(loader) for loader in loaders]
+    for iterator in iterators:  # all but the last step: then two epochs are read, and no more
+        for _ in range(order.steps_per_epoch - 1):
+            next(iterator)
+    counts = counts_at_the_end(proxy, 0.95 * shards.num_requests)
+    for iterator in iterators:  # its batch has the counts of all that was read
+        next(iterator)
+    transfers = [loader.stats.transfers for loader in loaders]
+    num_again = sum(each.num_retries + each.num_hedges for each in transfers)
+    for loader in loaders:
+        loader.close()
+
+    num_gets = counts.gets_by_suffix["tar"]
+    assert num_gets - num_again == pytest.approx(shards.num_requests, rel=0.05)
+    assert counts.num_gets - num_gets == run.opening.num_requests
+    expected_bytes = (shards + run.opening).num_bytes
+    assert counts.num_bytes == pytest.approx(expected_bytes, rel=0.05)
