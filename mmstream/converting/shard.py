@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import BinaryIO, cast
 
@@ -47,7 +46,7 @@ from mmstream.dataset.index import decode_index, encode_index, index_name, index
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError
 from mmstream.storage import Store
-from mmstream.storage.side_by_side import map_requests
+from mmstream.storage.side_by_side import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
 
@@ -265,17 +264,9 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
 
 def _wrong_size(store: Store, sizes: Mapping[str, int]) -> str | None:
     """Return the first file that is missing or has another size, or None."""
-    current = map_requests(store, partial(_size, store), sizes)
+    current = sizes_of(store, sizes)
     wrong = [name for name, size in zip(sizes, current, strict=True) if size != sizes[name]]
     return wrong[0] if wrong else None
-
-
-def _size(store: Store, name: str) -> int | None:
-    """Return the size of an object in bytes. None: there is none."""
-    try:
-        return store.size(name)
-    except FileNotFoundError:
-        return None
 
 
 def _require_expected(job: ShardJob, report: ShardReport) -> None:

@@ -107,12 +107,13 @@ _FEW_VALUES = ["status", "error_message", "shard", "file", "split", "license"] +
 ]
 """Columns that are stored as a dictionary, because their values repeat."""
 
-_FIRST_MEDIUM = ("width", "height", "original_width", "original_height")
+_SHA256 = SCHEMA.get_field_index("sha256")
 
 _IDS = ("id", "uid", "image_id", "sample_id", "videoid", "video_id")
 _URLS = ("url", "image_url", "source_url", "contenturl", "raw_url", "coco_url", "source")
 _URLS_AND_MEDIA = (*_URLS, "image", "video", "audio")  # a row may name its medium by URL
 _LICENSES = ("license", "licence", "license_name", "license_url")
+_ORIGINS = frozenset((*_IDS, *_URLS_AND_MEDIA, *_LICENSES))
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
@@ -149,11 +150,11 @@ class SidecarWriter:
     ) -> None:
         self._store, self._shard, self._split = store, shard, split
         self._perceptual_hash = perceptual_hash
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[list[Any]] = []  # values in the order of SCHEMA
         self._group_bytes = self._num_samples = 0
         self._stack = ExitStack()
         self._thread = self._stack.enter_context(ThreadPoolExecutor(1, "mmstream-sha256"))
-        self._unhashed: list[tuple[dict[str, Any], bytes]] = []
+        self._unhashed: list[tuple[list[Any], bytes]] = []
         self._unhashed_bytes = 0
         self._hashing: deque[Future[None]] = deque()
 
@@ -206,24 +207,31 @@ class SidecarWriter:
             media: Its media. Their bytes are among `fields`.
         """
         text = text_of(fields)
-        caption = fields.get("txt") if media else None
-        names = dict(fields)  # of the media that are not described yet
-        described = [self._described(medium, names) for medium in media]
+        caption = fields["txt"].decode("utf-8", "replace") if media and "txt" in fields else None
+        described = self._described(media, fields) if media else []
         first = described[0] if described else {}
-        described_row = {
-            **self._origin(row, key),
-            "status": "success",
-            "index": self._num_samples,
-            "caption": None if caption is None else caption.decode("utf-8", "replace"),
-            **{name: first.get(name) for name in _FIRST_MEDIUM},
-            "num_bytes": sum(map(len, fields.values())),
-            "num_text_bytes": None if text is None else len(text),
-            "text_xxh3": None if text is None else content_hash(text),
-            "media": described,
-        }
+        origin = self._origin(row)
+        described_row = [
+            key,
+            "success",
+            None,
+            self._shard,
+            self._num_samples,
+            *origin,
+            caption,
+            first.get("width"),
+            first.get("height"),
+            first.get("original_width"),
+            first.get("original_height"),
+            None,  # SHA-256
+            sum(map(len, fields.values())),
+            None if text is None else len(text),
+            None if text is None else content_hash(text),
+            described,
+        ]
         if media:
             self._hash_later(described_row, media[0].data)
-        self._add(described_row)
+        self._add(described_row, key, caption, *origin[3:])
         self._num_samples += 1
 
     def add_reject(self, row: Row, key: str, reason: str) -> None:
@@ -234,24 +242,37 @@ class SidecarWriter:
             key: The key that its sample would have.
             reason: Why there is no sample.
         """
-        self._add({**self._origin(row, key), "status": "rejected", "error_message": reason})
+        origin = self._origin(row)
+        values = [key, "rejected", reason, self._shard, None, *origin]
+        values += [None] * (len(SCHEMA) - len(values))
+        self._add(values, key, reason, *origin[3:])
 
-    def _origin(self, row: Row, key: str) -> dict[str, Any]:
-        value = row.value if isinstance(row.value, dict) else {}
-        values = {str(name).lower(): item for name, item in value.items()}
+    def _origin(self, row: Row) -> tuple[str, int, str | None, str | None, str | None, str | None]:
+        """Return where a row comes from: file, row, split, id, url and license."""
+        values = (
+            {str(name).lower(): item for name, item in row.value.items()}
+            if isinstance(row.value, dict)
+            else {}
+        )
+        if values.keys().isdisjoint(_ORIGINS):
+            return row.file, row.number, self._split, None, None, None
         url = _first_text(values, _URLS_AND_MEDIA, _URL)
-        return {
-            "key": key,
-            "shard": self._shard,
-            "file": row.file,
-            "row": row.number,
-            "split": self._split,
-            "id": id_of(values),
-            "url": url and without_secrets(url),
-            "license": _first_text(values, _LICENSES),
-        }
+        return (
+            row.file,
+            row.number,
+            self._split,
+            id_of(values),
+            url and without_secrets(url),
+            _first_text(values, _LICENSES),
+        )
 
-    def _described(self, medium: Media, names: dict[str, bytes]) -> dict[str, Any]:
+    def _described(
+        self, media: Sequence[Media], fields: Mapping[str, bytes]
+    ) -> list[dict[str, Any]]:
+        names = dict(fields)  # of the media that are not described yet
+        return [self._medium(medium, names) for medium in media]
+
+    def _medium(self, medium: Media, names: dict[str, bytes]) -> dict[str, Any]:
         field = next(name for name, data in names.items() if data is medium.data)
         del names[field]  # a medium that comes twice has two fields
         kind = _kind_of(medium.extension)
@@ -267,13 +288,14 @@ class SidecarWriter:
             **{name: medium.facts.get(name) for name in FACTS},
         }
 
-    def _add(self, row: dict[str, Any]) -> None:
+    def _add(self, row: list[Any], *texts: str | None) -> None:
+        """Add the values of a row. `texts` are those that may be long."""
         self._rows.append(row)
-        self._group_bytes += sum(len(value) for value in row.values() if isinstance(value, str))
+        self._group_bytes += sum(map(len, filter(None, texts)))
         if len(self._rows) >= ROWS_PER_GROUP or self._group_bytes >= MAX_GROUP_BYTES:
             self._flush()
 
-    def _hash_later(self, row: dict[str, Any], data: bytes) -> None:
+    def _hash_later(self, row: list[Any], data: bytes) -> None:
         """Have the SHA-256 of a medium put into its row. Handing media over one by one is slow."""
         self._unhashed.append((row, data))
         self._unhashed_bytes += len(data)
@@ -289,7 +311,11 @@ class SidecarWriter:
         while self._hashing:
             self._hashing.popleft().result()
         if self._rows:
-            self._writer.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
+            columns = zip(*self._rows, strict=True)
+            arrays = [
+                pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)
+            ]
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
         self._rows, self._group_bytes = [], 0
 
 
@@ -310,9 +336,9 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
     return pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
 
 
-def _add_sha256(media: Sequence[tuple[dict[str, Any], bytes]]) -> None:
+def _add_sha256(media: Sequence[tuple[list[Any], bytes]]) -> None:
     for row, data in media:
-        row["sha256"] = hashlib.sha256(data).hexdigest()
+        row[_SHA256] = hashlib.sha256(data).hexdigest()
 
 
 def _first_text(

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mmstream.dataset.source import ShardSource
 from mmstream.decoding.by_field import FieldDecoder, FieldPlan, decoded_medium, plan_fields
 from mmstream.decoding.fields import MAX_TEXT_BYTES, audio_fields, video_fields
 from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times
 from mmstream.errors import ConfigError, escaped
@@ -102,6 +105,10 @@ class Decode:
     """Whether videos or recordings are decoded, by field or all of them."""
     needed_shapes: frozenset[str] = field(init=False, repr=False, compare=False)
     """The kinds of media on whose shapes the tokens of a text depend."""
+    is_baked: bool = field(default=False, init=False)
+    """Whether samples were decoded by ``mmstream bake``; see `baked`."""
+    stored: StoredFields | None = field(default=None, init=False, repr=False, compare=False)
+    """The fields of the baked dataset. None: there is none, or no pipeline has one yet."""
 
     def __post_init__(self) -> None:
         refuse_bools(max_json_bytes=self.max_json_bytes, min_lazy_bytes=self.min_lazy_bytes)
@@ -132,6 +139,42 @@ class Decode:
         _check_times(plan, self.media - {"image"})
         if text is not None:
             _check_lengths(text, plan, self.media)
+
+    @classmethod
+    def baked(cls) -> Decode:
+        """Return what reads the fields of a dataset that ``mmstream bake`` wrote.
+
+        Batches are those of the pipeline that was baked.
+
+        Examples:
+            >>> mm.Decode.baked().is_baked
+            True
+        """
+        decode = cls()
+        object.__setattr__(decode, "is_baked", True)
+        object.__setattr__(decode, "plan", FieldPlan({}))
+        return decode
+
+    def of_source(self, source: ShardSource, *, views: bool = False) -> Decode:
+        """Return these decoders for a dataset: those of a baked one know its fields then.
+
+        Args:
+            source: The dataset.
+            views: Baked arrays are views of what was read. Nobody may write to them.
+
+        Raises:
+            ConfigError: They read baked fields, and the dataset was not baked.
+        """
+        if not self.is_baked:
+            return self
+        decode = copy(self)
+        object.__setattr__(decode, "stored", StoredFields.of_source(source, views=views))
+        return decode
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the fields that are decoded into the memory of their batch, as uint8."""
+        return self.plan.shapes(self.image) if self.stored is None else self.stored.shapes
 
     @property
     def has_ranged_decoders(self) -> bool:
@@ -167,6 +210,8 @@ class Decode:
     @property
     def picture_names(self) -> tuple[str, ...]:
         """The fields of a batch that hold pictures with colours, which a model wants normalized."""
+        if self.stored is not None:
+            return self.stored.content.collate.picture_names
         by_field = [
             name
             for name, decoder in self.plan.pictures.items()

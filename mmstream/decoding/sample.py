@@ -48,6 +48,7 @@ from mmstream.decoding.media import (
 )
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.text.decoder import DecodedText
+from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
 from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample
 
@@ -73,16 +74,14 @@ TextTokens: TypeAlias = tuple[Sample, DecodedText | SampleError | None]
 _JSON = {"json": parse_json}
 """What is parsed without a `Decode`."""
 
-LOSS_FIELD = "__text_loss__"
-"""The field of a decoded sample in which its `TextLoss` travels to the lineage of the batch."""
-
 
 class RowMemory(NamedTuple):
     """Where decoders write a sample: into the memory of its batch."""
 
     pictures: Mapping[str, torch.Tensor]
     """By field: uint8 [H, W, 3], of a mask [H, W], C-contiguous. Only for decoders of fixed size
-    (`FieldPlan.shapes`). ``image`` is used for a sample that has exactly one such picture."""
+    (`Decode.shapes`). ``image`` is used for a sample that has exactly one such picture. Of a baked
+    field: uint8 [num_bytes]."""
     videos: dict[str, torch.Tensor]
     """By file: uint8 [F, H, W, 3]. Used where the video has this shape."""
 
@@ -91,17 +90,6 @@ _NO_MEMORY = RowMemory({}, {})
 
 
 _NO_SHAPES = MediaShapes()
-
-
-class TextLoss(NamedTuple):
-    """What a text has lost on its way to the model."""
-
-    reason: str
-    """``shard[index] key.field: `` and what was lost."""
-    is_cut: bool
-    """Whether `max_length` has cut its end."""
-    num_dropped_parts: int
-    """Parts of the conversation that its text lacks, see `TextDecoder.undecoded_parts`."""
 
 
 class MeasuredSample(NamedTuple):
@@ -160,6 +148,8 @@ def decode_sample(
         ConfigError: A random crop or flip is set and the sample has no lineage, or ``image_length``
             returned no number of tokens.
     """
+    if decode is not None and decode.stored is not None:
+        return decode.stored.decode(sample, out.pictures)
     sample = parse_fields(sample, decode)
     decoded = dict(sample)
     if decode is None:

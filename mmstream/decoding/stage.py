@@ -21,7 +21,7 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.by_field import IMAGE
 from mmstream.decoding.media import video_files
 from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows
-from mmstream.decoding.sample import LOSS_FIELD, Decode, RowMemory, TextLoss, decode_texts
+from mmstream.decoding.sample import Decode, RowMemory, decode_texts
 from mmstream.decoding.substitute import (
     Document,
     Lookup,
@@ -31,6 +31,7 @@ from mmstream.decoding.substitute import (
     RowDecoder,
     Transform,
 )
+from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
 from mmstream.errors import BadSampleLimitError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.packing.settings import PackLimits
@@ -106,14 +107,35 @@ class DecodeStage:
             lookup, decoders, tuple(before), tuple(transforms), policy, self._progress
         )
         self._memory = memory or BatchMemory()
-        self._shapes = decoders.plan.shapes(decoders.image) if decoders else {}
+        self._shapes = decoders.shapes if decoders else {}
         self._is_plain = decoders is None and not transforms and not before and limits is None
         # The calling thread decodes too. Plain samples are not worth handing to another thread.
         self._num_helpers = 0 if self._is_plain else num_threads - 1
         self._pool = ThreadPoolExecutor(self._num_helpers) if self._num_helpers else None
 
-    def __call__(self, step: RawStep) -> DecodedStep:
+    def prepare(self, step: RawStep) -> list[Prepared | None] | None:
+        """Do what comes before any picture is decoded, such as tokenizing the texts of a step.
+
+        It may run in another thread, while the step before is decoded.
+
+        Returns:
+            What a call takes for this step. None: there is nothing to prepare.
+
+        Raises:
+            NameError, AttributeError, ...: a function of the user has a bug.
+        """
+        if self._is_plain:
+            return None
+        return self._decode_row.prepare(step, self._side_by_side)
+
+    def __call__(
+        self, step: RawStep, prepared: Sequence[Prepared | None] | None = None
+    ) -> DecodedStep:
         """Return a step with its samples decoded and transformed.
+
+        Args:
+            step: raw samples.
+            prepared: what `prepare` has made of this step. None: it is prepared now.
 
         Raises:
             ShardError: an unreadable shard, unless the policy takes it for bad samples.
@@ -127,7 +149,8 @@ class DecodeStage:
             decoded = self._parsed(step)
             if decoded is not None:
                 return decoded
-        prepared = self._decode_row.prepare(step, self._side_by_side)
+        if prepared is None:
+            prepared = self._decode_row.prepare(step, self._side_by_side)
         memory = self._memory_of_rows(prepared)
         if self._limits is not None:
             return self._packed(step, prepared, memory, self._limits)
@@ -182,9 +205,9 @@ class DecodeStage:
         """
         num_waiting = min(MAX_WAITING, sum(map(_has_lazy_bytes, outcomes)))
         if num_waiting <= self._num_helpers + 1:
-            return _all_rows(function, len(outcomes), self._pool, self._num_helpers)
+            return _all_rows(function, outcomes, self._pool, self._num_helpers)
         with ThreadPoolExecutor(num_waiting - 1, thread_name_prefix="mmstream-waiting") as pool:
-            return _all_rows(function, len(outcomes), pool, num_waiting - 1)
+            return _all_rows(function, outcomes, pool, num_waiting - 1)
 
     def _memory_of_rows(self, prepared: Sequence[Prepared | None]) -> list[RowMemory]:
         """Return memory of the batch for the pictures and videos of each row.
@@ -249,23 +272,28 @@ def _cut(block: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.T
 
 
 def _all_rows(
-    decode_row: Callable[[int], T], num_rows: int, pool: Executor | None, num_helpers: int
+    decode_row: Callable[[int], T],
+    outcomes: Sequence[Outcome],
+    pool: Executor | None,
+    num_helpers: int,
 ) -> list[T]:
     """Decode all rows. Each thread takes the next row, which is cheaper than one future per row.
 
+    The largest samples come first. So no thread is left with a large one when the others are done.
+
     Raises the error of the first row that has one.
     """
+    num_rows = len(outcomes)
     if pool is None:
         return list(map(decode_row, range(num_rows)))
     rows: dict[int, T] = {}
     errors: list[tuple[bool, int, BaseException]] = []
-    positions = iter(range(num_rows))
+    positions = iter(sorted(range(num_rows), key=lambda row: -_num_bytes(outcomes[row])))
 
     def work() -> None:
-        while not errors:
-            position = next(positions, None)
-            if position is None:
-                return
+        for position in positions:
+            if errors and position > min(failed for _, failed, _ in errors):
+                continue  # another row's error is raised
             try:
                 rows[position] = decode_row(position)
             except BaseException as error:
@@ -277,6 +305,13 @@ def _all_rows(
     if errors:
         raise min(errors, key=lambda entry: entry[:2])[2]
     return [rows[position] for position in range(num_rows)]
+
+
+def _num_bytes(outcome: Outcome) -> int:
+    """Return the bytes of a raw sample, which tell roughly how long it takes to decode."""
+    if not isinstance(outcome, dict):
+        return 0
+    return sum(len(value) for value in outcome.values() if isinstance(value, bytes))
 
 
 def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:

@@ -17,7 +17,6 @@ from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.decoding.media import MediaPlans, plan_media
 from mmstream.decoding.sample import (
-    LOSS_FIELD,
     Decode,
     RowMemory,
     decode_sample,
@@ -26,6 +25,7 @@ from mmstream.decoding.sample import (
     parse_fields,
 )
 from mmstream.decoding.text.decoder import DecodedText
+from mmstream.decoding.text.loss import LOSS_FIELD
 from mmstream.errors import (
     BUGS,
     ChecksumError,
@@ -369,6 +369,8 @@ class RowDecoder:
             except SkipSample:
                 raise
             except (SampleError, ShardError) as error:
+                if isinstance(error, SampleError) and error.is_refused:
+                    raise
                 is_last = len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
                 cause = error if isinstance(error, ShardError) else error.__cause__
                 is_last |= isinstance(cause, ShardError) and cause.is_replaced

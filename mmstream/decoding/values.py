@@ -17,7 +17,7 @@ import math
 import re
 import zipfile
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,14 @@ from mmstream.decoding.fields import (
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.errors import ConfigError, DecodeError, escaped
 
-__all__ = ["JSON_EXTENSIONS", "built_in", "decode_integer", "decode_npy", "decode_npz"]
+__all__ = [
+    "JSON_EXTENSIONS",
+    "built_in",
+    "decode_integer",
+    "decode_npy",
+    "decode_npz",
+    "npy_view",
+]
 
 INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 
@@ -163,13 +170,48 @@ def decode_npy(data: bytes) -> NDArray[Any]:
         raise DecodeError(f"npy: {escaped(error)}") from None
 
 
+def npy_view(data: bytes) -> NDArray[Any]:
+    """Return the array of an npy file as a view of its bytes, which cannot be written to.
+
+    Raises:
+        DecodeError: As `decode_npy`, except that no size is too large: nothing is copied.
+    """
+    # Files of equal arrays begin alike, and reading a header takes longer than all the rest.
+    dtype, shape, is_fortran, start = _known_header(data[: _header_end(data)])
+    num_items = math.prod(shape)
+    if num_items * dtype.itemsize != len(data) - start:
+        raise DecodeError(
+            f"npy: {escaped(dtype)} {escaped(shape, 60)} needs {num_items * dtype.itemsize:,} "
+            f"bytes, and the file has {len(data) - start:,}"
+        )
+    try:
+        flat = np.frombuffer(data, dtype, num_items, start) if num_items else np.empty(0, dtype)
+        return flat.reshape(shape, order="F" if is_fortran else "C")
+    except (ValueError, OverflowError) as error:  # too many dimensions, or one beyond 64 bits
+        raise DecodeError(f"npy: {escaped(error)}") from None
+
+
+def _header_end(data: bytes) -> int:
+    """Return where the header of an npy file ends, at most."""
+    start = 10 if data[6:7] == b"\1" else 12
+    return start + min(int.from_bytes(data[8:start], "little"), MAX_HEADER_BYTES)
+
+
+@lru_cache(512)
+def _known_header(start: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    return _npy_header(start)
+
+
 def _npy_header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Return type, shape, whether columns come first, and where the values begin."""
     file = io.BytesIO(data)
     try:
         is_second = npy_format.read_magic(file) == (2, 0)  # the next version is for named columns
         read = npy_format.read_array_header_2_0 if is_second else npy_format.read_array_header_1_0
-        shape, is_fortran, dtype = read(file, max_header_size=MAX_HEADER_BYTES)
+        try:
+            shape, is_fortran, dtype = read(file, max_header_size=MAX_HEADER_BYTES)
+        except SystemError:  # Python 3.11 miscounts its own depth where threads take turns
+            return _npy_header(data)
     except Exception as error:  # numpy evaluates the header as a literal, which raises anything
         raise DecodeError(f"npy: {escaped(' '.join(str(error).split()))}") from None
     if dtype.hasobject or dtype.kind not in "biufcSU" or not dtype.itemsize:

@@ -1,4 +1,4 @@
-"""Short forms of tools.prove.wrong_reads and tools.prove.two_writers, and what their judges see."""
+"""Short forms of tools.prove: wrong_reads, two_writers, node_cache; and what their judges see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import mmstream as mm
 from tests.helpers.paths import ROOT
-from tools.prove import two_writers, wrong_reads
+from tools.prove import node_cache, two_writers, wrong_reads
 from tools.prove.wrong_reads import Epoch, FlippingStore
 
 
@@ -55,3 +55,18 @@ def test_other_bytes_after_a_round_are_a_fault(tmp_path: Path) -> None:
     expected = two_writers.undisturbed(rows, tmp_path / "alone") | {"shard-000000.tar": "other"}
     fault = two_writers.fault_of_round(rows, tmp_path / "0", expected, random.Random(1))
     assert fault == "other bytes: shard-000000.tar"
+
+
+def test_readers_of_a_node_cache_that_are_killed_never_get_a_wrong_byte() -> None:
+    command = [sys.executable, "-m", "tools.prove.node_cache", "--seconds", "4"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_judge_of_the_node_cache_sees_what_is_wrong() -> None:
+    good = node_cache.Soak(10, 0, 5, 2, 1000, 0)
+    assert not good.fault(1000)
+    assert "1001 bytes" in good._replace(most_bytes=1001).fault(1000)
+    assert "1 wrong" in good._replace(num_wrong=1).fault(1000)
+    assert "readers failed" in good._replace(num_ended=1).fault(1000)
+    assert "ever found" in good._replace(num_samples=0).fault(1000)

@@ -3,6 +3,7 @@
     python -m tools.prove.convert_kills --kills 100
     python -m tools.prove.convert_kills --kills 20 --s3
     python -m tools.prove.convert_kills --kills 10 --ray
+    python -m tools.prove.convert_kills --kills 20 --bake
 
 Each round converts the same rows into a new destination. It kills the whole process group with
 SIGKILL at a random moment and starts the same command again, up to three times, until it is left to
@@ -10,7 +11,8 @@ end. A round runs one of these, drawn at random:
 
 - a conversion with one or two worker processes, or with ``--ray`` on a Ray of this machine;
 - three ranges of shards, one of which is killed, and then ``mmstream finalize``, which is killed;
-- a retry of rejected rows, whose images have come since.
+- a retry of rejected rows, whose images have come since;
+- with ``--bake`` only that: a bake of the converted dataset, with one or two worker processes.
 
 All files of the destination, hidden ones too, must have the bytes of an undisturbed run. The exit
 code is 1 if a round fails. A round takes about ten seconds.
@@ -35,11 +37,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+import mmstream as mm
 from mmstream.storage import open_store
 from tests.helpers.corpora import jpeg
 from tools import s3_server
 
-__all__ = ["Corpus", "fault_of_round"]
+__all__ = ["Corpus", "fault_of_round", "pixels"]
 
 NUM_ROWS = 400
 ROWS_PER_SHARD = 20
@@ -80,6 +83,18 @@ class Corpus:
                 path.write_bytes(jpeg(number, (120, 90)))
             else:
                 path.unlink(missing_ok=True)
+
+
+def pixels(dataset: mm.Dataset) -> mm.Pipeline:
+    """Return the pipeline that is baked."""
+    decode = mm.Decode(image=mm.ImageDecoder(size=64))
+    return mm.Pipeline(dataset, global_batch_size=8, decode=decode)
+
+
+def bake(corpus: Corpus, dest: str, *options: str) -> list[str]:
+    """Return the command that bakes the converted corpus."""
+    command = ["bake", str(corpus.folder / "alone"), dest]
+    return [*command, "--pipeline", "tools.prove.convert_kills:pixels", *options]
 
 
 def convert(corpus: Corpus, dest: str, *options: str) -> list[str]:
@@ -136,6 +151,8 @@ def fault_of_round(
 ) -> tuple[int, str]:
     """Run one round. Return the number of kills, and what was wrong, or nothing."""
     engine = ["--engine", "ray", "--num-workers", "2"] if kind == "ray" else ["--num-workers"]
+    if kind == "bake":  # torch takes a while to import
+        return insist(bake(corpus, dest, *engine, draw.choice("12")), draw, 3 * longest_s)
     corpus.set_late(False)
     if kind in ("processes", "ray"):
         options = engine if kind == "ray" else [*engine, draw.choice("12")]
@@ -171,6 +188,10 @@ def prove(arguments: argparse.Namespace, folder: Path, root: str) -> int:
     assert run(convert(corpus, str(folder / "alone"), "--retry-rejects"))[0]
     expected["retry"] = files_of(str(folder / "alone"))
     kinds = ["ray"] if arguments.ray else ["processes", "ranges", "retry"]
+    if arguments.bake:
+        kinds = ["bake"]
+        assert run(bake(corpus, str(folder / "baked")))[0]
+        expected["bake"] = files_of(str(folder / "baked"))
     counts: Counter[str] = Counter()
     num_faults = number = 0
     # Ctrl-C ends the proof early, and says how far it came.
@@ -205,6 +226,7 @@ def main() -> int:
     parser.add_argument("--longest-s", type=float, default=2.5, help="latest moment of a kill")
     parser.add_argument("--s3", action="store_true", help="write to a real S3 server")
     parser.add_argument("--ray", action="store_true", help="convert with Ray only")
+    parser.add_argument("--bake", action="store_true", help="bake the corpus only")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="convert-kills-") as folder:
         if not arguments.s3:

@@ -96,8 +96,9 @@ def test_of_several_errors_in_a_step_the_first_rows_is_raised(helpers):
             raise ValueError(place)
         return place
 
+    samples = [{"__key__": "", "txt": bytes(n)} for n in range(64)]  # row 40 comes before row 5
     with ThreadPoolExecutor(helpers) as pool:
         for _ in range(200):
             with pytest.raises(ValueError, match=r"^5$"):
-                _all_rows(fill, 64, pool, helpers)
-        assert _all_rows(str, 64, pool, helpers) == [str(n) for n in range(64)]
+                _all_rows(fill, samples, pool, helpers)
+        assert _all_rows(str, samples, pool, helpers) == [str(n) for n in range(64)]

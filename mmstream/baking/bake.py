@@ -1,0 +1,537 @@
+"""`mm.bake`: what a pipeline makes of a dataset, as a dataset of its own.
+
+    dataset -> decoders, functions -> BAKE -> shards, index, manifest
+
+Each shard becomes one shard of the same name, with the same keys in the same order. A shard is
+committed by its report, as in a conversion, so a call that was killed goes on where it was. The
+manifest is written last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from tqdm import tqdm
+
+from mmstream.baking.fingerprint import (
+    FINGERPRINT_NAME,
+    fingerprint_of,
+    first_difference,
+    settings_of,
+)
+from mmstream.baking.report import BakeEstimate, BakeReport, estimate
+from mmstream.baking.samples import Baker, BatchFunction
+from mmstream.baking.shard import (
+    LEFT_OUT,
+    REPORTS,
+    BakeJob,
+    ShardReport,
+    begin_worker,
+    joined_files,
+    report_name,
+    write_shard,
+)
+from mmstream.dataset.bad_list import BAD_NAME, write_bad
+from mmstream.dataset.checksums import checksums_name
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.files import require_files
+from mmstream.dataset.index import index_name
+from mmstream.dataset.index_writer import write_part
+from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.media import audio_decoders, video_decoders
+from mmstream.decoding.stored import (
+    BakedContent,
+    CollateSettings,
+    StoredFile,
+    baked_content,
+)
+from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
+from mmstream.pipeline import Pipeline, collate_settings
+from mmstream.process_pool import run_in_processes
+from mmstream.storage import RemoteStore, Store, open_store
+from mmstream.storage.new_file import remove_temporaries
+from mmstream.storage.urls import require_no_secret
+from mmstream.storage.write_lock import WriteLock, write_lock
+from mmstream.tar.samples import REFUSED_FIELD
+from mmstream.wrong_arguments import refuse_bools
+
+__all__ = ["bake", "bake_into", "baker_of"]
+
+logger = logging.getLogger(__name__)
+
+TRIED_SAMPLES = 16
+"""Samples that tell how large the result will be."""
+
+
+def bake(
+    pipeline: Pipeline,
+    dest: str | os.PathLike[str],
+    *,
+    batch_function: BatchFunction | None = None,
+    batch_size: int = 64,
+    device: str = "cpu",
+    epoch_of_draws: int | None = None,
+    num_workers: int = 1,
+    progress: bool = True,
+) -> BakeReport:
+    """Write what a pipeline makes of its dataset, as a dataset that is decoded once and for all.
+
+    Each sample is read, decoded and transformed as in training, and its fields are written: arrays
+    and tensors as ``.npy``, text, numbers and JSON as such, bytes as they are. Keys, shards and
+    their order are those of the source. A pipeline with ``decode=mm.Decode.baked()`` over the new
+    dataset has the same steps and the same batches.
+
+    A sample that the pipeline refuses stays a bad sample, for the same reason. So each row shows
+    the same substitute.
+
+    To continue an interrupted call, make it again. The shards that were written are kept. Their
+    bytes do not depend on `num_workers`.
+
+    Args:
+        pipeline: What is baked: its dataset, decoders, ``before`` and ``transforms``. Its order,
+            ``collate`` and ``batching`` have no part in it.
+        dest: A local folder, or a URL prefix such as ``s3://bucket/baked``. It must be empty.
+        batch_function: A function from a list of samples to as many samples, such as one that
+            makes latents on a GPU. It comes after the ``transforms``, and its second argument is a
+            ``torch.device``. It is called without gradients.
+        batch_size: Samples of a call, from 1 up. The last call of a shard gets fewer.
+        device: What the batch function gets as its device, such as "cuda" or "cuda:1".
+        epoch_of_draws: Where decoders or functions draw at random: the epoch of the pipeline's seed
+            whose draws are kept for all epochs. Default: samples that depend on draws are refused.
+        num_workers: Worker processes. With 0 or 1, this process does the work.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        Counts, bytes and time.
+
+    Raises:
+        ConfigError: The pipeline cannot be baked, a value cannot be stored, samples depend on
+            random draws, or `dest` holds something else: the first setting that differs is named.
+        BadSampleLimitError: More samples are bad than the pipeline's policy allows. Finished shards
+            are kept.
+        LockedError: Another process writes there.
+        ShardError, StorageError: A shard cannot be read or written.
+        MMStreamError: The batch function failed, no sample is good, or a worker process died.
+
+    Examples:
+        >>> pipeline = mm.Pipeline(
+        ...     mm.open_dataset("shards/"),
+        ...     global_batch_size=8,
+        ...     decode=mm.Decode(image=mm.ImageDecoder(size=32)),
+        ... )
+        >>> report = mm.bake(pipeline, "baked/", progress=False)
+        >>> report.num_samples, report.num_bad
+        (480, 0)
+        >>> baked = mm.Pipeline(
+        ...     mm.open_dataset("baked/"), global_batch_size=8, decode=mm.Decode.baked()
+        ... )
+        >>> [sample["__key__"] for sample in baked.take(2)] == [
+        ...     sample["__key__"] for sample in pipeline.take(2)
+        ... ]
+        True
+    """
+    refuse_bools(num_workers=num_workers)
+    baker = baker_of(pipeline, batch_function, batch_size, device, epoch_of_draws)
+    command = "mm.bake(pipeline, dest) with the same pipeline"
+    return bake_into(baker, os.fspath(dest), num_workers, progress, command)
+
+
+def baker_of(
+    pipeline: Pipeline,
+    batch_function: BatchFunction | None = None,
+    batch_size: int = 64,
+    device: str = "cpu",
+    epoch_of_draws: int | None = None,
+) -> Baker:
+    """Return what makes the samples of a baked dataset. Reads nothing; raises as `bake`."""
+    refuse_bools(batch_size=batch_size, epoch_of_draws=epoch_of_draws)
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"bake: got {type(pipeline).__name__}; pass an mm.Pipeline")
+    if not isinstance(pipeline.dataset, Dataset):
+        raise ConfigError("bake: a mixture is several datasets; bake each of them, and mix these")
+    if batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size}: give a number from 1 up")
+    if epoch_of_draws is not None and epoch_of_draws < 0:
+        raise ConfigError(f"epoch_of_draws={epoch_of_draws}: give a number from 0 up")
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device={device!r}: give cpu, cuda or cuda:1") from None
+    if pipeline.zero_copy:
+        raise ConfigError("bake: zero_copy=True decodes nothing; leave it out")
+    has_functions = pipeline.before or pipeline.transforms or batch_function is not None
+    if pipeline.decode is None and not has_functions:
+        raise ConfigError("bake: the pipeline has no decoders and no functions; copy the shards")
+    _check_decoders(pipeline.decode, epoch_of_draws)
+    return Baker(pipeline, batch_function, batch_size, device, epoch_of_draws)
+
+
+def _check_decoders(decode: Decode | None, epoch_of_draws: int | None) -> None:
+    """Refuse decoders of the GPU, and random ones unless their draws are kept."""
+    if decode is None:
+        return
+    if isinstance(decode.image, ImageDecoder) and decode.image.device != "cpu":
+        raise ConfigError('bake: pictures are stored decoded: use ImageDecoder(device="cpu")')
+    decoders = {"image": decode.image, **decode.plan.pictures}
+    decoders |= video_decoders(decode)
+    decoders |= audio_decoders(decode)
+    for name, decoder in decoders.items():
+        if epoch_of_draws is None and getattr(decoder, "is_random", False):
+            raise ConfigError(
+                f"bake: the decoder of {name!r} crops, flips or cuts at random, and would do so "
+                "alike in every epoch once it is baked: bake without that and augment in the "
+                "pipeline over the baked dataset, or keep the draws of an epoch with "
+                "epoch_of_draws=0"
+            )
+
+
+def bake_into(
+    baker: Baker, dest: str, num_workers: int, progress: bool, command: str
+) -> BakeReport:
+    """Bake a dataset; raises as `bake`.
+
+    Args:
+        baker: Makes the samples.
+        dest: Folder or URL of the new dataset.
+        num_workers: Worker processes.
+        progress: Show a progress bar (on a terminal only).
+        command: What continues the call. The marker of an unfinished dataset holds it.
+    """
+    started = time.monotonic()
+    if num_workers < 0:
+        raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
+    require_no_secret(dest)
+    store = open_store(dest)
+    if _place(store) in map(_place, (baker.dataset.store, baker.dataset.index_store)):
+        raise ConfigError(f"{store.url}: is the source; name another destination")
+    if store.url.startswith("memory://") and num_workers > 1:
+        raise ConfigError(f"{store.url}: only this process has its memory://; use num_workers=1")
+    settings = settings_of(
+        baker.pipeline,
+        baker.batch_function,
+        baker.batch_size,
+        baker.device,
+        baker.epoch_of_draws,
+    )
+    fingerprint = fingerprint_of(settings)
+    with write_lock(store, "bake") as lock:
+        if _is_finished(store, settings):
+            return _report_of_finished(store, time.monotonic() - started)
+        _say_size(store, estimate(baker, TRIED_SAMPLES), num_workers)
+        _begin(store, baker.dataset, settings, command)
+        reports = _write_shards(BakeJob(baker, store, lock), num_workers, progress)
+        content = _content(baker, fingerprint, reports)
+        _finish(store, baker.dataset, reports, content, lock)
+    return _report(reports, content, time.monotonic() - started)
+
+
+def _place(store: Store) -> str:
+    """Return what two names of one folder or prefix have in common."""
+    folder = store.local_path("")
+    return store.url.rstrip("/") if folder is None else os.path.realpath(folder)
+
+
+def _is_finished(store: Store, settings: dict[str, Any]) -> bool:
+    """Tell whether an earlier call wrote the dataset.
+
+    Raises:
+        ConfigError: There is something else.
+        ManifestError: A file is damaged.
+    """
+    require_files(store)
+    names = store.list().keys()
+    if MARKER_NAME in names:
+        marker = _read_json(store, MARKER_NAME)
+        if "bake" not in marker:
+            raise _holds_something_else(store)
+        _require_same(store, "an unfinished dataset", marker["bake"], settings)
+        if MANIFEST_NAME not in names:
+            return False
+        _clean_up(store)  # killed behind its last write
+        return True
+    if MANIFEST_NAME in names:
+        if "bake" not in Manifest.read(store).source or FINGERPRINT_NAME not in names:
+            raise _holds_something_else(store)
+        saved = _read_json(store, FINGERPRINT_NAME).get("settings")
+        _require_same(store, "a dataset", saved, settings)
+        return True
+    if names:
+        raise _holds_something_else(store)
+    return False
+
+
+def _holds_something_else(store: Store) -> ConfigError:
+    return ConfigError(f"{store.url}: holds something else; give an empty folder or prefix")
+
+
+def _require_same(store: Store, content: str, saved: Any, present: dict[str, Any]) -> None:
+    if difference := first_difference(saved, present):
+        raise ConfigError(
+            f"{store.url}: holds {content} that was baked otherwise: {escaped(difference, 600)}. "
+            "Name another destination, or empty this one"
+        )
+
+
+def _read_json(store: Store, name: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(store.read(name), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"{store.url_of(name)}: {error}") from None
+
+
+def _say_size(store: Store, expected: BakeEstimate, num_workers: int) -> None:
+    """Log how large the result will be, and warn where the disk has less room."""
+    logger.info("%s: %s", store.url, expected.text(num_workers))
+    folder = store.local_path("")
+    if folder is None:
+        return
+    free = shutil.disk_usage(_existing(Path(folder))).free
+    if expected.num_bytes > free:
+        logger.warning(
+            "%s: the baked dataset takes about %.3g GB, and the disk has %.3g GB free",
+            *(store.url, expected.num_bytes / 1e9, free / 1e9),
+        )
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+
+
+def _begin(store: Store, dataset: Dataset, settings: dict[str, Any], command: str) -> None:
+    """Write the marker and the fingerprint. Before, remove what killed calls left."""
+    _remove_temporary_files(store, dataset)
+    if not store.exists(MARKER_NAME):
+        store.write(MARKER_NAME, _json({"command": command, "bake": settings}))
+    content = {"fingerprint": fingerprint_of(settings), "settings": settings}
+    store.write(FINGERPRINT_NAME, _json(content))
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def _remove_temporary_files(store: Store, dataset: Dataset) -> None:
+    shards = [shard.name for shard in dataset.manifest.shards]
+    names = [
+        *(name for shard in shards for name in (shard, index_name(shard), checksums_name(shard))),
+        *map(report_name, shards),
+        *(MARKER_NAME, MANIFEST_NAME, FINGERPRINT_NAME, BAD_NAME),
+    ]
+    folder = store.local_path("")
+    if folder is not None:
+        by_parent: dict[str, list[str]] = {}
+        for name in names:
+            parent, _, file = name.rpartition("/")
+            by_parent.setdefault(parent, []).append(re.escape(file))
+        by_parent[""].append(INDEX_PART_NAME.pattern)
+        for parent, files in by_parent.items():
+            remove_temporaries(Path(folder, parent), "|".join(files))
+    if isinstance(store, RemoteStore):
+        store.remove_uploads("|".join([*map(re.escape, names), INDEX_PART_NAME.pattern]))
+
+
+def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardReport]:
+    """Write all shards. Return their reports in order."""
+    counts = job.baker.dataset.counts
+    sent: BakeJob | bytes = job
+    if num_workers > 1:
+        try:
+            sent = pickle.dumps(job)
+        except Exception as error:
+            raise ConfigError(
+                f"bake: cannot be sent to other processes ({escaped(error, 200)}): define the "
+                "functions in a module, or give num_workers=1"
+            ) from None
+    jobs = run_in_processes(
+        write_shard,
+        range(len(counts)),
+        num_workers,
+        command="bake",
+        prepare=begin_worker,
+        prepare_args=(sent,),
+        environment={"TOKENIZERS_PARALLELISM": "false"},  # each process has one core
+    )
+    reports: dict[int, ShardReport] = {}
+    num_bad = num_samples = 0
+    disable = None if progress else True
+    with tqdm(total=int(counts.sum()), unit=" samples", desc="bake", disable=disable) as bar:
+        for shard, report in jobs:
+            reports[shard] = report
+            num_bad += report.num_bad - report.num_left_out
+            num_samples += report.info.num_samples
+            _check_limit(job.baker.pipeline, num_bad, num_samples, reports.values())
+            bar.update(report.info.num_samples)
+    ordered = [reports[shard] for shard in range(len(counts))]
+    for shard, report in enumerate(ordered):
+        if report.info.num_samples != counts[shard]:
+            raise ManifestError(
+                f"{report.info.name}: {report.info.num_samples} samples, the manifest says "
+                f"{counts[shard]}; run `mmstream index --overwrite`"
+            )
+    return ordered
+
+
+def _check_limit(
+    pipeline: Pipeline, num_bad: int, num_samples: int, reports: Iterable[ShardReport]
+) -> None:
+    """Stop where training would stop, too: at the limit of the pipeline's policy.
+
+    Args:
+        pipeline: What is baked.
+        num_bad: Bad samples so far, those that a filter left out not counted.
+        num_samples: Samples so far.
+        reports: Of these samples. One of them says why.
+    """
+    policy = pipeline.bad_samples
+    if num_samples >= policy.min_samples and num_bad > policy.max_fraction * num_samples:
+        raise BadSampleLimitError(
+            f"bake: {num_bad:,} of {num_samples:,} samples are bad, more than "
+            f"max_fraction={policy.max_fraction} allows; the first: {_first_reason(reports)}; "
+            "finished shards are kept"
+        )
+
+
+def _first_reason(reports: Iterable[ShardReport]) -> str:
+    return next((report.first_reason for report in reports if report.first_reason), "")
+
+
+def _content(baker: Baker, fingerprint: str, reports: Sequence[ShardReport]) -> BakedContent:
+    """Return what the manifest will say.
+
+    Raises:
+        ConfigError: A file is not the same in two shards.
+        MMStreamError: There is no good sample.
+    """
+    files: dict[str, StoredFile] = {}
+    for report in reports:
+        files = joined_files(files, report.files)
+    num_bad = sum(report.num_bad for report in reports)
+    num_samples = sum(report.info.num_samples for report in reports)
+    if num_bad == num_samples:
+        reason = _first_reason(reports) or f"all raise {LEFT_OUT}"
+        raise MMStreamError(f"bake: none of {num_samples:,} samples is good; the first: {reason}")
+    return BakedContent(
+        fingerprint,
+        baker.dataset.planned_bytes,
+        num_bad,
+        sum(report.num_left_out for report in reports),
+        dict(sorted(files.items())),
+        _collate_settings(baker.pipeline),
+    )
+
+
+def _collate_settings(pipeline: Pipeline) -> CollateSettings:
+    """Return what batches depend on beside the values of samples."""
+    decode = pipeline.decode
+    if decode is None:
+        return CollateSettings()
+    if decode.stored is not None:
+        return decode.stored.content.collate
+    settings = collate_settings(decode)
+    videos, recordings = settings.get("video_fields"), settings.get("audio_fields")
+    return CollateSettings(
+        settings.get("pad_token_id"),
+        settings.get("pad_to"),
+        settings.get("padding_side", "right"),
+        CollateSettings().counted_media
+        if decode.text is None
+        else tuple(sorted(decode.text.counted_media)),
+        decode.picture_names,
+        tuple(sorted(settings.get("list_fields", ()))),
+        tuple(sorted(settings.get("picture_fields", ()))),
+        None
+        if videos is None
+        else {
+            name: None if empty is None else tuple(empty.shape) for name, empty in videos.items()
+        },
+        None
+        if recordings is None
+        else {
+            name: (tuple(empty.shape), "int16" if empty.dtype == torch.int16 else "float32")
+            for name, empty in recordings.items()
+        },
+    )
+
+
+def _finish(
+    store: Store,
+    source: Dataset,
+    reports: Sequence[ShardReport],
+    content: BakedContent,
+    lock: WriteLock,
+) -> None:
+    """Write the bad list, the index and the manifest, which commits the dataset."""
+    fields = {name: file.num_samples for name, file in content.files.items()}
+    if content.num_bad:
+        fields[REFUSED_FIELD] = content.num_bad
+    manifest = Manifest(
+        tuple(report.info for report in reports),
+        fields=fields,
+        source={"by": "mmstream bake", "bake": msgspec.to_builtins(content)},
+        checksums="written",
+    )
+    lock.require()
+    write_bad(Dataset(manifest, store), source.bad)
+    part = write_part(store, manifest, 0, len(reports) - 1) if reports else None
+    manifest = replace(manifest, index_parts=(part,) if part else ())
+    store.write(MANIFEST_NAME, manifest.to_bytes())
+    _clean_up(store)
+
+
+def _clean_up(store: Store) -> None:
+    """Remove what a finished dataset does not need. The marker goes last."""
+    for shard in Manifest.read(store).shards:
+        store.remove(report_name(shard.name))
+    root = store.local_path(REPORTS)
+    if root is not None:
+        folders = [path for path in Path(root).rglob("*") if path.is_dir()]
+        for folder in [*sorted(folders, reverse=True), Path(root)]:
+            with suppress(OSError):  # it holds other files
+                folder.rmdir()
+    store.remove(MARKER_NAME)
+
+
+def _report(reports: Sequence[ShardReport], content: BakedContent, seconds: float) -> BakeReport:
+    infos = [report.info for report in reports]
+    return BakeReport(
+        sum(info.num_samples for info in infos),
+        content.num_bad,
+        content.num_left_out,
+        len(infos),
+        sum(info.num_bytes for info in infos),
+        sum(report.info.num_bytes for report in reports if not report.reused),
+        seconds,
+        content.fingerprint,
+        _first_reason(reports),
+    )
+
+
+def _report_of_finished(store: Store, seconds: float) -> BakeReport:
+    manifest = Manifest.read(store)
+    content = baked_content(Dataset(manifest, store))
+    assert content is not None
+    return BakeReport(
+        manifest.num_samples,
+        content.num_bad,
+        content.num_left_out,
+        len(manifest.shards),
+        manifest.num_bytes,
+        0,
+        seconds,
+        content.fingerprint,
+        was_finished=True,
+    )

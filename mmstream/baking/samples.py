@@ -1,0 +1,364 @@
+"""The samples of a shard, decoded and transformed in order. Bad ones keep their place.
+
+    shard -> raw samples -> decoders, functions -> BATCH FUNCTION -> files of a sample
+
+Place in the flow: `shard.py` writes what comes out. Samples go through `RowDecoder`, as those of a
+step do, so that they are what training would see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.shard_samples import shard_samples
+from mmstream.decoding.sample import RowMemory
+from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
+from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder
+from mmstream.errors import (
+    BUGS,
+    ConfigError,
+    MMStreamError,
+    SampleError,
+    escaped,
+    where,
+)
+from mmstream.pipeline import Pipeline
+from mmstream.progress import Progress
+from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.step import BatchLineage, Outcome, RawStep
+from mmstream.tar.samples import REFUSED_FIELD, encode_refusal
+from mmstream.types import Sample, SampleRef
+
+__all__ = ["BakedSample", "Baker", "BatchFunction"]
+
+BatchFunction: TypeAlias = Callable[[list[Sample], torch.device], list[Sample]]
+"""From decoded samples to as many samples, on a device."""
+
+SAMPLES_AT_ONCE = 64
+"""Samples whose texts are tokenized together."""
+
+BYTES_AT_ONCE = 64 << 20
+"""Raw bytes of samples that are held together, or one larger sample."""
+
+CHECKED_SAMPLES = 8
+"""Samples of each shard that are decoded again, with other draws too, and read back."""
+
+_UNREADABLE = "unreadable-{:09d}"
+"""Key of a sample whose own cannot be read."""
+
+_ON_LIST = "it is on the bad list of the dataset that was baked"
+
+
+class BakedSample(NamedTuple):
+    """A sample as it is written."""
+
+    key: str
+    members: dict[str, bytes]
+    """Of the tar: {name: bytes}."""
+    files: dict[str, StoredFile]
+    """What they are. Empty where the pipeline refused the sample."""
+    kind: str = ""
+    """Of the error, where the pipeline refused the sample."""
+    reason: str = ""
+
+
+class _Decoded(NamedTuple):
+    """A sample after the functions of the pipeline, or why there is none."""
+
+    key: str
+    index: int  # type: ignore[assignment]  # the field's name wins over tuple.index
+    sample: Sample | None
+    kind: str = ""
+    reason: str = ""
+
+    @property
+    def content(self) -> Any:
+        """What two decodings of a sample have in common."""
+        return self.reason if self.sample is None else _data_of(self.sample)
+
+
+@dataclass(frozen=True)
+class Baker:
+    """Makes the samples of shards.
+
+    Raises:
+        ConfigError: A value cannot be stored, or depends on random draws.
+    """
+
+    pipeline: Pipeline
+    batch_function: BatchFunction | None = None
+    batch_size: int = 64
+    device: str = "cpu"
+    epoch_of_draws: int | None = None
+    """None: nothing may depend on random draws."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is baked."""
+        assert isinstance(self.pipeline.dataset, Dataset)
+        return self.pipeline.dataset
+
+    def samples(self, shard: int, max_samples: int | None = None) -> Iterator[BakedSample]:
+        """Yield the samples of a shard, in its order.
+
+        A sample that the pipeline refuses has a file that says why.
+
+        Raises:
+            ShardError, StorageError: The shard cannot be read.
+            MMStreamError: The batch function failed.
+            ConfigError: A value cannot be stored, or depends on random draws.
+            NameError, AttributeError, ...: A function has a bug.
+        """
+        decoded: Iterator[_Decoded] = islice(self._decoded(shard), max_samples)
+        if self.batch_function is not None:
+            decoded = self._in_batches(shard, decoded)
+        num_checked = 0
+        for entry in decoded:
+            if entry.sample is None:
+                members = {REFUSED_FIELD: encode_refusal(entry.kind, entry.reason)}
+                yield BakedSample(entry.key, members, {}, entry.kind, entry.reason)
+                continue
+            try:
+                encoded = encode_sample(entry.sample)
+                if num_checked < CHECKED_SAMPLES:
+                    _require_same(entry.sample, encoded)
+                    num_checked += 1
+            except ConfigError as error:
+                raise ConfigError(f"{self._where(shard, entry)}: {error}") from None
+            members = {name: data for name, (data, _) in encoded.items()}
+            yield BakedSample(
+                entry.key, members, {name: file for name, (_, file) in encoded.items()}
+            )
+
+    def _decoded(self, shard: int) -> Iterator[_Decoded]:
+        index = 0
+        is_listed = set(self.dataset.bad[self.dataset.bad[:, 0] == shard][:, 1].tolist())
+        for chunk in _chunks(shard_samples(self.dataset, shard)):
+            entries = self._decode_chunk(shard, index, chunk, is_listed)
+            if index == 0:
+                self._check_draws(shard, chunk[:CHECKED_SAMPLES], entries, is_listed)
+            yield from entries
+            index += len(chunk)
+
+    def _decode_chunk(
+        self, shard: int, start: int, chunk: Sequence[Outcome], is_listed: set[int], shift: int = 0
+    ) -> list[_Decoded]:
+        """Decode samples of a shard that follow each other.
+
+        Args:
+            shard: Number of the shard.
+            start: Number of the first sample.
+            chunk: Raw samples, or why there are none.
+            is_listed: Numbers of the samples on the bad list. They are not decoded.
+            shift: Added to seed, epoch and step of the draws.
+        """
+        refs = [(shard, start + number) for number in range(len(chunk))]
+        read = [number for number, (_, index) in enumerate(refs) if index not in is_listed]
+        epoch = (self.epoch_of_draws or 0) + shift
+        lookup = _Lookup(self.dataset, self._fetcher, self.pipeline.seed + shift, epoch)
+        rows = RowDecoder(
+            lookup,  # type: ignore[arg-type]  # substitutes are never asked for
+            self.pipeline.decode,
+            self.pipeline.before,
+            self.pipeline.transforms,
+            BadSamplePolicy(),
+            Progress(),
+        )
+        planned = [refs[number] for number in read]
+        lineage = BatchLineage(epoch, shift, 0, planned, [True] * len(read), planned)
+        step = RawStep(lineage, [chunk[number] for number in read])
+        prepared = rows.prepare(step, _one_by_one)
+        decoded = {}
+        for position, number in enumerate(read):
+            document = rows.planned(step, position, prepared[position], RowMemory({}, {}))
+            prepared[position] = None
+            decoded[number] = document
+        entries = []
+        for number, (_, index) in enumerate(refs):
+            outcome, document_of = chunk[number], decoded.get(number)
+            key = str(outcome["__key__"]) if isinstance(outcome, dict) else ""
+            key = key or _UNREADABLE.format(index)
+            if document_of is None:
+                address = where(self.dataset.name_of(shard), index, key)
+                entries.append(_Decoded(key, index, None, "SampleError", f"{address}: {_ON_LIST}"))
+            elif document_of.refusal is not None:
+                if document_of.refusal.kind == "TimeoutError":
+                    raise MMStreamError(
+                        f"{document_of.refusal.reason}; a slow machine must not make a good sample "
+                        "a bad one for ever: run the same command again, or give its decoder a "
+                        "larger timeout_s"
+                    )
+                entries.append(_Decoded(key, index, None, *document_of.refusal))
+            else:
+                entries.append(_Decoded(key, index, document_of.sample))
+        return entries
+
+    @cached_property
+    def _fetcher(self) -> Fetcher:
+        return Fetcher(self.dataset, zero_copy=False)
+
+    def _check_draws(
+        self, shard: int, chunk: Sequence[Outcome], entries: Sequence[_Decoded], listed: set[int]
+    ) -> None:
+        """Refuse samples that would be others in another epoch, or in another call."""
+        again = self._decode_chunk(shard, 0, chunk, listed)
+        for entry, other in zip(entries, again, strict=False):
+            if name := _differing_name(entry, other):
+                raise ConfigError(
+                    f"{self._where(shard, entry)}{name}: differs from call to call: a function "
+                    "draws from random, numpy or torch, or counts its calls; draw with "
+                    "mm.sample_rng(sample)"
+                )
+        if self.epoch_of_draws is not None:
+            return
+        others = self._decode_chunk(shard, 0, chunk, listed, shift=1)
+        for entry, other in zip(entries, others, strict=False):
+            if name := _differing_name(entry, other):
+                raise ConfigError(
+                    f"{self._where(shard, entry)}{name}: depends on random draws, and would be the "
+                    "same in every epoch once it is baked: leave that function to the pipeline "
+                    "over the baked dataset, or keep the draws of an epoch with epoch_of_draws=0"
+                )
+
+    def _in_batches(self, shard: int, decoded: Iterable[_Decoded]) -> Iterator[_Decoded]:
+        """Call the batch function for every `batch_size` good samples, and for the last ones."""
+        waiting: list[_Decoded] = []
+        num_good = 0
+        for entry in decoded:
+            waiting.append(entry)
+            num_good += entry.sample is not None
+            if num_good == self.batch_size:
+                yield from self._called(shard, waiting)
+                waiting, num_good = [], 0
+        yield from self._called(shard, waiting)
+
+    def _called(self, shard: int, entries: Sequence[_Decoded]) -> Iterator[_Decoded]:
+        samples = [entry.sample for entry in entries if entry.sample is not None]
+        results = iter(self._call(shard, entries, samples) if samples else ())
+        for entry in entries:
+            if entry.sample is None:
+                yield entry
+                continue
+            result = next(results)
+            yield entry._replace(
+                sample={name: result[name] for name in result if name not in ORIGIN_FIELDS}
+                | {name: entry.sample[name] for name in ORIGIN_FIELDS if name in entry.sample}
+            )
+
+    def _call(self, shard: int, entries: Sequence[_Decoded], samples: list[Sample]) -> list[Sample]:
+        function: Any = self.batch_function
+        name = getattr(function, "__name__", type(function).__name__)
+        address = f"{self.dataset.name_of(shard)}[{entries[0].index}..{entries[-1].index}]"
+        num_samples = len(samples)
+        try:
+            with torch.no_grad():
+                results = function(samples, torch.device(self.device))
+        except (MMStreamError, *BUGS) as error:
+            if not isinstance(error, SampleError):
+                raise
+            raise MMStreamError(f"{address}: {name}: {error}; {_NO_SINGLE}") from error
+        except Exception as error:
+            text = escaped(error, 300)
+            raise MMStreamError(
+                f"{address}: {name}: {type(error).__name__}: {text}; {_NO_SINGLE}"
+            ) from error
+        if not isinstance(results, list) or not all(isinstance(each, dict) for each in results):
+            raise ConfigError(f"{address}: {name} must return a list of samples, each a dict")
+        if len(results) != num_samples:
+            raise ConfigError(
+                f"{address}: {name} got {num_samples} samples and returned {len(results)}: return "
+                "as many; a function of transforms= leaves a sample out, with mm.SkipSample"
+            )
+        return results
+
+    def _where(self, shard: int, entry: _Decoded) -> str:
+        return where(self.dataset.name_of(shard), entry.index, entry.key)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_fetcher"}
+
+
+_NO_SINGLE = (
+    "an error in a batch is of no single sample, so it ends the call; samples that do not fit are "
+    "left out before, in transforms="
+)
+
+
+class _Lookup(NamedTuple):
+    """What `RowDecoder` asks about planned samples."""
+
+    dataset: Dataset
+    fetcher: Fetcher
+    seed: int
+    epoch: int
+
+    def stream(self, *_: int) -> tuple[int, int]:
+        """Return the key of the random draws."""
+        return self.seed, self.epoch
+
+    def read_again(self, ref: SampleRef) -> Outcome:
+        """Read one sample once more, past what this machine holds of its shard."""
+        return self.fetcher.fetch([ref], past_caches=True).take(0)
+
+    def forget_index(self, shard: int) -> None:
+        """Read the index of a shard again at its next use."""
+        self.dataset.forget_index(shard)
+
+    def shard_name(self, shard: int) -> str:
+        """Return the name of a shard."""
+        return self.dataset.name_of(shard)
+
+
+def _chunks(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
+    """Cut samples into lists of bounded bytes."""
+    chunk: list[Outcome] = []
+    num_bytes = 0
+    for outcome in samples:
+        chunk.append(outcome)
+        if isinstance(outcome, dict):
+            num_bytes += sum(len(value) for value in outcome.values() if isinstance(value, bytes))
+        if len(chunk) == SAMPLES_AT_ONCE or num_bytes >= BYTES_AT_ONCE:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def _one_by_one(function: Callable[[int], Any], outcomes: Sequence[Outcome]) -> list[Any]:
+    return [function(number) for number in range(len(outcomes))]
+
+
+def _require_same(sample: Sample, encoded: Mapping[str, tuple[bytes, StoredFile]]) -> None:
+    """Refuse a value that would not come back as it is."""
+    if name := unlike_stored(sample, encoded):
+        kind = type(sample[name]).__name__
+        raise ConfigError(
+            f"field {escaped(repr(name))}: a {kind} would not come back as it is: make it a plain "
+            "array, tensor, text, number, list or dict"
+        )
+
+
+def _data_of(sample: Sample) -> dict[str, bytes]:
+    return {name: data for name, (data, _) in encode_sample(sample).items()}
+
+
+def _differing_name(one: _Decoded, other: _Decoded) -> str:
+    """Return ``.field`` of the first file in which two decodings differ. "": none does."""
+    try:
+        first, second = one.content, other.content
+    except ConfigError:  # said again, with the address, when the sample is written
+        return ""
+    if first == second:
+        return ""
+    if isinstance(first, str) or isinstance(second, str):
+        return ": whether it is left out"
+    names = [name for name in first | second if first.get(name) != second.get(name)]
+    return f".{escaped(names[0])}" if names else ""

@@ -1,0 +1,627 @@
+"""Decoded samples as files of a tar, and back: what ``mmstream bake`` writes and `Decode` reads.
+
+Place in the flow: `encode_sample` is the last step of a bake. `StoredFields` is its inverse; a
+`Decode` of a baked dataset runs it in the place of decoders.
+
+A value becomes the file that WebDataset's users expect, so that their decoders read it too:
+
+    array, tensor       latent.npy
+    tensor [.., C, H, W] whose channels lie together in memory
+                        image.hwc.npy, with the axes [.., H, W, C]
+    tensor of bfloat16  latent.bfloat16.npy, its bits as uint16
+    list of these       image.0.npy, image.1.npy
+    dict of arrays      NAME.npz
+    str, int            caption.txt, label.cls
+    other plain values  NAME.json
+    bytes               as they are
+
+A field that has the extension keeps its name: ``txt`` is stored as ``txt``. What each file was is
+in the manifest (`StoredFile`). A sample that the pipeline refused has one file, `REFUSED_FIELD`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import msgspec
+import numpy as np
+import torch
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.decoding.address import with_address
+from mmstream.decoding.fields import decode_text, parse_json
+from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
+from mmstream.decoding.values import decode_integer, decode_npz, npy_view
+from mmstream.errors import (
+    ConfigError,
+    DecodeError,
+    ManifestError,
+    escaped,
+)
+from mmstream.tar.samples import is_reserved, split_name
+from mmstream.types import Sample
+
+__all__ = [
+    "BakedContent",
+    "CollateSettings",
+    "StoredFields",
+    "StoredFile",
+    "baked_content",
+    "encode_sample",
+    "tensor_bytes",
+    "unlike_stored",
+]
+
+Kind = Literal["bytes", "text", "integer", "json", "array", "arrays", "tensor", "pixels", "loss"]
+
+LOSS_FILE = "text_loss.json"
+"""The file of a `TextLoss`."""
+
+CONTENT_VERSION = 1
+
+MAX_VALUE_BYTES = 64 << 20
+"""Most bytes of a text or of JSON."""
+
+MAX_LOSS_CHARACTERS = 2000
+
+_BITS: dict[torch.dtype, np.dtype[Any]] = {
+    torch.bfloat16: np.dtype("<u2"),
+    torch.float8_e4m3fn: np.dtype("u1"),
+    torch.float8_e5m2: np.dtype("u1"),
+}
+"""Types of tensors that numpy does not have, and what their bits are stored as."""
+
+_AUDIO_TYPES = {"int16": torch.int16, "float32": torch.float32}
+
+_BIT_TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
+
+_NUMBERS = "biufcSU"
+"""Kinds of numpy types that are stored: those that `decode_npy` takes."""
+
+
+class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a file of a baked sample is. Its name says it alone, for all samples of a dataset."""
+
+    field: str
+    """The field of the sample that it holds."""
+    kind: Kind
+    item: int | None = None
+    """Its position, where the field is a list of arrays."""
+    dtype: str | None = None
+    """Type of its numbers, as of torch or numpy. None: it differs, or there are none."""
+    shape: tuple[int, ...] | None = None
+    """Of its numbers, as stored. None: it differs from sample to sample."""
+    num_samples: int = 0
+    """Samples that have the file."""
+    num_bytes: int = 0
+    """Of all of them."""
+
+    def joined(self, name: str, other: StoredFile) -> StoredFile:
+        """Return what is known of the files of this name in two groups of samples.
+
+        Raises:
+            ConfigError: They are not the same.
+        """
+        if (self.field, self.kind, self.item) != (other.field, other.kind, other.item):
+            raise ConfigError(
+                f"{escaped(name)}: holds {_described(self)} in one sample and {_described(other)} "
+                "in another; give one of them another name, or make them alike"
+            )
+        return StoredFile(
+            self.field,
+            self.kind,
+            self.item,
+            self.dtype if self.dtype == other.dtype else None,
+            self.shape if self.shape == other.shape else None,
+            self.num_samples + other.num_samples,
+            self.num_bytes + other.num_bytes,
+        )
+
+
+class CollateSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What batches depend on beside the values of samples: settings of the pipeline's decoders."""
+
+    pad_token_id: int | None = None
+    """None: the pipeline had no text decoder."""
+    pad_to: int | None = None
+    padding_side: str = "right"
+    counted_media: tuple[str, ...] = ("audio", "image", "video")
+    picture_names: tuple[str, ...] = ()
+    """Fields of pictures with colours, which a model wants normalized."""
+    list_fields: tuple[str, ...] = ()
+    picture_fields: tuple[str, ...] = ()
+    video_fields: dict[str, tuple[int, ...] | None] | None = None
+    """Shape of each field in a batch without a video; None where it is a list."""
+    audio_fields: dict[str, tuple[tuple[int, ...], Literal["int16", "float32"]]] | None = None
+    """Shape and type of each field in a batch without a recording."""
+
+
+class BakedContent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``source.bake`` in the manifest of a baked dataset."""
+
+    fingerprint: str
+    """Of what made it: ``mmstream.bake.json`` has the settings."""
+    source_bytes: int
+    """Size of the shards that it was made of. The order is that of the source, so its defaults are
+    computed from this."""
+    num_bad: int
+    """Samples that the pipeline refused."""
+    num_left_out: int
+    """Those of them that a filter left out."""
+    files: dict[str, StoredFile]
+    collate: CollateSettings = CollateSettings()
+    version: int = CONTENT_VERSION
+
+
+def baked_content(dataset: Dataset) -> BakedContent | None:
+    """Return what the manifest of a dataset says about its bake. None: it was not baked.
+
+    Raises:
+        ManifestError: It is malformed, or of a newer version.
+    """
+    content = dataset.manifest.source.get("bake")
+    if content is None:
+        return None
+    url = dataset.store.url
+    version = content.get("version", CONTENT_VERSION) if isinstance(content, dict) else None
+    if version != CONTENT_VERSION:
+        raise ManifestError(
+            f"{url}: baked in version {escaped(version)}, this mmstream reads {CONTENT_VERSION}; "
+            "install a newer mmstream"
+        )
+    try:
+        return msgspec.convert(content, BakedContent)
+    except msgspec.ValidationError as error:
+        raise ManifestError(
+            f"{url}: its manifest has no files of a bake: {escaped(error)}"
+        ) from None
+
+
+class _Encoded(NamedTuple):
+    """A file of a sample, and what it is."""
+
+    name: str
+    data: bytes
+    file: StoredFile
+
+
+def encode_sample(sample: Sample) -> dict[str, tuple[bytes, StoredFile]]:
+    """Return the files of a decoded sample: {name: (bytes, what it is)}, in the order of fields.
+
+    Fields named like ``__x__`` are left out, as batches leave them out.
+
+    Raises:
+        ConfigError: A value cannot be stored, or a name cannot be that of a file.
+    """
+    files: dict[str, tuple[bytes, StoredFile]] = {}
+    for name, value in sample.items():
+        if name == LOSS_FIELD:
+            encoded = [_json(LOSS_FILE, name, tuple(value), "loss")]
+        elif name.startswith("__"):
+            continue
+        else:
+            encoded = _encoded(name, value)
+        for file_name, data, file in encoded:
+            if split_name(f"k.{file_name}") != ("k", file_name) or is_reserved(file_name):
+                raise ConfigError(
+                    f"field {escaped(repr(name))}: no file of a tar can have this name; use lower "
+                    "case, and no slash"
+                )
+            if file_name in files:
+                raise ConfigError(
+                    f"field {escaped(repr(name))}: would be stored as {escaped(file_name)}, as "
+                    "something else is; give it another name"
+                )
+            files[file_name] = data, file
+    if not files:
+        raise ConfigError("the sample has no fields, and a tar holds none without a file")
+    return files
+
+
+def unlike_stored(sample: Sample, encoded: Mapping[str, tuple[bytes, StoredFile]]) -> str:
+    """Return the first field that would come back otherwise than it went in. "": none would.
+
+    Args:
+        sample: A decoded sample.
+        encoded: What `encode_sample` made of it.
+    """
+    content = BakedContent("", 0, 0, 0, {name: file for name, (_, file) in encoded.items()})
+    members = {name: data for name, (data, _) in encoded.items()}
+    again = StoredFields(content, 0, 0).decode(members, {})
+    names = [name for name in sample if not name.startswith("__")]
+    return next((name for name in names if not _is_same(sample[name], again.get(name))), "")
+
+
+def _is_same(value: Any, again: Any) -> bool:
+    """Tell whether two values are of one type, shape and content, to the last bit."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, list | tuple):
+        return (
+            isinstance(again, list)
+            and len(value) == len(again)
+            and all(map(_is_same, value, again))
+        )
+    if isinstance(value, dict) and all(map(_is_array, value.values())):
+        return value.keys() == again.keys() and all(
+            _is_same(value[name], again[name]) for name in value
+        )
+    if not _is_array(value):
+        return bool(type(value) is type(again) and value == again) or isinstance(
+            value, bytearray | memoryview
+        )
+    if type(value) is not type(again) or value.dtype != again.dtype:
+        return False
+    if isinstance(value, torch.Tensor):
+        return value.shape == again.shape and tensor_bytes(value) == tensor_bytes(again)
+    return bool(value.shape == again.shape and value.tobytes() == again.tobytes())
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """Return the numbers of a tensor of any type, in the order of its axes."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype in _BITS:
+        tensor = tensor.view(getattr(torch, f"int{8 * tensor.element_size()}"))
+    return tensor.numpy().tobytes()
+
+
+def _encoded(name: str, value: Any) -> list[_Encoded]:
+    """Return the files of a field."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return [_file(name, bytes(value), name, "bytes")]
+    if isinstance(value, np.generic):  # as a batch takes it
+        value = value.item()
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return [_array(name, value)]
+    if isinstance(value, list | tuple) and value and all(map(_is_array, value)):
+        return [_array(name, item, number) for number, item in enumerate(value)]
+    if isinstance(value, dict) and value and all(map(_is_array, value.values())):
+        return [_file(_named(name, "npz"), _npz(name, value), name, "arrays")]
+    if isinstance(value, str):
+        return [_file(_named(name, "txt"), _utf8(name, value), name, "text")]
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        return [_file(_named(name, "cls"), str(value).encode(), name, "integer")]
+    return [_json(_named(name, "json"), name, value, "json")]
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def _named(name: str, extension: str) -> str:
+    """Return the name of a field with an extension, which it may have already."""
+    return name if name.rpartition(".")[2] == extension else f"{name}.{extension}"
+
+
+def _file(file_name: str, data: bytes, field: str, kind: Kind, **details: Any) -> _Encoded:
+    file = StoredFile(field, kind, num_samples=1, num_bytes=len(data), **details)
+    return _Encoded(file_name, data, file)
+
+
+def _json(file_name: str, field: str, value: Any, kind: Kind) -> _Encoded:
+    value = list(value) if kind == "loss" else value
+    try:
+        data = msgspec.json.encode(value)
+        is_same = msgspec.json.decode(data) == value and not _has_tuple(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        is_same = False
+    if not is_same:
+        raise _cannot_store(field, value)
+    return _file(file_name, data, field, kind)
+
+
+def _has_tuple(value: Any) -> bool:
+    """Tell whether a value has a tuple in it, which JSON would make a list of."""
+    if isinstance(value, dict):
+        return any(map(_has_tuple, value.values()))
+    return isinstance(value, tuple) or (isinstance(value, list) and any(map(_has_tuple, value)))
+
+
+def _utf8(field: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise _cannot_store(field, text) from None
+
+
+def _cannot_store(field: str, value: Any) -> ConfigError:
+    return ConfigError(
+        f"field {escaped(repr(field))}: a {type(value).__name__} with this content cannot be "
+        "stored: make it an array, a tensor, text, bytes, a number, or a list or dict of plain "
+        "values without NaN and tuples"
+    )
+
+
+def _array(field: str, value: Any, item: int | None = None) -> _Encoded:
+    """Return the file of an array or a tensor."""
+    name = field if item is None else f"{field}.{item}"
+    kind: Kind = "array"
+    if isinstance(value, torch.Tensor):
+        value, name, kind, dtype = _of_tensor(field, value, name)
+    else:
+        value = np.asarray(value)
+        dtype = str(value.dtype)
+    if value.dtype.kind not in _NUMBERS or not value.dtype.itemsize:
+        raise _cannot_store(field, value)
+    data = _npy(value)
+    return _file(
+        _named(name, "npy"), data, field, kind, item=item, dtype=dtype, shape=tuple(value.shape)
+    )
+
+
+def _of_tensor(field: str, tensor: torch.Tensor, name: str) -> tuple[NDArray[Any], str, Kind, str]:
+    """Return the numbers of a tensor, the name of its file without extension, its kind and type."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise _cannot_store(field, tensor)
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu()
+    kind: Kind = "tensor"
+    if tensor.ndim >= 3 and not tensor.is_contiguous():
+        channels_last = tensor.movedim(-3, -1)
+        if channels_last.is_contiguous():
+            tensor, kind = channels_last, "pixels"
+            name = name.removesuffix(".npy") + ".hwc"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.dtype in _BITS:
+        name = f"{name.removesuffix('.npy')}.{dtype}"
+        bits = getattr(torch, f"int{8 * tensor.element_size()}")
+        return tensor.contiguous().view(bits).numpy().view(_BITS[tensor.dtype]), name, kind, dtype
+    return tensor.numpy(), name, kind, dtype
+
+
+def _npy(array: NDArray[Any]) -> bytes:
+    return _npy_header(array.dtype.str, array.shape) + array.tobytes()
+
+
+@lru_cache(512)
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    file = io.BytesIO()
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+    npy_format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+def _npz(field: str, arrays: Mapping[Any, Any]) -> bytes:
+    """Return an archive of arrays. Equal ones give equal bytes: numpy writes no time into it."""
+    plain = {}
+    for name, value in arrays.items():
+        if not isinstance(name, str) or not isinstance(value, np.ndarray):
+            raise _cannot_store(field, arrays)
+        if value.dtype.kind not in _NUMBERS:
+            raise _cannot_store(field, arrays)
+        plain[name] = value
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **plain)
+    return file.getvalue()
+
+
+class StoredFields:
+    """The fields of a baked dataset. Decodes a sample of it.
+
+    Args:
+        content: What the manifest says.
+        num_samples: Samples of the dataset.
+        num_bytes: Size of its shards.
+        views: Arrays are views of what was read. Nobody may write to them.
+
+    Attributes:
+        content: What the manifest says.
+        shapes: Bytes of each field that is one tensor of one shape in all good samples, as a shape:
+            ``(num_bytes,)``. It is decoded into the memory of its batch.
+    """
+
+    def __init__(
+        self, content: BakedContent, num_samples: int, num_bytes: int, *, views: bool = False
+    ) -> None:
+        self.content = content
+        self._sizes = num_samples, num_bytes
+        self._views = views
+        # A manifest may come from a stranger: no more memory is taken than its shards have bytes.
+        self.shapes = {
+            file.field: (row_bytes,)
+            for file in content.files.values()
+            if file.num_samples == num_samples - content.num_bad
+            and 0 < (row_bytes := _row_bytes(file)) * max(1, num_samples) <= num_bytes
+        }
+        decoders = _DECODERS | ({"array": _view_array} if views else {})
+        self._decoders = {
+            name: partial(decoders[file.kind], file) for name, file in content.files.items()
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(StoredFields, views=self._views), (self.content, *self._sizes)
+
+    @classmethod
+    def of_source(cls, source: ShardSource, *, views: bool = False) -> StoredFields:
+        """Return the fields of a baked dataset, or of a mixture of such.
+
+        Args:
+            source: The dataset.
+            views: As for a call of the class.
+
+        Raises:
+            ConfigError: A dataset was not baked, or two of a mixture differ.
+            ManifestError: A manifest is malformed.
+        """
+        datasets = datasets_of(source)
+        contents = []
+        for dataset in datasets:
+            content = baked_content(dataset)
+            if content is None:
+                raise ConfigError(
+                    f"{dataset.store.url}: was not made by `mmstream bake`: give decode= the "
+                    "decoders of its fields, mm.Decode(image=..., text=...)"
+                )
+            contents.append(content)
+        if not contents:
+            raise ConfigError("decode=mm.Decode.baked(): the dataset has no shards")
+        num_bytes = sum(dataset.manifest.num_bytes for dataset in datasets)
+        return cls(_joined(contents), sum(map(len, datasets)), num_bytes, views=views)
+
+    def collate_settings(self, take_memory: Callable[[int], torch.Tensor]) -> dict[str, Any]:
+        """Return the arguments of `collate`: what the decoders that were baked would say."""
+        collate = self.content.collate
+        settings: dict[str, Any] = {
+            "list_fields": frozenset(collate.list_fields),
+            "picture_fields": frozenset(collate.picture_fields),
+            "row_fields": frozenset(self.shapes),
+            "take_memory": take_memory,
+        }
+        if collate.video_fields is not None:
+            settings["video_fields"] = {
+                name: None if shape is None else torch.empty(shape, dtype=torch.uint8)
+                for name, shape in collate.video_fields.items()
+            }
+        if collate.audio_fields is not None:
+            settings["audio_fields"] = {
+                name: torch.empty(shape, dtype=_AUDIO_TYPES[dtype])
+                for name, (shape, dtype) in collate.audio_fields.items()
+            }
+        if collate.pad_token_id is not None:
+            settings["pad_token_id"] = collate.pad_token_id
+            settings["pad_to"] = collate.pad_to
+            settings["padding_side"] = collate.padding_side
+        return settings
+
+    def decode(self, sample: Sample, out: Mapping[str, torch.Tensor]) -> Sample:
+        """Return a sample as the pipeline made it that was baked.
+
+        Tensors lie in `out`, or in memory of their own. So do arrays, unless they are views.
+
+        Args:
+            sample: As read from a shard.
+            out: Memory of the batch by field, uint8 [num_bytes] of `shapes`.
+
+        Raises:
+            DecodeError: A file is damaged.
+        """
+        decoded: Sample = {}
+        lists: dict[str, list[Any]] = {}
+        for name, value in sample.items():
+            decode = self._decoders.get(name)
+            if decode is None:
+                decoded[name] = value
+                continue
+            file = decode.args[0]
+            data = value if isinstance(value, bytes) else bytes(value)
+            result = with_address(sample, name, partial(decode, data, out))
+            if file.item is None:
+                decoded[file.field] = result
+            elif file.item == len(lists.setdefault(file.field, [])):
+                lists[file.field].append(result)
+                decoded[file.field] = lists[file.field]
+            else:
+                with_address(sample, name, _raise_missing_item)
+        return decoded
+
+
+def _joined(contents: Sequence[BakedContent]) -> BakedContent:
+    """Return what several baked datasets are together."""
+    first, *others = contents
+    files = dict(first.files)
+    num_bad = first.num_bad
+    for content in others:
+        if content.collate != first.collate:
+            raise ConfigError(
+                "decode=mm.Decode.baked(): the sources of the mixture were baked with other "
+                "decoders, whose batches differ; bake them with one pipeline"
+            )
+        num_bad += content.num_bad
+        for name, file in content.files.items():
+            files[name] = files[name].joined(name, file) if name in files else file
+    return msgspec.structs.replace(first, files=files, num_bad=num_bad)
+
+
+def _described(file: StoredFile) -> str:
+    kinds = {"array": "an array", "tensor": "a tensor", "bytes": "bytes", "arrays": "arrays"}
+    item = "" if file.item is None else f"item {file.item} of "
+    return f"{item}{escaped(file.field)}, {kinds.get(file.kind, file.kind)}"
+
+
+def _row_bytes(file: StoredFile) -> int:
+    """Return the bytes of a tensor that has one shape in all samples; 0 for all other files."""
+    dtype = getattr(torch, file.dtype or "", None)
+    if file.kind not in ("tensor", "pixels") or file.item is not None or file.shape is None:
+        return 0
+    return math.prod(file.shape) * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
+
+
+def _raise_missing_item() -> NoReturn:
+    raise DecodeError("an item before this one is missing")
+
+
+_Out = Mapping[str, torch.Tensor]
+
+
+def _decode_bytes(_file: StoredFile, data: bytes, _out: _Out) -> bytes:
+    return data
+
+
+def _decode_text(_file: StoredFile, data: bytes, _out: _Out) -> str:
+    return decode_text(data, MAX_VALUE_BYTES)
+
+
+def _decode_integer(_file: StoredFile, data: bytes, _out: _Out) -> int:
+    return decode_integer(data)
+
+
+def _decode_json(_file: StoredFile, data: bytes, _out: _Out) -> Any:
+    return parse_json(data, MAX_VALUE_BYTES)
+
+
+def _decode_loss(_file: StoredFile, data: bytes, _out: _Out) -> TextLoss:
+    try:
+        reason, is_cut, num_dropped = msgspec.json.decode(data, type=tuple[str, bool, int])
+    except msgspec.MsgspecError as error:
+        raise DecodeError(f"JSON: {escaped(error)}") from None
+    return TextLoss(escaped(reason, MAX_LOSS_CHARACTERS), is_cut, num_dropped)
+
+
+def _decode_array(_file: StoredFile, data: bytes, _out: _Out) -> NDArray[Any]:
+    return npy_view(data).copy()
+
+
+def _view_array(_file: StoredFile, data: bytes, _out: _Out) -> NDArray[Any]:
+    return npy_view(data)
+
+
+def _decode_arrays(_file: StoredFile, data: bytes, _out: _Out) -> dict[str, NDArray[Any]]:
+    return decode_npz(data)
+
+
+def _decode_tensor(file: StoredFile, data: bytes, out: _Out) -> torch.Tensor:
+    array = npy_view(data)
+    if array.dtype.kind not in "biufc" or not array.dtype.isnative or array.dtype.itemsize > 16:
+        raise DecodeError(f"npy: type {escaped(array.dtype)}, which no tensor has")
+    dtype = _BIT_TYPES.get(file.dtype or "")
+    if dtype is not None and array.dtype != _BITS[dtype]:
+        raise DecodeError(f"npy: type {escaped(array.dtype)}, which is not {file.dtype}")
+    memory = out.get(file.field) if file.item is None else None
+    if memory is not None and memory.numel() == array.nbytes and array.shape == file.shape:
+        # One copy: from what was read into the memory of the batch.
+        numbers = memory.numpy().view(array.dtype).reshape(array.shape)
+        np.copyto(numbers, array)
+        tensor = memory.view(dtype or torch.from_numpy(numbers).dtype).view(array.shape)
+    else:
+        tensor = torch.from_numpy(array.copy())
+        tensor = tensor if dtype is None else tensor.view(dtype)
+    return tensor.movedim(-1, -3) if file.kind == "pixels" and tensor.ndim >= 3 else tensor
+
+
+_DECODERS: dict[str, Callable[[StoredFile, bytes, _Out], Any]] = {
+    "bytes": _decode_bytes,
+    "text": _decode_text,
+    "integer": _decode_integer,
+    "json": _decode_json,
+    "loss": _decode_loss,
+    "array": _decode_array,
+    "arrays": _decode_arrays,
+    "tensor": _decode_tensor,
+    "pixels": _decode_tensor,
+}

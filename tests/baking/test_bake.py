@@ -1,0 +1,596 @@
+"""What a pipeline makes of a dataset, baked: the same steps, the same batches, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+
+import mmstream as mm
+from mmstream.baking import samples as samples_module
+from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.dataset.verify import verify
+from mmstream.decoding.stored import tensor_bytes
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.converting.test_kill import die_at
+from tests.helpers.convert_corpus import tree
+from tests.helpers.corpora import captioned, jpeg, write_corpus
+from tests.helpers.families import PICTURES, conversation, qwen
+from tests.helpers.media_files import audio_file, video_file
+
+COUNTS = [13, 0, 9, 18]
+POLICY = mm.BadSamplePolicy(quarantine=None)
+BAD = (3, 17)
+
+
+def fields_of(number: int) -> dict[str, bytes]:
+    """A captioned picture. Two of them are damaged, and no two are of one size."""
+    picture = b"no picture" if number in BAD else jpeg(number, (40 + number, 50))
+    return {**captioned(number), "jpg": picture, "raw.npy": b"left as it is %d" % number}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("corpus"), COUNTS, fields_of, checksums=True)
+
+
+def add_values(sample: dict[str, Any]) -> dict[str, Any]:
+    """Add a value of each kind; leave some samples out."""
+    number = sample["json"]["id"]
+    if number % 7 == 5:
+        raise mm.SkipSample("a number that nobody likes")
+    return sample | {
+        "latent": torch.arange(6).reshape(2, 3).to(torch.bfloat16) * (number / 3),
+        "vector": np.arange(4, dtype=np.float32) + number,
+        "ragged": np.arange(number % 3, dtype=np.int16),
+        "boxes": [torch.full((2,), float(i)) for i in range(number % 3)],
+        "arrays": {"a": np.arange(number % 2)},
+        "score": number / 3,
+        "flag": number % 2 == 0,
+        "cls": number,
+        "name": f"näme {number}",
+        "none": None,
+        "list": [number, "x", None, 0.5],
+    }
+
+
+def double(sample: dict[str, Any]) -> dict[str, Any]:
+    """Change an array in place, as transforms may."""
+    sample["vector"] *= 2
+    return sample
+
+
+def pipeline(dataset: Any, decode: mm.Decode | None, **options: Any) -> mm.Pipeline:
+    dataset = dataset if isinstance(dataset, mm.Dataset | mm.Mixture) else mm.open_dataset(dataset)
+    settings = {"global_batch_size": 4, "seed": 3, "bad_samples": POLICY} | options
+    return mm.Pipeline(dataset, decode=decode, **settings)
+
+
+def captions() -> mm.Decode:
+    text = mm.TextDecoder(byte_tokenizer(), max_length=20, append_eos=True)
+    return mm.Decode(image=mm.ImageDecoder(size=32), text=text)
+
+
+def assert_same(value: Any, other: Any, name: str) -> None:
+    """Compare two values of batches: types, shapes, strides and bits."""
+    assert type(value) is type(other), name
+    if isinstance(value, torch.Tensor):
+        assert (value.dtype, value.shape) == (other.dtype, other.shape), name
+        assert not value.numel() or value.stride() == other.stride(), name
+        assert tensor_bytes(value) == tensor_bytes(other), name
+    elif isinstance(value, np.ndarray):
+        assert value.dtype == other.dtype, name
+        np.testing.assert_array_equal(value, other, name)
+    elif isinstance(value, dict):
+        assert value.keys() == other.keys(), name
+        for key in value:
+            assert_same(value[key], other[key], f"{name}.{key}")
+    elif isinstance(value, list):
+        assert len(value) == len(other), name
+        for each, other_each in zip(value, other, strict=True):
+            assert_same(each, other_each, name)
+    else:
+        assert value == other, name
+
+
+def assert_same_batches(
+    one: mm.Pipeline,
+    other: mm.Pipeline,
+    num_workers: int = 0,
+    epochs: int = 1,
+    reasons: bool = True,
+) -> None:
+    """Compare all batches of some epochs. Only the URLs of shards may differ.
+
+    In a mixture, reasons have the name of the source before the shard, and baked ones do not.
+    """
+    loaders = mm.Loader(one, num_workers=0), mm.Loader(other, num_workers=num_workers)
+    num_batches = 0
+    for _ in range(epochs):
+        for batch, baked in zip(*loaders, strict=True):
+            num_batches += 1
+            assert list(batch) == list(baked)
+            lineages = batch.pop("__lineage__"), baked.pop("__lineage__")
+            of_lineage = ["planned", "shown", "valid", "num_cut_texts"]
+            for name in [*of_lineage, *["text_losses"] * reasons]:
+                assert len({repr(getattr(each, name)) for each in lineages}) == 1, name
+            records, others = (
+                [
+                    (bad.row, bad.index, bad.kind, bad.reason * reasons, bad.substitute)
+                    for bad in each.bad
+                ]
+                for each in lineages
+            )
+            assert records == others
+            for name in batch.keys() - {"__url__"}:
+                assert_same(batch[name], baked[name], name)
+    assert num_batches > 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_pictures_captions_and_values_of_all_kinds_come_back(
+    corpus: str, tmp_path: Path, num_workers: int
+) -> None:
+    options: dict[str, Any] = {"drop_last": False, "before": (), "global_batch_size": 6}
+    source = pipeline(corpus, captions(), transforms=(add_values,), **options)
+    report = mm.bake(source, tmp_path / "baked", num_workers=num_workers, progress=False)
+    assert (report.num_samples, report.num_shards) == (sum(COUNTS), len(COUNTS))
+    assert report.num_bad - report.num_left_out == len(BAD)
+    assert "not an image" in report.first_reason
+    baked = pipeline(tmp_path / "baked", mm.Decode.baked(), **options)
+    assert_same_batches(source, baked, num_workers, epochs=2 if num_workers == 0 else 1)
+    for name, settings in (("source", source), ("baked", baked)):
+        changed = pipeline(
+            settings.dataset,
+            settings.decode,
+            transforms=(*settings.transforms, double),
+            **options,
+        )
+        source, baked = (changed, baked) if name == "source" else (source, changed)
+    assert_same_batches(source, baked)
+
+
+def test_plans_are_those_of_the_source(corpus: str, tmp_path: Path) -> None:
+    dataset = mm.open_dataset(corpus)
+    write_bad(dataset, [(0, 4), (2, 1)])
+    try:
+        source = pipeline(corpus, mm.Decode(image=mm.ImageDecoder(size=600)))
+        mm.bake(source, tmp_path / "baked", progress=False)
+    finally:
+        write_bad(dataset, [])
+    baked = mm.open_dataset(tmp_path / "baked")
+    assert baked.manifest.num_bytes > 10 * dataset.manifest.num_bytes
+    assert baked.counts.tolist() == COUNTS
+    assert baked.bad.tolist() == [[0, 4], [2, 1]]
+    assert baked.planned_bytes == dataset.manifest.num_bytes
+    with pytest.raises(mm.SampleError, match="it is on the bad list"):
+        baked.read(0, 4)
+    mine, others = (
+        mm.Order.from_counts(
+            each.counts, global_batch_size=8, num_bytes=each.planned_bytes, bad=each.bad
+        ).identity()
+        for each in (source.dataset, baked)
+    )
+    assert mine == others
+    order = pipeline(tmp_path / "baked", mm.Decode.baked()).order
+    for epoch in range(3):
+        for step in range(source.order.steps_per_epoch):
+            for column, other in zip(
+                source.order.refs(epoch, step), order.refs(epoch, step), strict=True
+            ):
+                np.testing.assert_array_equal(column, other)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_token_ids_are_padded_as_before(corpus: str, tmp_path: Path, side: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.padding_side = side
+    text = mm.TextDecoder(tokenizer, max_length=24, padding="max_length")
+    source = pipeline(corpus, mm.Decode(text=text))
+    mm.bake(source, tmp_path / "baked", progress=False)
+    baked = pipeline(tmp_path / "baked", mm.Decode.baked())
+    assert_same_batches(source, baked)
+    flat = pipeline(corpus, mm.Decode(text=text), batching=mm.Flat())
+    assert_same_batches(flat, pipeline(tmp_path / "baked", mm.Decode.baked(), batching=mm.Flat()))
+
+
+def test_conversations_of_a_qwen_processor_come_back(tmp_path: Path) -> None:
+    def fields(number: int) -> dict[str, bytes]:
+        pictures = [PICTURES[(number + i) % len(PICTURES)] for i in range(3)]
+        sample = conversation(*pictures)
+        if number == 5:
+            sample["0.jpg"] = b"no picture"
+        return {**sample, "json": json.dumps(sample["json"]).encode()}
+
+    folder = write_corpus(tmp_path / "corpus", [7, 5], fields)
+    source = pipeline(folder, qwen().decode)
+    mm.bake(source, tmp_path / "baked", progress=False)
+    baked = pipeline(tmp_path / "baked", mm.Decode.baked())
+    assert_same_batches(source, baked)
+    assert baked.decode is not None
+    assert source.decode is not None
+    assert baked.decode.picture_names == source.decode.picture_names
+
+
+def test_videos_and_audio_features_come_back(tmp_path: Path) -> None:
+    def fields(number: int) -> dict[str, bytes]:
+        if number % 4 == 3:
+            return {"txt": b"nothing to see"}
+        files = {"mp4": video_file("mp4", num_frames=3 + number % 2)} if number % 2 else {}
+        return {**files, "wav": audio_file("wav", seconds=0.2 + number / 50)}
+
+    folder = write_corpus(tmp_path / "corpus", [6, 5], fields)
+    decode = mm.Decode(
+        video=mm.VideoDecoder(num_frames=2, size=32),
+        audio=mm.AudioDecoder(sample_rate=16_000, features=mm.WhisperFeatures()),
+    )
+    source = pipeline(folder, decode, global_batch_size=3)
+    mm.bake(source, tmp_path / "baked", progress=False)
+    baked = pipeline(tmp_path / "baked", mm.Decode.baked(), global_batch_size=3)
+    assert_same_batches(source, baked)
+
+
+def encode(samples: list[dict[str, Any]], device: torch.device) -> list[dict[str, Any]]:
+    """Make latents of the pictures of a batch."""
+    pictures = torch.stack([sample["image"] for sample in samples]).to(device)
+    latents = pictures.float().mean(dim=(2, 3)).half()
+    return [
+        {"txt": sample["txt"], "latent": latent}
+        for sample, latent in zip(samples, latents, strict=True)
+    ]
+
+
+def encode_one(sample: dict[str, Any]) -> dict[str, Any]:
+    return encode([sample], torch.device("cpu"))[0]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.cuda,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_latents_of_a_batch_function_are_those_of_single_samples(
+    corpus: str, tmp_path: Path, device: str
+) -> None:
+    plain = pipeline(corpus, mm.Decode(image=mm.ImageDecoder(size=32)))
+    mm.bake(
+        plain, tmp_path / "baked", batch_function=encode, batch_size=5, device=device,
+        progress=False,
+    )  # fmt: skip
+    source = pipeline(corpus, plain.decode, transforms=(encode_one,))
+    baked = pipeline(tmp_path / "baked", mm.Decode.baked())
+    assert_same_batches(source, baked)
+    assert next(iter(mm.Loader(baked)))["latent"].dtype is torch.float16
+
+
+def test_a_mixture_of_baked_datasets_is_that_of_their_sources(corpus: str, tmp_path: Path) -> None:
+    other = write_corpus(tmp_path / "other", [11], captioned)
+    folders = {"a": corpus, "b": other}
+    for name, folder in folders.items():
+        mm.bake(pipeline(folder, captions()), tmp_path / name, progress=False)
+    sources = mm.Mixture(
+        {name: (mm.open_dataset(folder), 1) for name, folder in folders.items()}, stop="all"
+    )
+    baked = mm.Mixture(
+        {name: (mm.open_dataset(tmp_path / name), 1) for name in folders}, stop="all"
+    )
+    before = (drop_raw,)
+    assert_same_batches(
+        pipeline(sources, captions(), transforms=before),
+        pipeline(baked, mm.Decode.baked(), transforms=before),
+        reasons=False,
+    )
+
+
+def drop_raw(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name != "raw.npy"}
+
+
+def noisy(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample | {"noise": mm.sample_rng(sample, "noise").normal(size=2)}
+
+
+def test_draws_are_refused_or_those_of_one_epoch(corpus: str, tmp_path: Path) -> None:
+    flips = mm.Decode(image=mm.ImageDecoder(size=32, flip=0.5))
+    with pytest.raises(mm.ConfigError, match="the decoder of 'image' crops, flips or cuts"):
+        mm.bake(pipeline(corpus, flips), tmp_path / "baked", progress=False)
+    source = pipeline(corpus, captions(), transforms=(noisy,))
+    with pytest.raises(mm.ConfigError, match=r"000000.noise.npy: depends on random draws"):
+        mm.bake(source, tmp_path / "baked", progress=False)
+    mm.bake(source, tmp_path / "baked", epoch_of_draws=0, progress=False)
+    assert_same_batches(source, pipeline(tmp_path / "baked", mm.Decode.baked()))
+
+
+class Counting:
+    """A transform that is another one at each call."""
+
+    num_calls = 0
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.num_calls += 1
+        return sample | {"cls": self.num_calls}
+
+
+def test_functions_that_are_not_functions_of_their_sample_are_refused(
+    corpus: str, tmp_path: Path
+) -> None:
+    source = pipeline(corpus, captions(), transforms=(Counting(),))
+    with pytest.raises(mm.ConfigError, match="cls: differs from call to call"):
+        mm.bake(source, tmp_path / "baked", epoch_of_draws=0, progress=False)
+
+
+def wide(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample | {"Wide": 1}
+
+
+VALUES: dict[str, tuple[Any, str]] = {
+    "a tuple": ((1, 2), "a tuple with this content cannot be stored"),
+    "NaN": ([float("nan")], "a list with this content"),
+    "an object": (object(), "a object with this content"),
+    "objects": (np.array([None]), "a ndarray with this content"),
+    "half a pair": ("\ud800", "a str with this content"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_that_would_not_come_back_are_refused(
+    corpus: str, tmp_path: Path, name: str
+) -> None:
+    value, message = VALUES[name]
+    source = pipeline(corpus, None, transforms=(lambda sample: sample | {"odd": value},))
+    with pytest.raises(mm.ConfigError, match=rf"000000: field 'odd': {message}"):
+        mm.bake(source, tmp_path / "baked", progress=False)
+
+
+def test_another_pipeline_is_refused_by_its_first_difference(corpus: str, tmp_path: Path) -> None:
+    mm.bake(pipeline(corpus, captions()), tmp_path / "baked", progress=False)
+    again = mm.bake(pipeline(corpus, captions()), tmp_path / "baked", progress=False)
+    assert again.was_finished
+    larger = mm.Decode(image=mm.ImageDecoder(size=40), text=captions().text)
+    with pytest.raises(mm.ConfigError, match=r"decode.image.size was .* and is now"):
+        mm.bake(pipeline(corpus, larger), tmp_path / "baked", progress=False)
+    with pytest.raises(mm.ConfigError, match=r"transforms was \[\] and is now"):
+        mm.bake(
+            pipeline(corpus, captions(), transforms=(drop_raw,)),
+            tmp_path / "baked",
+            progress=False,
+        )
+    with pytest.raises(mm.ConfigError, match="is the source"):
+        mm.bake(pipeline(corpus, captions()), f"{corpus}/.", progress=False)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(mm.ConfigError, match="holds something else"):
+        mm.bake(pipeline(corpus, captions()), tmp_path / "other", progress=False)
+
+
+IMPOSSIBLE: dict[str, tuple[Callable[[str], Any], str]] = {
+    "no decoders": (lambda corpus: mm.bake(pipeline(corpus, None), "x"), "no decoders"),
+    "zero copy": (
+        lambda corpus: mm.bake(pipeline(corpus, None, zero_copy=True), "x"),
+        "zero_copy=True decodes nothing",
+    ),
+    "a mixture": (
+        lambda corpus: mm.bake(
+            pipeline(mm.Mixture({"a": (mm.open_dataset(corpus), 1)}, stop="all"), captions()), "x"
+        ),
+        "a mixture is several datasets",
+    ),
+    "no pipeline": (lambda corpus: mm.bake(mm.open_dataset(corpus), "x"), "pass an mm.Pipeline"),
+    "batch size": (
+        lambda corpus: mm.bake(pipeline(corpus, captions()), "x", batch_size=0),
+        "batch_size=0",
+    ),
+    "epoch": (
+        lambda corpus: mm.bake(pipeline(corpus, captions()), "x", epoch_of_draws=-1),
+        "epoch_of_draws=-1",
+    ),
+    "device": (
+        lambda corpus: mm.bake(pipeline(corpus, captions()), "x", device="gpu"),
+        "give cpu, cuda",
+    ),
+    "not baked": (lambda corpus: pipeline(corpus, mm.Decode.baked()), "was not made by"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_calls_are_refused(
+    corpus: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, message = IMPOSSIBLE[name]
+    with pytest.raises(mm.ConfigError, match=message):
+        call(corpus)
+    assert not list(tmp_path.iterdir())
+
+
+def test_packs_of_a_baked_dataset_are_refused(corpus: str, tmp_path: Path) -> None:
+    mm.bake(pipeline(corpus, captions()), tmp_path / "baked", progress=False)
+    with pytest.raises(mm.ConfigError, match="a baked dataset has tokens"):
+        pipeline(tmp_path / "baked", mm.Decode.baked(), batching=mm.Pack(64))
+
+
+def test_a_batch_function_must_return_its_samples(corpus: str, tmp_path: Path) -> None:
+    source = pipeline(corpus, captions())
+
+    def fails(samples: list[Any], _device: torch.device) -> list[Any]:
+        raise ValueError("no room")
+
+    for function, error, message in (
+        (lambda samples, _: samples[:1], mm.ConfigError, "got 5 samples and returned 1"),
+        (lambda samples, _: None, mm.ConfigError, "must return a list of samples"),
+        (fails, mm.MMStreamError, r"\[0\.\.5\]: fails: ValueError: no room"),
+    ):
+        with pytest.raises(error, match=message):
+            mm.bake(
+                source, tmp_path / "baked", batch_function=function, batch_size=5, progress=False
+            )  # type: ignore[arg-type]
+
+
+def test_too_many_bad_samples_stop_a_bake(corpus: str, tmp_path: Path) -> None:
+    strict = mm.BadSamplePolicy(max_fraction=0.01, min_samples=10, quarantine=None)
+    with pytest.raises(mm.BadSampleLimitError, match="of 13 samples are bad, more than"):
+        mm.bake(pipeline(corpus, captions(), bad_samples=strict), tmp_path / "a", progress=False)
+
+    def refuse_all(sample: dict[str, Any]) -> dict[str, Any]:
+        raise mm.SkipSample("all of them")
+
+    source = pipeline(corpus, captions(), transforms=(refuse_all,))
+    with pytest.raises(mm.MMStreamError, match="none of 40 samples is good"):
+        mm.bake(source, tmp_path / "b", progress=False)
+
+
+def test_a_decoder_that_ran_out_of_time_ends_the_shard(corpus: str, tmp_path: Path) -> None:
+    def slow(sample: dict[str, Any]) -> dict[str, Any]:
+        raise mm.TimeoutError("took 9 s")
+
+    decode = mm.Decode({"jpg": lambda data: slow({})})
+    with pytest.raises(mm.MMStreamError, match=r"took 9 s.*; a slow machine must not make"):
+        mm.bake(pipeline(corpus, decode), tmp_path / "baked", progress=False)
+
+
+def test_killed_at_any_write_a_bake_is_completed_to_the_same_bytes(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path / "corpus", [3, 2], captioned)
+    Path(folder, "deep").mkdir()
+    for name in ("shard-000001.tar", "shard-000001.tar.idx"):
+        Path(folder, name).rename(Path(folder, "deep", name))
+    manifest = Path(folder, MANIFEST_NAME)
+    shards = Manifest.from_bytes(manifest.read_bytes()).shards
+    deep = tuple(
+        type(shard)(shard.name.replace("shard-000001", "deep/shard-000001"), shard.num_samples,
+                    shard.num_bytes)
+        for shard in shards
+    )  # fmt: skip
+    manifest.write_bytes(Manifest(deep).to_bytes())
+    write_bad(mm.open_dataset(folder), [(1, 1)])
+    source = pipeline(folder, mm.Decode(image=mm.ImageDecoder(size=8)))
+    mm.bake(source, tmp_path / "whole", progress=False)
+    expected = tree(tmp_path / "whole")
+    moment, killed = 0, True
+    while killed:
+        dest = tmp_path / f"killed-{moment}"
+        child = os.fork()
+        if child == 0:
+            try:
+                die_at(moment)
+                mm.bake(source, dest, progress=False)
+            finally:
+                os._exit(0)
+        killed = os.waitpid(child, 0)[1] == signal.SIGKILL
+        if killed and not (dest / MANIFEST_NAME).exists():
+            with pytest.raises(mm.ManifestError):
+                mm.open_dataset(dest)
+        mm.bake(source, dest, progress=False)
+        assert tree(dest) == expected
+        moment += 3
+    assert moment > 15  # one of three: each bake waits for the disk
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its file open
+def test_webdataset_reads_what_was_baked(corpus: str, tmp_path: Path) -> None:
+    mm.bake(
+        pipeline(corpus, captions(), transforms=(add_values,)), tmp_path / "baked", progress=False
+    )
+    path = str(tmp_path / "baked" / "shard-000000.tar")
+    files = webdataset.WebDataset(path, shardshuffle=False).map(drop_raw).decode()
+    sample = next(each for each in list(files) if each["__key__"] == "000000")
+    expected = pipeline(corpus, captions(), shuffle=False, transforms=(add_values,)).take(1)[0]
+    assert sample["txt"] == expected["txt"]
+    assert sample["cls"] == expected["cls"] == 0
+    assert sample["score.json"] == expected["score"]
+    np.testing.assert_array_equal(sample["input_ids.npy"], expected["input_ids"])
+    np.testing.assert_array_equal(
+        sample["image.hwc.npy"], expected["image"].permute(1, 2, 0).numpy()
+    )
+
+
+def test_a_baked_dataset_is_verified_and_refused_samples_keep_their_place(
+    corpus: str, tmp_path: Path
+) -> None:
+    mm.bake(pipeline(corpus, captions()), tmp_path / "baked", progress=False)
+    dataset = mm.open_dataset(tmp_path / "baked")
+    assert list(verify(dataset)) == []
+    with pytest.raises(mm.DecodeError, match=r"shard-000000.tar\[3\] 000003.jpg: not an image"):
+        dataset.read(0, 3)
+    raw = pipeline(tmp_path / "baked", None, shuffle=False)  # without Decode they are bad, too
+    assert [bad.index for batch in mm.Loader(raw) for bad in batch["__lineage__"].bad][:1] == [3]
+
+
+def test_damage_in_a_baked_file_is_a_bad_sample(corpus: str, tmp_path: Path) -> None:
+    mm.bake(pipeline(corpus, captions()), tmp_path / "baked", progress=False)
+    dataset = mm.open_dataset(tmp_path / "baked", checksums=False)
+    path = tmp_path / "baked" / "shard-000000.tar"
+    data = bytearray(path.read_bytes())
+    start = data.index(b"\x93NUMPY")
+    data[start : start + 6] = b"nonono"
+    path.write_bytes(data)
+    dataset = mm.open_dataset(tmp_path / "baked", checksums=False)
+    baked = pipeline(dataset, mm.Decode.baked(), shuffle=False)
+    record = next(bad for batch in mm.Loader(baked) for bad in batch["__lineage__"].bad)
+    assert record.index == 0
+    assert "000000.input_ids.npy: npy: " in record.reason
+
+
+@pytest.mark.parametrize("content", [{"version": 2}, {"files": 3}, []])
+def test_a_manifest_that_says_nonsense_is_refused(
+    corpus: str, tmp_path: Path, content: Any
+) -> None:
+    mm.bake(pipeline(corpus, captions()), tmp_path / "baked", progress=False)
+    path = tmp_path / "baked" / MANIFEST_NAME
+    manifest = Manifest.from_bytes(path.read_bytes())
+    manifest.source["bake"] = content
+    path.write_bytes(manifest.to_bytes())
+    with pytest.raises(mm.ManifestError, match="baked"):
+        pipeline(tmp_path / "baked", mm.Decode.baked())
+
+
+def test_an_estimate_says_what_the_files_will_be(corpus: str) -> None:
+    from mmstream.baking.bake import baker_of
+    from mmstream.baking.report import estimate
+
+    lines = estimate(baker_of(pipeline(corpus, captions())), 12).lines()
+    assert lines[0] == "12 samples tried, 1 of them bad or left out"
+    assert any(
+        line.startswith("  .image.hwc.npy: uint8 [32, 32, 3], 3,200 bytes") for line in lines
+    )
+    assert "  bad: shard-000000.tar[3] 000003.jpg" in "\n".join(lines)
+    assert lines[-1].startswith("40 samples of 0.0")
+
+
+@pytest.mark.s3
+def test_a_bake_from_s3_to_s3(corpus: str, s3: str) -> None:
+    for path in Path(corpus).iterdir():
+        mm.open_dataset(corpus)
+        from mmstream.storage import open_store
+
+        open_store(f"{s3}/source").write(path.name, path.read_bytes())
+    source = pipeline(f"{s3}/source", captions())
+    mm.bake(source, f"{s3}/baked", progress=False)
+    assert_same_batches(source, pipeline(f"{s3}/baked", mm.Decode.baked()))
+
+
+def test_samples_are_cut_into_chunks_of_bounded_bytes(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pipeline(corpus, captions())
+    mm.bake(source, tmp_path / "whole", progress=False)
+    monkeypatch.setattr(samples_module, "BYTES_AT_ONCE", 1)
+    mm.bake(source, tmp_path / "single", progress=False)
+    assert tree(tmp_path / "whole") == tree(tmp_path / "single")
