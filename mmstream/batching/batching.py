@@ -109,7 +109,11 @@ class Pack(Flat):
     """The most tokens of a row."""
     _: KW_ONLY
     plan: Any = None
-    """The plan: its name, its folder or URL, or an open one. None: the one that fits."""
+    """The plan: its name, its folder or URL, or an open one. None: the one that fits. With a
+    mixture, each source has a plan: their common name, or a dict of them by source."""
+    weights_of: Literal["samples", "tokens"] | None = None
+    """With a mixture: what its weights are proportions of. They are kept in the mean, because packs
+    hold samples of one source each, and different numbers of them."""
     limits: Any = None
     """`PackLimits`: what a row may hold beside tokens. None: tokens alone."""
     cost: Cost | None = None
@@ -128,6 +132,8 @@ class Pack(Flat):
             )
         if self.deal not in ("auto", "all", "off"):
             raise ConfigError(f'deal={self.deal!r}: "auto", "all" or "off"')
+        if self.weights_of not in (None, "samples", "tokens"):
+            raise ConfigError(f'weights_of={self.weights_of!r}: "samples" or "tokens"')
         if self.layout == "rows" and self.max_tokens % self.pad_to_multiple_of:
             raise ConfigError(
                 f"max_tokens={self.max_tokens} is no multiple of "

@@ -74,6 +74,7 @@ def collate(
     pad_to: int | None = None,
     padding_side: str = "right",
     picture_fields: Collection[str] = (),
+    row_fields: Collection[str] = (),
     list_fields: Collection[str] = (),
     video_fields: Mapping[str, torch.Tensor | None] | None = None,
     audio_fields: Mapping[str, torch.Tensor] | None = None,
@@ -91,6 +92,8 @@ def collate(
         padding_side: The side that is padded, "right" or "left".
         picture_fields: Pictures that are decoded by field. They are joined as ``image`` is, without
             a copy where they lie in one buffer. Pictures of several shapes are a list of B.
+        row_fields: Tensors that were decoded into rows of one buffer. They are joined without a
+            copy.
         list_fields: Fields that are lists of B even if all shapes are the same, such as boxes.
         video_fields: Fields of videos, which come with the times of their frames, ``NAME_pts_s``.
             Where all frames have one size: what the field is without any, uint8 [0, 3, H, W].
@@ -142,6 +145,7 @@ def collate(
     batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
+    kept_apart = {"image", *fills, *picture_fields}
     media = _media(
         names,
         samples,
@@ -163,21 +167,38 @@ def collate(
         if name in fills and all(map(_is_ids, values)):
             batch[name] = _pad(values, fills[name], pad_to, padding_side)
             continue
-        values = list(map(_as_tensor, values))
-        if name in list_fields:
-            batch[name] = values
+        if name not in kept_apart:
+            batch[name] = (
+                list(map(_as_tensor, values))
+                if name in list_fields
+                else _joined_values(values, name in row_fields, take_memory)
+            )
             continue
+        values = list(map(_as_tensor, values))
         pictures = [value for value in values if isinstance(value, torch.Tensor)]
         if name in picture_fields and len(pictures) == len(values):
             batch[name] = _join_images(pictures)
-            continue
-        if name == "image" and all(map(_is_images, values)):
+        elif name == "image" and all(map(_is_images, values)):
             batch |= _images(values)
         elif name in fills and all(map(_is_tokens, values)):
             batch[name] = _pad(values, fills[name], pad_to, padding_side)
         else:
             batch[name] = _stack(values)
     return batch
+
+
+def _joined_values(values: Sequence[Any], are_rows: bool, take_memory: TakeMemory | None) -> Any:
+    """Return the values of a field as one tensor, or as they are where they do not make one.
+
+    Args:
+        values: One of each sample.
+        are_rows: Tensors may be rows of one buffer. They are joined without a copy.
+        take_memory: As `collate` has it.
+    """
+    joined = _stack_arrays(values, take_memory)
+    if joined is None and are_rows:
+        joined = _join_rows(values)
+    return _stack(list(map(_as_tensor, values))) if joined is None else joined
 
 
 def _media(
@@ -286,21 +307,54 @@ def _join_images(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor
     """
     if not images or any(not _is_alike(image, images[0]) for image in images):
         return images
-    first = images[0]
+    rows = _join_rows(images)
+    joined = torch.stack(images) if rows is None else rows
+    return joined.contiguous(memory_format=torch.channels_last) if joined.ndim == 4 else joined
+
+
+def _join_rows(values: Sequence[Any]) -> torch.Tensor | None:
+    """Return tensors of one shape that are rows of one buffer as one tensor, without a copy.
+
+    None: they are something else.
+    """
+    first = values[0]
+    if not isinstance(first, torch.Tensor) or not all(
+        isinstance(value, torch.Tensor) and _is_alike(value, first) for value in values
+    ):
+        return None
     num_bytes = first.numel() * first.element_size()
     start = first.data_ptr()
     memory = first.untyped_storage()
-    # Decoders write into the rows of one buffer. Then image i starts i * num_bytes after the first.
-    if start + num_bytes * len(images) <= memory.data_ptr() + memory.nbytes() and all(
-        image.data_ptr() == start + num_bytes * i and image.stride() == first.stride()
-        for i, image in enumerate(images)
+    # Decoders write into the rows of one buffer. Then row i starts i * num_bytes after the first.
+    if start + num_bytes * len(values) > memory.data_ptr() + memory.nbytes() or any(
+        value.data_ptr() != start + num_bytes * i or value.stride() != first.stride()
+        for i, value in enumerate(values)
     ):
-        shape = (len(images), *first.shape)
-        strides = (first.numel(), *first.stride())
-        joined = first.as_strided(shape, strides, first.storage_offset())
+        return None
+    shape, strides = (len(values), *first.shape), (first.numel(), *first.stride())
+    return first.as_strided(shape, strides, first.storage_offset())
+
+
+def _stack_arrays(values: Sequence[Any], take_memory: TakeMemory | None) -> torch.Tensor | None:
+    """Return arrays of one shape and type as one tensor, with one copy. None: they are not."""
+    first = values[0]
+    if not all(
+        type(value) is np.ndarray and value.shape == first.shape and value.dtype == first.dtype
+        for value in values
+    ):
+        return None
+    try:
+        empty = torch.from_numpy(np.empty(0, first.dtype))
+    except (TypeError, ValueError):  # a type that torch does not have
+        return None
+    shape = (len(values), *first.shape)
+    num_bytes = len(values) * first.nbytes
+    if take_memory is None or not num_bytes:
+        stacked = empty.new_empty(shape)
     else:
-        joined = torch.stack(images)
-    return joined.contiguous(memory_format=torch.channels_last) if joined.ndim == 4 else joined
+        stacked = take_memory(num_bytes).view(empty.dtype).view(shape)
+    np.stack(values, out=stacked.numpy())
+    return stacked
 
 
 def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:

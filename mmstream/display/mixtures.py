@@ -46,7 +46,7 @@ def sources_table(mixture: Any, order: Any = None) -> str:
             size_text(dataset.manifest.num_bytes),
         ]
         if order is not None:
-            row += _pace(len(dataset) - len(dataset.bad), fractions[name], order)
+            row += _pace(*_rows_of_source(name, dataset, fractions[name], order), order)
         rows.append([*row, html_text(dataset.store.url, 120)])
     num_more = len(mixture.datasets) - len(rows)
     if num_more:
@@ -71,11 +71,20 @@ def rows_of_sources(batch: Mapping[str, Any]) -> str:
     return f": {rows}" if rows else ""
 
 
-def _pace(num_samples: int, fraction: float, order: Any) -> list[str]:
+def _rows_of_source(name: str, dataset: Any, fraction: float, order: Any) -> tuple[int, float]:
+    """Return how many rows show a source once, samples or packs, and its part of all rows."""
+    if not order.is_packed:
+        return len(dataset) - len(dataset.bad), fraction
+    recipe = order.inner.recipe
+    share = dict(zip(recipe.corpora, recipe.shares[0], strict=True))[name]
+    return recipe.corpora[name].num_samples, share / sum(recipe.shares[0])
+
+
+def _pace(num_rows: int, fraction: float, order: Any) -> list[str]:
     """Return the steps in which a source is seen once, and how often per epoch of the mixture."""
     if not fraction:
         return ["not at first", ""]
-    steps = num_samples / (order.global_batch_size * fraction)
+    steps = num_rows / (order.global_batch_size * fraction)
     return [f"{max(1, round(steps)):,} steps", f"{order.steps_per_epoch / steps:.3g}"]
 
 

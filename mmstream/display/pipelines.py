@@ -18,7 +18,7 @@ def pipeline_html(pipeline: Any) -> str:
         *([("before", html_text(_names(pipeline.before)))] if pipeline.before else []),
         ("decode", html_text(decode_text(pipeline.decode))),
         ("transforms", html_text(_names(pipeline.transforms) or "none")),
-        ("batch", html_text(getattr(pipeline.collate, "__name__", "collate"))),
+        ("batch", html_text(_batch_text(pipeline))),
         ("bad samples", _bad_samples_text(pipeline.bad_samples)),
     ]
     mixed = is_mixture(pipeline.dataset)
@@ -33,14 +33,25 @@ def _names(functions: Any) -> str:
 def _order_text(pipeline: Any) -> str:
     order = pipeline.order
     groups, lanes = order.grid
-    steps = f"{order.steps_per_epoch:,} steps of {order.global_batch_size} per epoch"
-    mixing = f"shuffled, {groups} x {lanes} lanes, {_windows_text(order)}"
+    rows = f"{order.global_batch_size}{' packs' if order.is_packed else ''}"
+    steps = f"{order.steps_per_epoch:,} steps of {rows} per epoch"
+    kept = " that keep their samples" if "reshuffle" in order.identity() else ""
+    mixing = f"shuffled, {groups} x {lanes} lanes{kept}, {_windows_text(order)}"
     mixing = mixing if pipeline.shuffle else "in the order of the dataset"
     text = f"{steps}, {mixing}, seed {pipeline.seed}"
     if is_mixture(pipeline.dataset):
         return text
     rest = "left out" if pipeline.drop_last else "one more step, with padding"
     return f"{text}; samples that do not fill a batch: {rest}"
+
+
+def _batch_text(pipeline: Any) -> str:
+    """Return what a batch is made by: the plan of its packs, or a function."""
+    if pipeline.order.is_packed:
+        return f"{pipeline.batching.layout}: {pipeline.order.plan!r}"
+    if pipeline.batching is not None:
+        return f"{pipeline.batching.layout}: documents without padding"
+    return getattr(pipeline.collate, "__name__", "collate")
 
 
 def _windows_text(order: Any) -> str:
@@ -96,6 +107,8 @@ def loader_html(loader: Any) -> str:
         )
         if stats.num_planned_tokens:
             words += f", planned {stats.planned_fill:.1%}"
+        if stats.num_modelled_steps:
+            words += f"; the dearest rank costs {stats.modelled_imbalance:.2f} times the mean"
         rows.insert(3, ("documents", words))
     counts = stats.transfers
     if counts.num_requests:
@@ -105,4 +118,10 @@ def loader_html(loader: Any) -> str:
             f"{counts.num_stalls:,} given up, {counts.num_throttled:,} refused for now"
         )
         rows.append(("object storage", words))
+    if stats.num_cached_bytes or stats.num_cache_hit_bytes:
+        words = (
+            f"{stats.cache_hit_fraction:.1%} of the bytes came from it; "
+            f"{size_text(stats.num_cached_bytes)} were written"
+        )
+        rows.append(("node cache", words))
     return page("<b>Loader</b>", table(rows))

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
 from mmstream._torchvision import import_torchvision
+from mmstream.batching.valid import invalid_tokens
 from mmstream.device.normalize import Normalize
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
@@ -32,6 +33,8 @@ from transformers import Trainer, TrainerCallback  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 
 __all__ = ["LoaderState", "LoaderTrainer", "LoaderTrainerMixin"]
+
+LABEL_WEIGHTS = "label_weights"
 
 
 class LoaderState(TrainerCallback, ExportableState):  # type: ignore[misc]  # Any, for mypy
@@ -92,7 +95,8 @@ class LoaderTrainerMixin:
       checkpoint of ``output_dir``, or begins anew where there is none.
     - With ``Pipeline(batching=)``, the loss of an optimizer step is the mean over all its labels,
       of all ranks and accumulated batches. Some models, such as Qwen-VL, take no number of labels:
-      their loss is then computed here, from their logits.
+      their loss is then computed here, from their logits. So is that of batches with
+      ``label_weights``, as the mean over the weights.
     - Samples per second, epochs and the total batch size in the logs are those of the loader.
     - ``eval_dataset`` may be a loader too. Each evaluation reads its first epoch.
 
@@ -114,8 +118,9 @@ class LoaderTrainerMixin:
         super().__init__(*args, **kwargs)
         trainer: Any = self
         trainer.data_collator = data_collator or self._model_inputs
-        lacks_count = not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None
-        if data_collator is None and lacks_count and _is_flat(trainer.train_dataset):
+        is_flat = data_collator is None and _is_flat(trainer.train_dataset)
+        self._takes_weights = is_flat and trainer.compute_loss_func is None
+        if self._takes_weights and not trainer.model_accepts_loss_kwargs:
             trainer.compute_loss_func = token_loss
         train_dataset = trainer.train_dataset
         if train_dataset is not None and not _is_loader(train_dataset):
@@ -152,6 +157,42 @@ class LoaderTrainerMixin:
         pipeline = _pipeline_of(self.train_dataset)  # type: ignore[attr-defined]
         return int(pipeline.global_batch_size * args.gradient_accumulation_steps)
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of a step, and its labels or their weights over all ranks."""
+        trainer: Any = self
+        parent: Any = super()
+        batches, count = parent.get_batch_samples(*args, **kwargs)
+        if not self._takes_weights or count is None:
+            return batches, count
+        total = (
+            torch.stack([_weight_of(inputs) for inputs in batches]).sum().to(trainer.args.device)
+        )
+        if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:
+            total = trainer.accelerator.gather(total).sum()
+        return batches, total
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss as the Trainer does; where labels have weights, the mean over these."""
+        if LABEL_WEIGHTS not in inputs:
+            parent: Any = super()
+            return parent.compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        trainer: Any = self
+        inputs = dict(inputs)
+        weights, labels = inputs.pop(LABEL_WEIGHTS), inputs.pop("labels")
+        if not model.training:  # the Trainer counts the labels of evaluations, not their weights
+            num_items_in_batch = None
+        outputs = model(**inputs)
+        loss = token_loss(outputs, labels, num_items_in_batch, weights)
+        if trainer.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * trainer.accelerator.num_processes  # gradients are averaged over ranks
+        return (loss, outputs) if return_outputs else loss
+
     def _as_dataloader(self, loader: Any, *, restarts: bool) -> Any:
         trainer: Any = self
         if isinstance(loader, Loader):
@@ -165,12 +206,22 @@ class LoaderTrainerMixin:
         return _Steps(batches, batch_size=None, num_workers=0, collate_fn=_unchanged)
 
     def _model_inputs(self, batch: Batch) -> dict[str, Any]:
-        if "label_weights" in batch:
+        inputs = model_inputs(batch, self.model)  # type: ignore[attr-defined]
+        if LABEL_WEIGHTS not in batch:
+            return inputs
+        if not self._takes_weights:
             raise ConfigError(
-                "LoaderTrainer: the batch has label_weights, which the loss of a model does not "
-                "know: give a data_collator= that passes them on, and a compute_loss that uses them"
+                "LoaderTrainer: the batch has label_weights, which a loss inside of the model and "
+                "compute_loss_func= do not know: pass Pipeline(batching=mm.Flat()) or mm.Pack and "
+                "no compute_loss_func, or a data_collator= that passes them on and a compute_loss "
+                "that uses them"
             )
-        return model_inputs(batch, self.model)  # type: ignore[attr-defined]
+        is_target = (
+            batch["labels"].masked_fill(invalid_tokens(batch), IGNORED_LABEL)[:, 1:]
+            != IGNORED_LABEL
+        )
+        # Rows of the inputs may differ from those of the batch; targets keep their order.
+        return {**inputs, LABEL_WEIGHTS: batch[LABEL_WEIGHTS][:, 1:][is_target]}
 
 
 class LoaderTrainer(LoaderTrainerMixin, Trainer):  # type: ignore[misc]  # Any, for mypy
@@ -248,23 +299,38 @@ class _Steps(DataLoader[Any]):
 
 
 def token_loss(
-    outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+    outputs: Any,
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Return the cross entropy of the next tokens, as a mean over the labels of a whole step.
 
     Args:
         outputs: Of the model, with ``logits``, [B, T, V].
         labels: int64 [B, T], unshifted, -100 where there is none.
-        num_items_in_batch: Labels of the step, over all ranks and accumulated batches. None: those
-            of this batch.
+        num_items_in_batch: Labels of the step, or the sum of their weights, over all ranks and
+            accumulated batches. None: those of this batch.
+        weights: float32 [N], of the N targets that are not -100, in their order. None: all are 1.
     """
     targets = labels[:, 1:].flatten()
     logits = outputs.logits[:, :-1].flatten(0, 1).float()
-    total = cross_entropy(logits, targets, ignore_index=IGNORED_LABEL, reduction="sum")
-    if num_items_in_batch is None:
-        num_items_in_batch = (targets != IGNORED_LABEL).sum()
-    count = torch.as_tensor(num_items_in_batch, device=total.device)
-    return total / count.clamp(min=1)  # a step without a label has no loss, and is no NaN
+    losses = cross_entropy(logits, targets, ignore_index=IGNORED_LABEL, reduction="none")
+    is_target = targets != IGNORED_LABEL
+    if weights is None:
+        weights = torch.ones_like(losses[is_target])
+    total = (losses[is_target] * weights).sum()
+    count = weights.sum() if num_items_in_batch is None else num_items_in_batch
+    count = torch.as_tensor(count, device=total.device)
+    return total / torch.where(count > 0, count, 1)  # a step without a label is no NaN
+
+
+def _weight_of(inputs: dict[str, Any]) -> Tensor:
+    """Return the sum of the weights of the targets of a batch, float32; without any, each is 1."""
+    weights: Tensor | None = inputs.get(LABEL_WEIGHTS)
+    if weights is None:
+        weights = inputs["labels"][:, 1:] != IGNORED_LABEL
+    return weights.sum().float()
 
 
 def _is_flat(loader: Any) -> bool:

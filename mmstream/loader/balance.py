@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -50,6 +50,20 @@ class Balance:
     """What the ranks run: the pipeline, with an order whose rows are dealt."""
     settings: dict[str, str]
     """What all ranks must have in common, by name."""
+    cost: Cost | None = None
+    """What packs cost, where several equal ranks wait for each other."""
+    world_size: int = 1
+
+    def imbalance(self, epoch: int, step: int) -> float | None:
+        """Return the largest modelled cost of a rank over the mean of all, from 1.
+
+        None: nothing says what packs cost, there is one rank, or the step has padding rows.
+        """
+        order = self.pipeline.order
+        if self.cost is None or not isinstance(order, PackOrder):
+            return None
+        costs = _costs_of_step(order, self.cost, epoch, step)
+        return None if costs is None else imbalance(costs, self.world_size)
 
 
 def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: bool) -> Balance:
@@ -71,7 +85,10 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
             "mm.Pack(..., cost=mm.Cost.from_config(model.config))"
         )
     has_equal_shares = shares is None and order.global_batch_size % world_size == 0
-    if batching.cost is None or batching.deal == "off" or not has_equal_shares:
+    if batching.cost is None or not has_equal_shares:
+        return undealt
+    undealt = replace(undealt, cost=batching.cost, world_size=world_size)
+    if batching.deal == "off":
         return undealt
     steps = _modelled_costs(order, batching.cost)
     among = _ranks_that_deal(pipeline, batching, order, world_size)
@@ -85,9 +102,8 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
     if not is_dealt:
         return undealt
     dealt_order = order.with_ranks(world_size, partial(deal, among=among), batching.cost.modelled)
-    return Balance(
-        pipeline.with_order(dealt_order), {"rows dealt": f"among {among} of {world_size} ranks"}
-    )
+    settings = {"rows dealt": f"among {among} of {world_size} ranks"}
+    return replace(undealt, pipeline=pipeline.with_order(dealt_order), settings=settings)
 
 
 def _ranks_that_deal(pipeline: Pipeline, batching: Pack, order: PackOrder, world_size: int) -> int:
@@ -105,8 +121,14 @@ def _modelled_costs(order: PackOrder, cost: Cost) -> list[IntArray]:
     """Return the costs of the rows of some full steps, spread over the first epoch."""
     last = order.steps_per_epoch - 1
     steps = np.unique(np.linspace(0, last, MODELLED_STEPS).astype(np.int64))
-    costs = [cost.modelled(order.unit_sums(0, step)) for step in steps.tolist()]
-    return [of_step for of_step in costs if of_step.size == order.global_batch_size]
+    costs = [_costs_of_step(order, cost, 0, step) for step in steps.tolist()]
+    return [of_step for of_step in costs if of_step is not None]
+
+
+def _costs_of_step(order: PackOrder, cost: Cost, epoch: int, step: int) -> IntArray | None:
+    """Return the costs of the rows of a step. None: it has padding rows."""
+    costs = cost.modelled(order.unit_sums(epoch, step))
+    return costs if costs.size == order.global_batch_size else None
 
 
 def _mean(

@@ -18,8 +18,9 @@ from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.loader.balance import Balance, balanced
+from mmstream.loader.lane_advice import advise_on_kept_lanes
 from mmstream.loader.media_advice import advise_on_media
-from mmstream.loader.remote_advice import warn_of_patience
+from mmstream.loader.remote_advice import log_cost, warn_of_patience
 from mmstream.loader.settings import rank_settings
 from mmstream.loader.token_counts import count_tokens
 from mmstream.loader.watchdog import StallLimits, Watchdog
@@ -28,10 +29,14 @@ from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
 from mmstream.order.shared_lanes import request_factor
 from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
-from mmstream.processes import default_threads, keep_freed_memory, num_cores, pss_bytes
+from mmstream.processes import cpu_seconds, default_threads, keep_freed_memory, num_cores, pss_bytes
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
-from mmstream.reading.process import ReaderProcess, needs_reader_process
+from mmstream.reading.process import (
+    ReaderProcess,
+    needs_reader_process,
+    node_cache_settings,
+)
 from mmstream.reading.step import BatchLineage, Job, later_job
 from mmstream.state import OnChange, make_state, resume
 from mmstream.types import Batch
@@ -275,6 +280,7 @@ class Loader(IterableDataset[Batch]):
         self._has_warned_of_fill = count_tokens(
             self.stats, batch, self.pipeline.batching, has_warned=self._has_warned_of_fill
         )
+        self._count_imbalance(lineage)
         count_text_losses(
             self.stats, lineage.num_cut_texts, lineage.num_dropped_parts, lineage.text_losses
         )
@@ -293,6 +299,15 @@ class Loader(IterableDataset[Batch]):
             log_text_losses(self.stats, lineage.epoch)
             if self.pipeline.dataset.can_finish_epoch:  # a mixture keeps the settings of its state
                 self._current = self.pipeline
+
+    def _count_imbalance(self, lineage: BatchLineage) -> None:
+        """Count how unequal the ranks' packs of a step are, where something says what they cost."""
+        if self._balance is None:
+            return
+        value = self._balance[1].imbalance(lineage.epoch, lineage.step)
+        if value is not None:
+            self.stats.num_modelled_steps += 1
+            self.stats.total_imbalance += value
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch, in plain JSON types.
@@ -360,6 +375,21 @@ class Loader(IterableDataset[Batch]):
         pids += [] if self._reader is None else [self._reader.pid]
         return pss_bytes([os.getpid(), *pids])
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return the CPU seconds of this process, of its workers and of its reader process.
+
+        They count from the start of each process. 0 for processes that do not run, and on a system
+        without ``/proc``.
+
+        Returns:
+            "main", "workers" and "reader".
+        """
+        return {
+            "main": cpu_seconds([os.getpid()]),
+            "workers": cpu_seconds([] if self._workers is None else self._workers.pids),
+            "reader": cpu_seconds([] if self._reader is None else [self._reader.pid]),
+        }
+
     def _balanced(self, world: World, shares: RowsPerRank) -> Balance:
         """Return what the ranks run now: where rows are packs, they may be dealt by cost."""
         key = self._current, world, shares is None
@@ -406,16 +436,20 @@ class Loader(IterableDataset[Batch]):
             warn_of_patience()
         if world.rank == 0:
             advise_on_media(self._current)
-        if world.rank == 0:
-            self._advise_on_lanes(world.world_size, shares)
+            self._advise_on_requests(world.world_size, shares)
 
-    def _advise_on_lanes(self, world_size: int, shares: RowsPerRank) -> None:
-        """Log what it costs when the number of ranks does not divide the lanes of the order."""
-        order = self._current.order
+    def _advise_on_requests(self, world_size: int, shares: RowsPerRank) -> None:
+        """Log what an epoch costs, and what more where ranks share the lanes of the order."""
+        pipeline, order = self._current, self._current.order
         rows = order.global_batch_size
         starts = [
             rows_of_rank(rows, World(rank, world_size), shares)[0] for rank in range(world_size)
         ]
+        advise_on_kept_lanes(self._current, starts)
+        if needs_reader_process(pipeline.dataset):
+            large_files = large_files_of(pipeline)
+            least_large_bytes = None if large_files is None else large_files.least_bytes
+            log_cost(pipeline.dataset, order, [*starts, rows], least_large_bytes)
         factor = request_factor(order.range_samples, order.grid[1], [*starts, rows])
         if factor > 1:
             logger.info(
@@ -447,6 +481,12 @@ class Loader(IterableDataset[Batch]):
                 pipeline.order,
                 max(1, self.num_workers),
                 None if large_files is None else large_files.least_bytes,
+                node_cache_settings(
+                    pipeline.dataset,
+                    pipeline.cache_dir,
+                    pipeline.max_cache_bytes,
+                    resolve_world(self._world).world_size,
+                ),
             )
         self._reader_pipeline = pipeline
         due = self._due_job

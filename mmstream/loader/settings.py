@@ -28,6 +28,7 @@ from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import escaped
+from mmstream.order.checks import reshuffle_of
 from mmstream.pipeline import Pipeline
 
 __all__ = ["described", "rank_settings"]
@@ -55,6 +56,10 @@ _ORDER_NAMES = {
     "sizes": "sizes of the shards (hash)",
     "sha256": "bytes of the shards (hash of their sha256)",
 }
+
+_RESHUFFLE = "reshuffle (lanes by default where cache_dir is set: pass reshuffle= on all ranks)"
+
+_SHOWN_APART = ("sources", "reshuffle")
 
 
 def rank_settings(
@@ -164,12 +169,14 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _order_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the identity of an order by names that a message can show."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {_RESHUFFLE: reshuffle_of(identity)}
     for source in identity.get("sources", ()):
         prefix = f"source {escaped(source['name'])}: "
         settings |= {prefix + _ORDER_NAMES.get(key, key): source[key] for key in source}
     settings |= {
-        _ORDER_NAMES.get(key, key): value for key, value in identity.items() if key != "sources"
+        _ORDER_NAMES.get(key, key): value
+        for key, value in identity.items()
+        if key not in _SHOWN_APART
     }
     return settings
 

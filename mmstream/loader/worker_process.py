@@ -74,7 +74,7 @@ class StepDataset(Dataset[Batch]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = self._num_threads, self._progress, self._receiver
-        return _load, (self._pickled, *settings, self._connections)
+        return _load, (dict(os.environ), self._pickled, *settings, self._connections)
 
     def __getitem__(self, job: Job) -> Any:
         if self._memory is None:  # made here, in the worker
@@ -101,12 +101,20 @@ class StepDataset(Dataset[Batch]):
 
 
 def _load(
+    environment: dict[str, str],
     pickled: bytes,
     num_threads: int,
     progress: Any,
     receiver: int,
     connections: list[StepConnection],
 ) -> StepDataset:
+    """Return the dataset in a worker, before `start_worker` is called there.
+
+    A plan of packs opens its files again here. In object storage they need credentials, which may
+    have been set since the fork server began.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     return StepDataset(
         pickle.loads(pickled),
         num_threads,

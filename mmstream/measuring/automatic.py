@@ -36,20 +36,30 @@ from mmstream.packing.measure_file import (
     measure_folder,
     open_measure_head,
 )
-from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan import (
+    LEFT_OUT_REASONS,
+    OVER_A_LIMIT,
+    TOO_LONG,
+    UNUSABLE,
+    PackPlan,
+)
 from mmstream.packing.plan_file import PLAN_NAME, open_plan, plan_folder
 from mmstream.packing.plan_packs import default_plan_name, plan_packs
+from mmstream.packing.plan_report import left_out_of
 from mmstream.packing.planner import plan_digest
 from mmstream.packing.settings import PackLimits
 from mmstream.storage import Store, open_store
 from mmstream.world import resolve_world
 
-__all__ = ["find_plan", "plan_of_state"]
+__all__ = ["find_plan", "plan_of_digest", "plan_of_state"]
 
 logger = logging.getLogger(__name__)
 
 MAX_SECONDS = 120.0
 """Longest measuring that a pipeline does by itself."""
+
+NOT_ON_PURPOSE = tuple(LEFT_OUT_REASONS[i] for i in (UNUSABLE, TOO_LONG, OVER_A_LIMIT))
+"""Why samples are in no pack, where nobody has asked for it by a condition or a bad list."""
 
 MEASURES = "mmstream.measure."
 PLANS = "mmstream.plan."
@@ -87,11 +97,22 @@ def find_plan(
 
     Raises:
         ConfigError: The plan or measure that is named does not fit these decoders; the message says
-            the first difference. Or none is there, and this process should not make one.
+            the first difference. Or the plan is of other shards. Or none is there, and this process
+            should not make one.
         FileNotFoundError: There is no plan of this name.
         ManifestError: It is damaged.
         ShardError, StorageError: The dataset cannot be read.
     """
+    plan = _fitting_plan(dataset, pack, decode, before, seed)
+    _check_shards(dataset, plan)
+    if resolve_world(None).rank == 0:
+        _tell_what_is_left_out(dataset, plan)
+    return plan
+
+
+def _fitting_plan(
+    dataset: Dataset, pack: Pack, decode: Decode | None, before: Sequence[Transform], seed: int
+) -> PackPlan:
     if isinstance(pack.plan, PackPlan):
         return _with_length(pack.plan, pack, "the plan")
     has_text = decode is not None and decode.text is not None
@@ -112,6 +133,35 @@ def find_plan(
     return _new_plan(dataset, limits, decode, before, seed, misfits)
 
 
+def _check_shards(dataset: Dataset, plan: PackPlan) -> None:
+    """Refuse a plan of other shards: its lengths would be those of other samples."""
+    shards = dataset.manifest.shards
+    if len(plan.shards) > len(shards) or not all(map(is_same_shard, plan.shards, shards)):
+        raise ConfigError(
+            f"{plan.url or 'the plan'}: is of other shards than {dataset.index_store.url}; run "
+            "`mmstream measure` and `mmstream plan` for these"
+        )
+
+
+def _tell_what_is_left_out(dataset: Dataset, plan: PackPlan) -> None:
+    """Warn of samples that no epoch will show, but for those that were left out on purpose."""
+    left_out = [entry for entry in left_out_of(plan) if entry.reason in NOT_ON_PURPOSE]
+    if left_out:
+        logger.warning(
+            "%r: no epoch shows the samples that are in no pack: %s",
+            plan,
+            ", ".join(f"{entry.num_samples:,} {entry.reason}" for entry in left_out),
+        )
+    if len(plan.shards) < dataset.num_shards:
+        logger.warning(
+            "%r: is of the first %d of %d shards, and the others are not read; run `mmstream "
+            "measure` and `mmstream plan` again",
+            plan,
+            len(plan.shards),
+            dataset.num_shards,
+        )
+
+
 def plan_of_state(dataset: Dataset, state: Mapping[str, Any]) -> PackPlan | None:
     """Return the plan that a saved state is of, if it lies beside the index or in the cache.
 
@@ -125,8 +175,11 @@ def plan_of_state(dataset: Dataset, state: Mapping[str, Any]) -> PackPlan | None
     """
     identity = state.get("order")
     digest = identity.get("plan") if isinstance(identity, Mapping) else None
-    if digest is None:
-        return None
+    return None if digest is None else plan_of_digest(dataset, digest)
+
+
+def plan_of_digest(dataset: Dataset, digest: str) -> PackPlan | None:
+    """Return the plan of a digest with the most shards, from beside the index or the cache."""
     urls = {len(head.shards): url for url, head in _plans(dataset) if head.digest == digest}
     return open_plan(urls[max(urls)]) if urls else None
 

@@ -58,7 +58,7 @@ from mmstream.storage import Store, open_store
 from mmstream.types import IntArray, SampleRef
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["Estimate", "Work", "estimate", "measure", "measure_into"]
+__all__ = ["Estimate", "Work", "estimate", "measure", "measure_into", "time_text"]
 
 logger = logging.getLogger(__name__)
 

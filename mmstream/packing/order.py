@@ -26,16 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import StateError
-from mmstream.order import Corpus, Order, Refs, Unit, Window
+from mmstream.order import Corpus, MixtureOrder, Order, Refs, Unit, Window
 from mmstream.order.checks import integer, keep
 from mmstream.order.corpus import DATASET, content_of, dataset_identity, differing_keys
+from mmstream.order.defaults import RowShape
+from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.plan import PackPlan, Units, UnitSums
 from mmstream.types import IntArray
 
-__all__ = ["CostOfUnits", "Deal", "PackOrder"]
-
-SAMPLES_OF_CHUNK = 64
-"""C of a small corpus counts so many samples, in the mean, and at least one pack."""
+__all__ = ["CostOfUnits", "Deal", "PackOrder", "bad_units"]
 
 SCANNED_UNITS = 1 << 20
 """Units whose samples are looked for on the bad list at a time."""
@@ -66,8 +65,12 @@ class PackOrder:
     """
 
     is_packed = True
+    inner: Order | MixtureOrder
+    plan: PackPlan | MixturePlan
 
-    def __init__(self, inner: Order, plan: PackPlan, corpus: Corpus) -> None:
+    def __init__(
+        self, inner: Order | MixtureOrder, plan: PackPlan | MixturePlan, corpus: Corpus
+    ) -> None:
         self.inner, self.plan = inner, plan
         self.steps_per_epoch = inner.steps_per_epoch
         self.global_batch_size = inner.global_batch_size
@@ -102,14 +105,13 @@ class PackOrder:
             ConfigError: impossible settings, or fewer packs than one step needs.
         """
         corpus = corpus.first_shards(len(plan.shards))
-        mean_samples = plan.members.size / max(1, plan.num_units)
         inner = Order.from_counts(
             plan.counts,
             names=plan.group_names,
             sizes=plan.group_bytes,
             checksums=plan.group_digests,
-            bad=_bad_units(plan, corpus.bad),
-            small_chunk=max(1, round(SAMPLES_OF_CHUNK / max(1, mean_samples))),
+            bad=bad_units(plan, corpus.bad),
+            row_shape=RowShape(plan.mean_samples, plan.spread),
             **settings,
         )
         return cls(inner, plan, corpus)
@@ -150,7 +152,7 @@ class PackOrder:
                 f"{saved.get(key)!r} and is {present[key]!r}: resume on the old ones, or start anew"
             )
         counts = plan.counts[:num_groups]
-        bad = _bad_units(plan, corpus.bad)
+        bad = bad_units(plan, corpus.bad)
         try:
             inner = Order.from_identity(
                 identity,
@@ -220,7 +222,7 @@ class PackOrder:
         inner = self.inner.with_unset_from(identity, epoch, step)
         return self if inner is self.inner else self._with_inner(inner)
 
-    def _with_inner(self, inner: Order) -> PackOrder:
+    def _with_inner(self, inner: Order | MixtureOrder) -> PackOrder:
         order = PackOrder(inner, self.plan, self._corpus)
         order._deal = self._deal
         return order
@@ -419,7 +421,7 @@ def _codes(shards: IntArray, indexes: IntArray) -> IntArray:
     return shards << 32 | indexes
 
 
-def _bad_units(plan: PackPlan, bad: IntArray) -> IntArray:
+def bad_units(plan: PackPlan, bad: IntArray) -> IntArray:
     """Return int64 [n, 2]: (group, index) of the units that have only samples of the bad list.
 
     The order never plans them. It looks through the samples of all units, where there is a list.

@@ -134,6 +134,11 @@ class PackPlan:
         return len(self.unit_rows)
 
     @property
+    def mean_samples(self) -> float:
+        """Samples of a unit, in the mean."""
+        return self.members.size / max(1, self.num_units)
+
+    @property
     def num_groups(self) -> int:
         """Groups of shards."""
         return len(self.counts)

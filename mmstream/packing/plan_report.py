@@ -17,7 +17,7 @@ from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
 from mmstream.packing.planner import LIMIT_COLUMNS, Chosen, choose
 from mmstream.types import IntArray
 
-__all__ = ["LeftOut", "PlanReport", "plan_report"]
+__all__ = ["LeftOut", "PlanReport", "left_out_of", "plan_report"]
 
 ALIKE = 0.6
 """Neighbours are alike where their lengths differ by less than this share of what others differ."""
@@ -132,7 +132,7 @@ def plan_report(plan: PackPlan, measure: Measure, bad: IntArray | None = None) -
         fill=plan.fill,
         bound=int(plan.member_tokens.sum(dtype=np.int64)) / room if room else 0.0,
         binding_limit=limits[int(np.argmax(shares))],
-        left_out=_left_out(plan),
+        left_out=left_out_of(plan),
         other_fills=_other_fills(chosen, max_tokens, plan.settings.document_multiple_of),
         num_ranges=_num_ranges(plan),
         spread=plan.spread,
@@ -182,7 +182,8 @@ def _num_packs(histogram: IntArray, max_tokens: int) -> int:
     return num_packs
 
 
-def _left_out(plan: PackPlan) -> tuple[LeftOut, ...]:
+def left_out_of(plan: PackPlan) -> tuple[LeftOut, ...]:
+    """Return the samples that are in no pack, by their reasons."""
     reasons, tokens = plan.left_out[:, 1], np.maximum(plan.left_out[:, 2], 0)
     return tuple(
         LeftOut(name, int((reasons == number).sum()), int(tokens[reasons == number].sum()))

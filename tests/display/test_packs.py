@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from mmstream.display.packs import LEARNED, MASKED, MEDIA, PADDING, _sawtooth, _
 from mmstream.reading.step import BatchLineage
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.display.test_display import EVIL, parse
+from tests.helpers.packed_texts import pack_pipeline, write_texts
 
 IMAGE = 300
 
@@ -126,3 +128,14 @@ def test_documents_that_only_fill_a_fixed_number_are_not_drawn() -> None:
     empty = {**batch(), "__valid__": torch.tensor([True, True, False])}
     assert rows_of_pack(empty)[2].documents == ()
     assert "row 2: 0 documents, 0 tokens, 0 learned, 0 pictures, not valid" in repr(mm.show(empty))
+
+
+def test_a_pipeline_of_packs_says_so(tmp_path: Path) -> None:
+    pipeline = pack_pipeline(write_texts(tmp_path / "texts", [30, 30]))
+    assert "steps of 4 packs per epoch" in repr(pipeline)
+    words = parse(pipeline).words
+    assert "steps of 4 packs per epoch" in words
+    assert "packs of 64 tokens" in words
+    flat = replace(pipeline, batching=mm.Flat())
+    assert "steps of 4 per epoch" in repr(flat)
+    assert "flat: documents without padding" in parse(flat).words

@@ -63,6 +63,27 @@ def test_a_packed_batch_trains_as_its_documents_alone(
     )
 
 
+@pytest.mark.parametrize(("attention", "layout"), [("sdpa", "flat"), ("eager", "rows")])
+def test_packed_texts_train_a_llama_as_texts_alone(attention: str, layout: Any) -> None:
+    model = llama()
+    model.set_attn_implementation(attention)
+    packed = texts(layout)
+    ids, starts = packed["input_ids"].flatten(), packed["position_ids"].flatten() == 0
+    documents = [
+        document
+        for document in torch.tensor_split(ids, torch.nonzero(starts).flatten()[1:])
+        if (document != 0).any()  # rows end in padding documents
+    ]
+    assert [document.numel() for document in documents] == [5, 1, 9, 4, 2, 7]
+    padded = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence(
+        [torch.ones_like(document) for document in documents], batch_first=True
+    )
+    labels = padded.masked_fill(mask == 0, -100)
+    alone = {"input_ids": padded, "attention_mask": mask, "labels": labels, "use_cache": False}
+    assert_parity(model, model_inputs(packed, model), alone)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_vl"])
 def test_a_packed_batch_has_the_loss_of_its_documents_on_flex(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import mmstream as mm
 from mmstream.integrations import LoaderTrainer, model_inputs
@@ -50,6 +52,65 @@ def test_a_step_of_two_flat_batches_has_the_mean_over_their_labels(
     assert (trainer.compute_loss_func is None) == takes_count
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(total / count, rel=1e-4)
+
+
+@pytest.mark.parametrize("takes_count", [True, False])
+def test_labels_with_weights_have_the_mean_over_their_weights(
+    takes_count: bool, tmp_path: Path
+) -> None:
+    """As a loop by hand: weighted losses of a step of two batches, over the sum of the weights."""
+
+    def weighed(sample: dict[str, Any]) -> dict[str, Any]:
+        weights = np.where(sample["labels"] == -100, 0, 0.25 * (1 + int(sample["__key__"]) % 3))
+        has_weights = int(sample["__key__"]) % 4  # others count 1
+        more = {"label_weights": weights.astype(np.float32)} if has_weights else {}
+        return {**sample, **more}
+
+    shards = write_corpus(tmp_path / "s", [8], lambda n: {"txt": b"word " * (1 + n)})
+    pipeline = mm.Pipeline(
+        mm.open_dataset(shards),
+        global_batch_size=4,
+        decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer())),
+        transforms=(weighed,),
+        batching=mm.Flat(),
+    )
+    model = llama(vocab_size=len(byte_tokenizer()))
+    model.accepts_loss_kwargs = takes_count
+    by_hand, total = torch.tensor(0.0), torch.tensor(0.0)
+    for batch in mm.Loader(pipeline):
+        inputs = model_inputs(batch, model)
+        labels = inputs.pop("labels")[0, 1:]
+        losses = cross_entropy(model(**inputs).logits[0, :-1], labels, reduction="none")
+        by_hand = by_hand + (losses * batch["label_weights"][0, 1:]).sum()
+        total = total + batch["label_weights"][0, 1:].sum()
+    (by_hand / total).backward()
+    expected = {name: value.grad.clone() for name, value in model.named_parameters()}
+    model.zero_grad()
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"),
+        gradient_accumulation_steps=2,
+        max_steps=1,
+        logging_steps=1,
+        max_grad_norm=0.0,
+        save_strategy="no",
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    gradients: dict[str, torch.Tensor] = {}
+
+    class Gradients(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+            gradients.update({n: value.grad.clone() for n, value in model.named_parameters()})
+
+    trainer = LoaderTrainer(
+        model, arguments, train_dataset=mm.Loader(pipeline), callbacks=[Gradients()]
+    )
+    trainer.train()
+    by_hand = (by_hand / total).detach()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(by_hand.item(), rel=1e-4)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_a_batch_without_a_label_has_a_loss_of_zero() -> None:

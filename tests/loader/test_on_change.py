@@ -8,6 +8,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
+from mmstream.loader.lane_advice import advise_on_kept_lanes
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
 from tests.helpers.topology import described, run
 
@@ -263,6 +264,32 @@ def test_the_log_says_what_it_costs_when_ranks_share_lanes(corpus, caplog, ranks
         list(islice(loader, 1))
     assert caplog.text.count("requests to storage") == (text is not None)
     assert (text or "") in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "on_a_node", "text"),
+    [
+        (1, 1, None),
+        (4, 4, "on one node a cache finds as much with reshuffle='global'"),
+        (4, 2, "each of the 4 ranks sees its own part of the dataset"),
+        (3, 1, "3 nodes share the 4 lanes of this order, so a cache finds at most 78 %"),
+        (6, 2, "3 nodes share the 4 lanes of this order, so a cache finds at most 78 %"),
+    ],
+)
+def test_the_log_says_what_lanes_that_keep_their_samples_mean_for_ranks_and_nodes(
+    corpus, caplog, monkeypatch, ranks, on_a_node, text
+):
+    caplog.set_level("INFO", "mmstream.loader.lane_advice")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_a_node))
+    dataset = mm.open_dataset(corpus)
+    starts = [rank * 12 // ranks for rank in range(ranks)]
+    advise_on_kept_lanes(mm.Pipeline(dataset, global_batch_size=12), starts)
+    assert not caplog.text
+    kept = mm.Pipeline(dataset, global_batch_size=12, grid=(1, 4), reshuffle="lanes")
+    advise_on_kept_lanes(kept, starts)
+    assert (text or "") in caplog.text
+    assert bool(caplog.text) == bool(text)
+    assert ("nodes share" in caplog.text) == (text is not None and "nodes share" in text)
 
 
 def test_the_advice_about_lanes_is_given_to_a_resumed_run_too(corpus, caplog):

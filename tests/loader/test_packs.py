@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import mmstream as mm
 from mmstream.loader.settings import rank_settings
+from mmstream.train.distributed import TrainProcess
+from mmstream.train.meter import Meter
 from mmstream.types import Batch
 from tests.helpers.packed_texts import pack_pipeline, write_texts
 
@@ -86,6 +89,43 @@ def test_workers_and_a_resume_on_other_ranks_see_the_same_rows(folder: str) -> N
     assert state == {**state, "step": 2}
     for world_size, other in ((4, source), (1, source), (2, pipeline(folder))):
         assert [rows_of(s) for s in batches(other, world_size, state)] == expected[2:]
+
+
+@pytest.mark.parametrize("settings", [{"cost": ATTENTION}, {"cost": ATTENTION, "deal": "off"}])
+def test_the_loader_counts_how_unequal_the_packs_of_the_ranks_are(
+    folder: str, settings: Any
+) -> None:
+    source = pipeline(folder, **settings)
+    steps = [[squares(batch) for batch in of_ranks] for of_ranks in batches(source, 2)]
+    loader = mm.Loader(source, world=mm.World(1, 2))
+    list(loader)
+    assert loader.stats.num_modelled_steps == len(steps) > 0
+    expected = sum(2 * max(costs) / sum(costs) for costs in steps) / len(steps)
+    assert loader.stats.modelled_imbalance == pytest.approx(expected)
+    assert expected > 1
+    assert "the dearest rank costs" in loader._repr_html_()
+
+
+def test_one_rank_is_not_compared_with_others(folder: str) -> None:
+    loader = mm.Loader(pipeline(folder, cost=ATTENTION))
+    next(iter(loader))
+    assert (loader.stats.num_modelled_steps, loader.stats.modelled_imbalance) == (0, 0.0)
+
+
+def test_the_metrics_of_packs_say_how_unequal_the_ranks_are(folder: str) -> None:
+    loader = mm.Loader(pipeline(folder, cost=ATTENTION), world=mm.World(0, 2))
+    meter = Meter(loader.stats, TrainProcess(torch.device("cpu")), max_tokens=64)
+    lines = []
+    for batch in loader:
+        meter.start(paused=False)
+        meter.arrived([batch])
+        lines.append(meter.read(torch.tensor(0.0), torch.tensor(0.0), num_steps=1, lr=0.0))
+    values = [line["modelled_imbalance"] for line in lines]
+    mean = sum(values) / len(values)
+    assert mean == pytest.approx(loader.stats.modelled_imbalance, abs=1e-4)
+    assert len(set(values)) > 1
+    words = f"the packs of the rank with most to do cost {mean:.2f} times the mean of a step"
+    assert words in meter.summary()
 
 
 def test_the_log_says_once_what_dealing_gains(

@@ -196,3 +196,29 @@ def test_documents_of_packs_are_as_long_as_their_plan_leaves_room_for(corpus: st
     plain = mm.Pack(512, document_multiple_of=8)
     with pytest.raises(ConfigError, match="its plan leaves room for multiples of 1"):
         next(iter(mm.Loader(replace(pipeline, batching=plain))))
+
+
+def test_samples_and_shards_that_no_epoch_shows_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    texts = ["short", "a text of more than thirty-two tokens", "three"]
+    corpus = write_corpus(tmp_path / "a", [3], lambda number: {"txt": texts[number].encode()})
+    dataset = mm.open_dataset(corpus)
+    plan = find_plan(dataset, Pack(32), DECODE)
+    assert plan.members.size == 2
+    assert "no epoch shows the samples that are in no pack: 1 too long" in caplog.text
+    other = mm.open_dataset(write_corpus(tmp_path / "b", [3]))
+    with pytest.raises(ConfigError, match="is of other shards than"):
+        find_plan(other, Pack(32, plan=plan), DECODE)
+
+
+def test_a_plan_of_the_first_shards_is_warned_of(
+    corpus: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = mm.open_dataset(corpus)
+    plan = find_plan(dataset, Pack(512), DECODE)
+    assert "shards" not in caplog.text
+    plan = replace(plan, shards=plan.shards[:2], url=None, reopen=None)
+    find_plan(dataset, Pack(512, plan=plan), DECODE)
+    assert "is of the first 2 of 3 shards, and the others are not read" in caplog.text

@@ -77,6 +77,29 @@ def test_every_sample_is_in_one_pack_of_an_epoch() -> None:
         assert set(seen.values()) == {1}
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_rank_keeps_its_packs_where_lanes_keep_them(num_ranks: int) -> None:
+    bad = [(3, 7), (3, 8), (0, 0)]
+    order = order_of([70, 3, 0, 90, 141], grid=(1, 6), chunk=2, bad=bad, reshuffle="lanes")
+    assert order.identity()["reshuffle"] == "lanes"
+    rank_of: dict[tuple[int, int], int] = {}
+    epochs = []
+    for epoch in range(4):
+        epochs.append([packs_of_step(order, epoch, step) for step in range(order.steps_per_epoch)])
+        for step, packs in enumerate(epochs[-1]):
+            for rank in range(num_ranks):
+                rows = rows_of_rank(6, World(rank, num_ranks), None)
+                assert packs_of_step(order, epoch, step, rows) == packs[slice(*rows)]
+                for ref in (ref for pack in packs[slice(*rows)] for ref in pack):
+                    assert rank_of.setdefault(ref, rank) == rank
+    assert epochs[0] != epochs[1]
+    assert not rank_of.keys() & set(bad)
+    again = PackOrder.from_identity(
+        json.loads(json.dumps(order.identity())), order.plan, corpus_of(order.plan, bad)
+    )
+    assert packs_of_step(again, 3, 1) == packs_of_step(order, 3, 1)
+
+
 def test_rows_are_the_packs_of_the_plan() -> None:
     order = order_of([70, 3, 0, 90, 41])
     plan = order.plan

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import tarfile
 import time
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ from mmstream.processes import pss_bytes
 from mmstream.train.tokenizer import byte_tokenizer
 
 RANKS, WORKERS, PACKS_A_RANK = 8, 8, 8
-SAMPLES_A_UNIT, UNITS_A_GROUP = 10, 256
+SAMPLES_A_UNIT, UNITS_A_GROUP = 10, 1000
 MAX_TOKENS = 8192
 COST = mm.Cost(tokens=1, squared_tokens=2e-5)
 
@@ -84,10 +85,13 @@ def file_reads() -> int:
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 
-def run_worker(folder: str, rank: int, worker: int, num_steps: int, results: int) -> None:
-    """Ask for the samples of the steps of a worker, and write down how long they took."""
+def run_worker(opened: PackPlan, rank: int, worker: int, num_steps: int, results: int) -> None:
+    """Ask for the samples of the steps of a worker, and write down how long they took.
+
+    As a worker of a loader does, it opens the plan that the main process has opened and checked.
+    """
     started = time.perf_counter()
-    plan = open_plan(folder)
+    plan = pickle.loads(pickle.dumps(opened))
     counts = [shard.num_samples for shard in plan.shards]
     corpus = Corpus(np.array(counts), [shard.name for shard in plan.shards])
     rows = RANKS * PACKS_A_RANK
@@ -112,6 +116,9 @@ def reads(num_units: int, num_steps: int) -> None:
         for file in path.rglob("*"):
             size += file.stat().st_size
         print(f"{num_units:,} units, {num_units * SAMPLES_A_UNIT:,} samples: {size / 1e9:.2f} GB")
+        started = time.perf_counter()
+        plan = open_plan(str(path))
+        print(f"opened and checked in {time.perf_counter() - started:.1f} s, once a rank")
         reading, writing = os.pipe()
         hold, release = os.pipe()
         children = []
@@ -119,7 +126,7 @@ def reads(num_units: int, num_steps: int) -> None:
             child = os.fork()
             if not child:
                 os.close(release)
-                run_worker(str(path), number // WORKERS, number % WORKERS, num_steps, writing)
+                run_worker(plan, number // WORKERS, number % WORKERS, num_steps, writing)
                 os.read(hold, 1)  # until all have been weighed
                 os._exit(0)
             children.append(child)

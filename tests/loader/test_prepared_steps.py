@@ -1,0 +1,93 @@
+"""With several threads in one process, a step is prepared while the step before is decoded."""
+
+import threading
+from contextlib import closing
+
+import pytest
+import torch
+
+import mmstream as mm
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.corpora import write_corpus
+
+ROWS, STEPS = 4, 5
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, [7, 7, 6])
+    return mm.open_dataset(folder)
+
+
+def make_loader(dataset, num_threads, **settings):
+    decode = mm.Decode(image=mm.ImageDecoder(size=16), text=mm.TextDecoder(byte_tokenizer()))
+    pipeline = mm.Pipeline(dataset, global_batch_size=ROWS, decode=decode, **settings)
+    return mm.Loader(pipeline, num_threads=num_threads)
+
+
+def step_of(sample):
+    return sample["__lineage__"].step
+
+
+def test_a_step_is_prepared_while_the_step_before_is_decoded(dataset):
+    prepared = [threading.Event() for _ in range(STEPS + 1)]
+
+    def before(sample):
+        prepared[step_of(sample)].set()
+        return sample
+
+    def decoded(sample):
+        is_last = step_of(sample) == STEPS - 1
+        assert is_last or prepared[step_of(sample) + 1].wait(30)
+        return sample
+
+    with closing(make_loader(dataset, 2, before=(before,), transforms=(decoded,))) as loader:
+        assert len(list(loader)) == STEPS
+
+
+def test_nothing_is_prepared_for_the_next_epoch(dataset):
+    prepared = []
+
+    def before(sample):
+        prepared.append(sample["__lineage__"].epoch)
+        return sample
+
+    with closing(make_loader(dataset, 2, before=(before,))) as loader:
+        list(loader)
+        assert prepared == [0] * ROWS * STEPS
+        list(loader)
+    assert prepared == [0] * ROWS * STEPS + [1] * ROWS * STEPS
+
+
+def test_an_error_of_a_step_waits_for_its_step(dataset):
+    def before(sample):
+        if step_of(sample) == 2:
+            raise NameError("a bug")
+        return sample
+
+    with closing(make_loader(dataset, 2, before=(before,))) as loader:
+        batches = iter(loader)
+        assert [next(batches)["__lineage__"].step for _ in range(2)] == [0, 1]
+        with pytest.raises(NameError, match="a bug"):
+            next(batches)
+
+
+def test_batches_and_states_are_those_of_one_thread(dataset):
+    with closing(make_loader(dataset, 1)) as one, closing(make_loader(dataset, 3)) as three:
+        for _ in range(2):
+            for expected, batch in zip(one, three, strict=True):
+                assert batch["__key__"] == expected["__key__"]
+                assert torch.equal(batch["image"], expected["image"])
+                assert torch.equal(batch["input_ids"], expected["input_ids"])
+                assert three.state_dict() == one.state_dict()
+
+
+def test_a_jump_within_an_epoch_drops_what_was_prepared(dataset):
+    with closing(make_loader(dataset, 2)) as loader:
+        batches = iter(loader)
+        keys = [next(batches)["__key__"]]
+        state = loader.state_dict()
+        keys += [next(batches)["__key__"] for _ in range(2)]
+        loader.load_state_dict(state)
+        assert [batch["__key__"] for batch in loader][:2] == keys[1:]
