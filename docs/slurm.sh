@@ -20,21 +20,36 @@ shards=$1
 out=$2
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-stopped=
-trap 'stopped=1; kill -TERM "$steps"' TERM # srun passes it on to all nodes
+# torchrun kills what has not saved so many seconds after SIGTERM. Its own default is 30.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}"
+
+# Each restart gets a new store. In a shared one, ranks may find addresses of processes that are gone.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 srun torchrun \
     --nnodes "$SLURM_JOB_NUM_NODES" \
     --nproc-per-node "${GPUS_PER_NODE:-8}" \
+    --max-restarts "${MAX_RESTARTS:-3}" \
     --rdzv-backend c10d \
     --rdzv-endpoint "$head_node:${RDZV_PORT:-29500}" \
     --rdzv-id "$SLURM_JOB_ID" \
     -m mmstream train "$shards" --out "$out" ${TRAIN_OPTIONS:---epochs 10 --num-workers 7} &
 steps=$!
+
+stopped=
+stop() {
+    # At a second SIGTERM, torchrun would leave its processes behind, which are saving.
+    [ -n "$stopped" ] || kill -TERM "$steps" # srun passes it on to all nodes
+    stopped=1
+}
+trap stop TERM
+
 code=0
 wait "$steps" || code=$?
 if [ -n "$stopped" ]; then
-    wait "$steps" || true # the signal ended the first wait; this one ends when all is saved
+    while kill -0 "$steps" 2> /dev/null; do
+        wait "$steps" || true # each signal ends a wait; the loop ends when all is saved
+    done
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
 fi

@@ -108,7 +108,9 @@ class TrainConfig:
             behind the other without padding. `global_batch_size` then counts such rows, and
             `max_length` is `pack` unless it is set. See `mmstream.Pack`.
         plan: name of the plan beside the index, or its folder or URL. None: the one that fits
-            `pack`.
+            `pack`. With a mixture, the name that the plans of all sources have.
+        weights_of: of a mixture with `pack`: "samples" or "tokens", what its weights are
+            proportions of. Required there.
         micro_batch_tokens: most tokens of a micro-batch, in place of `micro_batches`. A longer row
             is one by itself. It needs `padding_free` or `pack`. None: all tokens of a rank at once;
             with "sdpa" or "eager" attention `pack` tokens, or 4,096.
@@ -128,6 +130,11 @@ class TrainConfig:
             other settings of the order. "refuse": StateError. "finish_epoch": that epoch ends as it
             was planned, and the changes apply from the next one (see `mmstream.Loader`). The end
             of the cosine stays where the length of the epochs at the start puts it.
+        reshuffle: "global": each epoch may put a sample anywhere. "lanes": it stays with the ranks
+            that had it, see `mmstream.Pipeline`. None: "lanes" with `cache_dir`, else "global".
+        cache_dir: local folder in which this node keeps samples of object storage for the next
+            epochs (see `mmstream.Pipeline`). None: nothing is kept.
+        max_cache_bytes: most bytes in `cache_dir`. None: 80 % of what is free.
         seed: fixes the order of the data, the first weights, and the random numbers of each step.
 
         lr: highest learning rate of AdamW.
@@ -190,6 +197,7 @@ class TrainConfig:
     padding_free: bool = False
     pack: int | None = None
     plan: str | None = None
+    weights_of: Literal["samples", "tokens"] | None = None
     micro_batch_tokens: int | None = None
     attn_implementation: str | None = None
     rows_per_rank: tuple[int, ...] | None = None
@@ -198,6 +206,9 @@ class TrainConfig:
     max_bad_fraction: float = 0.01
     substitute_bad_shards: bool = False
     on_change: Literal["refuse", "finish_epoch"] = "refuse"
+    reshuffle: Literal["global", "lanes"] | None = None
+    cache_dir: str | None = None
+    max_cache_bytes: int | None = None
     seed: int = 0
 
     lr: float = 3e-4
@@ -262,6 +273,8 @@ class TrainConfig:
             )
         if self.plan is not None and self.pack is None:
             raise ConfigError("train: plan needs pack, the tokens of a row")
+        if self.weights_of is not None and self.pack is None:
+            raise ConfigError("train: weights_of needs pack, the tokens of a row")
         if self.micro_batch_tokens is None:
             return
         if not self.is_flat:
@@ -310,7 +323,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of a run, the same on every rank.
+    """The result of a run. All but `received_signal` is the same on every rank.
 
     Attributes:
         num_steps: optimizer steps since the first start.
@@ -318,7 +331,9 @@ class TrainResult:
         final_loss: loss of the last line of metrics; None when no step was left to do.
         state: state of the loader after the last optimizer step.
         validation_loss: loss of the last validation pass of this run; None without one.
-        stopped_by: "SIGTERM" or "SIGINT" when a signal ended the run early, else None.
+        stopped_by: "SIGTERM" or "SIGINT" when a signal to any rank ended the run early, else None.
+        received_signal: whether this process received that signal itself. Where it did not, the run
+            can go on without the ranks that did.
         summary: where the time went and what would make it faster, as text; None when no step was
             done.
     """
@@ -329,4 +344,5 @@ class TrainResult:
     state: dict[str, Any]
     validation_loss: float | None = None
     stopped_by: str | None = None
+    received_signal: bool = False
     summary: str | None = None

@@ -59,6 +59,9 @@ def open_loader(
         open_train_data(config, url, is_validation=bool(log)),
         global_batch_size=config.global_batch_size,
         seed=config.seed,
+        reshuffle=None if log else config.reshuffle,  # validation is not shuffled
+        cache_dir=config.cache_dir,
+        max_cache_bytes=config.max_cache_bytes,
         decode=decode,
         batching=_batching(config, cost, is_validation=bool(log)),
         bad_samples=BadSamplePolicy(
@@ -90,5 +93,5 @@ def _batching(config: TrainConfig, cost: Cost | None, *, is_validation: bool) ->
     Validation data needs no plan: its loss is the same with one sample a row.
     """
     if config.pack is not None and not is_validation:
-        return Pack(config.pack, plan=config.plan, cost=cost)
+        return Pack(config.pack, plan=config.plan, weights_of=config.weights_of, cost=cost)
     return Flat() if config.is_flat else None

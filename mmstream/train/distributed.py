@@ -7,6 +7,7 @@ loop.fit -> `note_signals` gives a `StopRequest`, which each step looks at
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import threading
@@ -28,12 +29,15 @@ from mmstream.world import World
 __all__ = [
     "StopRequest",
     "TrainProcess",
+    "is_of_lost_rank",
     "leave_group",
     "leave_on_sigterm",
     "note_signals",
     "process_group",
     "share_threads",
 ]
+
+logger = logging.getLogger(__name__)
 
 ECHO_S = 1.0
 """Seconds within which a repeated signal counts as the same one.
@@ -67,6 +71,11 @@ class TrainProcess:
         if self.world_size > 1:
             dist.all_reduce(sums)
         return sums
+
+    def wait_for_all(self) -> None:
+        """Wait until all ranks have called it."""
+        if self.world_size > 1:
+            self.sum_over_ranks(0.0).item()  # on CUDA, the sum alone would not wait
 
     def agree(self, settings: Mapping[str, str]) -> None:
         """Compare settings over the ranks; ConfigError on all of them where one differs."""
@@ -106,6 +115,7 @@ def process_group(device: str | None) -> Iterator[TrainProcess]:
     if dist.is_initialized():
         yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _warn_of_restarts()
         if torch_device.type == "cuda":
             dist.init_process_group("nccl", device_id=torch_device)
         else:
@@ -116,6 +126,26 @@ def process_group(device: str | None) -> Iterator[TrainProcess]:
             leave_group()
     else:
         yield TrainProcess(torch_device)
+
+
+def _warn_of_restarts() -> None:
+    """Warn where a restart by torchrun may hang.
+
+    torchrun (torch 2.13) keeps one store for all restarts. Ranks that start again may find the
+    addresses of processes that are gone.
+    """
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if is_shared and may_restart and os.environ["RANK"] == "0":
+        logger.warning(
+            "after a restart by torchrun --max-restarts, ranks may find addresses of processes "
+            "that are gone, and hang: export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun"
+        )
+
+
+def is_of_lost_rank(error: RuntimeError) -> bool:
+    """Return whether a collective has failed because of another rank, in gloo or NCCL."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def leave_group() -> None:
@@ -179,6 +209,8 @@ class StopRequest:
 
     times: dict[int, float] = field(default_factory=dict)
     """Signal number -> seconds of the monotonic clock when it first came."""
+    _is_saving: bool = False
+    _is_repeated: bool = False
 
     def flags(self) -> tuple[float, float]:
         """Return 1.0 or 0.0 for SIGTERM and for SIGINT, to sum over the ranks."""
@@ -187,8 +219,26 @@ class StopRequest:
     def note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: note the first one, and leave at once at the second one."""
         now = time.monotonic()
-        if now - self.times.setdefault(number, now) > ECHO_S:
+        if now - self.times.setdefault(number, now) <= ECHO_S:
+            return
+        if self._is_saving and number == signal.SIGTERM:
+            self._is_repeated = True
+        else:
             _leave(number, frame)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Finish what is in this block before a second SIGTERM ends the process.
+
+        A scheduler may send SIGTERM again and again. What must end at once gets SIGKILL from it.
+        """
+        self._is_saving = True
+        try:
+            yield
+        finally:
+            self._is_saving = False
+        if self._is_repeated:
+            _leave(signal.SIGTERM, None)
 
 
 @contextmanager

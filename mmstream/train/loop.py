@@ -24,13 +24,14 @@ from torch import Tensor, nn
 
 from mmstream.audit.training_log import SampleLog
 from mmstream.device.to_device import DeviceLoader, to_device
-from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError
+from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
 from mmstream.storage import join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import TrainConfig, TrainResult
 from mmstream.train.data import cost_of, open_loader, open_train_data
 from mmstream.train.distributed import (
     TrainProcess,
+    is_of_lost_rank,
     leave_on_sigterm,
     note_signals,
     process_group,
@@ -90,6 +91,13 @@ def run(config: TrainConfig) -> TrainResult:
             if not hint:
                 raise
             raise type(error)(f"{error}{hint}") from error
+        except RuntimeError as error:
+            if not is_of_lost_rank(error):
+                raise
+            raise MMStreamError(
+                "another rank has ended, or did not answer in time; its own log says why. The same "
+                f"command continues from the newest checkpoint ({escaped(error, 200)})"
+            ) from error
     if result.stopped_by == "SIGINT":
         raise KeyboardInterrupt
     return result
@@ -184,7 +192,9 @@ def fit(
                 meter.stepped()
             trace_step()
             if saves:
-                save_training(checkpoints, trained, num_steps, state, config, process)
+                process.wait_for_all()  # so that no log lacks a step that is saved
+                with stop.saving():
+                    save_training(checkpoints, trained, num_steps, state, config, process)
                 saved_steps = num_steps
             if validation is not None and validates:
                 outcome = validation.run(trained, process, stop, config)
@@ -194,11 +204,22 @@ def fit(
             meter.start(paused=saves or validates)
 
         if num_steps > saved_steps:  # a signal ended the run between two checkpoints
-            save_training(checkpoints, trained, num_steps, state, config, process)
+            process.wait_for_all()
+            with stop.saving():
+                save_training(checkpoints, trained, num_steps, state, config, process)
         summary = meter.summary() if num_steps > resumed_from else None
     if process.rank == 0 and summary is not None:
         logger.info("%s", summary)
-    return TrainResult(num_steps, resumed_from, loss, state, validation_loss, stopped_by, summary)
+    return TrainResult(
+        num_steps,
+        resumed_from,
+        loss,
+        state,
+        validation_loss,
+        stopped_by,
+        received_signal=stopped_by is not None and any(stop.flags()),
+        summary=summary,
+    )
 
 
 def _groups(

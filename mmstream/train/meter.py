@@ -21,7 +21,15 @@ from mmstream.types import Batch
 __all__ = ["Meter"]
 
 
-_COUNTS = ("num_samples", "num_cut_texts", "num_dropped_parts", "num_wrong_reads")
+_COUNTS = (
+    "num_samples",
+    "num_cut_texts",
+    "num_dropped_parts",
+    "num_wrong_reads",
+    "num_bytes",
+    "num_cached_bytes",
+    "num_cache_hit_bytes",
+)
 """Counts of the loader since the run started, summed over the ranks."""
 
 
@@ -64,6 +72,7 @@ class Meter:
         self._position: dict[str, Any] = {}
         self._num_unread = 0
         self._cut_text_fraction = 0.0
+        self._modelled = 0.0, 0  # sum of the imbalance up to the line before, and its steps
         self._first = _Totals()  # up to the first line of metrics
         self._later = _Totals()  # after it
 
@@ -118,9 +127,10 @@ class Meter:
             *(bad_counts.get(kind, 0) for kind in KINDS),
             *self._rows_of_source.values(),
         ).tolist()
-        num_samples, num_cut_texts, num_dropped_parts, num_wrong_reads = map(
+        num_samples, num_cut_texts, num_dropped_parts, num_wrong_reads, *num_bytes = map(
             int, counts[: len(_COUNTS)]
         )
+        self._cache_hit_fraction = _hit_fraction(*num_bytes)
         del counts[: len(_COUNTS)]
         self._cut_text_fraction = num_cut_texts / max(num_samples, 1)
         bad = {kind: int(count) for kind, count in zip(KINDS, counts, strict=False) if count}
@@ -151,6 +161,11 @@ class Meter:
         }
         if self._max_tokens is not None:
             line["fill"] = round(tokens / (rows * self._max_tokens), 4)
+            imbalance = self._imbalance()
+            if imbalance is not None:
+                line["modelled_imbalance"] = round(imbalance, 4)
+        if self._cache_hit_fraction is not None:
+            line["cache_hit_fraction"] = round(self._cache_hit_fraction, 4)
         if self._rows_of_source:
             line["sources"] = {name: int(count) for name, count in rows_of_source if count}
             self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
@@ -158,6 +173,16 @@ class Meter:
             line["idle_fraction"] = round(lap.idle_s / seconds, 3)
             line["memory_bytes"] = torch.cuda.max_memory_allocated(self._process.device)
         return line
+
+    def _imbalance(self) -> float | None:
+        """Return the mean of the modelled imbalance since the line before. None: it is unknown."""
+        total = getattr(self._stats, "total_imbalance", 0.0)
+        num_steps = getattr(self._stats, "num_modelled_steps", 0)
+        total_before, steps_before = self._modelled
+        self._modelled = total, num_steps
+        if num_steps == steps_before:
+            return None
+        return float((total - total_before) / (num_steps - steps_before))
 
     def summary(self) -> str:
         """Return the summary of the run as text, after its last line of metrics.
@@ -181,6 +206,14 @@ class Meter:
             )
         if self._max_tokens is not None:
             summary += f", packs are {tokens / (rows * self._max_tokens):.1%} full"
+            imbalance = getattr(self._stats, "modelled_imbalance", 0.0)
+            if imbalance:
+                summary += (
+                    f", the packs of the rank with most to do cost {imbalance:.2f} times the mean "
+                    "of a step"
+                )
+        if self._cache_hit_fraction is not None:
+            summary += f". {self._cache_hit_fraction:.1%} of the bytes came from the node cache"
         if self._cut_text_fraction:
             summary += f". max_length cut the texts of {self._cut_text_fraction:.1%} of the samples"
         return summary
@@ -197,6 +230,13 @@ class Meter:
         totals.num_steps += self._num_unread
         totals.counts = [sum(pair) for pair in zip(totals.counts, counts, strict=True)]
         self._num_unread = 0
+
+
+def _hit_fraction(num_bytes: int, num_cached_bytes: int, num_hit_bytes: int) -> float | None:
+    """Return the share of the bytes that came from the node cache; None: there is none."""
+    if not num_cached_bytes + num_hit_bytes:
+        return None
+    return num_hit_bytes / (num_bytes + num_hit_bytes)
 
 
 def _sources_of_samples(batch: Batch) -> Iterable[str]:

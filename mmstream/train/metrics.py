@@ -94,6 +94,8 @@ class StepLog:
                 - samples_per_s, tokens_per_s: over all ranks, since the line before
                 - padding_fraction: share of padding among token positions; None without text
                 - fill: with packs, share of the room of rows that has tokens, since the line before
+                - modelled_imbalance: with packs on several ranks, the modelled cost of the packs of
+                  the rank with most to do, over the mean of a step; 1 is best
                 - wait_fraction: share of the time spent waiting for data
                 - idle_fraction: on CUDA, share of the time in which the device was idle
                 - memory_bytes: on CUDA, peak of the allocated memory
@@ -101,6 +103,8 @@ class StepLog:
                   ranks since the run started; bad has both by kind
                 - num_wrong_reads: reads that came with bytes unlike their checksums, of all ranks
                   since the run started
+                - cache_hit_fraction: with a node cache, share of the bytes that came from it, over
+                  all ranks since the run started
                 - num_cut_texts, cut_text_fraction: samples whose text `max_length` cut, of all
                   ranks since the run started, and their share
                 - num_dropped_parts: parts of conversations that nothing decodes, with

@@ -54,6 +54,7 @@ def test_these_are_the_notebooks():
         "03_train_and_resume",
         "04_your_own_data",
         "05_video_and_sound",
+        "06_packs",
     ]
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mmstream.device.to_device import Normalize, to_device
-from mmstream.errors import ConfigError, StateError
-from mmstream.train import TrainConfig, TrainResult
+from mmstream.errors import ConfigError, MMStreamError, StateError
+from mmstream.train import TrainConfig, TrainResult, loop
 from mmstream.train.clip import ContrastiveClip, small_clip
 from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group, share_threads
 from mmstream.train.loop import fit
@@ -234,3 +235,21 @@ def test_the_byte_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
     assert tokenizer("a")["input_ids"] == [257, 64, 258]
     tokenizer.save_pretrained(tmp_path)
     assert open_tokenizer(str(tmp_path))(text)["input_ids"] == ids
+
+
+LOST = "[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:49883: Connection reset by peer"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(LOST), dist.DistBackendError("NCCL error")])
+def test_a_rank_that_is_lost_is_one_line_on_the_others(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(loop, "fit", fail)
+    with pytest.raises(MMStreamError, match=r"^another rank has ended, or did not answer in time;"):
+        loop.run(TrainConfig(url=corpus, out=str(tmp_path), num_workers=0, device="cpu"))
+    monkeypatch.setattr(loop, "is_of_lost_rank", lambda _: False)
+    with pytest.raises(type(error)):
+        loop.run(TrainConfig(url=corpus, out=str(tmp_path), num_workers=0, device="cpu"))

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.clip import ContrastiveClip, small_clip
 from mmstream.train.distributed import TrainProcess, leave_group
 from mmstream.train.loop import fit
+from mmstream.train.metrics import StepLog
 from mmstream.train.models import CLIP_NORMALIZE
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.validation import Validation
@@ -98,6 +100,27 @@ def without_some(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
+def train_with_a_slow_log(corpus: str, out: Path) -> bool:
+    """Rank 1 takes half a second to log the step of the first checkpoint.
+
+    Returns:
+        Whether that checkpoint was there before rank 1 had logged the step.
+    """
+    write, was_there = StepLog.write, False
+
+    def write_late(log: StepLog, line: dict[str, Any]) -> None:
+        nonlocal was_there
+        if line["num_steps"] == 4 and dist.get_rank() == 1:
+            time.sleep(0.5)
+            was_there = Path(out, "checkpoints", "step-00000004.pt").exists()
+        write(log, line)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepLog, "write", write_late)
+        train(corpus, out, max_steps=5)
+    return was_there
+
+
 def as_two(corpus: str, folder: Path) -> dict[str, Any]:
     train(corpus, folder / "moved", max_steps=6)
     train_clip(corpus, folder / "moved-clip", max_steps=6)
@@ -110,6 +133,8 @@ def as_two(corpus: str, folder: Path) -> dict[str, Any]:
     return {
         "num_steps": stopped.num_steps,
         "stopped_by": stopped.stopped_by,
+        "received_signal": stopped.received_signal,
+        "saved_too_early": train_with_a_slow_log(corpus, folder / "slow-log"),
         "refused": str(refused.value),
     }
 
@@ -220,6 +245,12 @@ def test_bad_and_filtered_samples_are_counted_over_all_ranks(played: Path) -> No
     assert line["num_skipped"] >= 8
 
 
+def test_a_checkpoint_is_written_only_when_all_ranks_have_logged_its_step(played: Path) -> None:
+    """Else a rank that is killed in between leaves a run whose log lacks the step."""
+    assert not json.loads(Path(played, "stopped-1.json").read_text())["saved_too_early"]
+    assert (played / "slow-log" / "checkpoints" / "step-00000004.pt").exists()
+
+
 def test_all_ranks_end_at_a_step_without_a_label_and_none_at_a_rank_without_one(
     played: Path,
 ) -> None:
@@ -265,6 +296,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(played: Path, alone: Pa
     for rank in range(2):
         summary = json.loads((played / f"stopped-{rank}.json").read_text())
         assert (summary["num_steps"], summary["stopped_by"]) == (6, "SIGTERM")
+        assert summary["received_signal"] == (rank == 1)
     saved = [path.name for path in (played / "stopped" / "checkpoints").iterdir()]
     assert saved == ["step-00000006.pt"]
     assert difference(curve(played / "stopped"), curve(alone / "tiny")[:6]) < 1e-5

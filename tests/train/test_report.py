@@ -134,6 +134,23 @@ def test_bad_samples_are_counted_in_the_metrics(tmp_path: Path) -> None:
     assert step_lines[-1]["bad"] == {"DecodeError": 6, "SkipSample": 9}
 
 
+def test_the_share_that_came_from_the_node_cache_is_in_metrics_and_summary(tmp_path: Path) -> None:
+    class Cached(FakeLoader):
+        def mark_delivered(self, batch: dict[str, Any]) -> None:
+            super().mark_delivered(batch)
+            for name, number in (("num_bytes", 10), ("num_cached_bytes", 10)):
+                setattr(self.stats, name, getattr(self.stats, name) + number)
+            self.stats.num_cache_hit_bytes += 30
+
+    loader = Cached(num_steps=3)
+    counts = {"num_bytes": 0, "num_cached_bytes": 0, "num_cache_hit_bytes": 0}
+    loader.stats = type("Counts", (dict,), counts)(samples=0)
+    result = fit_here(tmp_path, loader)
+    assert [line["cache_hit_fraction"] for line in lines(tmp_path)] == [0.75, 0.75, 0.75]
+    assert result.summary is not None
+    assert "75.0% of the bytes came from the node cache" in result.summary
+
+
 def test_a_trace_of_the_wanted_steps_is_written(tmp_path: Path) -> None:
     fit_here(tmp_path, profile=2, max_steps=5)
     trace = json.loads((tmp_path / "trace-rank0.json").read_text())

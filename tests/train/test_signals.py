@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from mmstream.train.distributed import StopRequest, note_signals
+from mmstream.cli import main
+from mmstream.train import TrainResult
+from mmstream.train.distributed import StopRequest, note_signals, process_group
 
 
 def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[subprocess.Popen[str]]:
@@ -127,6 +130,49 @@ def test_a_second_sigterm_leaves_with_143() -> None:
     with pytest.raises(SystemExit) as caught:
         stop.note(signal.SIGTERM, None)
     assert caught.value.code == 143
+
+
+def test_a_second_sigterm_waits_for_the_checkpoint_that_is_being_written() -> None:
+    stop, written = StopRequest(), []
+    stop.note(signal.SIGTERM, None)
+    stop.times[signal.SIGTERM] -= 1.5
+
+    def save() -> None:
+        with stop.saving():
+            stop.note(signal.SIGTERM, None)
+            written.append("checkpoint")
+
+    with pytest.raises(SystemExit):
+        save()
+    assert written == ["checkpoint"]
+
+
+@pytest.mark.parametrize(("received_signal", "code"), [(True, 0), (False, 75)])
+def test_the_exit_code_says_whether_the_run_can_go_on_without_those_that_were_told(
+    monkeypatch: pytest.MonkeyPatch, received_signal: bool, code: int
+) -> None:
+    result = TrainResult(3, 0, 1.0, {"epoch": 0}, None, "SIGTERM", received_signal)
+    monkeypatch.setattr("mmstream.train.train", lambda config: result)
+    monkeypatch.setattr(sys, "argv", ["mmstream", "train", "shards/", "--out", "run/"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+
+
+def test_torchrun_that_would_restart_with_an_old_store_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+    names = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    names |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    for max_restarts in ("0", "3"):
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", max_restarts)
+        with process_group("cpu"):
+            pass
+    (warning,) = caplog.messages
+    assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun" in warning
 
 
 def test_handlers_of_the_caller_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

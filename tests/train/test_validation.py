@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.train import TrainConfig, train
+from mmstream.train.data import open_loader
 from mmstream.train.distributed import StopRequest, TrainProcess
 from mmstream.train.step import prepare
 from mmstream.train.validation import Validation
 from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty, write_tiny
 from tests.helpers.chats import tokenizer
+from tests.helpers.corpora import write_corpus
 from tests.helpers.tiny_model import TinyModel
 from tests.helpers.topology import described, run
 
@@ -127,3 +129,14 @@ def test_the_training_loop_masks_what_is_bad_in_its_validation_set(tmp_path):
     assert json.loads(line)["weight"] == 97 - len(bad)
     records = (out / "validation" / "quarantine-rank0.jsonl").read_text().splitlines()
     assert [json.loads(record)["substitute"] for record in records] == [None] * len(bad)
+
+
+def test_training_keeps_lanes_where_asked_and_validation_is_not_shuffled(tmp_path):
+    folder = str(tmp_path / "shards")
+    write_corpus(folder, [8])
+    config = TrainConfig(url=folder, out="", global_batch_size=2, num_workers=0, reshuffle="lanes")
+    with closing(open_loader(config, folder, None)) as loader:
+        assert loader.state_dict()["order"]["reshuffle"] == "lanes"
+    settings = {"shuffle": False, "drop_last": False, "log": "validation"}
+    with closing(open_loader(config, folder, None, **settings)) as loader:
+        assert "reshuffle" not in loader.state_dict()["order"]
