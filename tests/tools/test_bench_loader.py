@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,11 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmstream import ImageDecoder
+from tests.helpers.paths import PHOTOS
 from tools.bench import corpus as bench_corpus
 from tools.bench import loader as bench_loader
 from tools.bench import loader_tables, process_tree
 from tools.bench.loader_report import COLUMNS, verdicts
+from tools.bench.loader_runs import kill_group
 from tools.bench.loader_tables import Row
+from tools.bench.loader_turns import start, take_turns, wait_for
 from tools.bench.peers import environments
 from tools.bench.peers.runners import decoded
 
@@ -31,6 +36,35 @@ if os.fork() == 0:
     time.sleep(60)
 os.wait()
 """
+
+
+COUNTS = """
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 8) as memory:
+    for number in range(1 << 30):
+        memory[:] = number.to_bytes(8, "little")
+        time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_rows_in_turns_are_measured_only_while_they_run(tmp_path: Path) -> None:
+    counters = {}
+    try:
+        for name, pause_s in (("fast", "0.001"), ("slow", "0.01")):
+            (tmp_path / name).write_bytes(bytes(8))
+            command = [sys.executable, "-c", COUNTS, str(tmp_path / name), pause_s]
+            counters[name] = start(command, tmp_path / name, os.environ)
+            wait_for(counters[name], 1)
+            os.killpg(counters[name].process.pid, signal.SIGSTOP)
+        runs = take_turns(counters, 2, 0.3, {"fast": 0.1, "slow": 0.1})
+        num_samples = {name: counter.num_samples for name, counter in counters.items()}
+        assert all(len(turns) == 2 for turns in runs.values())
+        assert runs["fast"][0]["samples_per_s"] > runs["slow"][0]["samples_per_s"] > 0
+        time.sleep(0.1)
+        assert num_samples == {name: counter.num_samples for name, counter in counters.items()}
+    finally:
+        for counter in counters.values():
+            kill_group(counter.process)
 
 
 @pytest.mark.slow
@@ -111,10 +145,25 @@ def test_both_forms_of_the_work_make_the_same_of_a_sample(tmp_path: Path) -> Non
 
 
 def test_each_peer_is_measured_as_documented_and_with_our_decoder() -> None:
-    for name in ("decoded", "large"):
+    for name in ("decoded", "mixed", "large"):
         rows = loader_tables.TABLES[name].rows
         kinds = [row.kind for row in rows if row.runner in loader_tables.PEERS.values()]
         assert kinds.count("peer") == kinds.count("peer with mmstream's decoder") == 5
         assert len({row.name for row in rows}) == len(rows)
         for row in rows:
             assert importlib.util.find_spec(f"{environments.RUNNERS}.decoded_{row.runner}")
+        assert {row.runner for row in rows} >= set(loader_tables.NATIVE_PEERS.values())
+
+
+def test_photographs_of_mixed_sizes_are_many_and_the_same_every_time(tmp_path: Path) -> None:
+    for number, picture in enumerate(bench_corpus.photographs()[:3]):
+        (tmp_path / f"{number}.jpg").write_bytes(picture.jpeg)
+    (tmp_path / "small.jpg").write_bytes(PHOTOS[0].read_bytes())
+    pictures = bench_corpus.mixed_photographs([tmp_path], 6)
+    assert pictures == bench_corpus.mixed_photographs([tmp_path], 6)
+    assert len({picture.jpeg for picture in pictures}) == 6
+    for picture in pictures:
+        height, width, _ = ImageDecoder()(picture.jpeg).shape
+        assert 0.95 * bench_corpus.MIXED_PIXELS[0] < height * width <= 500 * 375
+    with pytest.raises(ValueError, match="no JPEG of 50,000 pixels"):
+        bench_corpus.mixed_photographs([tmp_path / "none"], 1)

@@ -2,7 +2,7 @@
 
 Beside other loaders:
     loader          decoded samples per second (with `loader_tables`, `loader_runs`,
-                    `loader_report`)
+                    `loader_turns`, `loader_report`)
     raw             samples per second without decoding
     resume          time to the first batch after a resume
     index           indexing tars of small samples

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tools.bench.loader_runs import Run
-from tools.bench.loader_tables import PEERS, Kind, Row, Table
+from tools.bench.loader_tables import NATIVE_PEERS, PEERS, Kind, Row, Table
 from tools.bench.peers import environments
 
 PACKAGES = ("torch", "torchvision", "pillow", "simplejpeg", "transformers", "tokenizers")
@@ -30,7 +30,10 @@ def print_head() -> None:
     """Print date, machine, load and versions."""
     print_machine()
     print("; ".join(f"{name} {version(name)}" for name in ("mmstream", *PACKAGES)))
-    print("; ".join(environments.version(name) for name in PEERS.values()), flush=True)
+    print(
+        "; ".join(environments.version(name) for name in (*PEERS.values(), *NATIVE_PEERS.values())),
+        flush=True,
+    )
 
 
 def print_machine() -> None:

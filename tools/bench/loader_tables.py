@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tools.bench.corpus import write_corpus, write_large_corpus
+from tools.bench.corpus import write_corpus, write_large_corpus, write_mixed_corpus
 
 Kind = Literal["mmstream", "peer", "peer with mmstream's decoder", "floor"]
 
@@ -18,6 +19,9 @@ PEERS = {
     "HF datasets": "datasets",
 }
 """Name in the tables -> environment and runner."""
+
+NATIVE_PEERS = {"NVIDIA DALI": "dali", "SPDL": "spdl"}
+"""As `PEERS`, of loaders that decode with threads and libraries of their own."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,24 @@ class Table:
     num_samples: int
     batch_size: int
     num_rounds: int
-    large: bool = False
+    corpus: Literal["500x375", "large", "mixed"] = "500x375"
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of all rows; a row's own settings come first."""
 
-    def write_corpus(self, folder: Path) -> None:
-        """Write the tars that all rows use, in eight shards."""
-        write = write_large_corpus if self.large else write_corpus
-        write(folder, self.num_samples, samples_per_shard=-(-self.num_samples // 8))
+    def write_corpus(self, folder: Path, photographs: Sequence[Path] = ()) -> None:
+        """Write the tars that all rows use, in eight shards.
+
+        Args:
+            folder: Where to.
+            photographs: Folders of JPEGs, for photographs of mixed sizes.
+        """
+        per_shard = -(-self.num_samples // 8)
+        if self.corpus == "mixed":
+            write_mixed_corpus(folder, self.num_samples, photographs, per_shard)
+        elif self.corpus == "large":
+            write_large_corpus(folder, self.num_samples, per_shard)
+        else:
+            write_corpus(folder, self.num_samples, per_shard)
 
 
 def all_loaders(*more: Row) -> tuple[Row, ...]:
@@ -71,13 +85,24 @@ def all_loaders(*more: Row) -> tuple[Row, ...]:
             {"normalize": True},
         ),
     )
-    peers = tuple(
+    by_map = tuple(
         Row(name, runner, "peer", "float32", {"work": "torchvision"})
         for name, runner in PEERS.items()
     )
+    native = (
+        Row("NVIDIA DALI", "dali", "peer", "uint8", {"work": "native"}),
+        Row(
+            "NVIDIA DALI, normalised by DALI",
+            "dali",
+            "peer",
+            "float32",
+            {"work": "native", "normalize": True},
+        ),
+        Row("SPDL", "spdl", "peer", "uint8", {"work": "native"}),
+    )
     with_decoder = tuple(
         Row(f"{name} with mmstream's decoder", runner, "peer with mmstream's decoder", "uint8")
-        for name, runner in PEERS.items()
+        for name, runner in {**PEERS, "SPDL": NATIVE_PEERS["SPDL"]}.items()
     )
     floors = (
         Row("bare loop, mmstream's decoder", "floor", "floor", "nothing"),
@@ -89,7 +114,7 @@ def all_loaders(*more: Row) -> tuple[Row, ...]:
             {"work": "torchvision"},
         ),
     )
-    return (*ours, *more, *peers, *with_decoder, *floors)
+    return (*ours, *more, *by_map, *native, *with_decoder, *floors)
 
 
 def workers_and_threads() -> tuple[Row, ...]:
@@ -112,6 +137,14 @@ TABLES = {
     "decoded": Table(
         "photographs of 500x375 (about 48 kB) to 224", all_loaders(), 24000, 64, num_rounds=3
     ),
+    "mixed": Table(
+        "real photographs of 0.05 to 2 megapixels (about 110 kB) to 224",
+        all_loaders(),
+        16000,
+        64,
+        num_rounds=3,
+        corpus="mixed",
+    ),
     "large": Table(
         "images of 2 to 12 megapixels to 224",
         all_loaders(
@@ -126,7 +159,7 @@ TABLES = {
         1280,
         16,
         num_rounds=2,
-        large=True,
+        corpus="large",
         settings={"shuffle_buffer": 64},
     ),
     "curve": Table(

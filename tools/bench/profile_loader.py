@@ -44,7 +44,10 @@ STAGES: dict[str, tuple[str, ...]] = {
     ),
     "read: hand over a step": ("mmstream.reading.reader:Reader.step",),
     "text: json and tokens of a step": ("mmstream.decoding.substitute:RowDecoder.prepare",),
-    "image: entropy decode": ("simplejpeg:decode_jpeg",),
+    "image: entropy decode": (
+        "simplejpeg:decode_jpeg",
+        "mmstream.decoding.image.jpeg:decode_reduced",
+    ),
     "image: headers, orientation, checks": (
         "mmstream.decoding.image.decoder:ImageDecoder._decode",
     ),

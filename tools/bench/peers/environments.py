@@ -7,6 +7,9 @@ An environment has the packages of ``pins/NAME.txt``. A .pth file adds the packa
 interpreter (torch, torchvision, pillow) and this project behind them. So all peers use the same
 torch, and five environments need little more than 1 GB. If a peer needs another version of a
 package, such as an older numpy, its pin comes first.
+
+DALI is built for CUDA and runs on a machine without a GPU too. SPDL needs the libraries of FFmpeg 4
+to 8 on the machine (Debian: ``apt install ffmpeg``).
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ DISTRIBUTIONS = {
     "litdata": ("litdata",),
     "datasets": ("datasets",),
     "s3torchconnector": ("webdataset", "s3torchconnector"),
+    "dali": ("nvidia-dali-cuda120",),
+    "spdl": ("spdl",),
 }
 """Environment -> the packages that reports name, with their versions."""
 

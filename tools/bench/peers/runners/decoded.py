@@ -5,11 +5,13 @@ A runner is a program that runs in its loader's environment. It imports its modu
 
     prepare CORPUS FOLDER      convert the tars to the files that this loader reads
     run FOLDER SETTINGS        take batches: time to the first batch, then speed and CPU time
+    count FOLDER SETTINGS FILE take batches for ever, and write the number of samples to a file
 
-The work on a sample has two forms. "torchvision" is what the documentation of each loader shows:
+The work on a sample has three forms. "torchvision" is what the documentation of each loader shows:
 Pillow, torchvision's transforms, the tokenizer on each text, and float32 batches. "mmstream" uses
 mmstream's decoders as the map function of the loader. Its batches are uint8, to be normalised on
-the device. With it, the loaders alone make the difference.
+the device. With it, the loaders alone make the difference. "native" is for loaders with a decoder
+and a resizer of their own.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from mmap import mmap
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -54,12 +57,12 @@ class Settings:
     """Folder with ``tokenizer.json``."""
     num_batches: int
     batch_size: int = 64
-    work: Literal["torchvision", "mmstream"] = "mmstream"
+    work: Literal["torchvision", "mmstream", "native"] = "mmstream"
     num_workers: int = 2
     num_threads: int | None = None
     """mmstream only: decode threads per process."""
     normalize: bool = False
-    """mmstream only: float32, normalised on the host by `to_device`."""
+    """mmstream and DALI only: float32, normalised on the host; by `to_device` or by DALI."""
     scaled_decoding: bool = True
     """mmstream only: argument of `ImageDecoder`."""
     shuffle_buffer: int = 1000
@@ -94,6 +97,23 @@ def fast_tokenizer(settings: Settings) -> Any:
         pad_token="<pad>",
         eos_token="<eos>",
     )
+
+
+def tokens_of_batch(settings: Settings) -> Callable[[list[bytes]], Prepared]:
+    """Return a function that tokenizes the texts of a batch in one call."""
+    tokenizer = fast_tokenizer(settings)
+
+    def tokenize(texts: list[bytes]) -> Prepared:
+        tokens = tokenizer(
+            [text.decode() for text in texts],
+            max_length=MAX_LENGTH,
+            padding="max_length",
+            truncation=True,
+            return_tensors="pt",
+        )
+        return {name: tokens[name] for name in ("input_ids", "attention_mask")}
+
+    return tokenize
 
 
 class _Torchvision:
@@ -162,7 +182,7 @@ def serve(
         make: (folder, settings) -> a new iterable of batches.
         fields: batch -> (images, token ids).
     """
-    command, folder, argument = sys.argv[1:]
+    command, folder, argument, *files = sys.argv[1:]
     figures: dict[str, float] = {}
     if command == "prepare":
         prepare(folder, argument)
@@ -170,6 +190,8 @@ def serve(
         settings = Settings(**json.loads(argument))
         if settings.work == "torchvision":
             import_torchvision()
+        if command == "count":
+            _count(lambda: make(folder, settings), fields, settings, files[0])
         figures = _run(lambda: make(folder, settings), fields, settings)
     print(json.dumps(figures), flush=True)
 
@@ -210,6 +232,23 @@ def _run(
         "first_batch_s": first_batch_s,
         "peak_bytes": pss_bytes(os.getpid()),
     }
+
+
+def _count(
+    make: Callable[[], Any], fields: Callable[[Any], tuple[Any, ...]], settings: Settings, path: str
+) -> NoReturn:
+    """Take batches for ever. After each, write the number of samples to the 8 bytes of a file."""
+    loader = make()
+    num_samples = 0
+    with Path(path).open("r+b") as file, mmap(file.fileno(), 8) as memory:
+        while True:
+            num_before = num_samples
+            for batch in loader:
+                _use(batch, fields, settings)
+                num_samples += settings.batch_size
+                memory[:] = num_samples.to_bytes(8, "little")
+            if num_samples == num_before:  # a generator, which has one epoch
+                loader = make()
 
 
 def _is_warming(seconds: float, num_taken: int, settings: Settings) -> bool:
