@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
+    from mmstream.baking.bake import bake as bake
+    from mmstream.baking.report import BakeReport as BakeReport
     from mmstream.batching.batching import Flat as Flat
     from mmstream.batching.batching import Pack as Pack
     from mmstream.batching.collate import collate as collate
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
     from mmstream.errors import TimeoutError as TimeoutError
+    from mmstream.forecast.bench import bench as bench
     from mmstream.integrations.check_packing import check_packing as check_packing
     from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
@@ -98,6 +101,8 @@ __version__ = "0.1.0"
 
 _NAMES_OF = {
     "bad_samples.policy": ("BadSamplePolicy",),
+    "baking.bake": ("bake",),
+    "baking.report": ("BakeReport",),
     "batching.batching": ("Flat", "Pack"),
     "batching.collate": ("collate",),
     "batching.mrope": ("QwenVLPositions",),
@@ -154,6 +159,7 @@ _NAMES_OF = {
         "ChecksumError",
         "TimeoutError",
     ),
+    "forecast.bench": ("bench",),
     "integrations.check_packing": ("check_packing",),
     "lazy_bytes": ("LazyBytes",),
     "loader.loader": ("Loader",),

@@ -118,7 +118,12 @@ class SampleError(MMStreamError):
 
     A `Pipeline` does not raise it but applies its `BadSamplePolicy`: by default another sample
     takes the row. A `Dataset` raises it when the sample is read by its index.
+
+    Attributes:
+        is_refused: The sample was refused when its dataset was baked. There is nothing to read.
     """
+
+    is_refused = False
 
 
 class DecodeError(SampleError):

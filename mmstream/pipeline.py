@@ -8,12 +8,13 @@ workers or positions, and does no IO. `PipelineRunner` runs it in one process, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, islice
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
@@ -29,18 +30,21 @@ from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.stage import DecodedStep, DecodeStage
-from mmstream.decoding.substitute import Transform
+from mmstream.decoding.substitute import Prepared, Transform
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
 from mmstream.measuring.automatic import find_plan
+from mmstream.measuring.automatic_mixture import packs_of_mixture
 from mmstream.order import AnyOrder
+from mmstream.order.checks import reshuffle_of
 from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
 from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.messages import StepConnection
+from mmstream.reading.process import needs_reader_process
 from mmstream.reading.reader import Reader
-from mmstream.reading.step import Job
+from mmstream.reading.step import Job, RawStep
 from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
 from mmstream.world import World
@@ -50,7 +54,7 @@ if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
     from mmstream.decoding.video.decoder import VideoDecoder
 
-__all__ = ["Pipeline", "PipelineRunner", "large_files_of"]
+__all__ = ["Pipeline", "PipelineRunner", "collate_settings", "large_files_of"]
 
 
 _ADVICE = {
@@ -97,12 +101,22 @@ class Pipeline:
     window_bytes: int | None = None
     """Raw bytes that all windows hold together, over all ranks. More mixes better. Default: 2 MiB
     for each row of a batch, within 2 to 8 GiB. In place of `window`."""
+    reshuffle: Literal["global", "lanes"] | None = None
+    """Where an epoch may put a sample. "global": anywhere. "lanes": in the lane that has it in all
+    epochs of a seed, so a node that keeps its rows reads the samples again that it has read.
+    Default: "lanes" with `cache_dir` and a dataset on object storage, else "global"."""
+    cache_dir: str | None = None
+    """Local folder in which this node keeps the samples that it reads from object storage, for the
+    next epochs. Nodes may have other folders."""
+    max_cache_bytes: int | None = None
+    """What `cache_dir` may hold. Default: 80 % of what is free as the run begins."""
     decode: Decode | None = None
     """Decoders, by field or of images and text. None: fields stay bytes, and ``json`` is parsed."""
     before: tuple[Transform, ...] = ()
     """Functions from raw sample to raw sample, run before decoding and tokenizing: filters,
     prompts, choices, other names. Fields are bytes, and ``json`` is parsed. A filter here costs no
-    decoding. Random draws: `mm.sample_rng`."""
+    decoding. Random draws: `mm.sample_rng`. With several decode threads they run in a thread of
+    their own, beside those."""
     zero_copy: bool = False
     """True: fields are memoryviews of mapped shards. Nothing is copied and ``json`` is not parsed.
     For local shards that nobody truncates meanwhile, without decoders and without workers."""
@@ -123,6 +137,11 @@ class Pipeline:
         if not isinstance(self.dataset, ShardSource):
             raise ConfigError(f"dataset: got {self.dataset!r}; pass mm.open_dataset(...)")
         _check_decode(self.decode)
+        if self.decode is not None:
+            # `collate` copies what it joins; a function of the user may write to what it gets.
+            views = self.collate is collate and not self.transforms
+            decode = self.decode.of_source(self.dataset, views=views)
+            object.__setattr__(self, "decode", decode)
         if self.zero_copy and self.decode is not None:
             raise ConfigError("zero_copy=True: decoders take bytes; leave out one of the two")
         if type(self.global_batch_size) is not int:
@@ -135,6 +154,7 @@ class Pipeline:
             for function in getattr(self, name):
                 if not callable(function):
                     raise ConfigError(f"{name}: {function!r} is not a function")
+        _check_cache(self)
         _check_batching(self)
         _ = self.order  # refuses impossible settings here, not in a worker
 
@@ -147,17 +167,17 @@ class Pipeline:
             "grid": self.grid,
             "window": self.window,
             "window_bytes": self.window_bytes,
+            "reshuffle": self.reshuffle,
+            "has_cache": self.cache_dir is not None and needs_reader_process(self.dataset),
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
         }
         if not isinstance(self.batching, Pack):
             return self.dataset.plan_order(**settings)
-        if not isinstance(self.dataset, Dataset):
-            raise ConfigError(
-                "batching=mm.Pack(...) takes one dataset, and this is a mixture: mix the rows at "
-                "conversion, or use mm.Flat()"
-            )
-        plan = find_plan(self.dataset, self.batching, self.decode, self.before, self.seed)
+        counted = (self.batching, self.decode, self.before)
+        if isinstance(self.dataset, Mixture):
+            return packs_of_mixture(self.dataset, *counted, **settings)
+        plan = find_plan(self.dataset, *counted, self.seed)
         return PackOrder.from_plan(plan, self.dataset.corpus, **settings)
 
     def with_order(self, order: AnyOrder) -> Pipeline:
@@ -169,6 +189,7 @@ class Pipeline:
         }
         pipeline = copy(self)  # not `replace`, which would plan another order
         # "order" is where cached_property keeps it.
+        settings["reshuffle"] = reshuffle_of(order.identity())
         pipeline.__dict__.update(settings, grid=order.grid, window_bytes=None, order=order)
         return pipeline
 
@@ -178,7 +199,8 @@ class Pipeline:
         )
 
     def __repr__(self) -> str:
-        steps = f"{self.order.steps_per_epoch:,} steps of {self.global_batch_size} per epoch"
+        rows = f"{self.global_batch_size} packs" if self.order.is_packed else self.global_batch_size
+        steps = f"{self.order.steps_per_epoch:,} steps of {rows} per epoch"
         return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
 
     def _repr_html_(self) -> str:
@@ -284,6 +306,12 @@ class PipelineRunner:
             limits=order.plan.settings if isinstance(order, PackOrder) else None,
         )
         self._make_batch = _make_batch_of(pipeline, memory)
+        self._steps_per_epoch = order.steps_per_epoch
+        self._next: tuple[Job, Future[tuple[RawStep, list[Prepared | None] | None]]] | None = None
+        # A reader process reads ahead itself, and the threads that decode also plan videos.
+        has_media = pipeline.decode is not None and pipeline.decode.has_media
+        prepares_ahead = in_background and connection is None and not has_media
+        self._pool = ThreadPoolExecutor(1, "mmstream-prepare") if prepares_ahead else None
 
     def batch(self, job: Job) -> Batch:
         """Return the batch of a job.
@@ -301,7 +329,7 @@ class PipelineRunner:
     def decoded(self, job: Job) -> DecodedStep:
         """Return the decoded and transformed samples of a job; raises as `batch`."""
         self._progress.begin_stage(Stage.READ, job.epoch, job.step)
-        decoded = self._decode(self._reader.step(job))
+        decoded = self._decode(*self._prepared(job))
         num_wrong_reads = self._reader.pop_wrong_reads()  # of the reads that decoding asked for too
         num_bytes, num_requests = self._reader.pop_counts()
         if not (num_wrong_reads or num_requests):
@@ -314,8 +342,32 @@ class PipelineRunner:
         )
         return decoded._replace(lineage=lineage)
 
+    def _prepared(self, job: Job) -> tuple[RawStep, list[Prepared | None] | None]:
+        """Return the raw step of a job, and what was prepared of it.
+
+        With several threads, the next step of the epoch is read and prepared while this one is
+        decoded. The other threads would wait for that.
+        """
+        if self._pool is None:
+            return self._reader.step(job), None
+        foreseen, self._next = self._next, None
+        if foreseen is not None and foreseen[0] != job:
+            wait([foreseen[1]])  # only one thread asks for steps
+            foreseen = None
+        prepared = self._prepare(job) if foreseen is None else foreseen[1].result()
+        next_job = job._replace(step=job.step + job.stride)
+        if next_job.step < self._steps_per_epoch:
+            self._next = next_job, self._pool.submit(self._prepare, next_job)
+        return prepared
+
+    def _prepare(self, job: Job) -> tuple[RawStep, list[Prepared | None] | None]:
+        step = self._reader.step(job)
+        return step, self._decode.prepare(step)
+
     def close(self) -> None:
         """Stop reading ahead, and end all threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
         self._reader.close()
         self._decode.close()
 
@@ -344,12 +396,12 @@ def _is_never_ranged(_field: str) -> bool:
 def _make_batch_of(pipeline: Pipeline, memory: BatchMemory) -> Callable[[DecodedStep], Batch]:
     """Return the function that makes batches: with what it must know of the decoders."""
     decode, batching = pipeline.decode, pipeline.batching
-    settings = {} if decode is None else _collate_settings(decode, memory)
+    settings = {} if decode is None else collate_settings(decode, memory)
     if batching is not None:
         settings.pop("pad_to", None)
         settings.pop("padding_side", None)
-        if decode is not None and decode.text is not None:
-            settings["counted_media"] = decode.text.counted_media
+        if decode is not None:
+            settings |= _flat_settings(decode)
         batching = _with_plan_of(pipeline.order, batching)
         flatten_step = partial(flatten, settings=batching, **settings)
         return partial(make_flat_batch, flatten_step=flatten_step)
@@ -371,8 +423,16 @@ def _with_plan_of(order: AnyOrder, batching: Flat) -> Flat:
     return replace(batching, document_multiple_of=multiple_of)
 
 
-def _collate_settings(decode: Decode, memory: BatchMemory) -> dict[str, Any]:
-    """Return what the built-in functions must know of the decoders."""
+def collate_settings(decode: Decode, memory: BatchMemory | None = None) -> dict[str, Any]:
+    """Return what the built-in functions must know of the decoders.
+
+    Args:
+        decode: The decoders.
+        memory: For padded recordings. None: new memory.
+    """
+    memory = memory or BatchMemory()
+    if decode.stored is not None:
+        return decode.stored.collate_settings(memory.take)
     settings: dict[str, Any] = {}
     if decode.plan.lists:
         settings["list_fields"] = decode.plan.lists
@@ -393,6 +453,13 @@ def _collate_settings(decode: Decode, memory: BatchMemory) -> dict[str, Any]:
     return settings
 
 
+def _flat_settings(decode: Decode) -> dict[str, Any]:
+    """Return what batches without padding must know of the decoders besides."""
+    if decode.stored is not None:
+        return {"counted_media": decode.stored.content.collate.counted_media}
+    return {} if decode.text is None else {"counted_media": decode.text.counted_media}
+
+
 def _without_videos(decoder: VideoDecoder) -> torch.Tensor | None:
     """Return a field of videos in a batch that has none; None where it is a list."""
     if decoder.output_shape is None:
@@ -407,6 +474,18 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
     channels = () if decoder.channels == 1 else (decoder.channels or 0,)
     dtype = torch.int16 if decoder.dtype == "int16" else torch.float32
     return name, torch.empty((0, *channels, 0), dtype=dtype)
+
+
+def _check_cache(pipeline: Pipeline) -> None:
+    """Refuse settings of the node cache that say nothing."""
+    folder, most = pipeline.cache_dir, pipeline.max_cache_bytes
+    refuse_bools(max_cache_bytes=most)
+    if folder is not None and (not isinstance(folder, str) or not folder):
+        raise ConfigError(f"cache_dir {folder!r}: give the path of a local folder")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError(f"max_cache_bytes {most!r}: give a number of bytes, 1 or more")
+    if most is not None and folder is None:
+        raise ConfigError("max_cache_bytes without cache_dir: say where to keep them")
 
 
 def _check_batching(pipeline: Pipeline) -> None:
@@ -434,16 +513,43 @@ def _check_batching(pipeline: Pipeline) -> None:
             "batching= joins the tokens of texts, and nothing makes any: "
             "pass decode=mm.Decode(text=mm.TextDecoder(tokenizer))"
         )
+    if isinstance(batching, Pack) and pipeline.decode is not None and pipeline.decode.is_baked:
+        raise ConfigError(
+            "batching=mm.Pack(...): packs are planned from texts, and a baked dataset has tokens: "
+            "use mm.Flat(), or packs of the dataset that was baked"
+        )
     if isinstance(batching, Pack) and text is not None and text.max_length < batching.max_tokens:
         raise ConfigError(
             f"TextDecoder(max_length={text.max_length}) would cut texts that a row of "
             f"{batching.max_tokens} tokens has room for: give max_length={batching.max_tokens}"
         )
+    if isinstance(batching, Pack):
+        _check_mixture_of_packs(pipeline, batching)
     image = pipeline.decode.image if pipeline.decode else None
     if isinstance(batching, Pack) and isinstance(image, ImageDecoder) and image.device != "cpu":
         raise ConfigError(
             "batching=mm.Pack(...): a picture that the GPU refuses would empty its whole row: "
             'use ImageDecoder(device="cpu")'
+        )
+
+
+def _check_mixture_of_packs(pipeline: Pipeline, batching: Pack) -> None:
+    """Refuse settings of the sources' packs where there are none, or none where there are."""
+    is_mixture = isinstance(pipeline.dataset, Mixture)
+    if is_mixture and batching.weights_of is None:
+        raise ConfigError(
+            "batching=mm.Pack(...) of a mixture: packs hold different numbers of samples, so say "
+            'what its weights are proportions of: mm.Pack(weights_of="samples"), or '
+            'mm.Pack(weights_of="tokens")'
+        )
+    if not is_mixture and batching.weights_of is not None:
+        raise ConfigError(
+            f"mm.Pack(weights_of={batching.weights_of!r}): is for a mixture, and this is one "
+            "dataset: leave it out"
+        )
+    if not is_mixture and isinstance(batching.plan, Mapping):
+        raise ConfigError(
+            "mm.Pack(plan={source: plan}): is for a mixture, and this is one dataset: give its plan"
         )
 
 

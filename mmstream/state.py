@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder
 from mmstream.order.corpus import CONTENT_KEYS, DATASET, dataset_identity, differing_keys
+from mmstream.packing.mixture_order import MixturePackOrder
+from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import PackPlan
 
@@ -26,6 +29,9 @@ STATE_VERSION = 1
 
 MAX_EPOCH = 1 << 40
 """Largest epoch of a state."""
+
+_IF_ABSENT = {"reshuffle": "global"}
+"""Values of keys that an identity has only where they are others."""
 
 OnChange: TypeAlias = Literal["refuse", "finish_epoch"]
 """What to do with a state of mid-epoch that does not fit the present order."""
@@ -95,7 +101,9 @@ def _with_unset_from(order: AnyOrder, state: Mapping[str, Any]) -> AnyOrder:
 
 
 def order_of_state(
-    state: Mapping[str, Any], source: ShardSource, plan: PackPlan | None = None
+    state: Mapping[str, Any],
+    source: ShardSource,
+    plan: PackPlan | MixturePlan | None = None,
 ) -> tuple[AnyOrder, int, int]:
     """Return the order that a state was saved with, and the epoch and step of the state.
 
@@ -115,13 +123,21 @@ def order_of_state(
     order: AnyOrder
     if "plan" not in identity:
         order = source.order_from_identity(identity)
-    elif plan is None or not isinstance(source, Dataset):
+    elif plan is None:
         raise StateError(
             "the state is of packs (batching=mm.Pack), and this run has no plan of them: "
             "bring the plan's folder back beside the index, or give mm.Pack(plan=)"
         )
-    else:
+    elif isinstance(plan, MixturePlan) and isinstance(source, Mixture) and "sources" in identity:
+        order = MixturePackOrder.from_mixture_identity(identity, plan, source.corpora)
+    elif isinstance(plan, PackPlan) and isinstance(source, Dataset) and "sources" not in identity:
         order = PackOrder.from_identity(identity, plan, source.corpus)
+    else:
+        kinds = {True: "a mixture", False: "one dataset"}
+        raise StateError(
+            f"the state is of packs of {kinds['sources' in identity]}, this run of "
+            f"{kinds[isinstance(source, Mixture)]}: they have no order in common"
+        )
     return order, *load_state(order, state)
 
 
@@ -162,10 +178,13 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
         present_binding = order.binding(present, epoch, step)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"not an order of a state: {type(error).__name__}: {error}") from None
+    names = differing_keys(saved_binding, present_binding)
+    if "reshuffle" in names:  # the version says only that
+        names.remove("version")
     differences = {
-        name: f"{escaped(name)} was {_shown(saved_binding.get(name))} "
-        f"and is {_shown(present_binding.get(name))}"
-        for name in differing_keys(saved_binding, present_binding)
+        name: f"{escaped(name)} was {_shown(saved_binding.get(name, _IF_ABSENT.get(name)))} "
+        f"and is {_shown(present_binding.get(name, _IF_ABSENT.get(name)))}"
+        for name in names
     }
     if differences:
         advice = (
@@ -193,7 +212,8 @@ def _refuse_other_kind(
             f"the state is of {kinds['sources' in saved]}, this run of "
             f"{kinds['sources' in present]}: they have no order in common"
         )
-    if step and ("plan" in saved) != ("plan" in present):
+    has_begun = step or (epoch and "sources" in saved)  # a mixture's sources end in mid-epoch
+    if has_begun and ("plan" in saved) != ("plan" in present):
         kinds = {True: "packs (batching=mm.Pack)", False: "single samples"}
         raise StateError(
             f"the state of epoch {epoch} step {step} is of {kinds['plan' in saved]}, this run of "
@@ -285,6 +305,11 @@ def _mixture_advice(differences: Mapping[str, str]) -> str:
     """Return what to do about a state that does not fit a mixture."""
     if "version" in differences:
         return _OTHER_VERSION
+    if any(name.startswith("source ") and name.endswith(" plan") for name in differences):
+        return (
+            "These are other packs than those of the state: give the plans that this run began "
+            "with, mm.Pack(..., plan={source: plan})."
+        )
     sources = {name.rpartition(" ")[0] for name in differences if name.endswith(CONTENT_KEYS)}
     sources = {source for source in sources if f"{source} corpus" not in differences}
     if sources:

@@ -552,6 +552,15 @@ def test_decoders_of_videos_and_recordings_are_compared(corpus):
     assert json.dumps(one)
 
 
+def test_a_rank_with_another_reshuffle_is_told_that_cache_dir_may_be_why(corpus):
+    texts = [
+        rank_settings(replace(pipeline(corpus), reshuffle=how), None) for how in ("global", "lanes")
+    ]
+    names = [name for name in texts[0] if texts[0][name] != texts[1][name]]
+    assert names[0].startswith("reshuffle (lanes by default where cache_dir is set")
+    assert names[1:] == ["version of the order"]
+
+
 def test_a_tokenizer_that_was_used_is_still_the_same(corpus):
     tokenizer = byte_tokenizer()
     made = pipeline(corpus, tokenizer=tokenizer)

@@ -55,6 +55,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "TextDecoder": lambda _, **k: mm.TextDecoder(byte_tokenizer(), **k),
     "WhisperFeatures": lambda _, **k: mm.WhisperFeatures(**k),
     "World": lambda _, **k: mm.World(**{"world_size": 2, **k}),
+    "bake": lambda dataset, **k: mm.bake(pipeline(dataset), "baked", **k),
+    "bench": lambda dataset, **k: mm.bench(pipeline(dataset), **k),
     "collate": lambda _, **k: mm.collate([{"input_ids": np.array([1])}], **k),
     "convert": lambda _, **k: mm.convert("rows.jsonl", "corpus", **k),
     "finalize": lambda _, **k: mm.finalize("corpus", **k),
@@ -79,6 +81,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 NOT_MADE_BY_USERS = {
     "AudioShape",
+    "BakeReport",
     "ConvertReport",
     "ImageShape",
     "LazyBytes",

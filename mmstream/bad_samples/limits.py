@@ -67,6 +67,10 @@ class Stats:
     """Tokens that their rows have room for: of packs, ``max_tokens`` of each row that is valid."""
     num_planned_tokens: int = 0
     """Tokens of all samples that were planned for packs, as measured."""
+    num_modelled_steps: int = 0
+    """Steps of which the cost of each rank was modelled (`mm.Pack(cost=...)`)."""
+    total_imbalance: float = 0.0
+    """The largest cost of a rank over the mean of all ranks, summed over these steps."""
     num_bytes: int = 0
     """Bytes read from storage."""
     num_requests: int = 0
@@ -97,6 +101,12 @@ class Stats:
         return self.num_planned_tokens / self.num_token_slots if self.num_token_slots else 0.0
 
     @property
+    def modelled_imbalance(self) -> float:
+        """Largest modelled cost of a rank over the mean, as the mean of the steps. 0: unknown."""
+        steps = self.num_modelled_steps
+        return self.total_imbalance / steps if steps else 0.0
+
+    @property
     def wait_p50_s(self) -> float:
         """Seconds that half of the last `MAX_WAITS` batches were waited for, at most."""
         return _quantile(self.waits, 0.5)
@@ -111,6 +121,22 @@ class Stats:
         """10^6 bytes a second of remote storage, while requests were under way; else 0."""
         counts = self.transfers
         return counts.num_bytes / 1e6 / counts.busy_s if counts.busy_s else 0.0
+
+    @property
+    def num_cache_hit_bytes(self) -> int:
+        """Bytes of samples that came from the node cache; `num_bytes` does not count them."""
+        return self.transfers.num_cache_hit_bytes
+
+    @property
+    def num_cached_bytes(self) -> int:
+        """Bytes of samples that were written into the node cache."""
+        return self.transfers.num_cached_bytes
+
+    @property
+    def cache_hit_fraction(self) -> float:
+        """Share of the bytes that came from the node cache; 0 without one."""
+        num_bytes = self.num_bytes + self.num_cache_hit_bytes
+        return self.num_cache_hit_bytes / num_bytes if num_bytes else 0.0
 
     def count_wait(self, seconds: float) -> None:
         """Count the wait for a batch."""

@@ -7,7 +7,9 @@
     data.py      index, verify
     measure.py   measure
     plan.py      plan
+    bench.py     bench
     reshard.py   reshard
+    bake.py      bake
     info.py      info
     show.py      show
     duplicates.py  duplicates, leakcheck
@@ -15,8 +17,8 @@
     replay.py    replay
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
-interrupted. Only this package prints; the others log. Only train, demo, measure and what decodes
-import torch.
+interrupted. Only this package prints; the others log. Only train, demo, measure, bake, bench and
+what decodes import torch.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from typing import NoReturn
 import click
 
 from mmstream.cli import (
+    bake,
+    bench,
     convert,
     data,
     duplicates,
@@ -56,7 +60,9 @@ __all__ = ["cli", "main"]
         measure.measure,
         plan.plan,
         reshard.reshard,
+        bake.bake,
         info.info,
+        bench.bench,
         show.show,
         data.verify,
         duplicates.duplicates,

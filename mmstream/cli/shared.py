@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -23,10 +24,12 @@ __all__ = [
     "AT_LEAST_1",
     "INTERRUPTED",
     "PROBLEM",
+    "UNFINISHED",
     "USAGE",
     "allow_foreign_urls",
     "command",
     "in_options",
+    "load_pipeline",
     "open_tokenizer",
     "plan_beside",
     "say",
@@ -37,6 +40,8 @@ PROBLEM = 1
 """Exit code: a problem with the data or the storage."""
 USAGE = 2
 """Exit code: a wrong command line."""
+UNFINISHED = 75
+"""Exit code: stopped before the end because another rank was told to; the command goes on."""
 INTERRUPTED = 130
 """Exit code: Ctrl-C, as of a shell (128 + SIGINT)."""
 
@@ -146,6 +151,26 @@ def open_tokenizer(folder: str) -> Any:
         return tokenizer.open_tokenizer(folder)
 
 
+def load_pipeline(name: str, data: Any) -> Any:
+    """Return the pipeline that ``module:object`` names, with other data.
+
+    Args:
+        name: Of a `mm.Pipeline`, or of a function that takes the data and returns one.
+        data: A Dataset or a Mixture.
+    """
+    from mmstream.converting.formats.function import load_object
+    from mmstream.pipeline import Pipeline
+
+    value = load_object(name)
+    if isinstance(value, Pipeline):
+        return replace(value, dataset=data)
+    if callable(value):
+        value = value(data)
+    if not isinstance(value, Pipeline):
+        raise ConfigError(f"{name}: is {type(value).__name__}, and no mm.Pipeline")
+    return value
+
+
 @contextmanager
 def usage(message: str) -> Iterator[None]:
     """Turn a ValueError into a message about the command line, with exit code 2."""
@@ -160,11 +185,9 @@ def plan_beside(data: Any, state: Any) -> Any:
 
     None: there is none, or the state is not of packs. Without packs, torch is not imported.
     """
-    from mmstream.dataset.dataset import Dataset
-
     order = state.get("order") if isinstance(state, Mapping) else None
-    if not isinstance(order, Mapping) or "plan" not in order or not isinstance(data, Dataset):
+    if not isinstance(order, Mapping) or "plan" not in order:
         return None
-    from mmstream.measuring.automatic import plan_of_state
+    from mmstream.measuring.automatic_mixture import plan_or_plans_of_state
 
-    return plan_of_state(data, state)
+    return plan_or_plans_of_state(data, state)

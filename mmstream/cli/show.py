@@ -93,6 +93,11 @@ class _Choice(NamedTuple):
 )
 @click.option("--plan", metavar="NAME", help="With --pack: name, folder or URL of the plan.")
 @click.option(
+    "--weights-of",
+    type=click.Choice(["samples", "tokens"]),
+    help="With --pack and a mixture: what its weights are proportions of.",
+)
+@click.option(
     "--model",
     metavar="MODEL",
     help="With --padding-free or --pack, instead of --tokenizer: decode for this model, as "
@@ -134,6 +139,7 @@ def show(
     padding_free: bool,
     pack: int | None,
     plan: str | None,
+    weights_of: str | None,
     model: str | None,
     **selection: Any,
 ) -> None:
@@ -161,6 +167,7 @@ def show(
             "padding_free": padding_free,
             "pack": pack,
             "plan": plan,
+            "weights_of": weights_of,
         }
         _show_packed(settings, selection, html)
         return

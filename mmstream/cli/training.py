@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mmstream.cli.shared import PROBLEM, allow_foreign_urls, command, say, usage
+from mmstream.cli.shared import PROBLEM, UNFINISHED, allow_foreign_urls, command, say, usage
 from mmstream.train import TrainConfig
 
 __all__ = ["demo", "train"]
@@ -100,6 +100,11 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     help="With --pack: name, folder or URL of the plan.  [default: the one that fits]",
 )
 @_option(
+    "--weights-of",
+    type=click.Choice(["samples", "tokens"]),
+    help="With --pack and a mixture: what its weights are proportions of.",
+)
+@_option(
     "--micro-batch-tokens",
     type=int,
     metavar="TOKENS",
@@ -132,6 +137,23 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
     type=click.Choice(["refuse", "finish_epoch"]),
     help="If the checkpoint is inside an epoch and settings or shards have changed: refuse, or "
     "finish the epoch with the old ones first.",
+)
+@_option(
+    "--reshuffle",
+    type=click.Choice(["global", "lanes"]),
+    help="Where a later epoch may put a sample: anywhere, or with the ranks that had it in the "
+    "first one.  [default: lanes with --cache-dir, else global]",
+)
+@_option(
+    "--cache-dir",
+    metavar="FOLDER",
+    help="Local folder in which each node keeps what it reads from object storage, for the next "
+    "epochs.  [default: none]",
+)
+@_option(
+    "--max-cache-bytes",
+    type=int,
+    help="Most bytes in --cache-dir.  [default: 80 % of what is free]",
 )
 @_option("--seed", help="Seed of the order, of the first weights, and of what a model draws.")
 @_option("--lr", help="Highest learning rate.")
@@ -179,7 +201,8 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
     It runs in one process or under torchrun.
 
     URL may also be the JSON file of a mixture. To resume, run the same command again. SIGTERM and
-    Ctrl-C save a checkpoint first; a second Ctrl-C exits at once.
+    Ctrl-C save a checkpoint first; a second Ctrl-C exits at once. After SIGTERM to other ranks
+    only, the exit code is 75, so that torchrun --max-restarts goes on without them.
     """
     from mmstream.train import train as run
 
@@ -205,6 +228,8 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
             outcome = f"nothing left to do; to train on, raise {' and '.join(reached or limits)}"
         stopped = f"stopped by {result.stopped_by}: " if result.stopped_by else ""
         say(f"{stopped}{result.num_steps:,} steps, {outcome}; checkpoints in {out}")
+    if result.stopped_by is not None and not result.received_signal:
+        sys.exit(UNFINISHED)
 
 
 @command("mmstream demo --out quickstart-out")

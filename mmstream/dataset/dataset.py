@@ -206,7 +206,18 @@ class Dataset(Sequence[Sample]):
         names = [shard.name for shard in self.manifest.shards]
         sizes = np.array([shard.num_bytes for shard in self.manifest.shards], dtype=np.int64)
         checksums = [shard.sha256 for shard in self.manifest.shards]
-        return Corpus(self.counts, names, self.manifest.num_bytes, self.bad, sizes, checksums)
+        return Corpus(self.counts, names, self.planned_bytes, self.bad, sizes, checksums)
+
+    @property
+    def planned_bytes(self) -> int:
+        """Size of the shards from which the defaults of an order are computed.
+
+        That is the size of the source where the dataset was baked, so that its steps are those of
+        the source.
+        """
+        content = self.manifest.source.get("bake")
+        num_bytes = content.get("source_bytes") if isinstance(content, dict) else None
+        return num_bytes if type(num_bytes) is int and num_bytes > 0 else self.manifest.num_bytes
 
     @cached_property
     def _ends(self) -> IntArray:
@@ -456,6 +467,8 @@ class Dataset(Sequence[Sample]):
         try:
             sample = parse_sample(data, self.url_of(shard), zero_copy=zero_copy)
         except SampleError as error:
+            if error.is_refused:  # its address stands in the reason
+                raise
             raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
         sample["__lineage__"] = SampleLineage(shard, index)
         return sample
@@ -475,6 +488,8 @@ class Dataset(Sequence[Sample]):
         try:
             sample = sample_of(files, self.url_of(shard), value_of)
         except SampleError as error:
+            if error.is_refused:  # its address stands in the reason
+                raise
             raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
         sample["__lineage__"] = SampleLineage(shard, index)
         return sample

@@ -42,6 +42,7 @@ from mmstream.tar.header import BLOCK
 from mmstream.types import IntArray
 
 __all__ = [
+    "HAS_CHECKSUMS",
     "HAS_TAR_CRC32C",
     "HEADER_BYTES",
     "ROW",

@@ -289,16 +289,19 @@ def _why_no_dataset(store: Store) -> str:
 
 def _finish_hint(store: Store) -> str:
     """Return what to do about an unfinished conversion: run the command that its marker names."""
+    rerun = "run the same `mmstream convert` again to finish it"
     try:
         marker = msgspec.json.decode(store.read(MARKER_NAME, max_bytes=MAX_MARKER_BYTES))
+        if "bake" in marker:
+            rerun = "run the same `mmstream bake` or mm.bake again to finish it"
         words = shlex.split(str(marker["command"]))
         command = shlex.join(words)  # quoted, so that no word can be a command of its own
-        is_known = words[:1] == ["mmstream"] and words[1] in ("convert", "reshard")
+        is_known = words[:1] == ["mmstream"] and words[1] in ("convert", "reshard", "bake")
         if is_known and command.isprintable():
             return f"finish it with: {command}"
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):
         pass
-    return "run the same `mmstream convert` again to finish it"
+    return rerun
 
 
 def _open_tars(urls: Sequence[str], bad_list: bool, storage_kind: StorageKind | None) -> Dataset:

@@ -16,12 +16,14 @@ from mmstream.dataset.dataset import Dataset, ShardLocation
 from mmstream.dataset.positions import refs_at
 from mmstream.display.sample_dict import SampleDict
 from mmstream.order import AnyOrder
+from mmstream.storage import SharedStore, is_remote
 from mmstream.types import IntArray, Sample, SampleRef
 
 __all__ = [
     "ShardRange",
     "ShardSource",
     "datasets_of",
+    "is_behind_network",
     "numbered_datasets",
     "read_ranges",
     "read_sample",
@@ -73,6 +75,12 @@ def numbered_datasets(source: ShardSource) -> Iterator[tuple[int, Dataset]]:
         _, dataset, local_shard = source.locate(shard)
         yield shard, dataset
         shard += dataset.num_shards - local_shard
+
+
+def is_behind_network(dataset: Dataset) -> bool:
+    """Tell whether reads of a dataset mostly wait for a network."""
+    store = dataset.store
+    return isinstance(store, SharedStore) or (store.access.concurrent and is_remote(store.url))
 
 
 def refs_of(source: ShardSource, positions: IntArray) -> list[SampleRef]:

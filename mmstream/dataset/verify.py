@@ -352,7 +352,12 @@ class _Tar:
     def _checked(self, index: int, data: bytes) -> object:
         if self._checksums is not None and sample_checksum(data) != self._checksums[index]:
             raise self._dataset.checksum_error(self._shard, index)
-        sample = self._dataset.parse(data, self._shard, index)
+        try:
+            sample = self._dataset.parse(data, self._shard, index)
+        except SampleError as error:
+            if error.is_refused:  # its file is whole, and it must keep its place
+                return object()
+            raise
         if self._decode is not None:
             self._decode(sample)
         return sample["__key__"]

@@ -63,16 +63,23 @@ OPTIONS = {
     "--epochs --room --patch-size --output --num-workers --allow-foreign-urls",
     "reshard": "source dest --plan --measure --shuffle-seed --no-shuffle --samples-per-shard "
     "--num-workers --allow-foreign-urls",
+    "bake": "source dest --pipeline --batch-function --batch-size --device --epoch-of-draws "
+    "--num-workers --dry-run --allow-foreign-urls",
     "plan": "url --max-tokens --measure --name --output --max-documents --max-images --max-patches "
     "--max-seconds --document-multiple-of --where --overlong --overwrite --num-workers --json "
     "--allow-foreign-urls",
-    "info": "url --keys --json --stats --samples --seed --tokenizer --html --allow-foreign-urls",
+    "bench": "url --pipeline --image-size --global-batch-size --ranks --seconds --cold --json "
+    "--allow-foreign-urls",
+    "info": "url --keys --json --stats --samples --seed --tokenizer --html --plan --ranks "
+    "--ranks-per-node --epochs --mean-bytes --pack-plan --window-bytes --ranged-bytes "
+    "--ranged-requests --samples-per-second --request-price --egress-price --memory-bytes "
+    "--cache-bytes --reshuffle --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",
     "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "
     "--check more_logs --allow-foreign-urls",
     "show": "url --key --shard --index --find --random --bad --quarantine --step --epoch --rank "
-    "--world-size --global-batch-size --state --seed --padding-free --pack --plan --model "
-    "--tokenizer --max-length --image-size --max-samples --html --allow-foreign-urls",
+    "--world-size --global-batch-size --state --seed --padding-free --pack --plan --weights-of "
+    "--model --tokenizer --max-length --image-size --max-samples --html --allow-foreign-urls",
     "demo": "--out --shards",
 }
 
