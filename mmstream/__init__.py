@@ -3,7 +3,7 @@
 Every sample is delivered exactly once per epoch, in the same global batches on any number of ranks
 and workers. These are the steps, in the order of the data:
 
-    mm.convert        rows.jsonl and media files -> tar shards, indexes, a manifest
+    mm.convert        rows and media files -> tar shards, indexes, a manifest
     mm.open_dataset   a dataset with a length and random access
     mm.Pipeline       a description: order -> read -> decode -> batch
     mm.Loader         runs a Pipeline in worker processes; its state is an epoch and a step

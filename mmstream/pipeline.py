@@ -1,8 +1,8 @@
 """The whole path on one page: order -> read -> decode -> batch.
 
-`Pipeline` describes what a batch is. It is one frozen value that pickles, knows nothing of ranks,
-workers or positions, and does no IO. `PipelineRunner` runs it in one process, a step at a time. A
-`Loader` has one runner per worker.
+`Pipeline` describes what a batch is. It is one frozen value that pickles, and knows nothing of
+ranks, workers or positions. It does no IO, except to find the plan of `mm.Pack`. `PipelineRunner`
+runs it in one process, a step at a time. A `Loader` has one runner per worker.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Pipeline:
     """What a training run sees, step by step: the same batches on every topology.
 
     Raises:
-        ConfigError: impossible settings, before any shard is opened.
+        ConfigError: impossible settings, before any shard is opened. With `mm.Pack`, also a plan
+            that is missing or does not fit.
 
     Examples:
         >>> pipeline = mm.Pipeline(
@@ -109,7 +110,8 @@ class Pipeline:
     """Local folder in which this node keeps the samples that it reads from object storage, for the
     next epochs. Nodes may have other folders."""
     max_cache_bytes: int | None = None
-    """What `cache_dir` may hold. Default: 80 % of what is free as the run begins."""
+    """What `cache_dir` may hold, of all runs of this user. Default: 80 % of what would be free
+    without the cache, while 15 % of the disk stays free."""
     decode: Decode | None = None
     """Decoders, by field or of images and text. None: fields stay bytes, and ``json`` is parsed."""
     before: tuple[Transform, ...] = ()
@@ -125,7 +127,8 @@ class Pipeline:
     collate: Collate = collate
     """Function from the samples of a rank to a batch."""
     batching: Flat | None = None
-    """`mm.Flat`: documents without padding, one behind the other. None: what `collate` makes."""
+    """`mm.Flat`: documents without padding, one behind the other. `mm.Pack`: rows of several
+    samples, as a plan says. None: what `collate` makes."""
     shuffle: bool = True
     """False: the samples come in the order of the shards."""
     drop_last: bool = True

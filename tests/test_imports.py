@@ -206,6 +206,26 @@ def test_the_design_page_lists_these_floors() -> None:
     assert [int(number) for number, _ in rows] == list(range(1, len(FLOORS) + 1))
 
 
+def unlisted_modules(package: Path) -> list[str]:
+    """Return the modules that the docstring of their package does not name, and names without one.
+
+    The docstring of a package is its list of contents. That of the whole package has none.
+    """
+    differences = []
+    for init in sorted(package.glob("*/**/__init__.py")):
+        text = ast.get_docstring(ast.parse(init.read_text("utf-8"))) or ""
+        modules = {path.name for path in init.parent.glob("*.py")} - {"__init__.py"}
+        folders = {f"{path.name}/" for path in init.parent.glob("[a-z]*/")}
+        listed = set(re.findall(r"(?<![\w/])\w+(?:\.py|/(?!\w))", text))
+        room = init.parent.relative_to(package)
+        differences += [f"{room}: {name}" for name in sorted((modules | folders) ^ listed)]
+    return differences
+
+
+def test_the_docstring_of_every_package_lists_its_modules() -> None:
+    assert unlisted_modules(ROOT / "mmstream") == []
+
+
 # -- the checks can fail ------------------------------------------------------------------------
 
 SMALL_FLOORS = [{"errors"}, {"tar", "storage"}, {"reading"}, {"__init__"}]
@@ -231,6 +251,17 @@ def small_package(folder: Path, **planted: str) -> Package:
         path.write_text(text + planted.pop(module, ""))
     assert not planted
     return Package(folder / "house")
+
+
+def test_a_module_that_its_package_does_not_name_is_found(tmp_path: Path) -> None:
+    planted = '"""Tars.\n\nheader.py  one header\ngone.py    no more\n"""\n'
+    small_package(tmp_path, tar___init__=planted)
+    assert unlisted_modules(tmp_path / "house") == [
+        "reading: reader.py",
+        "storage: local.py",
+        "tar: gone.py",
+        "tar: scan.py",
+    ]
 
 
 def test_a_package_without_faults_has_none(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@
     bench.py     bench
     reshard.py   reshard
     bake.py      bake
-    info.py      info
+    info.py      info; forecast.py: info --plan
     show.py      show
     duplicates.py  duplicates, leakcheck
     training.py  train, demo

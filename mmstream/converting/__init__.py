@@ -1,8 +1,9 @@
-"""Before the flow: rows (JSONL) and media files become shards, once.
+"""Before the flow: rows and media files become shards, once.
 
     convert.py      `mm.convert`: goes through the steps below, for each dataset of a conversion
     options.py      the options that change the output
     rows/           1. whatever holds the rows -> a source of rows
+    columns.py         columns under other names: some row must have them
     plan.py         2. which rows go into which shard
     outputs.py         the datasets to write: what they hold already, their locks, their jobs
     formats/        3. one row -> a `Draft`, the same shape for every format
@@ -22,6 +23,8 @@
     retry.py        rejected rows again, in extra shards
     finalize.py     `mm.finalize`: ranges of shards -> a dataset
     destination.py  before the first shard and after the last: marker, rejects, manifest
+    reshard.py      `mm.reshard`: a dataset anew, in the order of its packs
+    stored_samples.py  samples of a dataset on their way into that one
     dry_run.py      what the first rows would become
     captions.py     rows of captions -> rows of conversations, to convert afterwards
 

@@ -9,7 +9,16 @@ values.py        the built-in decoders of numbers, texts, JSON and arrays
 address.py       where in a sample a decoder failed
 fields.py        which fields are images, and in which order
 image/           bytes of an image -> pixels
+video/           bytes of a video -> frames and their times
 audio/           bytes of a recording -> samples or log-mel features
+ffmpeg/          files of both, opened with limits
+media.py         the videos and recordings of a sample: planned, then decoded
+media_shapes.py  what their shapes will be
+spans.py         spans of time in settings and rows
+times.py         `Times`: they follow the span of their file
+segments.py      one piece of a long file
+packs.py         decoded samples -> rows of packs
+stored.py        decoded samples -> files of a tar, and back
 text/            messages or a caption -> tokens and labels
 sample_rng.py    the random generator of a sample, for transforms
 batch_memory.py  memory of batches, used again and again

@@ -6,4 +6,9 @@ watchdog.py            notices a batch that does not come
 worker_group.py        what a worker works on, and how it ended, in words
 worker_process.py      the child's side
 batch_transport.py     a batch crosses from a worker to the main process
+settings.py            what must be the same on every rank, in words
+balance.py             rows of packs dealt to the ranks by their cost
+token_counts.py        counts documents and tokens of packs
+lane_advice.py, media_advice.py, remote_advice.py
+                       what a loader says once
 """

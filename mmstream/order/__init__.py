@@ -11,12 +11,14 @@ topology, and after every resume.
     lanes.py     (step, row) -> slot of the epoch, by lanes and windows
     chunks.py    slot of the epoch -> (shard, index), by permuted chunks
     permute.py   the permutations of both
+    lane_lists.py    lanes that keep their samples
+    shared_lanes.py  what it costs when ranks or nodes share lanes
     defaults.py  default grid, window and chunk size
     refs.py      the answers: `Refs` of a step, `Window`, `Unit`
     any_order.py what the later stages ask of every order
     checks.py    argument checks and small caches
 
-A worker that owns whole lanes reads each of them from front to back. With ``shuffle=False`` there
+A rank that owns whole lanes reads each of them from front to back. With ``shuffle=False`` there
 is one lane and no permutation: slot = step * G + row.
 """
 

@@ -8,6 +8,9 @@
     planner.py       a measure -> a plan
     plan.py          an opened plan: the documents and sums of its units
     plan_file.py     a plan in a folder, a bucket, or the cache of this machine
+    order.py         the order over packs, answered in samples
+    mixture_plan.py  the plans of a mixture's sources as one
+    mixture_order.py the order over the packs of a mixture
     cost.py          what a unit costs a model
     deal.py          which rank takes which row of a step
     plan_report.py   how full the packs are, and what keeps them from more

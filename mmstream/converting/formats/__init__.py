@@ -1,4 +1,4 @@
-"""Step 2 of a conversion: one parsed row -> one `Draft`, for every published row format.
+"""Step 3 of a conversion: one parsed row -> one `Draft`, for every published row format.
 
 row_format.py    `RowFormat`: the caller's columns, function, dataset_info and format
 function.py      the caller's function, by its name

@@ -1,4 +1,4 @@
-"""Step 3 of a conversion: the bytes of a row's media, and what they really are.
+"""Step 4 of a conversion: the bytes of a row's media, and what they really are.
 
 load.py          rows with drafts -> rows with media, in order
 options.py       `MediaOptions`: what is asked of files, and how images are changed
@@ -9,7 +9,10 @@ objects.py       objects in S3 and other stores
 data_urls.py     ``data:`` URLs and base64
 tar_members.py   members of tars
 look_ahead.py    bytes that arrive before their row's turn
-download.py      http(s), many URLs at a time; it lists its own steps
+download.py      http(s), many URLs at a time
+                   download_options.py: `DownloadOptions`; its steps are addresses.py, dns.py,
+                   hosts.py, web_client.py with robots.py and content_encoding.py, retries.py,
+                   outage.py
 types.py         the type of a file, by its first bytes
 check.py         checks and facts
 probe.py         facts about audio and video

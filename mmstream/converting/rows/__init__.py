@@ -8,6 +8,7 @@ compressed.py   gzip, zstd, bzip2, xz
 json_values.py  a JSON array, or a stream of objects -> lines
 tables.py       csv and tsv
 coco.py         COCO's annotation files
+arrow.py        Arrow's streams and Feather files
 parquet.py      Parquet files, read where they lie
 python_rows.py  iterables, data frames, data sets of Hugging Face
 values.py       values of Python and Arrow -> JSON values and bytes

@@ -7,6 +7,7 @@ coordinates.py   boxes and points that follow a picture
 tiles.py         plans several squares of one picture
 plan.py          how a GPU makes the result of one JPEG
 image_shape.py   the shape of the result, known from the header
+limits.py        pixels, memory and time that the images of a sample may cost
 formats.py       chooses the library by the first bytes of a file
 jpeg.py          decodes JPEG with libjpeg-turbo, strict about damage
 reduced.py       decodes JPEG at 1/4 and 1/8 with the compiled module

@@ -7,5 +7,6 @@ placeholders.py   makes as many tokens of a medium's placeholder as the model ne
 image_lengths.py  says how many tokens an image takes, per model family
 video_lengths.py  the same for videos; with times between the frames, where a model wants them
 audio_lengths.py  the same for audio
+loss.py           what a text has lost: cut off, or dropped
 media_text.py     `MediaText`: what stands for a medium where equal tokens are not enough
 """
