@@ -17,8 +17,8 @@
     replay.py    replay
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
-interrupted. Only this package prints; the others log. Only train, demo, measure, bake, bench and
-what decodes import torch.
+interrupted; train also has 75 and 143 (docs: command line). Only this package prints; the others
+log. Only train, demo, measure, bake, bench and what decodes import torch.
 """
 
 from __future__ import annotations
