@@ -54,15 +54,13 @@ class TarWriter:
         self.offsets.append(position)
         for field, data in fields.items():
             size = len(data)
-            header, padding = _header(f"{key}.{field}", size), _PADDING[: -size % BLOCK]
-            # One checksum after the other: joined first, the payload would be copied once more.
-            checksum = crc32c(data, crc32c(header, checksum, 0), 0)
-            write(header)
-            write(data)
-            if padding:
-                checksum = crc32c(padding, checksum, 0)
-                write(padding)
-            position += len(header) + size + len(padding)
+            pieces = [_header(f"{key}.{field}", size), data, _PADDING[: -size % BLOCK]]
+            if size <= _SMALL:  # a copy is cheaper than four more calls
+                pieces = [b"".join(pieces)]
+            for piece in pieces:
+                checksum = crc32c(piece, checksum, 0)
+                write(piece)
+                position += len(piece)
         self._position = position
         self.checksums.append(checksum)
 
@@ -84,6 +82,8 @@ def _info(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
+_SMALL = 4096
+"""A payload up to this size is joined with its header and padding."""
 _PADDING = bytes(BLOCK)
 _EMPTY = _info("", 0).tobuf(tarfile.PAX_FORMAT)
 """The header of an empty file without a name. Others differ in name, size and checksum only."""

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
+from mmstream.dataset.checksums import sample_checksum
 from mmstream.errors import SampleError
 from mmstream.tar import writer
 from mmstream.tar.samples import iter_members, parse_sample, split_name
@@ -92,6 +93,24 @@ def test_the_same_samples_are_the_same_bytes_and_a_sample_is_its_range(samples):
         sample = parse_sample(memoryview(data)[offsets[i] : offsets[i + 1]], "u")
         assert sample == {"__key__": key, "__url__": "u", **fields}
         assert all(type(value) is bytes for name, value in sample.items() if name[:2] != "__")
+
+
+@pytest.mark.parametrize("size", [0, 1, 512, 4095, 4096, 4097, 5120, 9000])
+def test_a_payload_of_any_size_is_written_and_counted_in_the_checksum(size):
+    file, payload = io.BytesIO(), bytes(range(256)) * 40
+    writer = TarWriter(file)
+    writer.add("a", {"jpg": payload[:size], "txt": b"x"})
+    writer.add("b", {"txt": b"y", "jpg": payload[:size]})
+    writer.close()
+    data = file.getvalue()
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        assert tar.extractfile("a.jpg").read() == tar.extractfile("b.jpg").read() == payload[:size]
+    start, middle, end = writer.offsets
+    assert end + 1024 == len(data) == writer.num_bytes
+    assert writer.checksums == [
+        sample_checksum(data[start:middle]),
+        sample_checksum(data[middle:end]),
+    ]
 
 
 def test_headers_say_nothing_of_the_machine():
