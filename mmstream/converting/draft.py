@@ -117,13 +117,17 @@ def samples_of(
         each: One sample per caption, instead of one sample with all captions.
     """
     key = draft.key or key
-    names = _field_names(draft, media)
+    names: list[str] = []
+    content, further = draft.content, draft.fields
+    if draft.media:
+        names = _field_names(draft, media)
+        content = _with_fields(content, names, media)
+        further = _further_fields(draft, names, media)
     fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
-    content = _with_fields(draft.content, names, media)
     if not (each and "captions" in content):
         if draft.texts and "txt" not in draft.fields:
             fields["txt"] = draft.texts[0].encode()
-        fields.update(_further_fields(draft, names, media))
+        fields.update(further)
         if _says_more(content) and "json" not in fields:
             fields["json"] = msgspec.json.encode(content)
         yield key, fields
@@ -205,9 +209,7 @@ def _media_parts(content: Any) -> Iterator[dict[str, Any]]:
 
 def _says_more(content: dict[str, Any]) -> bool:
     """Tell whether a ``json`` would say anything that the other members do not."""
-    return any(
-        key != "media_paths" and (key != "id" or content[key] is not None) for key in content
-    )
+    return not content.keys() <= {"id", "media_paths"} or content.get("id") is not None
 
 
 def _with_fields(

@@ -356,7 +356,7 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
     """Yield each row of a shard with its draft, or with the reason why it has none."""
     known = _known_rejects(job)
     for row in job.rows.read():
-        if reject := known.get(_key(row)):
+        if known and (reject := known.get(_key(row))):
             yield row, reject
         elif isinstance(row.value, RowError):
             yield row, row.value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations, product
 
 import msgspec
 import pytest
 
 from mmstream.converting.draft import Draft, Media, MediaRef, RowError, samples_of
+from mmstream.converting.formats import formats
 from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
 
 JPG = Media("jpg", b"\xff\xd8\xff")
@@ -80,6 +82,19 @@ def test_a_text_row_has_its_text_in_txt_alone():
 def test_a_text_row_without_other_keys_is_its_text_alone():
     [(_, fields)] = samples_of("k", draft_of({"text": "Zürich"}), [], each=False)
     assert fields == {"txt": "Zürich".encode()}
+
+
+def test_rows_of_plain_text_are_recognised_as_by_looking_at_all_formats(monkeypatch):
+    others = sorted(formats.TEXT_ROW_KEYS - {"text"})
+    names = [subset for size in range(5) for subset in combinations(others, size)]
+    values = [None, "", "a.jpg", "https://host/a.jpg", 5, True, ["x"], [["x", 1]], {"text": "x"}]
+    rows = [
+        {"text": text, **dict.fromkeys(subset, value)}
+        for subset, text, value in product(names, values, values)
+    ]
+    quick = [recognise(row) for row in rows]
+    monkeypatch.setattr(formats, "TEXT_ROW_KEYS", frozenset())
+    assert quick == [recognise(row) for row in rows]
 
 
 def test_keys_that_no_format_reads_are_kept_and_named():

@@ -22,7 +22,10 @@ MAX_PATH_CHARACTERS = 4096
 
 def row_id(row: dict[str, Any]) -> Any:
     """Return the row's ``id``, else its ``image_id``, else None."""
-    return next((row[k] for k in ID_KEYS if row.get(k) is not None), None)
+    for key in ID_KEYS:
+        if row.get(key) is not None:
+            return row[key]
+    return None
 
 
 def make_draft(

@@ -55,6 +55,9 @@ __all__ = ["FORMATS", "draft_of", "recognise"]
 MAX_NAMED_KEYS = 8
 """Keys of an unknown row that its reason for rejection names."""
 
+TEXT_ROW_KEYS = frozenset(("text", "id", "timestamp", "meta", "metadata"))
+"""Keys of rows of plain text. No other format is recognised by one of them alone."""
+
 OPTIONS = "name the columns with --map, such as --map text=KEY, or the format with --format"
 
 
@@ -184,6 +187,8 @@ def recognise(row: dict[str, Any]) -> str:
     Raises:
         RowError: No format has these keys, or two formats have.
     """
+    if "text" in row and row.keys() <= TEXT_ROW_KEYS:  # the last format, so it is asked for first
+        return "text"
     dialogue = [key for key in TURN_KEYS if key in row and _has(row, key)]
     if len(dialogue) > 1:
         raise RowError(
@@ -217,7 +222,8 @@ def _by_lists(row: dict[str, Any]) -> str | None:
 
 def _by_texts(row: dict[str, Any]) -> str | None:
     """Recognise questions with answers."""
-    if any(k in row for k in ANSWER_KEYS) and any(k in row for k in QUESTION_KEYS):
+    keys = row.keys()
+    if not keys.isdisjoint(ANSWER_KEYS) and not keys.isdisjoint(QUESTION_KEYS):
         return "instruction" if "instruction" in row else "qwen-vl"
     has_answer = first_key(row, VQA_ANSWER_KEYS) is not None
     if (row.get("question") is not None and has_answer) or first_key(row, VQA_LIST_KEYS):

@@ -107,7 +107,8 @@ class RowFormat:
         """
         original = value if isinstance(value, dict) else {}
         if isinstance(value, dict):
-            value = self._renamed(value)
+            if self.columns:
+                value = self._renamed(value)
             if self.function is not None:
                 value = self._called(value)
         format = self.name if self.name in FORMATS else None

@@ -82,6 +82,9 @@ def load_rows(
     with _Loader(access, options) as loader:
         waiting: deque[_WaitingRow] = deque()
         for row, draft in drafts:
+            if not waiting and (isinstance(draft, RowError) or not draft.media):
+                yield row, draft, []
+                continue
             waiting.append(loader.start(row, draft, is_first=not waiting))
             while waiting and (waiting[0].is_ready or loader.is_full(waiting)):
                 yield loader.finish(waiting.popleft())

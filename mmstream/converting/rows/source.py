@@ -9,9 +9,9 @@ be pickled and read in another process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +20,7 @@ from mmstream.types import IntArray
 __all__ = ["Row", "RowRange", "RowSource"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One row as its source gives it."""
 
     index: int
