@@ -35,14 +35,13 @@ from mmstream.baking.report import BakeEstimate, BakeReport, estimate
 from mmstream.baking.samples import Baker, BatchFunction
 from mmstream.baking.shard import (
     LEFT_OUT,
-    REPORTS,
     BakeJob,
     ShardReport,
     begin_worker,
     joined_files,
-    report_name,
     write_shard,
 )
+from mmstream.converting.rejects import REPORTS, report_name
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.checksums import checksums_name
 from mmstream.dataset.dataset import Dataset

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mmstream.baking.samples import BakedSample, Baker
 from mmstream.baking.shard import LEFT_OUT, joined_files
 from mmstream.decoding.stored import StoredFile
-from mmstream.measuring.measure import time_text
+from mmstream.display.markup import time_text
 from mmstream.tar.header import BLOCK, padded
 
 __all__ = ["BakeEstimate", "BakeReport", "estimate"]

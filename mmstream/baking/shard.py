@@ -15,6 +15,7 @@ import msgspec
 
 from mmstream.baking.samples import Baker
 from mmstream.converting.hashed_file import HashedFile
+from mmstream.converting.rejects import report_name
 from mmstream.dataset.checksums import checksums_name, checksums_size, encode_checksums
 from mmstream.dataset.index import encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
@@ -27,17 +28,12 @@ from mmstream.tar.writer import TarWriter
 
 __all__ = [
     "LEFT_OUT",
-    "REPORTS",
     "BakeJob",
     "ShardReport",
     "begin_worker",
     "joined_files",
-    "report_name",
     "write_shard",
 ]
-
-REPORTS = "reports"
-"""Folder of the reports, until all shards are there."""
 
 LEFT_OUT = "SkipSample"
 """The kind of samples that a filter leaves out. They are no fault."""
@@ -88,11 +84,6 @@ def write_shard(shard: int) -> ShardReport:
     return (
         _write(job, shard, name) if report is None else msgspec.structs.replace(report, reused=True)
     )
-
-
-def report_name(shard: str) -> str:
-    """Return the name of a shard's report."""
-    return f"{REPORTS}/{shard.removesuffix('.tar')}.json"
 
 
 def joined_files(

@@ -19,6 +19,7 @@ from mmstream.cli.shared import (
     say,
 )
 from mmstream.decoding.fields import image_fields, undecoded_media
+from mmstream.display.markup import size_text, time_text
 from mmstream.errors import SampleError, escaped
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _lines(forecast: SpeedForecast, *, cold: bool) -> Iterator[str]:
     load = os.getloadavg()[0]
     yield (
         f"{escaped(forecast.url)}: {forecast.num_samples:,} samples an epoch, "
-        f"{_bytes(forecast.mean_sample_bytes)} each; {forecast.cpu_limit:g} cores, "
+        f"{size_text(forecast.mean_sample_bytes)} each; {forecast.cpu_limit:g} cores, "
         f"load {load:.1f}"
     )
     if forecast.cached_share is not None:
@@ -186,7 +187,7 @@ def _lines(forecast: SpeedForecast, *, cold: bool) -> Iterator[str]:
 
 
 def _connection_lines(forecast: SpeedForecast) -> Iterator[str]:
-    yield f"storage alone, in ranges of {_bytes(forecast.mean_range_bytes)}:"
+    yield f"storage alone, in ranges of {size_text(forecast.mean_range_bytes)}:"
     yield "  connections      MB/s   first byte: p50      p95      p99 ms"
     for speed in forecast.connections:
         times = (speed.first_byte_p50_s, speed.first_byte_p95_s, speed.first_byte_p99_s)
@@ -201,7 +202,7 @@ def _connection_lines(forecast: SpeedForecast) -> Iterator[str]:
 
 def _loader_lines(forecast: SpeedForecast) -> Iterator[str]:
     yield "loader, workers x threads:"
-    yield "                samples/s       of 8 in 10 rounds   MB/s  cores   memory  limited by"
+    yield "                samples/s       of 8 in 10 rounds   MB/s  cores    memory  limited by"
     rows = [
         *((f"{speed.num_workers} x {speed.num_threads}", speed) for speed in forecast.settings),
         ("undecoded", forecast.raw),
@@ -211,7 +212,7 @@ def _loader_lines(forecast: SpeedForecast) -> Iterator[str]:
         spread = f"{speed.low_samples_per_s:,.0f} to {speed.high_samples_per_s:,.0f}"
         yield (
             f"  {name:12} {speed.samples_per_s:10,.0f} {spread:>23} {speed.mb_per_s:6,.0f} "
-            f"{speed.cores:6.1f} {_bytes(speed.memory_bytes):>8}  {speed.limit}"
+            f"{speed.cores:6.1f} {size_text(speed.memory_bytes):>9}  {speed.limit}"
         )
 
 
@@ -243,7 +244,7 @@ def _advice_lines(forecast: SpeedForecast) -> Iterator[str]:
             f"connections: the reader process finds their number by itself; it had "
             f"{chosen.mean_in_flight:.0f} requests in flight"
         )
-        size = _bytes(forecast.full_window_bytes)
+        size = size_text(forecast.full_window_bytes)
         yield (
             f"windows: {size} on this rank when they are full, which fits in memory"
             if forecast.window_bytes is None
@@ -254,7 +255,7 @@ def _advice_lines(forecast: SpeedForecast) -> Iterator[str]:
         yield f"the storage asked {chosen.num_throttled} times for fewer requests"
     yield (
         f"prediction: {forecast.samples_per_s:,.0f} samples/s on this rank, an epoch in "
-        f"{_seconds(forecast.epoch_s)}; a training step of {forecast.batch_size} rows that takes "
+        f"{time_text(forecast.epoch_s)}; a training step of {forecast.batch_size} rows that takes "
         f"{1000 * forecast.batch_s:,.1f} ms or longer does not wait"
     )
     if chosen.other_cores > BUSY_SHARE * forecast.cpu_limit:
@@ -262,18 +263,3 @@ def _advice_lines(forecast: SpeedForecast) -> Iterator[str]:
             f"other programs took {chosen.other_cores:.1f} cores meanwhile: a run without them is "
             "faster"
         )
-
-
-def _bytes(number: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f} B"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"

@@ -36,10 +36,10 @@ import msgspec
 from mmstream.converting.locks import marker_lock
 from mmstream.converting.plan import num_shards, shard_name
 from mmstream.converting.quality.duplicates import DUPLICATES_NAME
-from mmstream.converting.rejects import REJECTS_NAME, REPORTS, write_rejects
+from mmstream.converting.rejects import REJECTS_NAME, REPORTS, report_name, write_rejects
 from mmstream.converting.report import REPORT_NAME, write_report
 from mmstream.converting.retry import RETRIED_SHARDS
-from mmstream.converting.shard import ShardReport, report_name
+from mmstream.converting.shard import ShardReport
 from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.files import require_files

@@ -17,8 +17,8 @@ import msgspec
 
 from mmstream.converting.convert import convert
 from mmstream.converting.plan import shard_name
-from mmstream.converting.rejects import REJECTS_NAME, REPORTS, Reject
-from mmstream.converting.shard import ShardReport, report_name
+from mmstream.converting.rejects import REJECTS_NAME, REPORTS, Reject, report_name
+from mmstream.converting.shard import ShardReport
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import MMStreamError
 from mmstream.storage import Store, open_store

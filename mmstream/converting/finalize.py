@@ -29,8 +29,8 @@ from mmstream.converting.locks import lock_all
 from mmstream.converting.outputs import Output, Work, finish_output
 from mmstream.converting.plan import num_shards, shard_name
 from mmstream.converting.quality.after import mark_duplicates
-from mmstream.converting.rejects import REPORTS
-from mmstream.converting.shard import ShardReport, files_of, report_name
+from mmstream.converting.rejects import REPORTS, report_name
+from mmstream.converting.shard import ShardReport, files_of
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, join_url, open_store

@@ -30,6 +30,7 @@ __all__ = [
     "group_rejects",
     "rejects_name",
     "rejects_of",
+    "report_name",
     "write_rejects",
 ]
 
@@ -109,6 +110,11 @@ class ShardRejects:
         self._file.write(line)
         self.num_rejects += 1
         self.num_bytes += len(line)
+
+
+def report_name(shard: str) -> str:
+    """Return the name of a shard's report: ``shard-000000.tar`` -> ``reports/...json``."""
+    return f"{REPORTS}/{shard.removesuffix('.tar')}.json"
 
 
 def rejects_name(shard: str) -> str:

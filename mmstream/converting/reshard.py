@@ -23,6 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mmstream.converting.hashed_file import HashedFile
+from mmstream.converting.rejects import REPORTS, report_name
 from mmstream.dataset.checksums import checksums_name, encode_checksums, sample_checksum
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import FactsWriter, facts_name
@@ -48,8 +49,6 @@ __all__ = ["reshard"]
 
 BATCH_BYTES = 64 << 20
 """Bytes of samples that a process reads at once, side by side, and holds."""
-
-REPORTS = "reports"
 
 ALL_PACKS = 1 << 40
 """Packs that are packed anew together: all of a group, as distance costs nothing here."""
@@ -281,9 +280,9 @@ def _write_shards(
 
 def _write_shard(job: _Job) -> ShardInfo:
     """Write one shard, unless an earlier call did."""
-    report_name = f"{REPORTS}/{job.name.removesuffix('.tar')}.json"
+    report = report_name(job.name)
     with suppress(FileNotFoundError, msgspec.MsgspecError):
-        info = msgspec.json.decode(job.store.read(report_name), type=ShardInfo)
+        info = msgspec.json.decode(job.store.read(report), type=ShardInfo)
         names = (job.name, index_name(job.name), checksums_name(job.name))
         if all(map(job.store.exists, names)) and job.store.size(job.name) == info.num_bytes:
             return info
@@ -306,7 +305,7 @@ def _write_shard(job: _Job) -> ShardInfo:
         job.store.write(facts_name(job.name), facts.close(job.name, offsets, checksums))
     info = ShardInfo(job.name, len(job.positions), offsets[-1] + 2 * BLOCK, sha256)
     job.lock.require()
-    job.store.write(report_name, msgspec.json.encode(info) + b"\n")
+    job.store.write(report, msgspec.json.encode(info) + b"\n")
     return info
 
 
@@ -353,7 +352,7 @@ def _finish(
     store.write(MANIFEST_NAME, manifest.to_bytes())
     store.remove(MARKER_NAME)
     for shard in shards:
-        store.remove(f"{REPORTS}/{shard.name.removesuffix('.tar')}.json")
+        store.remove(report_name(shard.name))
     folder = store.local_path(REPORTS)
     if folder is not None:
         with suppress(OSError):  # it holds other files

@@ -28,7 +28,13 @@ from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.quality.perceptual_hash import perceptual_hash
-from mmstream.converting.rejects import REPORTS, Reject, ShardRejects, rejects_name, rejects_of
+from mmstream.converting.rejects import (
+    Reject,
+    ShardRejects,
+    rejects_name,
+    rejects_of,
+    report_name,
+)
 from mmstream.converting.report import RowCounter, RowCounts
 from mmstream.converting.rows.source import Row, RowRange
 from mmstream.converting.sidecar import SidecarWriter, sidecar_name
@@ -55,7 +61,6 @@ __all__ = [
     "ShardReport",
     "files_of",
     "missing_file",
-    "report_name",
     "shard_sizes",
     "write_shard",
 ]
@@ -196,11 +201,6 @@ def missing_file(job: ShardJob, report: ShardReport) -> str | None:
     if job.sidecar:
         sizes.setdefault(sidecar_name(job.name), report.sidecar_bytes)
     return _wrong_size(job.store, sizes)
-
-
-def report_name(shard: str) -> str:
-    """Return the name of a shard's report: ``shard-000000.tar`` -> ``reports/...json``."""
-    return f"{REPORTS}/{shard.removesuffix('.tar')}.json"
 
 
 def _committed_report(job: ShardJob) -> ShardReport | None:

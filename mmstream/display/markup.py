@@ -34,6 +34,7 @@ __all__ = [
     "png",
     "size_text",
     "table",
+    "time_text",
 ]
 
 Pixels = npt.NDArray[np.uint8]
@@ -104,6 +105,18 @@ def size_text(num_bytes: float) -> str:
             break
         num_bytes /= 1000
     return f"{num_bytes:,.0f} {unit}" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for people.
+
+    Examples:
+        >>> time_text(42.3), time_text(600), time_text(9000)
+        ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:

@@ -26,9 +26,10 @@ from mmstream.batching.batching import Pack
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.substitute import Transform
+from mmstream.display.markup import time_text
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.measuring.lengths import Counter
-from mmstream.measuring.measure import Work, estimate, measure_into, time_text
+from mmstream.measuring.measure import Work, estimate, measure_into
 from mmstream.measuring.probes import difference
 from mmstream.packing.measure_file import (
     MeasureHead,

@@ -31,6 +31,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.dataset.shard_samples import shard_samples
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.substitute import Transform
+from mmstream.display.markup import time_text
 from mmstream.errors import (
     ConfigError,
     ManifestError,
@@ -58,7 +59,7 @@ from mmstream.storage import Store, open_store
 from mmstream.types import IntArray, SampleRef
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["Estimate", "Work", "estimate", "measure", "measure_into", "time_text"]
+__all__ = ["Estimate", "Work", "estimate", "measure", "measure_into"]
 
 logger = logging.getLogger(__name__)
 
@@ -584,15 +585,3 @@ class _Pieces:
         except FileNotFoundError:
             lines = []
         return old, lines
-
-
-def time_text(seconds: float) -> str:
-    """Return a time for people.
-
-    Examples:
-        >>> time_text(42.3), time_text(600), time_text(9000)
-        ('42 s', '10 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mmstream.cli import bench as module
 from mmstream.cli import main
 from mmstream.forecast import bench as measuring
 from mmstream.forecast.connections import ConnectionSpeed
@@ -134,17 +133,3 @@ def test_texts_are_measured_as_they_are(run: Run, tmp_path: Path) -> None:
     assert "nothing was decoded. Texts were not tokenized." in out
     code, _, err = run(folder, "--image-size", 32)
     assert (code, "--image-size: the samples have no pictures" in err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(5, "5 B"), (48_700, "48.7 kB"), (4.2e6, "4.2 MB"), (2.15e9, "2.15 GB")]
-)
-def test_bytes_are_written_shortly(number: float, text: str) -> None:
-    assert module._bytes(number) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(7.4, "7 s"), (600, "10 minutes"), (36_000, "10.0 hours")]
-)
-def test_seconds_are_written_shortly(seconds: float, text: str) -> None:
-    assert module._seconds(seconds) == text
