@@ -1,8 +1,9 @@
-"""``mmstream info``: what a dataset or a mixture holds. Only --stats imports torch."""
+"""``mmstream info``: what a dataset or a mixture holds. --stats and --pipeline import torch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -20,6 +21,9 @@ from mmstream.decoding.fields import undecoded_media
 from mmstream.errors import SampleError, escaped
 
 __all__ = ["info"]
+
+MOST_INDENT = 8
+"""Deeper levels of what a manifest says of its source are one line."""
 
 
 @command(
@@ -215,8 +219,23 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
     which = "some keys" if len(about["keys"]) < len(dataset) else "keys"
     say(f"  {which}: {', '.join(map(escaped, about['keys']))}")
     for name, value in about["source"].items():
-        if value is not None:
-            say(f"  {escaped(name)}: {escaped(value)}")
+        for line in _source_lines(name, value, indent=2):
+            say(line)
+
+
+def _source_lines(name: str, value: Any, indent: int) -> Iterator[str]:
+    """Yield what a manifest says of its source. A dict of dicts has lines of its own."""
+    head = f"{' ' * indent}{escaped(name)}"
+    is_dict = isinstance(value, dict) and bool(value)
+    if is_dict and indent < MOST_INDENT and any(isinstance(v, dict) for v in value.values()):
+        yield f"{head}:"
+        for key, inner in value.items():
+            yield from _source_lines(key, inner, indent + 2)
+    elif is_dict:
+        entries = (f"{escaped(key)} {escaped(inner)}" for key, inner in value.items())
+        yield f"{head}: {', '.join(entries)}"
+    elif value is not None:
+        yield f"{head}: {escaped(value)}"
 
 
 def _some_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
