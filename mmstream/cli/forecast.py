@@ -1,19 +1,23 @@
-"""``mmstream info --plan G``: what a run asks of storage, before it starts. It imports no torch."""
+"""``mmstream info --plan G``: what a run asks of storage, before it starts.
+
+Only --pipeline imports torch.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, say
+from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, load_pipeline, say
 
 if TYPE_CHECKING:
-    from mmstream.dataset.source import ShardSource
-    from mmstream.forecast.reads import LargeReads
+    from mmstream.dataset.dataset import Dataset
+    from mmstream.dataset.mixture import Mixture
+    from mmstream.forecast.reads import LargeReads, MeasuredReads
     from mmstream.forecast.run import RunForecast
     from mmstream.order import AnyOrder
 
@@ -50,7 +54,16 @@ _OPTIONS: list[tuple[str, dict[str, Any]]] = [
         "--pack-plan",
         {
             "metavar": "NAME",
-            "help": "Rows are packs of this plan: its name beside the index, or its folder or URL.",
+            "help": "Rows are packs of this plan: its name beside the index, or its folder or URL. "
+            "Of a mixture: the name that the plans of all sources have.",
+        },
+    ),
+    (
+        "--weights-of",
+        {
+            "type": click.Choice(["samples", "tokens"]),
+            "default": "samples",
+            "help": "With packs of a mixture: what its weights are proportions of.",
         },
     ),
     (
@@ -61,11 +74,19 @@ _OPTIONS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "--pipeline",
+        {
+            "metavar": "MODULE:OBJECT",
+            "help": "The pipeline of training. Some samples of 8 MiB or more are decoded, to see "
+            "what its decoders read of them.  [default: all]",
+        },
+    ),
+    (
         "--ranged-bytes",
         {
             "type": AT_LEAST_0,
-            "help": "Bytes that a decoder reads of a sample of 8 MiB or more, beside its first 64 "
-            "KiB.  [default: all]",
+            "help": "In place of --pipeline: bytes that a decoder reads of a sample of 8 MiB or "
+            "more, beside its first 64 KiB.",
         },
     ),
     (
@@ -120,7 +141,9 @@ class PlannedRun:
     epochs: int = 1
     mean_bytes: int | None = None
     pack_plan: str | None = None
+    weights_of: Literal["samples", "tokens"] = "samples"
     window_bytes: int | None = None
+    pipeline: str | None = None
     ranged_bytes: int | None = None
     ranged_requests: int | None = None
     samples_per_second: float | None = None
@@ -162,7 +185,9 @@ def show_forecast(
 
     if (run.ranged_bytes is None) != (run.ranged_requests is None):
         raise click.UsageError("--ranged-bytes and --ranged-requests go together")
-    source: ShardSource
+    if run.pipeline is not None and (url is None or run.ranged_bytes is not None):
+        raise click.UsageError("--pipeline decodes samples: give URL, and no --ranged-bytes")
+    source: Dataset | Mixture
     if url is not None:
         if run.mean_bytes is not None:
             raise click.UsageError("--mean-bytes is for a corpus without URL")
@@ -176,12 +201,13 @@ def show_forecast(
         rows_of_rank(run.plan, World(rank, run.ranks), "balanced")[0] for rank in range(run.ranks)
     ]
     row_bounds = [*starts, run.plan]
+    measured = _measured_reads(source, order, run)
     reads = forecast_reads(
         source,
         order,
         row_bounds,
-        large=_large_reads(run),
-        single_samples=_reads_single_samples(source, order, run),
+        large=measured.large,
+        single_samples=_reads_single_samples(source, order, run, measured.large),
         uses_index=url is not None,
     )
     forecast = forecast_run(
@@ -194,17 +220,21 @@ def show_forecast(
         cache_bytes=run.cache_bytes or 0,
     )
     if as_json:
-        say(json.dumps(_as_json(run, order, forecast)))
+        say(json.dumps(_as_json(run, order, forecast, measured)))
         return
     for line in _lines(run, order, forecast):
         say(line)
+    if run.pipeline is not None:
+        say(_large_line(measured))
 
 
-def _order(source: ShardSource, run: PlannedRun, seed: int) -> AnyOrder:
+def _order(source: Dataset | Mixture, run: PlannedRun, seed: int) -> AnyOrder:
     """Return the order of the run."""
-    from mmstream.dataset.dataset import Dataset
+    from mmstream.dataset.mixture import Mixture
+    from mmstream.packing.mixture_order import MixturePackOrder
+    from mmstream.packing.mixture_plan import MixturePlan
     from mmstream.packing.order import PackOrder
-    from mmstream.packing.plan_file import open_plan, plan_folder
+    from mmstream.packing.plan_file import open_plan
 
     settings: dict[str, Any] = {
         "global_batch_size": run.plan,
@@ -215,15 +245,35 @@ def _order(source: ShardSource, run: PlannedRun, seed: int) -> AnyOrder:
     }
     if run.pack_plan is None:
         return source.plan_order(**settings)
-    if not isinstance(source, Dataset):
-        raise click.UsageError("--pack-plan takes one dataset, and this is a mixture")
-    folder = run.pack_plan
-    if "/" not in folder:
-        folder = plan_folder(source.index_store.url, folder)
-    return PackOrder.from_plan(open_plan(folder), source.corpus, **settings)
+    if not isinstance(source, Mixture):
+        plan = open_plan(_plan_folder(source, run.pack_plan))
+        return PackOrder.from_plan(plan, source.corpus, **settings)
+    if "/" in run.pack_plan:
+        raise click.UsageError(
+            "--pack-plan of a mixture is a name: each source has a plan of this name beside its "
+            "index"
+        )
+    plans = {
+        name: open_plan(_plan_folder(dataset, run.pack_plan))
+        for name, dataset in source.datasets.items()
+    }
+    joined = MixturePlan(plans, [dataset.num_shards for dataset in source.datasets.values()])
+    shares = joined.shares_by_step(source.weights, run.weights_of)
+    return MixturePackOrder.from_plans(
+        joined, source.corpora, shares, epoch_steps=source.epoch_steps, **settings
+    )
 
 
-def _reads_single_samples(source: ShardSource, order: AnyOrder, run: PlannedRun) -> bool:
+def _plan_folder(dataset: Dataset, name: str) -> str:
+    """Return where the plan of a dataset lies: a folder, or a name beside the index."""
+    from mmstream.packing.plan_file import plan_folder
+
+    return name if "/" in name else plan_folder(dataset.index_store.url, name)
+
+
+def _reads_single_samples(
+    source: Dataset | Mixture, order: AnyOrder, run: PlannedRun, large: LargeReads | None
+) -> bool:
     """Tell whether the windows are too large for the machines; ConfigError as in training."""
     from mmstream.reading.window_memory import needs_single_samples
 
@@ -236,18 +286,36 @@ def _reads_single_samples(source: ShardSource, order: AnyOrder, run: PlannedRun)
         num_rows,
         run.memory_bytes,
         num_ranks=run.ranks_of_node,
-        least_large_bytes=_large_reads(run).least_bytes,
+        least_large_bytes=None if large is None else large.least_bytes,
     )
 
 
-def _large_reads(run: PlannedRun) -> LargeReads:
+def _measured_reads(source: Dataset | Mixture, order: AnyOrder, run: PlannedRun) -> MeasuredReads:
     """Return what is read of large samples. Without a decoder for ranges, only huge ones count."""
-    from mmstream.forecast.reads import LargeReads, Reads
+    from mmstream.forecast.reads import LargeReads, MeasuredReads, Reads
     from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES
 
+    if run.pipeline is not None:
+        from mmstream.forecast.large_reads import measure_large_reads
+
+        return measure_large_reads(load_pipeline(run.pipeline, source), order)
     if run.ranged_bytes is None or run.ranged_requests is None:
-        return LargeReads(HUGE_SAMPLE_BYTES)
-    return LargeReads(LARGE_BYTES, Reads(run.ranged_requests, run.ranged_bytes))
+        return MeasuredReads(LargeReads(HUGE_SAMPLE_BYTES), 0)
+    return MeasuredReads(LargeReads(LARGE_BYTES, Reads(run.ranged_requests, run.ranged_bytes)), 0)
+
+
+def _large_line(measured: MeasuredReads) -> str:
+    """Return what the decoders of a pipeline read of large samples."""
+    from mmstream.display.markup import size_text
+
+    if measured.large is None or measured.large.reads is None:
+        return "large samples: none was found of which the decoders read a part"
+    reads = measured.large.reads
+    return (
+        f"large samples: the decoders read {size_text(reads.num_bytes)} of each, in "
+        f"{reads.num_requests:,.1f} requests beside that for its first bytes; so it was with "
+        f"{measured.num_samples} samples, in the mean"
+    )
 
 
 def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[str]:
@@ -342,7 +410,9 @@ def _price(run: PlannedRun, forecast: RunForecast) -> dict[str, float] | None:
     }
 
 
-def _as_json(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> dict[str, Any]:
+def _as_json(
+    run: PlannedRun, order: AnyOrder, forecast: RunForecast, measured: MeasuredReads
+) -> dict[str, Any]:
     """Return what `--json` prints."""
     from mmstream.reading.rank_reader import HORIZON_BYTES
 
@@ -364,4 +434,5 @@ def _as_json(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> dict[st
         "total": asdict(forecast.total),
         "per_second": None if rate is None else asdict(rate),
         "price": _price(run, forecast),
+        "large_samples": None if measured.large is None else asdict(measured.large),
     }

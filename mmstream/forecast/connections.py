@@ -43,6 +43,7 @@ __all__ = [
     "ReadRange",
     "cached_share",
     "drop_caches",
+    "load_indexes",
     "measure_connections",
     "planned_ranges",
 ]
@@ -130,7 +131,7 @@ def planned_ranges(
         window = order.window(0, number)
         is_wanted = (window.row >= rows[0]) & (window.row < rows[1])
         shards, indexes = window.shard[is_wanted], window.index[is_wanted]
-        _load_indexes(source, np.unique(shards).tolist())
+        load_indexes(source, np.unique(shards).tolist())
         for positions in by_shard(shards, indexes):
             location = source.locate(int(shards[positions[0]]))
             access = location.dataset.store.access
@@ -184,7 +185,7 @@ def _windows(order: AnyOrder, rows: tuple[int, int], rng: random.Random) -> Iter
             yield number
 
 
-def _load_indexes(source: ShardSource, shards: Sequence[int]) -> None:
+def load_indexes(source: ShardSource, shards: Sequence[int]) -> None:
     """Fetch indexes side by side."""
     by_dataset: defaultdict[int, list[int]] = defaultdict(list)
     datasets = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,16 @@ from mmstream.storage.transfer_limits import MAX_PREFIX_RATE
 from mmstream.tar.header import BLOCK
 from mmstream.types import IntArray
 
-__all__ = ["LargeReads", "ReadForecast", "Reads", "forecast_reads"]
+__all__ = [
+    "LargeReads",
+    "MeasuredReads",
+    "ReadForecast",
+    "Reads",
+    "forecast_reads",
+    "some",
+]
+
+T = TypeVar("T")
 
 MAX_SHARES = 1024
 """Shares that are planned. They take about a millisecond each."""
@@ -83,6 +92,14 @@ class LargeReads:
     """Smaller samples are read whole."""
     reads: Reads | None = None
     """Of one sample. None: it is read whole, in ranges of 8 MiB."""
+
+
+class MeasuredReads(NamedTuple):
+    """What is read of large samples, and how many of them were decoded to know it."""
+
+    large: LargeReads | None
+    """None: all samples are views, and nothing is read by ranges."""
+    num_samples: int
 
 
 @dataclass(frozen=True)
@@ -277,7 +294,7 @@ class _Plans:
         keys = set[ShareKey]()
         for step in range(min(MAX_HEAD_STEPS, order.steps_per_epoch)):
             keys.update(_keys_of_step(order, bounds, epoch, step))
-        drawn = _some(sorted(keys), max_shares)
+        drawn = some(sorted(keys), max_shares)
         start_clock = epoch * order.steps_per_epoch
         more = Reads()
         for number, rank in drawn:
@@ -435,6 +452,6 @@ def _keys_of_step(
     return list(zip(numbers.tolist(), ranks.tolist(), strict=True))
 
 
-def _some(keys: Sequence[ShareKey], most: int) -> Sequence[ShareKey]:
-    """Return at most so many keys, spread over all of them."""
-    return keys if len(keys) <= most else [keys[len(keys) * i // most] for i in range(most)]
+def some(items: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most so many items, spread over all of them."""
+    return items if len(items) <= most else [items[len(items) * i // most] for i in range(most)]

@@ -66,13 +66,7 @@ def packs_of_mixture(
         for name, dataset in mixture.datasets.items()
     }
     plan = _joined(mixture, plans)
-    weights_of = pack.weights_of or "samples"
-    shares = {
-        step: dict(
-            zip(plans, plan.shares([weights[name] for name in plans], weights_of), strict=True)
-        )
-        for step, weights in sorted(mixture.weights.items())
-    }
+    shares = plan.shares_by_step(mixture.weights, pack.weights_of or "samples")
     order = MixturePackOrder.from_plans(
         plan, mixture.corpora, shares, epoch_steps=mixture.epoch_steps, seed=seed, **settings
     )

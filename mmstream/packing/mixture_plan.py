@@ -152,6 +152,26 @@ class MixturePlan:
             means.append(Fraction(total, plan.num_units) if total else Fraction(1))
         return unit_shares(weights, means)
 
+    def shares_by_step(
+        self, weights: Mapping[int, Mapping[str, float]], weights_of: WeightsOf
+    ) -> dict[int, dict[str, int]]:
+        """Return shares of packs by source, by the step from which they hold. See `shares`.
+
+        Args:
+            weights: of the sources by name, by the step of the run from which they hold.
+            weights_of: what they are proportions of.
+        """
+        return {
+            step: dict(
+                zip(
+                    self.plans,
+                    self.shares([of_step[name] for name in self.plans], weights_of),
+                    strict=True,
+                )
+            )
+            for step, of_step in sorted(weights.items())
+        }
+
     def row_shape(self, shares: Mapping[str, int]) -> RowShape:
         """Return what a unit is, in the mean of shares of units."""
         total = sum(shares.values()) or 1

@@ -16,8 +16,9 @@ from mmstream.cli import cli, main
 from mmstream.cli import info as module
 from mmstream.cli.shared import in_options
 from mmstream.converting.formats.formats import FORMATS
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
+from mmstream.storage import open_store
 from mmstream.train import TrainConfig
 from tests.helpers.convert_corpus import make_corpus, write_rows
 from tests.helpers.corpora import jpeg, write_corpus, write_shard
@@ -71,9 +72,9 @@ OPTIONS = {
     "bench": "url --pipeline --image-size --global-batch-size --ranks --seconds --cold --json "
     "--allow-foreign-urls",
     "info": "url --keys --json --stats --samples --seed --tokenizer --html --plan --ranks "
-    "--ranks-per-node --epochs --mean-bytes --pack-plan --window-bytes --ranged-bytes "
-    "--ranged-requests --samples-per-second --request-price --egress-price --memory-bytes "
-    "--cache-bytes --reshuffle --allow-foreign-urls",
+    "--ranks-per-node --epochs --mean-bytes --pack-plan --weights-of --window-bytes --pipeline "
+    "--ranged-bytes --ranged-requests --samples-per-second --request-price --egress-price "
+    "--memory-bytes --cache-bytes --reshuffle --allow-foreign-urls",
     "verify": "url --decode --quick --write-bad --quarantine --source --allow-foreign-urls",
     "replay": "url --state --step --epoch --rank --world-size --rows-per-rank --keys --json "
     "--check more_logs --allow-foreign-urls",
@@ -301,6 +302,25 @@ def test_info_as_json(mmstream, corpus):
     assert set(about["fields"]) == {"jpg", "txt", "json"}
     assert about["num_bytes"] == sum(path.stat().st_size for path in Path(corpus).glob("*.tar"))
     assert json.loads(mmstream("info", corpus, "--json", "--keys", 0)[1])["keys"] == []
+
+
+def test_info_breaks_what_a_manifest_says_of_its_source_into_lines(mmstream, tmp_path):
+    folder = write_corpus(tmp_path, [2])
+    store = open_store(folder)
+    files = {"x.npy": {"dtype": "uint8", "shape": [3, 4]}, "txt": {}}
+    source = {"by": "hand\n", "bake": {"version": 1, "files": files, "rest": {"seed": 3}}}
+    manifest = dataclasses.replace(Manifest.read(store), source={**source, "at": None})
+    store.write(MANIFEST_NAME, manifest.to_bytes())
+    lines = mmstream("info", folder)[1].split("  keys: 000000, 000001\n")[1]
+    assert lines == (
+        "  by: hand\\n\n"
+        "  bake:\n"
+        "    version: 1\n"
+        "    files:\n"
+        "      x.npy: dtype uint8, shape [3, 4]\n"
+        "      txt: {}\n"
+        "    rest: seed 3\n"
+    )
 
 
 def test_index_and_repack(mmstream, tmp_path):

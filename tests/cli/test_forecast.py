@@ -12,9 +12,12 @@ import mmstream as mm
 from mmstream.cli import main
 from mmstream.forecast.reads import forecast_reads
 from mmstream.packing.plan_file import write_plan
+from tests.helpers.corpora import write_corpus
 from tests.helpers.packed_texts import plan_texts, write_texts
 
 PAPER = ["--samples", "1000000", "--mean-bytes", "110000"]
+SMALL_PAPER = ["--samples", "50000", "--mean-bytes", "110000"]
+"""It is larger than its windows."""
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def test_a_corpus_on_paper_has_speed_price_memory_and_a_cache(info):
 
 
 def test_more_requests_than_a_prefix_of_s3_answers_are_a_warning(info):
-    words = (*PAPER, "--plan", 256, "--ranks", 8, "--samples-per-second")
+    words = (*SMALL_PAPER, "--plan", 256, "--ranks", 8, "--samples-per-second")
     assert "warning" not in info(*words, 100_000)[1]
     out = info(*words, 1_000_000)[1]
     assert "warning: the busiest prefix would get more requests than S3 promises" in out
@@ -86,8 +89,55 @@ def test_packs_of_a_plan_are_rows(info, tmp_path: Path):
     assert about["num_samples"] > 8 * about["num_steps"]
 
 
+def test_packs_of_a_mixture_have_a_plan_of_one_name_in_each_source(info, tmp_path: Path):
+    for name, counts in {"web": [200, 100], "books": [150]}.items():
+        folder = write_texts(tmp_path / name, counts)
+        write_plan(plan_texts(mm.open_dataset(folder)), f"{folder}/mmstream.plan.small")
+    mixture = tmp_path / "mix.json"
+    sources = {name: {"url": name, "weight": 1} for name in ("web", "books")}
+    mixture.write_text(json.dumps({"sources": sources, "epoch_steps": 20}))
+    words = (mixture, "--plan", 8, "--pack-plan", "small", "--weights-of", "tokens")
+    about = json.loads(info(*words, "--json")[1])
+    assert about["num_steps"] == 20
+    assert about["num_samples"] > 8 * 20
+    code, _, err = info(mixture, "--plan", 8, "--pack-plan", f"{tmp_path}/web/small")
+    assert code == 2
+    assert "--pack-plan of a mixture is a name: each source has a plan of this name" in err
+
+
+PIPELINE = """
+import mmstream as mm
+
+def first_bytes(data):
+    return data[:100]
+
+first_bytes.reads_ranges = True
+
+def of(dataset):
+    decode = mm.Decode({"bin": first_bytes}, min_lazy_bytes=1 << 18)
+    return mm.Pipeline(dataset, global_batch_size=4, decode=decode)
+"""
+
+
+def test_a_pipeline_says_what_its_decoders_read(info, tmp_path: Path, monkeypatch):
+    name = "pipelines_of_forecast"
+    (tmp_path / f"{name}.py").write_text(PIPELINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = write_corpus(tmp_path / "films", [8, 8], lambda _: {"bin": bytes(1_000_000)})
+    words = (folder, "--plan", 4, "--pipeline", f"{name}:of")
+    whole = json.loads(info(folder, "--plan", 4, "--json")[1])
+    ranged = json.loads(info(*words, "--json")[1])
+    assert ranged["large_samples"] == {
+        "least_bytes": 1 << 18,
+        "reads": {"num_requests": 0.0, "num_bytes": 0.0},  # all is in the first bytes
+    }
+    assert ranged["epoch"]["num_bytes"] == 16 * 65_536
+    assert ranged["num_sample_bytes"] == whole["num_sample_bytes"] > 16e6
+    assert "\nlarge samples: the decoders read 0 bytes of each, in 0.0 requests" in info(*words)[1]
+
+
 def test_windows_that_are_too_large_for_the_machine_are_read_sample_by_sample(info, caplog):
-    words = (*PAPER, "--plan", 256, "--json")
+    words = (*SMALL_PAPER, "--plan", 256, "--json")
     about = json.loads(info(*words, "--memory-bytes", 4 << 30)[1])
     assert about["epoch"]["num_requests"] == pytest.approx(about["num_samples"])
     assert "samples are read one by one" in caplog.text
@@ -99,6 +149,7 @@ def test_windows_that_are_too_large_for_the_machine_are_read_sample_by_sample(in
         ((), "give the URL of a dataset"),
         (("--plan", 8), "give URL, or --samples and --mean-bytes of a corpus"),
         ((*PAPER, "--plan", 8, "--ranged-bytes", 1), "--ranged-bytes and --ranged-requests go"),
+        ((*PAPER, "--plan", 8, "--pipeline", "a:b"), "--pipeline decodes samples: give URL"),
         (("shards/", "--ranks", 8), "--ranks goes with --plan"),
         (("shards/", "--plan", 8, "--mean-bytes", 10), "--mean-bytes is for a corpus without URL"),
         (("--plan", 8, "--samples", 10, "--mean-bytes", 10), "a sample in a tar has 1024 bytes"),

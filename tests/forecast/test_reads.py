@@ -11,11 +11,13 @@ import mmstream as mm
 from mmstream.forecast.equal_samples import equal_samples
 from mmstream.forecast.reads import LargeReads, Reads, forecast_reads
 from mmstream.order import AnyOrder
+from mmstream.packing.mixture_order import MixturePackOrder
+from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.reading.plan import RankPlan
 from mmstream.storage.remote import RemoteStore
 from tests.helpers.corpora import write_corpus
 from tests.helpers.mixtures import mixed
-from tests.helpers.packed_texts import pack_pipeline, write_texts
+from tests.helpers.packed_texts import pack_pipeline, plan_texts, write_texts
 
 COUNTS = [300, 200, 0, 300]
 
@@ -99,6 +101,22 @@ def test_packs_are_told_exactly(tmp_path, world_size):
     assert forecast.num_samples == sum(
         pipeline.order.refs(0, step).shard.size for step in range(pipeline.order.steps_per_epoch)
     )
+
+
+def test_packs_of_a_mixture_are_told_exactly(tmp_path):
+    datasets = {
+        name: mm.open_dataset(write_texts(tmp_path / name, counts))
+        for name, counts in {"web": [200, 100], "books": [150]}.items()
+    }
+    mixture = mm.Mixture({name: (each, 1) for name, each in datasets.items()}, epoch_steps=20)
+    plan = MixturePlan({name: plan_texts(each) for name, each in datasets.items()}, [2, 1])
+    shares = plan.shares_by_step(mixture.weights, "tokens")
+    order = MixturePackOrder.from_plans(
+        plan, mixture.corpora, shares, epoch_steps=20, global_batch_size=8
+    )
+    forecast = forecast_reads(mixture, order, [0, 4, 8])
+    assert forecast.epoch + forecast.start == planned(mixture, order, [0, 4, 8])
+    assert forecast.num_samples == sum(order.refs(0, step).shard.size for step in range(20))
 
 
 def test_large_samples_come_with_their_first_bytes_and_what_a_decoder_reads(dataset):

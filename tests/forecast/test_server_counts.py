@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import mmstream as mm
 from mmstream.dataset.index_tars import index_tars
-from mmstream.forecast.reads import forecast_reads
+from mmstream.forecast.large_reads import measure_large_reads
+from mmstream.forecast.reads import Reads, forecast_reads
 from mmstream.forecast.run import forecast_run
+from mmstream.lazy_bytes import LazyBytes
 from mmstream.storage import open_store
 from tests.helpers.corpora import write_corpus
 from tests.helpers.http_fault_proxy import Counts, FaultProxy, fault_proxy
@@ -34,10 +39,23 @@ def large(number: int) -> dict[str, bytes]:
     return {"bin": bytes(500_000 + number * 79_190_011 % 1_000_000)}
 
 
+def film(number: int) -> dict[str, bytes]:
+    return {"mp4": bytes(1_000_000 + number * 79_190_011 % 1_000_000), "txt": b"a film"}
+
+
+def tenth_of(data: bytes | LazyBytes) -> bytes:
+    """Decodes a film from a tenth of it, in its middle."""
+    middle = len(data) // 2
+    return data[middle : middle + len(data) // 10]
+
+
+tenth_of.reads_ranges = True
+
 CORPORA = {
     "small": ([400, 300], small),
     "large": ([20, 12], large),
     "texts": ([300, 200], fields_of),
+    "films": ([13, 9], film),
 }
 
 
@@ -99,7 +117,7 @@ def counts_at_the_end(proxy: FaultProxy, least_gets: float) -> Counts:
     [("small", 1), ("small", 3), ("large", 1), ("mixture", 1), ("packs", 2)],
 )
 def test_requests_and_bytes_are_those_that_the_server_counts(
-    urls, proxy, tmp_path, name, world_size
+    urls, proxy, tmp_path, caplog, name, world_size
 ):
     pipeline = pipeline_of(name, urls)
     source, order = pipeline.dataset, pipeline.order
@@ -108,6 +126,7 @@ def test_requests_and_bytes_are_those_that_the_server_counts(
     shards = first.epoch + first.start + second.epoch
     run = forecast_run(source, order, first, bounds)
     assert first.is_exact
+    caplog.set_level(logging.INFO, logger="mmstream")
     proxy.reset_counts()
 
     (Path(os.environ["XDG_CACHE_HOME"]) / "mmstream").rename(tmp_path / "unused")
@@ -130,5 +149,29 @@ def test_requests_and_bytes_are_those_that_the_server_counts(
     num_gets = counts.gets_by_suffix["tar"]
     assert num_gets - num_again == pytest.approx(shards.num_requests, rel=0.05)
     assert counts.num_gets - num_gets == run.opening.num_requests
+    (advice,) = [message for message in caplog.messages if "`mmstream info " in message]
+    assert advice.startswith("an epoch reads about ") == (name == "small")
     expected_bytes = (shards + run.opening).num_bytes
     assert counts.num_bytes == pytest.approx(expected_bytes, rel=0.05)
+
+
+def test_what_decoders_read_of_films_is_what_the_server_counts(urls, proxy):
+    decode = mm.Decode({"mp4": tenth_of}, min_lazy_bytes=1 << 18)
+    pipeline = mm.Pipeline(mm.open_dataset(urls["films"]), global_batch_size=2, decode=decode)
+    source, order = pipeline.dataset, pipeline.order
+    large, num_measured = measure_large_reads(pipeline, order, num_samples=8)
+    films = forecast_reads(source, order, [0, 2], large=large)
+    heads = forecast_reads(source, order, [0, 2], large=replace(large, reads=Reads()), epoch=1)
+    proxy.reset_counts()
+    with closing(mm.Loader(pipeline)) as loader:
+        for _ in loader:
+            pass
+        # First bytes are read ahead, of two epochs.
+        expected = films.start + films.epoch + heads.epoch.times(2)
+        counts = counts_at_the_end(proxy, 0.95 * expected.num_requests)
+        transfers = loader.stats.transfers
+    num_gets = counts.gets_by_suffix["tar"] - transfers.num_retries - transfers.num_hedges
+    assert num_measured == 8
+    assert num_gets == pytest.approx(expected.num_requests, rel=0.05)
+    assert counts.num_bytes == pytest.approx(expected.num_bytes, rel=0.05)
+    assert films.epoch.num_bytes < films.num_sample_bytes / 4
