@@ -102,8 +102,10 @@ class RangeCache:
 
     def write(self, samples: SampleRange, data: bytearray | memoryview) -> None:
         """Keep the samples of a range, whose bytes were compared with their checksums."""
+        first, view = int(samples.start[0]), memoryview(data)
         for file, cached, _ in self._files(samples):
-            self._cache.write(file, cached, memoryview(data), int(samples.start[0]))
+            start, stop = int(cached.start[0]), int(cached.stop[-1])
+            self._cache.write(file, cached, view[start - first : stop - first], start)
 
     def begin_epoch(self) -> None:
         """Note that an epoch begins."""

@@ -158,9 +158,9 @@ def write_samples(
     samples: CachedSamples,
     data: memoryview,
     first: int,
-    reserve: Callable[[int], bool],
+    reserve: Callable[[IntArray], int],
 ) -> int:
-    """Write the samples that a file lacks.
+    """Write the samples that a file lacks, from the first on, as far as there is room.
 
     Args:
         path: Where the file lies.
@@ -168,7 +168,8 @@ def write_samples(
         samples: Which samples are given.
         data: Their bytes, which fit their checksums.
         first: The byte of the shard that comes first in `data`.
-        reserve: Called with the bytes that will be taken from the disk. False: nothing is written.
+        reserve: Called with the bytes that the first sample takes from the disk, the first two, the
+            first three, and so on. It returns how many samples have room, and takes it for them.
 
     Returns:
         Bytes of the samples that were written.
@@ -186,28 +187,27 @@ def write_samples(
                 return 0
             table = present
         is_missing = (table[samples.number] != entries).any(axis=1)
+        if not is_missing.any():
+            return 0
+        num_bytes = PAGE_BYTES * np.cumsum(_num_new_pages(file, table, samples.select(is_missing)))
+        num_fitting = reserve(num_bytes + is_new * file.data_start)
+        is_missing[np.flatnonzero(is_missing)[num_fitting:]] = False
         groups = _adjacent(samples, is_missing)
         if not groups:
-            return 0
-        spans = [(int(samples.start[i]), int(samples.stop[j - 1])) for i, j in groups]
-        num_pages = sum(
-            _num_new_pages(file, table, int(samples.number[i]), int(samples.number[j - 1]), *span)
-            for (i, j), span in zip(groups, spans, strict=True)
-        )
-        if not reserve(num_pages * PAGE_BYTES + is_new * file.data_start):
             return 0
         with _opened(path, os.O_RDWR | os.O_CREAT) as created:
             assert created is not None
             if os.fstat(created).st_size == 0:
                 os.ftruncate(created, file.num_bytes)
             _write_all(created, memoryview(file.head), 0)
-            for (begin, end), (start, stop) in zip(groups, spans, strict=True):
+            for begin, end in groups:
+                start, stop = int(samples.start[begin]), int(samples.stop[end - 1])
                 _write_all(created, data[start - first : stop - first], file.data_start + start)
                 for i, j in _consecutive(samples.number[begin:end]):
                     rows = entries[begin + i : begin + j].astype("<u4").tobytes()
                     place = TABLE_START + 8 * int(samples.number[begin + i])
                     _write_all(created, memoryview(rows), place)
-    return sum(stop - start for start, stop in spans)
+    return int((samples.stop - samples.start)[is_missing].sum())
 
 
 def _table(descriptor: int, file: CacheFile, status: os.stat_result) -> IntArray | None:
@@ -240,29 +240,25 @@ def _consecutive(numbers: IntArray) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
 
 
-def _num_new_pages(
-    file: CacheFile, table: IntArray, first: int, last: int, start: int, stop: int
-) -> int:
-    """Return how many pages of the disk a group of samples takes.
+def _num_new_pages(file: CacheFile, table: IntArray, samples: CachedSamples) -> IntArray:
+    """Return how many pages of the disk each sample takes, after those before it; int64 [n].
 
-    The first and the last page may be there already, with the end of the sample before and the
-    begin of the one behind. Disks tell what a file takes only some time after it was written.
+    A page may be there already, with the end of the sample before or the begin of the one behind.
+    Disks tell what a file takes only some time after it was written.
 
     Args:
-        file: which file.
-        table: of the file, as it is.
-        first: number of the group's first sample in the file.
-        last: number of its last sample.
-        start: the group is bytes [start, stop) of the shard.
-        stop: the byte after it.
+        file: Which file.
+        table: Of the file, as it is.
+        samples: Those that are written.
     """
-    start, stop = start + file.data_start, stop + file.data_start
-    num_pages = -(-stop // PAGE_BYTES) - start // PAGE_BYTES
-    if first and table[first - 1, 0] and start % PAGE_BYTES:
-        num_pages -= 1
-    if last + 1 < file.num_samples and table[last + 1, 0] and stop % PAGE_BYTES:
-        num_pages -= 1
-    return max(0, num_pages)
+    start, stop = samples.start + file.data_start, samples.stop + file.data_start
+    end = -(-stop // PAGE_BYTES)
+    begin = np.maximum(start // PAGE_BYTES, np.append(0, end[:-1]))
+    has_sample = np.pad(table[:, 0] > 0, 1)
+    is_begin_there = has_sample[samples.number] & (begin * PAGE_BYTES < start)
+    is_end_there = has_sample[samples.number + 2] & (stop % PAGE_BYTES > 0)
+    num_pages: IntArray = end - begin - is_begin_there - is_end_there
+    return np.maximum(num_pages, 0)
 
 
 @contextmanager

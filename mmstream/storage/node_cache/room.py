@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 from mmstream.errors import ConfigError, escaped
 from mmstream.storage.shared import file_system_of, is_shared
+from mmstream.types import IntArray
 
 __all__ = ["CacheRoom", "open_cache_dir"]
 
@@ -165,18 +166,27 @@ class CacheRoom:
         """Tell whether there was no room for a dataset a moment ago."""
         return time.monotonic() < self._full_until.get(folder, 0.0)
 
-    def reserve(self, folder: str, num_bytes: int) -> bool:
-        """Take room for a dataset. Return False if there is none."""
+    def reserve(self, folder: str, num_bytes: IntArray) -> int:
+        """Take room for samples of a dataset, from the first on.
+
+        Args:
+            folder: Of the dataset.
+            num_bytes: Bytes of the first sample, of the first two, of the first three, and so on.
+
+        Returns:
+            How many of the samples have room now.
+        """
         if self.is_full(folder):
-            return False
+            return 0
         with self._counts() as counts:
-            if not self._fits(counts, folder, num_bytes):
-                self._remove_leftovers(counts, folder, num_bytes)
-            if not self._fits(counts, folder, num_bytes):
+            if not self._fits(counts, folder, int(num_bytes[-1])):
+                self._remove_leftovers(counts, folder, int(num_bytes[-1]))
+            num_fitting = int(num_bytes.searchsorted(self._num_free(counts, folder), "right"))
+            if num_fitting < num_bytes.size:
                 self._full_until[folder] = time.monotonic() + RETRY_S
-                return False
-            counts[folder] = counts.get(folder, 0) + num_bytes
-        return True
+            if num_fitting:
+                counts[folder] = counts.get(folder, 0) + int(num_bytes[num_fitting - 1])
+        return num_fitting
 
     def begin_epoch(self, unused_since: float) -> None:
         """Note that an epoch begins. Files that were not used since a time are leftovers now."""
@@ -233,6 +243,10 @@ class CacheRoom:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _fits(self, counts: Mapping[str, int], folder: str, num_bytes: int) -> bool:
+        return num_bytes <= self._num_free(counts, folder)
+
+    def _num_free(self, counts: Mapping[str, int], folder: str) -> int:
+        """Return how many more bytes a dataset may take; below 0 where others need its room."""
         owed = 0
         for other, need in self._needs.items():
             if other == folder:
@@ -240,8 +254,10 @@ class CacheRoom:
             owed += max(0, need - counts.get(other, 0))
         disk = os.statvfs(self._root)
         least_free = int(LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize)
-        is_free = disk.f_bavail * disk.f_frsize - num_bytes >= least_free
-        return is_free and sum(counts.values()) + owed + num_bytes <= self.max_bytes
+        return min(
+            disk.f_bavail * disk.f_frsize - least_free,
+            self.max_bytes - sum(counts.values()) - owed,
+        )
 
     def _remove_leftovers(self, counts: dict[str, int], folder: str, num_bytes: int) -> None:
         """Remove leftovers, oldest first, until there is room."""
