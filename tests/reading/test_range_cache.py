@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from mmstream.reading import range_cache
 from mmstream.reading.process import node_cache_settings
 from mmstream.reading.range_cache import RangeCache, needs_of
 from mmstream.reading.rank_reader import RankReader
-from mmstream.storage.node_cache import NodeCache, open_cache_dir
+from mmstream.storage.node_cache import NodeCache, cache_file, open_cache_dir
 from mmstream.storage.transfers import RangeRequest
 from tests.helpers.corpora import write_corpus
 from tests.reading.test_rank_reader import FakeTransfers, plain, sample, until
@@ -57,9 +60,10 @@ def run(
     rows: tuple[int, int] = (0, 8),
     max_bytes: int = 1 << 30,
     least_large_bytes: int | None = None,
+    when_read: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> Run:
-    """Read whole epochs."""
+    """Read whole epochs. `when_read` is called at the end of each, before writes are waited for."""
     settings = {"global_batch_size": 8, "window": 12, "grid": (1, 2), **settings}
     order = dataset.plan_order(**settings)
     result = Run()
@@ -85,6 +89,7 @@ def run(
                 taken = await reader.step(epoch, step)
                 assert not taken.errors
                 result.samples += map(bytes, taken.data)
+            when_read()
             if cache is not None:
                 await until(lambda: not node_cache._queue)
         await reader.close()
@@ -193,6 +198,45 @@ def test_a_node_that_gets_other_rows_fills_its_cache_again(dataset, root):
     moved = run(dataset, root, 1, 2, 3, 4, rows=(4, 8), **settings)
     assert moved.num_bytes > half
     assert run(dataset, root, 5, rows=(4, 8), **settings).num_bytes == 0
+
+
+def test_a_node_keeps_what_it_has_when_its_ranks_change(dataset, root):
+    def read(epoch: int, *bounds: int) -> tuple[int, int]:
+        """Let the ranks of a node read the rows between bounds; return bytes kept, and requests."""
+        settings: dict[str, Any] = {"grid": (1, 4), "window": 6, "reshuffle": "lanes"}
+        ranks = []
+        for rows in pairwise(bounds):
+            ranks.append(run(dataset, root, epoch, rows=rows, **settings))
+            assert ranks[-1].samples == run(dataset, None, epoch, rows=rows, **settings).samples
+        kept = sum(rank.counts["num_cached_bytes"] for rank in ranks)
+        return kept, sum(len(rank.requests) for rank in ranks)
+
+    half = CORPUS_BYTES // 2
+    assert read(0, 0, 2, 4)[0] == half  # 2 of 4 ranks are on this node
+    assert read(1, 0, 1, 2, 3, 4) == (0, 0)  # 4 of 8 ranks, with the same rows
+    assert read(2, 2, 3, 4, 5, 6)[0] == half // 2  # other rows: two lanes of four are new
+    assert read(3, 0, 2, 4) == (0, 0)
+
+
+def test_a_disk_that_takes_nothing_makes_no_step_wait(dataset, root, monkeypatch):
+    is_disk_free, write_all = threading.Event(), cache_file._write_all
+
+    def slow_write_all(*arguments: Any) -> None:
+        is_disk_free.wait()
+        write_all(*arguments)
+
+    monkeypatch.setattr(cache_file, "_write_all", slow_write_all)
+    monkeypatch.setattr("mmstream.storage.node_cache.node_cache.MAX_QUEUED_BYTES", 300_000)
+    first = run(dataset, root, 0, when_read=is_disk_free.set)
+    assert first.samples == run(dataset, None, 0).samples
+    assert (
+        first.counts["num_cached_bytes"] + first.counts["num_cache_dropped_bytes"] >= CORPUS_BYTES
+    )
+    assert 0 < first.counts["num_cached_bytes"] < 0.5 * CORPUS_BYTES
+    assert run(dataset, root, 1).counts["num_cached_bytes"] == (
+        CORPUS_BYTES - first.counts["num_cached_bytes"]
+    )
+    assert not run(dataset, root, 2).requests
 
 
 def test_a_shard_that_was_replaced_is_fetched_anew(tmp_path, root):
