@@ -41,7 +41,7 @@ PROBLEM = 1
 USAGE = 2
 """Exit code: a wrong command line."""
 UNFINISHED = 75
-"""Exit code: stopped before the end because another rank was told to; the command goes on."""
+"""Exit code: stopped before the end because some ranks were told to; the same command goes on."""
 INTERRUPTED = 130
 """Exit code: Ctrl-C, as of a shell (128 + SIGINT)."""
 

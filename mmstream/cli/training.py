@@ -201,8 +201,8 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
     It runs in one process or under torchrun.
 
     URL may also be the JSON file of a mixture. To resume, run the same command again. SIGTERM and
-    Ctrl-C save a checkpoint first; a second Ctrl-C exits at once. After SIGTERM to other ranks
-    only, the exit code is 75, so that torchrun --max-restarts goes on without them.
+    Ctrl-C save a checkpoint first; a second Ctrl-C exits at once. After SIGTERM to some ranks
+    only, the exit code of all is 75, so that torchrun --max-restarts starts them again.
     """
     from mmstream.train import train as run
 
@@ -228,7 +228,7 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
             outcome = f"nothing left to do; to train on, raise {' and '.join(reached or limits)}"
         stopped = f"stopped by {result.stopped_by}: " if result.stopped_by else ""
         say(f"{stopped}{result.num_steps:,} steps, {outcome}; checkpoints in {out}")
-    if result.stopped_by is not None and not result.received_signal:
+    if result.stopped_by is not None and not result.all_received_signal:
         sys.exit(UNFINISHED)
 
 

@@ -323,7 +323,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of a run. All but `received_signal` is the same on every rank.
+    """The result of a run. It is the same on every rank.
 
     Attributes:
         num_steps: optimizer steps since the first start.
@@ -332,8 +332,8 @@ class TrainResult:
         state: state of the loader after the last optimizer step.
         validation_loss: loss of the last validation pass of this run; None without one.
         stopped_by: "SIGTERM" or "SIGINT" when a signal to any rank ended the run early, else None.
-        received_signal: whether this process received that signal itself. Where it did not, the run
-            can go on without the ranks that did.
+        all_received_signal: whether every rank received a signal. Where one did not, the run should
+            go on: start all ranks again.
         summary: where the time went and what would make it faster, as text; None when no step was
             done.
     """
@@ -344,5 +344,5 @@ class TrainResult:
     state: dict[str, Any]
     validation_loss: float | None = None
     stopped_by: str | None = None
-    received_signal: bool = False
+    all_received_signal: bool = False
     summary: str | None = None

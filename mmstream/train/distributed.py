@@ -34,6 +34,7 @@ __all__ = [
     "leave_on_sigterm",
     "note_signals",
     "process_group",
+    "received_by_all",
     "share_threads",
 ]
 
@@ -44,6 +45,9 @@ ECHO_S = 1.0
 
 After Ctrl-C the terminal signals all processes, and torchrun passes the signal on once more.
 """
+
+SPREAD_S = 0.2
+"""Seconds within which a signal to all ranks has reached each of them."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,16 @@ class StopRequest:
             self._is_saving = False
         if self._is_repeated:
             _leave(signal.SIGTERM, None)
+
+
+def received_by_all(stop: StopRequest, process: TrainProcess) -> bool:
+    """Tell whether all ranks have received a signal. All must call it together.
+
+    A signal to all of them does not come to all at the same moment, so late ones are waited for.
+    """
+    if process.world_size > 1:
+        time.sleep(SPREAD_S)
+    return bool(process.sum_over_ranks(max(stop.flags())).item() == process.world_size)
 
 
 @contextmanager

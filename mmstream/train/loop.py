@@ -35,6 +35,7 @@ from mmstream.train.distributed import (
     leave_on_sigterm,
     note_signals,
     process_group,
+    received_by_all,
     share_threads,
 )
 from mmstream.train.meter import Meter
@@ -203,6 +204,7 @@ def fit(
                     log.write_validation({"num_steps": num_steps, **outcome})
             meter.start(paused=saves or validates)
 
+        all_received = stopped_by is not None and received_by_all(stop, process)
         if num_steps > saved_steps:  # a signal ended the run between two checkpoints
             process.wait_for_all()
             with stop.saving():
@@ -217,7 +219,7 @@ def fit(
         state,
         validation_loss,
         stopped_by,
-        received_signal=stopped_by is not None and any(stop.flags()),
+        all_received_signal=all_received,
         summary=summary,
     )
 

@@ -13,11 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from mmstream.cli import main
-from mmstream.train import TrainResult
-from mmstream.train.distributed import StopRequest, note_signals, process_group
+from mmstream.train import TrainResult, distributed
+from mmstream.train.distributed import (
+    StopRequest,
+    TrainProcess,
+    note_signals,
+    process_group,
+    received_by_all,
+)
 
 
 def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[subprocess.Popen[str]]:
@@ -147,16 +154,32 @@ def test_a_second_sigterm_waits_for_the_checkpoint_that_is_being_written() -> No
     assert written == ["checkpoint"]
 
 
-@pytest.mark.parametrize(("received_signal", "code"), [(True, 0), (False, 75)])
-def test_the_exit_code_says_whether_the_run_can_go_on_without_those_that_were_told(
-    monkeypatch: pytest.MonkeyPatch, received_signal: bool, code: int
+@pytest.mark.parametrize(("all_received_signal", "code"), [(True, 0), (False, 75)])
+def test_the_exit_code_says_whether_a_launcher_should_start_all_again(
+    monkeypatch: pytest.MonkeyPatch, all_received_signal: bool, code: int
 ) -> None:
-    result = TrainResult(3, 0, 1.0, {"epoch": 0}, None, "SIGTERM", received_signal)
+    result = TrainResult(3, 0, 1.0, {"epoch": 0}, None, "SIGTERM", all_received_signal)
     monkeypatch.setattr("mmstream.train.train", lambda config: result)
     monkeypatch.setattr(sys, "argv", ["mmstream", "train", "shards/", "--out", "run/"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == code
+
+
+@pytest.mark.parametrize(("of_others", "expected"), [(1.0, True), (0.0, False)])
+def test_a_signal_has_come_to_all_when_each_rank_has_one(
+    monkeypatch: pytest.MonkeyPatch, of_others: float, expected: bool
+) -> None:
+    class OneOfTwo(TrainProcess):
+        def sum_over_ranks(self, *values: torch.Tensor | float) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float64) + of_others
+
+    monkeypatch.setattr(distributed, "SPREAD_S", 0.0)
+    process = OneOfTwo(torch.device("cpu"), world_size=2)
+    stop = StopRequest()
+    assert not received_by_all(stop, process)
+    stop.note(signal.SIGTERM, None)
+    assert received_by_all(stop, process) == expected
 
 
 def test_torchrun_that_would_restart_with_an_old_store_is_a_warning(

@@ -162,18 +162,31 @@ def wait_for(moment: str, run: Run, launcher: subprocess.Popen[bytes]) -> None:
         time.sleep(0.0005 if run.num_steps() >= MOMENT_STEP else 0.02)
 
 
+def exit_code(launcher: subprocess.Popen[bytes]) -> int | None:
+    """Wait for a launcher, and return its exit code. None: it did not end in time, and was killed.
+
+    Its command is given again then, as a user would do.
+    """
+    try:
+        return launcher.wait(TURN_S)
+    except subprocess.TimeoutExpired:
+        kill_everything(launcher)
+        launcher.wait()
+        return None
+
+
 def disturbed(run: Run, moment: str, disturb: Disturb) -> dict[str, Any]:
     """Disturb a run once, give its command until it is done, and return how that went."""
     launcher = run.start()
-    codes: list[int] = []
+    codes: list[int | None] = []
     try:
         wait_for(moment, run, launcher)
         num_steps = run.num_steps()
         disturb(launcher)
-        codes.append(launcher.wait(TURN_S))
+        codes.append(exit_code(launcher))
         while len(codes) < MAX_TURNS and not _is_done(run):
             launcher = run.start()
-            codes.append(launcher.wait(TURN_S))
+            codes.append(exit_code(launcher))
     finally:
         if launcher.poll() is None:
             kill_everything(launcher)
@@ -206,8 +219,9 @@ def main() -> None:
             install(run.folder / "bin")
             outcome = disturbed(run, moment, disturb)
             proof = prove(order, read_history(run.out), undisturbed, NUM_EPOCHS)
-            holds &= proof.holds
-            results[f"{launcher}: {event}"] = {**outcome, "holds": proof.holds}
+            has_ended = None not in outcome["exit codes"]
+            holds &= proof.holds and has_ended
+            results[f"{launcher}: {event}"] = {**outcome, "holds": proof.holds and has_ended}
             print(f"{launcher}: {event}: {outcome}, {proof}", flush=True)
     print(json.dumps(results))
     if not holds:
