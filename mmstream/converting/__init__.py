@@ -12,6 +12,7 @@
     shard.py        5. tar, index and report of one shard
     url_secrets.py     what of a URL is not published
     sidecar.py      a Parquet file of what each shard holds
+    arrow_columns.py   its columns
     rejects.py      the rows that became no sample, for each shard and for all
     report.py       what the rows became, in numbers
     hashed_file.py  the bytes of a tar, written and hashed by a thread

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mmstream.converting.arrow_columns import arrow_column
 from mmstream.converting.draft import Media
 from mmstream.converting.quality.hashes import content_hash, text_of
 from mmstream.converting.rows.source import Row
@@ -312,9 +313,7 @@ class SidecarWriter:
             self._hashing.popleft().result()
         if self._rows:
             columns = zip(*self._rows, strict=True)
-            arrays = [
-                pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)
-            ]
+            arrays = list(map(arrow_column, columns, SCHEMA.types))
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
         self._rows, self._group_bytes = [], 0
 
