@@ -61,7 +61,7 @@ def run_in_processes(
     earlier_children = set(multiprocessing.active_children())
     workers: list[BaseProcess] = []
     context = multiprocessing.get_context("forkserver")
-    start_fork_server([])
+    start_fork_server([function.__module__])
     variables = {**os.environ, **(environment or {})}
     pool = ProcessPoolExecutor(
         num_workers, context, _start_worker, (variables, prepare, prepare_args)
