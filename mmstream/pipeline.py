@@ -280,11 +280,13 @@ class PipelineRunner:
         dataset, order, zero_copy = pipeline.dataset, pipeline.order, pipeline.zero_copy
         # Decoders leave the interpreter free; code that only parses would wait for it.
         in_background = num_threads > 1 and pipeline.decode is not None
+        is_viewed = _fields_viewed_by(pipeline)
         self._reader: Reader | StepReader = (
             Reader(
                 dataset,
                 order,
                 zero_copy=zero_copy,
+                is_viewed=is_viewed,
                 in_background=in_background,
                 large_files=large_files_of(pipeline),
             )
@@ -294,6 +296,7 @@ class PipelineRunner:
                 order,
                 connection,
                 zero_copy=zero_copy,
+                is_viewed=is_viewed,
                 large_files=large_files_of(pipeline),
             )
         )
@@ -390,6 +393,16 @@ def large_files_of(pipeline: Pipeline) -> LargeFiles | None:
     if decode is None or decode.min_lazy_bytes is None or not decode.has_ranged_decoders:
         return LargeFiles(HUGE_SAMPLE_BYTES, _is_never_ranged)
     return LargeFiles(decode.min_lazy_bytes, decode.reads_by_ranges)
+
+
+def _fields_viewed_by(pipeline: Pipeline) -> Callable[[str], bool] | None:
+    """Return which fields of raw samples may be views of what was read. None: none.
+
+    Functions of the user get bytes, which stay what they are as long as they are held.
+    """
+    if pipeline.decode is None or pipeline.before:
+        return None
+    return pipeline.decode.takes_view
 
 
 def _is_never_ranged(_field: str) -> bool:

@@ -159,7 +159,7 @@ class FieldPlan:
         for name in sorted(self.pictures, key=lambda name: name in self.leaders):
             source = with_address(sample, "", partial(self.source, sample, name))
             data = decoded.pop(source)
-            if not isinstance(data, bytes):
+            if not isinstance(data, bytes | memoryview):
                 decoded[name] = data
                 continue
             decoder = self.pictures[name]

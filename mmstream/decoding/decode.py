@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmstream.dataset.source import ShardSource
 from mmstream.decoding.by_field import FieldDecoder, FieldPlan, decoded_medium, plan_fields
-from mmstream.decoding.fields import MAX_TEXT_BYTES, audio_fields, video_fields
+from mmstream.decoding.fields import MAX_TEXT_BYTES, audio_fields, image_fields, video_fields
 from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.stored import StoredFields
@@ -193,6 +193,30 @@ class Decode:
         free = self.video if is_video else self.audio if is_audio else None
         return bool(getattr(free, "reads_ranges", False))
 
+    def takes_view(self, field: str) -> bool:
+        """Tell whether a file may be a view of what was read, and need not be bytes of its own.
+
+        That is so where only `ImageDecoder` looks at it, which leaves no view in its result, or
+        where it is a baked tensor. Functions of the user get bytes.
+        """
+        if self.stored is not None:
+            return self.stored.takes_view(field)
+        if self.text is not None and (callable(self.text.field) or self.text.field == field):
+            return False
+        plan = self.plan
+        if field in plan.named_sources or field in plan.parsers:
+            return False
+        decoders: Sequence[ImageDecoder | None] = [self.image]
+        if field in plan.picture_sources:
+            decoders = [
+                decoder
+                for name, decoder in plan.pictures.items()
+                if field in plan.sources.get(name, (name,))
+            ]
+        elif not image_fields((field,)):
+            return False
+        return all(map(_copies_nothing, decoders))
+
     def _decoders(self) -> list[Any]:
         return [*(self.fields or {}).values(), self.video, self.audio]
 
@@ -220,6 +244,16 @@ class Decode:
         kinds = {"image": self.image, "video": self.video}
         named = [kind for kind, decoder in kinds.items() if decoder is not None]
         return (*by_field, *self.plan.videos, *named)
+
+
+def _copies_nothing(decoder: ImageDecoder | None) -> bool:
+    """Tell whether it is the built-in decoder of pictures, which also takes views."""
+    return (
+        decoder is not None
+        and decoder.device == "cpu"
+        and type(decoder).decode is ImageDecoder.decode
+        and type(decoder).prepared_shape is ImageDecoder.prepared_shape
+    )
 
 
 def _without_text(

@@ -311,7 +311,7 @@ def _num_bytes(outcome: Outcome) -> int:
     """Return the bytes of a raw sample, which tell roughly how long it takes to decode."""
     if not isinstance(outcome, dict):
         return 0
-    return sum(len(value) for value in outcome.values() if isinstance(value, bytes))
+    return sum(len(value) for value in outcome.values() if isinstance(value, bytes | memoryview))
 
 
 def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:

@@ -489,6 +489,11 @@ class StoredFields:
             settings["padding_side"] = collate.padding_side
         return settings
 
+    def takes_view(self, name: str) -> bool:
+        """Tell whether a file may be a view of what was read: its numbers are copied from there."""
+        file = self.content.files.get(name)
+        return file is not None and file.kind in ("tensor", "pixels")
+
     def decode(self, sample: Sample, out: Mapping[str, torch.Tensor]) -> Sample:
         """Return a sample as the pipeline made it that was baked.
 
@@ -509,7 +514,7 @@ class StoredFields:
                 decoded[name] = value
                 continue
             file = decode.args[0]
-            data = value if isinstance(value, bytes) else bytes(value)
+            data = value if isinstance(value, bytes | memoryview) else bytes(value)
             result = with_address(sample, name, partial(decode, data, out))
             if file.item is None:
                 decoded[file.field] = result
@@ -595,7 +600,7 @@ def _decode_arrays(_file: StoredFile, data: bytes, _out: _Out) -> dict[str, NDAr
     return decode_npz(data)
 
 
-def _decode_tensor(file: StoredFile, data: bytes, out: _Out) -> torch.Tensor:
+def _decode_tensor(file: StoredFile, data: bytes | memoryview, out: _Out) -> torch.Tensor:
     array = npy_view(data)
     if array.dtype.kind not in "biufc" or not array.dtype.isnative or array.dtype.itemsize > 16:
         raise DecodeError(f"npy: type {escaped(array.dtype)}, which no tensor has")

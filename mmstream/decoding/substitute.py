@@ -427,8 +427,15 @@ class RowDecoder:
         if not isinstance(prepared, PreparedSample):
             prepared = PreparedSample(self._before(address, ref, outcome), None, None)
         sample = decode_sample(prepared.sample, self.decoders, out, prepared.tokens, prepared.plans)
-        unread = [name for name, value in sample.items() if isinstance(value, LazyBytes)]
-        for name in unread:  # no decoder has taken it, and nobody after this reads by ranges
+        # No decoder has taken these. Nobody after this reads by ranges, or may keep a view of what
+        # was read.
+        unread = [
+            name
+            for name, value in sample.items()
+            if isinstance(value, LazyBytes)
+            or (isinstance(value, memoryview) and value is outcome.get(name))
+        ]
+        for name in unread:
             sample[name] = bytes(sample[name])
         for transform in self.transforms:
             sample = self._transform(transform, sample, ref)

@@ -170,14 +170,14 @@ def decode_npy(data: bytes) -> NDArray[Any]:
         raise DecodeError(f"npy: {escaped(error)}") from None
 
 
-def npy_view(data: bytes) -> NDArray[Any]:
+def npy_view(data: bytes | memoryview) -> NDArray[Any]:
     """Return the array of an npy file as a view of its bytes, which cannot be written to.
 
     Raises:
         DecodeError: As `decode_npy`, except that no size is too large: nothing is copied.
     """
     # Files of equal arrays begin alike, and reading a header takes longer than all the rest.
-    dtype, shape, is_fortran, start = _known_header(data[: _header_end(data)])
+    dtype, shape, is_fortran, start = _known_header(bytes(data[: _header_end(data)]))
     num_items = math.prod(shape)
     if num_items * dtype.itemsize != len(data) - start:
         raise DecodeError(
@@ -191,7 +191,7 @@ def npy_view(data: bytes) -> NDArray[Any]:
         raise DecodeError(f"npy: {escaped(error)}") from None
 
 
-def _header_end(data: bytes) -> int:
+def _header_end(data: bytes | memoryview) -> int:
     """Return where the header of an npy file ends, at most."""
     start = 10 if data[6:7] == b"\1" else 12
     return start + min(int.from_bytes(data[8:start], "little"), MAX_HEADER_BYTES)

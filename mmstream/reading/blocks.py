@@ -22,18 +22,18 @@ from mmstream.types import IntArray
 
 __all__ = ["BlockReads"]
 
-COPIED_BYTES = 32 << 20
-"""Bytes of a block whose samples are copies. It has at least one step, however large that is."""
+READ_BYTES = 32 << 20
+"""Bytes of a block that is read into memory. It has at least one step, however large that is."""
 
-VIEWED_BYTES = 128 << 20
+MAPPED_BYTES = 128 << 20
 """Bytes of a block whose samples are views of mapped files: these take no memory of their own."""
 
-COPIED_STEPS = 4
+READ_STEPS = 4
 """Steps of such a block, at most: files are watched for changes once a block."""
 
-VIEWED_STEPS = 64
-"""Steps of a block of views, at most. Their files are compared again at each step. With 4 steps,
-samples of 20 kB in batches of 64 cost twice as much as with 24."""
+MAPPED_STEPS = 64
+"""Steps of a block of such views, at most. Their files are compared again at each step. With 4
+steps, samples of 20 kB in batches of 64 cost twice as much as with 24."""
 
 MAX_STEPS_OF_NEXT_EPOCH = 4
 """Steps of a block that begins an epoch, at most: it is read ahead, and the run may end before."""
@@ -63,8 +63,8 @@ class BlockReads:
         self, order: AnyOrder, fetcher: Fetcher, *, zero_copy: bool, in_background: bool
     ) -> None:
         self._order = order
-        self._max_bytes = VIEWED_BYTES if zero_copy else COPIED_BYTES
-        self._max_steps = VIEWED_STEPS if zero_copy else COPIED_STEPS
+        self._max_bytes = MAPPED_BYTES if zero_copy else READ_BYTES
+        self._max_steps = MAPPED_STEPS if zero_copy else READ_STEPS
         self._fetcher = fetcher
         self._block = _Block([], [0], fetcher.fetch([]))
         self._untaken: set[Job] = set()

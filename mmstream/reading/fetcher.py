@@ -11,7 +11,7 @@ columns, one entry per sample or range, and little is done for each of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from mmap import MADV_WILLNEED, PAGESIZE, mmap
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -66,15 +66,22 @@ class Fetcher:
 
     Args:
         source: what they belong to.
-        zero_copy: fields are views of what was read.
+        zero_copy: fields are views, and local shards are mapped.
+        is_viewed: tells which fields are views of what was read, without `zero_copy`. None: none.
         large_files: which files are read by ranges. None: all samples are read whole.
     """
 
     def __init__(
-        self, source: ShardSource, *, zero_copy: bool, large_files: LargeFiles | None = None
+        self,
+        source: ShardSource,
+        *,
+        zero_copy: bool = False,
+        is_viewed: Callable[[str], bool] | None = None,
+        large_files: LargeFiles | None = None,
     ) -> None:
         self._source = source
         self._zero_copy = zero_copy
+        self._is_viewed = _is_any if zero_copy else is_viewed
         self._large_files = large_files
         self._maps: WeakValueDictionary[int, mmap] = WeakValueDictionary()  # views keep them alive
         self._kept_maps: dict[int, mmap] = {}  # for the next calls, the latest last
@@ -128,7 +135,7 @@ class Fetcher:
                 past_caches=past_caches,
             )
         return HeldSamples(
-            self._source, num_samples, zero_copy=self._zero_copy, large_samples=large_samples
+            self._source, num_samples, is_viewed=self._is_viewed, large_samples=large_samples
         )
 
     def pop_counts(self) -> tuple[int, int]:
@@ -312,6 +319,10 @@ class Fetcher:
                 self._hold_error(one_sample, data, held)
             else:
                 held.put(one_sample, data, one_sample.bounds[1])
+
+
+def _is_any(_field: str) -> bool:
+    return True
 
 
 def _groups(values: IntArray) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ samples are taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -107,7 +107,8 @@ class HeldSamples:
     Args:
         source: what they belong to.
         num_samples: how many there are.
-        zero_copy: fields will be views of what was read, not bytes of their own.
+        is_viewed: tells which fields will be views of what was read, not bytes of their own. None:
+            none.
         large_samples: makes samples of the first bytes of large ones.
 
     Attributes:
@@ -122,13 +123,13 @@ class HeldSamples:
         source: ShardSource,
         num_samples: int,
         *,
-        zero_copy: bool,
+        is_viewed: Callable[[str], bool] | None = None,
         large_samples: LargeSamples | None = None,
     ) -> None:
         self._source = source
         self._large_samples = large_samples
         self.large: dict[int, LargeSample] = {}
-        self._zero_copy = zero_copy
+        self._is_viewed = is_viewed
         self._num_samples = num_samples
         self.num_bytes = 0
         self.num_wrong = 0
@@ -165,7 +166,7 @@ class HeldSamples:
 
         Args:
             samples: which ones.
-            data: bytes of shards, or views or maps of them. With `zero_copy` they stay in memory.
+            data: bytes of shards, or views or maps of them. With views they stay in memory.
             data_starts: the byte of its shard where each of `data` begins.
             data_of_sample: number of the piece of data that has each sample; it never falls.
             mapped_stats: of the files that `data` are maps of, by shard. A file that is written
@@ -202,7 +203,7 @@ class HeldSamples:
 
         Args:
             samples: which ones.
-            data: bytes of their shard, or a view of them. With `zero_copy` they stay in memory.
+            data: bytes of their shard, or a view of them. With views they stay in memory.
             data_start: the byte of the shard where `data` begins.
         """
         samples = self._right_samples(samples, data, data_start)
@@ -262,7 +263,7 @@ class HeldSamples:
         """Hold samples of many shards that lie in one buffer, and find their members.
 
         Args:
-            data: the buffer. With `zero_copy` it stays in memory.
+            data: the buffer. Views of it must be gone before it is written to.
             position: of each sample among those that were asked for.
             shard: of each sample.
             index: of each sample in its shard.
@@ -322,20 +323,38 @@ class HeldSamples:
             members = self._members[depth]
             members.field[position] = field
             members.data[position], members.start[position], members.stop[position] = self._own(
-                data, start, stop
+                data, start, stop, self._are_viewed(field)
             )
         odd = position[scan.odd]
+        are_viewed = np.full(odd.size, self._is_viewed is not None)
         self._data[odd], self._start[odd], self._stop[odd] = self._own(
-            data[scan.odd], self._start[odd], self._stop[odd]
+            data[scan.odd], self._start[odd], self._stop[odd], are_viewed
         )
 
+    def _are_viewed(self, fields: ObjectArray) -> npt.NDArray[np.bool_]:
+        """Return which fields stay views of what was read."""
+        if self._is_viewed is None:
+            return np.zeros(fields.size, dtype=np.bool_)
+        names = fields.tolist()
+        is_viewed = {name: name is None or self._is_viewed(name) for name in set(names)}
+        return np.fromiter(map(is_viewed.__getitem__, names), np.bool_, len(names))
+
     def _own(
-        self, data: ObjectArray, start: IntArray, stop: IntArray
+        self,
+        data: ObjectArray,
+        start: IntArray,
+        stop: IntArray,
+        are_viewed: npt.NDArray[np.bool_],
     ) -> tuple[ObjectArray, IntArray, IntArray]:
         """Return what bytes [start, stop) of data are taken from, and where they lie in it."""
-        if self._zero_copy:
+        if are_viewed.all():
             return data, start, stop
-        return _copies(data, start, stop), np.zeros_like(start), stop - start
+        copied = ~are_viewed
+        data, start, stop = data.copy(), start.copy(), stop.copy()
+        data[copied] = _copies(data[copied], start[copied], stop[copied])
+        stop[copied] -= start[copied]
+        start[copied] = 0
+        return data, start, stop
 
     def take(self, position: int) -> Outcome:
         """Return the sample at a position."""
@@ -413,11 +432,13 @@ class HeldSamples:
         source, dataset, shard = self._source.locate(int(self._shard[position]))
         data = memoryview(self._data[position])[self._start[position] : self._stop[position]]
         try:
-            sample = dataset.parse(
-                data, shard, int(self._index[position]), zero_copy=self._zero_copy
-            )
+            zero_copy = self._is_viewed is not None
+            sample = dataset.parse(data, shard, int(self._index[position]), zero_copy=zero_copy)
         except SampleError as error:
             return error
+        for name, value in sample.items():
+            if isinstance(value, memoryview) and self._is_viewed and not self._is_viewed(name):
+                sample[name] = bytes(value)
         if source:
             sample["__source__"] = source
         return sample

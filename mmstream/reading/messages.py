@@ -4,8 +4,8 @@ There are two kinds of connections. Through the *control* connection, the main p
 read. It is a pickled value a message. Through a *step* connection, a worker (or the main process,
 where there are no workers) asks for a step and gets it. Its messages are short, and the bytes cross
 in a block of shared memory that belongs to the connection: the samples of the step one after the
-other, then a pickled header. A worker copies them before it asks again, so one block serves for
-all steps. A step that needs a larger block brings a new one with it.
+other, then a pickled header. A worker is done with them before it asks again, so one block serves
+for all steps. A step that needs a larger block brings a new one with it.
 """
 
 from __future__ import annotations

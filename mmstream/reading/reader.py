@@ -7,6 +7,8 @@ no reader process does it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.order import AnyOrder
 from mmstream.reading.blocks import BlockReads
@@ -28,6 +30,8 @@ class Reader:
         order: which samples, and when.
         zero_copy: fields are memoryviews, not bytes of their own. Local shards are mapped; other
             ranges stay in memory until their last view is gone.
+        is_viewed: tells which fields of local shards are views of what was read, without
+            `zero_copy`. None: none.
         in_background: read local files in a thread, while the caller does other things. Object
             stores are always read in threads.
         large_files: which files are read by ranges, when they are decoded. None: all samples are
@@ -43,14 +47,22 @@ class Reader:
         order: AnyOrder,
         *,
         zero_copy: bool = False,
+        is_viewed: Callable[[str], bool] | None = None,
         in_background: bool = False,
         large_files: LargeFiles | None = None,
     ) -> None:
         self._order = order
-        self._fetcher = Fetcher(source, zero_copy=zero_copy, large_files=large_files)
+        is_concurrent = any(dataset.store.access.concurrent for dataset in datasets_of(source))
+        self._fetcher = Fetcher(
+            source,
+            zero_copy=zero_copy,
+            # Views hold whole ranges in memory, and a window is held for many steps.
+            is_viewed=None if is_concurrent else is_viewed,
+            large_files=large_files,
+        )
         self.lookup = SampleLookup(source, order, self._fetcher)
         self._reads: BlockReads | WindowReads
-        if any(dataset.store.access.concurrent for dataset in datasets_of(source)):
+        if is_concurrent:
             self._reads = WindowReads(order, self._fetcher)
         else:
             self._reads = BlockReads(

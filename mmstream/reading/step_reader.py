@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from mmstream.dataset.source import ShardSource
@@ -26,6 +28,8 @@ class StepReader:
         order: which samples, and when.
         connection: to the reader process.
         zero_copy: fields are memoryviews, not bytes of their own.
+        is_viewed: tells which fields are views without `zero_copy`. They hold until the next step.
+            None: none.
         large_files: which files are read by ranges: this process reads them itself, when they are
             decoded. None: all come with their step.
 
@@ -40,10 +44,13 @@ class StepReader:
         connection: StepConnection,
         *,
         zero_copy: bool = False,
+        is_viewed: Callable[[str], bool] | None = None,
         large_files: LargeFiles | None = None,
     ) -> None:
         self._source, self._zero_copy = source, zero_copy
-        self._fetcher = Fetcher(source, zero_copy=zero_copy, large_files=large_files)
+        self._fetcher = Fetcher(
+            source, zero_copy=zero_copy, is_viewed=is_viewed, large_files=large_files
+        )
         self.lookup = SampleLookup(source, order, self._fetcher)
         self._connection = connection
         self._num_wrong_reads = 0
@@ -93,7 +100,7 @@ class StepReader:
         held.large.update(header.large)
         for seat, error in header.errors.items():
             held.put_error(np.array([seat]), error)
-        if self._zero_copy:  # views outlive the block
+        if self._zero_copy:  # views outlive the step
             data = memoryview(bytes(data))
         starts = np.concatenate(([0], header.ends[:-1])) if header.ends.size else header.ends
         seats = np.array(

@@ -229,7 +229,7 @@ class ImageDecoder:
 
     def __call__(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         out: NDArray[np.uint8] | None = None,
         rng: np.random.Generator | None = None,
     ) -> NDArray[np.uint8]:
@@ -256,7 +256,7 @@ class ImageDecoder:
 
     def decode(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         out: NDArray[np.uint8] | None = None,
         rng: np.random.Generator | None = None,
         plan: Plan | None = None,
@@ -284,7 +284,7 @@ class ImageDecoder:
 
     def _decode(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         out: NDArray[np.uint8] | None,
         rng: np.random.Generator | None,
         plan: Plan | None,
@@ -334,7 +334,7 @@ class ImageDecoder:
             ConfigError: ``rng`` is missing.
         """
         self._check_rng(rng)
-        if self.device == "cpu" or len(data) > self.max_bytes or not data.startswith(JPEG_START):
+        if self.device == "cpu" or len(data) > self.max_bytes or data[:2] != JPEG_START:
             return None
         limits = self.start_limits()
         header = plain_jpeg(data, self.max_pixels)
@@ -345,7 +345,7 @@ class ImageDecoder:
         limits.check_picture(*plan.picture)
         return plan._replace(view=self.views(plan.picture, rng, limits)[0])
 
-    def prepared_shape(self, data: bytes) -> ImageShape | None:
+    def prepared_shape(self, data: bytes | memoryview) -> ImageShape | None:
         """Tell from an image's header alone which shape its result will have.
 
         Returns:
@@ -377,13 +377,17 @@ class ImageDecoder:
         return Limits.start(self.max_pixels, self.max_memory, self.timeout_s)
 
     def _planned(
-        self, data: bytes, rng: np.random.Generator | None, plan: Plan | None, limits: Limits
+        self,
+        data: bytes | memoryview,
+        rng: np.random.Generator | None,
+        plan: Plan | None,
+        limits: Limits,
     ) -> tuple[Shape, list[View]] | None:
         """Return a picture's size and the views of it. None: they are planned after decoding."""
         if plan is None:
             self._check_rng(rng)
             return self._plan_from_header(data, rng, limits)
-        if data.startswith(JPEG_START):
+        if data[:2] == JPEG_START:
             _check_same_size(jpeg_shape(data), plan)
         return plan.picture, [plan.view]
 
@@ -404,10 +408,10 @@ class ImageDecoder:
             raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
 
     def _plan_from_header(
-        self, data: bytes, rng: np.random.Generator | None, limits: Limits
+        self, data: bytes | memoryview, rng: np.random.Generator | None, limits: Limits
     ) -> tuple[Shape, list[View]] | None:
         """Plan the results of a JPEG, which may be decoded smaller. None: plan after decoding."""
-        if self.resize == "native" or not data.startswith(JPEG_START):
+        if self.resize == "native" or data[:2] != JPEG_START:
             return None
         picture = jpeg_shape(data)
         if picture is None:

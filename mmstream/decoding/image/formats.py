@@ -41,7 +41,7 @@ JPEG_START = b"\xff\xd8"
 
 
 def decode_bytes(
-    data: bytes,
+    data: bytes | memoryview,
     limits: Limits,
     factor: int = 1,
     check_shape: Callable[[int, int], None] | None = None,
@@ -61,8 +61,9 @@ def decode_bytes(
     Raises:
         DecodeError: The bytes are not a whole image, or exceed a limit.
     """
-    if data.startswith(JPEG_START):
+    if data[:2] == JPEG_START:
         return decode_jpeg(data, limits, factor)
+    data = bytes(data)
     plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile:
         check_png(data)
@@ -73,7 +74,9 @@ def decode_bytes(
 
 
 def decode_mask(
-    data: bytes, limits: Limits, check_shape: Callable[[int, int], None] | None = None
+    data: bytes | memoryview,
+    limits: Limits,
+    check_shape: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.uint8]:
     """Decode a picture of class numbers.
 
@@ -88,8 +91,9 @@ def decode_mask(
     Raises:
         DecodeError: The bytes are not a whole image, exceed a limit, or are no mask.
     """
-    if data.startswith(JPEG_START):
+    if data[:2] == JPEG_START:
         raise DecodeError("a JPEG does not keep class numbers exactly: masks are PNG files")
+    data = bytes(data)
     plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile:
         check_png(data)
@@ -99,7 +103,7 @@ def decode_mask(
     return upright(picture.pixels, picture.orientation)
 
 
-def header_shape(data: bytes, limits: Limits) -> Shape | None:
+def header_shape(data: bytes | memoryview, limits: Limits) -> Shape | None:
     """Read the (height, width) of the upright image from its header, without judging the file.
 
     Returns:
@@ -109,8 +113,9 @@ def header_shape(data: bytes, limits: Limits) -> Shape | None:
     Raises:
         DecodeError: The format is not known, or the header exceeds a limit.
     """
-    if data.startswith(JPEG_START):
+    if data[:2] == JPEG_START:
         return jpeg_shape(data)
+    data = bytes(data)
     plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile and has_late_metadata(data):
         return None

@@ -84,7 +84,7 @@ _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
-def jpeg_shape(data: bytes) -> tuple[int, int] | None:
+def jpeg_shape(data: bytes | memoryview) -> tuple[int, int] | None:
     """Read the (height, width) of the upright JPEG from its header, without judging the file.
 
     Returns:
@@ -103,7 +103,9 @@ def jpeg_shape(data: bytes) -> tuple[int, int] | None:
     return (width, height) if orientation_of(segments) in SIDEWAYS else (height, width)
 
 
-def decode_jpeg(data: bytes, limits: Limits, factor: int = 1) -> tuple[NDArray[np.uint8], int]:
+def decode_jpeg(
+    data: bytes | memoryview, limits: Limits, factor: int = 1
+) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG strictly, by the module's list, and turn it upright.
 
     Args:
@@ -127,6 +129,7 @@ def decode_jpeg(data: bytes, limits: Limits, factor: int = 1) -> tuple[NDArray[n
         image, factor = _decode_strictly(data, header[0], limits, factor)
     except ValueError as first:
         limits.check_time()
+        data = bytes(data)
         tidied = tidy(data, header)
         try:
             image, factor = _decode_strictly(tidied, header[0], limits, factor)
@@ -142,7 +145,7 @@ def decode_jpeg(data: bytes, limits: Limits, factor: int = 1) -> tuple[NDArray[n
 
 
 def _decode_strictly(
-    data: bytes, segments: list[Segment], limits: Limits, factor: int
+    data: bytes | memoryview, segments: list[Segment], limits: Limits, factor: int
 ) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG as it is stored. Raises ValueError at libjpeg's first warning."""
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
@@ -182,7 +185,7 @@ Header: TypeAlias = tuple[list[Segment], int]
 """What `read_header` returns."""
 
 
-def read_header(data: bytes) -> Header:
+def read_header(data: bytes | memoryview) -> Header:
     """List a JPEG's header segments, skipping junk between them as libjpeg does.
 
     Args:
@@ -211,14 +214,14 @@ def read_header(data: bytes) -> Header:
             position += 2
             continue
         stop = position + 2 + (data[position + 2] << 8 | data[position + 3])
-        segments.append(Segment(marker, data[position + 4 : stop]))
+        segments.append(Segment(marker, bytes(data[position + 4 : stop])))
         if marker == _SOS:
             return segments, min(stop, size)
         position = max(stop, position + 4)
     raise DecodeError(f"JPEG: more than {MAX_SEGMENTS} segments in the header")
 
 
-def _next_marker(data: bytes, position: int) -> int:
+def _next_marker(data: bytes | memoryview, position: int) -> int:
     """Return where the next marker of a header starts, or the length of a file that ends first."""
     match = _MARKER.search(data, position, position + MAX_JUNK_BYTES)
     if match is not None:
@@ -228,7 +231,7 @@ def _next_marker(data: bytes, position: int) -> int:
     return len(data)
 
 
-def check_scans(data: bytes, header: Header, max_pixels: int) -> None:
+def check_scans(data: bytes | memoryview, header: Header, max_pixels: int) -> None:
     """Refuse a JPEG with more scans than its size allows.
 
     A scan of a progressive file can be a few bytes that cost a pass over the whole picture.
@@ -254,7 +257,7 @@ def check_scans(data: bytes, header: Header, max_pixels: int) -> None:
         raise DecodeError(f"JPEG: more than {max_scans} scans in a picture of {width}x{height}")
 
 
-def _most_scans(data: bytes, start: int) -> int:
+def _most_scans(data: bytes | memoryview, start: int) -> int:
     """Count what looks like the start of a scan. ``bytes.count`` takes ten times as long."""
     body = np.frombuffer(data, np.uint8)
     num_scans = 0
@@ -264,7 +267,7 @@ def _most_scans(data: bytes, start: int) -> int:
     return num_scans
 
 
-def _exceeds(data: bytes, start: int, max_scans: int) -> bool:
+def _exceeds(data: bytes | memoryview, start: int, max_scans: int) -> bool:
     """Tell whether a file has more scans, walking through its segments from the first scan's data.
 
     Bytes in segments and after the end marker, such as a thumbnail's, are no scans.

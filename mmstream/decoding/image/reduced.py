@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Native = Callable[[bytes, int], tuple[bytearray, int, int] | None]
 
 
-def decode_reduced(data: bytes, factor: int) -> NDArray[np.uint8] | None:
+def decode_reduced(data: bytes | memoryview, factor: int) -> NDArray[np.uint8] | None:
     """Decode a plain baseline JPEG smaller than it is.
 
     Args:
@@ -34,7 +34,7 @@ def decode_reduced(data: bytes, factor: int) -> NDArray[np.uint8] | None:
         libjpeg must decode the file, or refuse it.
     """
     native = load_native() if factor in (4, 8) else None
-    decoded = native(data, factor) if native else None
+    decoded = native(bytes(data), factor) if native else None
     if decoded is None:
         return None
     pixels, height, width = decoded

@@ -1,0 +1,207 @@
+"""Decoders get views of what was read: the same batches as of bytes, and no view after its step."""
+
+from __future__ import annotations
+
+import gc
+import io
+import random
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmstream as mm
+from mmstream.pipeline import PipelineRunner
+from mmstream.reading.messages import StepConnection
+from mmstream.reading.step import BatchLineage, Job
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.reader_thread import reader_thread
+
+NUM_SAMPLES = 60
+
+TEXT = mm.TextDecoder(byte_tokenizer(), max_length=16)
+
+DECODE = mm.Decode(
+    {"mask.png": mm.ImageDecoder(mask=True, size=8), "a.png;b.png": ..., "cls": int},
+    image=mm.ImageDecoder(size=8),
+    text=TEXT,
+)
+
+
+def picture(number: int, format: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
+    """A picture whose colours depend on the number."""
+    shape = (9, 11, 3) if mode == "RGB" else (9, 11)
+    pixels = np.random.default_rng(number).integers(0, 5, shape, dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels, mode).save(file, format, **options)
+    return file.getvalue()
+
+
+def turned(number: int) -> bytes:
+    """A JPEG that is to be shown upside down."""
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    return picture(number, "JPEG", exif=exif.tobytes())
+
+
+PICTURES = {
+    "plain": jpeg,
+    "large": lambda number: jpeg(number, (700, 500)),
+    "turned": turned,
+    "progressive": lambda number: picture(number, "JPEG", progressive=True),
+    "with junk": lambda number: b"\xff\xd8\x00\x00\x00" + jpeg(number)[2:],
+    "a PNG": picture,
+    "cut": lambda number: jpeg(number)[:-90],
+    "no picture": lambda number: b"\xff\xd8" * number,
+    "empty": lambda _number: b"",
+}
+"""What stands in a field of pictures; the last three are bad."""
+
+
+def fields_of(number: int, kind: str) -> dict[str, bytes]:
+    """A sample, with the files in one of two orders."""
+    fields = {
+        "jpg": PICTURES[kind](number),
+        "mask.png": picture(number, mode="L"),
+        "a.png": picture(number + 1),
+        "b.png": picture(number + 2),
+        "txt": f"caption {number}".encode(),
+        "cls": str(number).encode(),
+        "other": b"no decoder " * (1 + number % 300),
+    }
+    return dict(reversed(fields.items())) if number % 3 == 0 else fields
+
+
+def unchanged(sample: dict[str, Any]) -> dict[str, Any]:
+    """A function of the user: it is why all fields are bytes."""
+    return sample
+
+
+def batches(pipeline: mm.Pipeline, num_threads: int = 1) -> list[dict[str, Any]]:
+    with closing(PipelineRunner(pipeline, num_threads=num_threads)) as runner:
+        return [runner.batch(job) for job in jobs(pipeline)]
+
+
+def jobs(pipeline: mm.Pipeline) -> list[Job]:
+    return [
+        Job(0, step, 0, pipeline.global_batch_size, iteration=1)
+        for step in range(pipeline.order.steps_per_epoch)
+    ]
+
+
+def served_batches(pipeline: mm.Pipeline) -> list[dict[str, Any]]:
+    """The batches of steps that a reader process hands over; each block is wiped after its step."""
+    made = []
+    with reader_thread(pipeline) as reader:
+        (connection,) = reader.connections
+        reader.begin(0, 0, (0, pipeline.global_batch_size))
+        with closing(PipelineRunner(pipeline, connection=connection)) as runner:
+            for job in jobs(pipeline):
+                made.append(runner.batch(job))
+                wipe(connection)
+        gc.collect()  # errors of bad samples hold on to the frames that have raised them
+        block = connection._block
+        assert block is not None
+        block.resize(len(block))  # a BufferError says that there is a view of it
+    return made
+
+
+def wipe(connection: StepConnection) -> None:
+    """Overwrite the block of the latest step."""
+    block = connection._block
+    assert block is not None
+    block[:] = b"\xee" * len(block)
+
+
+def content(value: Any) -> Any:
+    """What can be compared. Views are no bytes here."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.stride(), value.tolist()
+    if isinstance(value, list):
+        return [content(each) for each in value]
+    if isinstance(value, BatchLineage):
+        return replace(value, num_bytes=0, num_requests=0, transfers=None)
+    return type(value), value
+
+
+def contents(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: content(batch[name]) for name in batch} for batch in made]
+
+
+@pytest.mark.parametrize(
+    ("seed", "batch_size", "checksums"),
+    [(0, 5, True), (1, 20, False)],
+    ids=["headers one by one", "headers together"],
+)
+def test_batches_of_views_are_those_of_bytes(
+    seed: int, batch_size: int, checksums: bool, tmp_path: Path
+) -> None:
+    kinds = random.Random(seed).choices(sorted(PICTURES), k=NUM_SAMPLES)
+    folder = write_corpus(
+        tmp_path,
+        [NUM_SAMPLES // 2] * 2,
+        lambda number: fields_of(number, kinds[number]),
+        checksums=checksums,
+    )
+    views = mm.Pipeline(mm.open_dataset(folder), global_batch_size=batch_size, decode=DECODE)
+    expected = contents(batches(replace(views, before=(unchanged,))))
+    assert {kind for batch in expected for kind, _ in batch["other"]} == {bytes}
+    assert {kind for batch in expected for kind, _ in batch["b.png"]} == {bytes}
+    assert contents(batches(views)) == expected
+    assert contents(batches(views, num_threads=3)) == expected
+    assert contents(served_batches(views)) == expected
+
+
+def test_baked_batches_of_views_are_those_of_bytes(tmp_path: Path) -> None:
+    corpus = write_corpus(
+        tmp_path / "source",
+        [24, 16],
+        lambda number: fields_of(number, "plain" if number else "cut"),
+    )
+    source = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=20, decode=DECODE)
+    mm.bake(source, tmp_path / "baked", progress=False)
+    baked = mm.Pipeline(
+        mm.open_dataset(tmp_path / "baked"), global_batch_size=20, decode=mm.Decode.baked()
+    )
+    assert baked.decode is not None
+    assert baked.decode.takes_view("image.hwc.npy")
+    assert not baked.decode.takes_view("other")
+    expected = contents(batches(replace(baked, before=(unchanged,))))
+    assert contents(batches(baked)) == expected
+    assert contents(served_batches(baked)) == expected
+
+
+IMAGE = mm.ImageDecoder(size=8)
+
+PICTURE_NAMES = ("jpg", "1.jpg", "png", "mask.png", "b.png")
+
+
+class OwnDecoder(mm.ImageDecoder):
+    """A decoder of the user, who may do anything with the bytes."""
+
+    def decode(self, data: bytes, *arguments: Any, **settings: Any) -> Any:
+        assert isinstance(data, bytes)
+        return super().decode(data, *arguments, **settings)
+
+
+@pytest.mark.parametrize(
+    ("decode", "viewed"),
+    [
+        (DECODE, {*PICTURE_NAMES}),
+        (mm.Decode(image=OwnDecoder(size=8)), set()),
+        (mm.Decode({"png": OwnDecoder(size=8)}, image=IMAGE), {*PICTURE_NAMES} - {"png"}),
+        (mm.Decode({"jpg": len}, image=IMAGE), {*PICTURE_NAMES} - {"jpg"}),
+        (mm.Decode(image=mm.ImageDecoder(size=8, device="cuda")), set()),
+        (mm.Decode(image=IMAGE, text=replace(TEXT, field=str)), set()),
+        (mm.Decode(text=TEXT), set()),
+    ],
+)
+def test_only_the_decoders_of_pictures_get_views(decode: mm.Decode, viewed: set[str]) -> None:
+    names = [*PICTURE_NAMES, "txt", "json", "cls", "mp4", "other"]
+    assert {name for name in names if decode.takes_view(name)} == viewed
