@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 
-from mmstream.bad_samples.quarantine import BadSample, shard_stamp
-from mmstream.batching.valid import mask_labels
 from mmstream.dataset.source import ShardSource
 from mmstream.decoding.image.encoded import EncodedImages, Jpeg
 from mmstream.decoding.image.orientation import upright_tensor
 from mmstream.decoding.image.plan import Plan
-from mmstream.errors import ConfigError, DecodeError, where
-from mmstream.reading.step import BatchLineage
+from mmstream.device.bad_rows import BadMedium, mark_bad
+from mmstream.device.render import render
+from mmstream.errors import ConfigError, DecodeError
 from mmstream.types import Batch
 
 __all__ = ["DecodeJpegs", "DeviceDecoder", "nvjpeg"]
@@ -71,8 +68,15 @@ class DeviceDecoder:
         """
         images, errors = self._decode(batch["image"])
         decoded = {**batch, "image": images}
-        if errors:
-            self._mark_bad(decoded, errors)
+        image_rows = batch.get("image_row")
+        mark_bad(
+            decoded,
+            [
+                BadMedium(index if image_rows is None else int(image_rows[index]), field, error)
+                for index, (field, error) in errors.items()
+            ],
+            self._source,
+        )
         return decoded
 
     def _decode(
@@ -124,53 +128,6 @@ class DeviceDecoder:
             level = logging.WARNING if self._num_refused == 1 else logging.DEBUG
             logger.log(level, "the GPU refused a JPEG; the CPU decodes it instead: %s", error)
             return [None]
-
-    def _mark_bad(self, batch: Batch, errors: dict[int, tuple[str, DecodeError]]) -> None:
-        """Make the rows of images that cannot be decoded invalid, and record the bad samples.
-
-        Rows are counted twice. For example, this rank has rows 8 to 15 of the global batch: then
-        `start` is 8, and `batch_row` 2 is row 10 of the global batch.
-        """
-        lineage: BatchLineage = batch["__lineage__"]
-        valid = batch["__valid__"].clone()
-        image_rows = batch.get("image_row")
-        records = {record.row: record for record in lineage.bad}
-        for image_index, (field, error) in errors.items():
-            batch_row = image_index if image_rows is None else int(image_rows[image_index])
-            row = lineage.start + batch_row
-            if not valid[batch_row]:
-                continue  # padding, or another image of the row is bad
-            valid[batch_row] = False
-            if row in records:  # the bad image was a substitute: its row has none now
-                records[row] = replace(records[row], substitute=None)
-                continue
-            shard, index = lineage.planned[batch_row]
-            key = batch["__key__"][batch_row]
-            name, stamp = self._describe(shard)
-            records[row] = BadSample(
-                lineage.epoch,
-                lineage.step,
-                row,
-                name,
-                index,
-                type(error).__name__,
-                f"{where(name, index, key, field)}: {error}",
-                None,
-                stamp,
-            )
-        batch["__valid__"] = valid
-        batch["__lineage__"] = replace(
-            lineage, valid=valid.tolist(), bad=tuple(records[row] for row in sorted(records))
-        )
-        mask_labels(batch)
-
-    def _describe(self, shard: int) -> tuple[str, str | None]:
-        """Return the name and the stamp of a shard. Without a source, the stamp is not known."""
-        if self._source is None:
-            return f"shard {shard}", None
-        location = self._source.locate(shard)
-        info = location.dataset.manifest.shards[location.shard]
-        return self._source.name_of(shard), shard_stamp(info)
 
 
 def nvjpeg(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -224,7 +181,7 @@ def _groups(entries: list[Any]) -> Iterator[list[tuple[int, Jpeg]]]:
 def _render(
     output: torch.Tensor, pixels: torch.Tensor, plan: Plan, interpolation: str, fill: torch.Tensor
 ) -> None:
-    """Write an image into `output`, float32 [3, H, W], as `decoding.image.resize.render` does.
+    """Write an image into `output`, float32 [3, H, W].
 
     Args:
         output: where the image goes.
@@ -233,20 +190,5 @@ def _render(
         interpolation: "bilinear" or "bicubic".
         fill: colour of padding, float32 [3], 0 to 255.
     """
-    view = plan.view
-    top, left, height, width = view.box
-    image = upright_tensor(pixels[None], plan.orientation)
-    image = image[:, :, top : top + height, left : left + width].to(torch.float32)
-    if view.resized != (height, width):
-        image = F.interpolate(
-            image, view.resized, mode=interpolation, align_corners=False, antialias=True
-        )
-    top, left = view.offset
-    height, width = view.shape
-    image = image[0, :, max(0, -top) :, max(0, -left) :][:, :height, :width]
-    if view.flip:
-        image = image.flip(2)
-    if image.shape != output.shape:
-        output.copy_(fill[:, None, None].expand_as(output))
-        output = output[:, max(0, top) :, max(0, left) :][:, : image.shape[1], : image.shape[2]]
-    output.copy_(image)
+    upright = upright_tensor(pixels[None], plan.orientation)
+    render(output[None], upright, plan.view, interpolation, fill)

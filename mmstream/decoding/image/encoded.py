@@ -21,7 +21,7 @@ import torch
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.limits import Limits
-from mmstream.decoding.image.plan import Plan
+from mmstream.decoding.image.plan import Plan, is_steep
 
 __all__ = ["EncodedImage", "EncodedImages", "Jpeg", "encode_or_decode"]
 
@@ -74,7 +74,7 @@ def encode_or_decode(
         ConfigError: `rng` is missing.
     """
     plan = decoder.plan(data, rng)
-    if plan is not None and not plan.is_steep:
+    if plan is not None and not is_steep(plan.view):
         height, width = plan.view.shape
         limits.check_memory(height * width * 3, *plan.picture)
         return EncodedImage(data, plan, field, decoder)

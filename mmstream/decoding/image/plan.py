@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mmstream.decoding.image.geometry import Shape, View
 from mmstream.decoding.image.orientation import SIDEWAYS
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "is_steep"]
 
 MAX_SHRINK = 32
 """How many times smaller CUDA's antialiased resize can make a side. For more, libjpeg is cheap."""
@@ -32,9 +32,9 @@ class Plan(NamedTuple):
         """(height, width) of the picture when it is upright."""
         return self.stored[::-1] if self.orientation in SIDEWAYS else self.stored
 
-    @property
-    def is_steep(self) -> bool:
-        """Whether the picture becomes smaller than CUDA's resize can make it."""
-        box_height, box_width = self.view.box[2:]
-        height, width = self.view.resized
-        return box_height > MAX_SHRINK * height or box_width > MAX_SHRINK * width
+
+def is_steep(view: View) -> bool:
+    """Tell whether a picture becomes smaller than CUDA's resize can make it."""
+    box_height, box_width = view.box[2:]
+    height, width = view.resized
+    return box_height > MAX_SHRINK * height or box_width > MAX_SHRINK * width
