@@ -8,7 +8,8 @@ and then decodes them:
                     -> `image.resize` writes each frame to its row of the batch
 
 Only one decoded frame exists at a time beside the frames that a codec itself holds. Pixels stay
-uint8 on the CPU. Normalization belongs to the device.
+uint8 on the CPU. Normalization belongs to the device. With ``device="cuda"`` the last two steps
+happen there too, and `clip.py` copies the packets that they need.
 
 All files follow the same rules:
 
@@ -85,6 +86,13 @@ class VideoPlan(NamedTuple):
     """The packet of each frame, without those that pad. A packet may stand here repeatedly."""
     file: VideoFile
     """What is known of the file: its timeline, the stored size and the rotation."""
+    cpu_reason: str | None = None
+    """Why the CPU decodes it with ``device="cuda"``. "": a GPU may decode it."""
+
+    @property
+    def is_for_gpu(self) -> bool:
+        """Whether the frames are left to the GPU."""
+        return self.cpu_reason == ""
 
 
 class DecodedVideo(NamedTuple):
@@ -148,6 +156,10 @@ class VideoDecoder:
             together. It is a last resort: the limits above hold on every machine alike. A sample
             that takes longer is bad, and has an `mmstream.TimeoutError`. The default is a minute.
             None: no limit.
+        device: Who decodes. "cpu": this decoder. "cuda": in a pipeline, the packets that the frames
+            need stay encoded until `mmstream.to_device`, where the GPU decodes and resizes them.
+            The CPU still decodes videos of codecs that GPUs do not know, and all direct calls.
+            ``loader.stats`` counts both. "cuda" does not go with ``interpolation="nearest"``.
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message
@@ -194,6 +206,7 @@ class VideoDecoder:
     max_decoded_frames: int = MAX_DECODED_FRAMES
     max_memory: int = MAX_MEMORY
     timeout_s: float | None = TIMEOUT_S
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         _check_subclass(self)
@@ -407,7 +420,15 @@ class VideoDecoder:
             num_padding=num_padding,
             end_s=end_s,
         )
-        return VideoPlan(shape, view, packets, file)
+        return VideoPlan(shape, view, packets, file, self._cpu_reason(file, packets, view))
+
+    def _cpu_reason(self, file: VideoFile, packets: IntArray, view: View) -> str | None:
+        """Return why the CPU decodes a video; see `VideoPlan.cpu_reason`."""
+        if self.device == "cpu":
+            return None
+        from mmstream.decoding.video.gpu_eligible import refusal
+
+        return refusal(file, packets.tolist(), view)
 
     def _cut_span(
         self, timeline: Timeline, span: Span | None, rng: np.random.Generator | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,11 +51,42 @@ class VideoFile(NamedTuple):
     """Frames per second, on average."""
     table: Mp4Table | None = None
     """Where the packets lie in an MP4. None: FFmpeg reads them."""
+    codec: str = ""
+    """FFmpeg's name of its decoder, such as "h264" or "libdav1d"."""
 
     @property
     def picture(self) -> Shape:
         """(height, width) of the frames as they are shown."""
         return self.stored if self.rotation % 180 == 0 else self.stored[::-1]
+
+    @contextmanager
+    def opened(
+        self, data: EncodedMedia, deadline: Deadline, may_seek: bool
+    ) -> Iterator[tuple[PacketReader, Any]]:
+        """Open the file to read packets, for the body of a with statement.
+
+        Args:
+            data: The file.
+            deadline: When to stop.
+            may_seek: Whether FFmpeg may jump. If not, it reads from the start.
+
+        Yields:
+            What reads packets, and PyAV's stream.
+
+        Raises:
+            DecodeError: FFmpeg cannot read it, here or in the body.
+            TimeoutError: It takes too long.
+        """
+        max_pixels = self.stored[0] * self.stored[1]
+        table = self.table
+        with open_media(data, deadline, max_pixels, header_only=table is not None) as container:
+            stream = media_stream(container, "video")
+            if table is not None:
+                yield TablePackets(data, table), stream
+                return
+            discard_others(container, stream)
+            may_seek = may_seek and container.format.name in _SEEKABLE
+            yield DemuxedPackets(container, stream, self.timeline, may_seek), stream
 
     def pictures(
         self, data: EncodedMedia, packets: Sequence[int], deadline: Deadline, max_decoded: int
@@ -101,17 +133,7 @@ class VideoFile(NamedTuple):
         may_jump: bool,
     ) -> Iterator[tuple[int, Pixels]]:
         to_rgb = VideoReformatter()
-        max_pixels = self.stored[0] * self.stored[1]
-        table = self.table
-        with open_media(data, deadline, max_pixels, header_only=table is not None) as container:
-            stream = media_stream(container, "video")
-            reader: PacketReader
-            if table is None:
-                discard_others(container, stream)
-                may_seek = may_seek and container.format.name in _SEEKABLE
-                reader = DemuxedPackets(container, stream, self.timeline, may_seek)
-            else:
-                reader = TablePackets(data, table)
+        with self.opened(data, deadline, may_seek) as (reader, stream):
             for packet, frame in decoded_frames(
                 reader, stream.codec_context, self.timeline, sorted(packets), deadline, may_jump
             ):
@@ -147,14 +169,16 @@ def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> 
         if min(stored) < 1 or stored[0] * stored[1] > max_pixels:
             raise DecodeError(f"frames of {stored[1]}x{stored[0]} exceed max_pixels={max_pixels}")
         table = tables.get(stream.id)
+        codec: str = stream.codec_context.name
         if table is not None:
             fps = _fps(stream, table.timeline)
-            return VideoFile(table.timeline, stored, table.rotation, fps, table)
+            return VideoFile(table.timeline, stored, table.rotation, fps, table, codec)
         discard_others(container, stream)
         packets = _Packets(container, stream)
         has_pts = container.format.name != "avi"
         timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts)
-        return VideoFile(timeline, stored, packets.rotation(), _fps(stream, timeline))
+        fps = _fps(stream, timeline)
+        return VideoFile(timeline, stored, packets.rotation(), fps, None, codec)
 
 
 def discard_others(container: Any, stream: Any) -> None:

@@ -25,6 +25,8 @@ __all__ = [
     "PacketReader",
     "UnseekableError",
     "decoded_frames",
+    "is_leading",
+    "needs_first_packet",
     "num_decoded",
     "runs",
 ]
@@ -86,6 +88,14 @@ def num_decoded(timeline: Timeline, packets: Sequence[int]) -> int:
     return sum(end - start for start, end, _ in runs(timeline, packets))
 
 
+def is_leading(timeline: Timeline, start: int, packet: int) -> bool:
+    """Tell whether a packet is left out where a decoder starts at packet `start`.
+
+    A frame that is shown before the key may need frames before the key.
+    """
+    return 0 < start < packet and bool(timeline.pts[packet] < timeline.pts[start])
+
+
 def decoded_frames(
     reader: PacketReader,
     context: Any,
@@ -118,7 +128,7 @@ def decoded_frames(
         return
     parts = runs(timeline, packets) if may_jump else [(0, max(packets) + 1, list(packets))]
     reader.expect([(start, end) for start, end, _ in parts])
-    if parts[0][0] > 0 and _needs_first_packet(context):
+    if parts[0][0] > 0 and needs_first_packet(context):
         for _, packet in reader.packets(0, 1):
             context.decode(packet)
     can_skip = context.name in _MARK_UNUSED
@@ -127,8 +137,7 @@ def decoded_frames(
         missing = _Missing(timeline, chosen)
         for number, packet in reader.packets(start, end):
             deadline.check()
-            # A frame that is shown before the key may need frames before the key: leave it out.
-            if 0 < start < number and timeline.pts[number] < timeline.pts[start]:
+            if is_leading(timeline, start, number):
                 continue
             if can_skip:
                 context.skip_frame = "DEFAULT" if number in missing.chosen else "NONREF"
@@ -162,7 +171,7 @@ def _counted_frames(
     raise DamagedError(f"frame {min(chosen)} is damaged or lost")
 
 
-def _needs_first_packet(context: Any) -> bool:
+def needs_first_packet(context: Any) -> bool:
     """Tell whether the decoder must see the start of the file, wherever it goes on.
 
     Old versions of x264 write 4:4:4 in a form of their own. Only the first packet states the

@@ -50,9 +50,17 @@ def check_settings(decoder: Any) -> None:
         raise ConfigError(
             f"min_frames={decoder.min_frames} is above max_frames={decoder.max_frames}"
         )
+    _check_device(decoder)
     _check_indices(decoder)
     _check_span(decoder)
     _check_budget(decoder)
+
+
+def _check_device(decoder: Any) -> None:
+    if decoder.device not in ("cpu", "cuda"):
+        raise ConfigError(f"device={decoder.device!r}: give one of 'cpu', 'cuda'")
+    if decoder.device != "cpu" and decoder.interpolation == "nearest":
+        raise ConfigError('interpolation="nearest" needs device="cpu"')
 
 
 def _check_indices(decoder: Any) -> None:
