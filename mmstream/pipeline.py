@@ -541,11 +541,21 @@ def _check_batching(pipeline: Pipeline) -> None:
         )
     if isinstance(batching, Pack):
         _check_mixture_of_packs(pipeline, batching)
-    image = pipeline.decode.image if pipeline.decode else None
-    if isinstance(batching, Pack) and isinstance(image, ImageDecoder) and image.device != "cpu":
+    if isinstance(batching, Pack) and pipeline.decode is not None:
+        _check_devices_of_packs(pipeline.decode)
+
+
+def _check_devices_of_packs(decode: Decode) -> None:
+    """Refuse to leave pictures and videos of packs to the GPU, which finds damage too late."""
+    if isinstance(decode.image, ImageDecoder) and decode.image.device != "cpu":
         raise ConfigError(
             "batching=mm.Pack(...): a picture that the GPU refuses would empty its whole row: "
             'use ImageDecoder(device="cpu")'
+        )
+    if any(getattr(video, "device", "cpu") != "cpu" for video in video_decoders(decode).values()):
+        raise ConfigError(
+            "batching=mm.Pack(...): a video that is found damaged on the GPU would empty its whole "
+            'row: use VideoDecoder(device="cpu")'
         )
 
 

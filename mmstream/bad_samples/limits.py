@@ -51,6 +51,10 @@ class Stats:
     num_dropped_parts: int = 0
     """Parts of delivered conversations that their texts lack, with ``undecoded_parts="drop"`` or
     "keep"."""
+    num_gpu_videos: int = 0
+    """Videos that the GPU has decoded, with ``VideoDecoder(device="cuda")``."""
+    cpu_videos: Counter[str] = field(default_factory=Counter)
+    """Videos that the CPU has decoded in its place, by reason."""
     num_longer: int = 0
     """Samples of packs that have more tokens than were measured. Those that did not fit count as
     bad, too."""

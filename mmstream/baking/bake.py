@@ -186,7 +186,10 @@ def _check_decoders(decode: Decode | None, epoch_of_draws: int | None) -> None:
     if isinstance(decode.image, ImageDecoder) and decode.image.device != "cpu":
         raise ConfigError('bake: pictures are stored decoded: use ImageDecoder(device="cpu")')
     decoders = {"image": decode.image, **decode.plan.pictures}
-    decoders |= video_decoders(decode)
+    videos = video_decoders(decode)
+    if any(getattr(decoder, "device", "cpu") != "cpu" for decoder in videos.values()):
+        raise ConfigError('bake: videos are stored decoded: use VideoDecoder(device="cpu")')
+    decoders |= videos
     decoders |= audio_decoders(decode)
     for name, decoder in decoders.items():
         if epoch_of_draws is None and getattr(decoder, "is_random", False):

@@ -6,6 +6,7 @@ A row may have none, one or several of them. So a batch holds all of them one af
 order of rows, and companions say what belongs to which:
 
     video        frames of all videos    video_row, video_frames, video_pts_s, video_fps
+                 (or `EncodedVideos`, which the GPU will decode)
     audio        padded to the longest   audio_row, audio_length, audio_video
 """
 
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from mmstream.decoding.video.encoded import EncodedVideo, EncodedVideos
 from mmstream.errors import ConfigError
 from mmstream.types import Batch, Sample
 
@@ -28,13 +30,15 @@ FEATURES = "_features"
 """How the name of a field ends that holds features of recordings in place of their samples."""
 
 Tensors: TypeAlias = list[torch.Tensor]
+Videos: TypeAlias = Sequence[torch.Tensor | EncodedVideo]
+"""The frames of videos, or what the GPU will make them of."""
 
 TakeMemory: TypeAlias = Callable[[int], torch.Tensor]
 """Returns memory of so many bytes, uint8 [num_bytes]."""
 
 
 def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None) -> Batch | None:
-    """Join a field of videos, each [F, C, H, W] with as many times in seconds.
+    """Join a field of videos, each [F, C, H, W] or encoded, with as many times in seconds.
 
     Args:
         name: The field. A sample has one video, a list of them, or none.
@@ -51,14 +55,14 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
     times = f"{name}_pts_s"
     if not all(times in sample for sample in samples if name in sample):
         return None
-    of_rows = _tensors_of_rows(samples, name, lambda tensor: tensor.ndim == 4)
+    of_rows = _videos_of_rows(samples, name)
     times_of_rows = _tensors_of_rows(samples, times, lambda tensor: tensor.ndim == 1)
     if of_rows is None or times_of_rows is None:
         return None
     _check_times(name, samples, of_rows, times_of_rows)
-    videos = _flat(of_rows)
+    videos = [video for row in of_rows for video in row]
     batch: Batch = {
-        name: videos if empty is None else _frames(videos, empty),
+        name: _joined_videos(videos, empty),
         f"{name}_row": _rows(of_rows),
         f"{name}_frames": torch.tensor([len(video) for video in videos], dtype=torch.int64),
         times: torch.cat([torch.empty(0, dtype=torch.float64), *_flat(times_of_rows)]),
@@ -116,17 +120,33 @@ def mean_rate(times_s: Sequence[float]) -> float:
     return (len(times_s) - 1) / span if span > 0 else 1.0
 
 
+def _videos_of_rows(samples: Sequence[Sample], name: str) -> list[Videos] | None:
+    """Return the videos of a field for each row. None: some value is something else."""
+    rows: list[Videos] = []
+    for sample in samples:
+        videos = [
+            value if isinstance(value, EncodedVideo) else _as_tensor(value)
+            for value in _values(sample, name)
+        ]
+        rows.append([video for video in videos if video is not None and len(video.shape) == 4])
+        if len(rows[-1]) < len(videos):
+            return None
+    return rows
+
+
+def _values(sample: Sample, name: str) -> Sequence[Any]:
+    """Return the values of a field of a sample: none, one or several."""
+    value = sample.get(name)
+    return value if isinstance(value, list | tuple) else () if value is None else (value,)
+
+
 def _tensors_of_rows(
     samples: Sequence[Sample], name: str, is_fit: Callable[[torch.Tensor], bool]
 ) -> list[Tensors] | None:
     """Return the tensors of a field for each row. None: some value is something else."""
     rows: list[Tensors] = []
     for sample in samples:
-        value = sample.get(name)
-        if value is None:
-            value = ()
-        values = value if isinstance(value, list | tuple) else (value,)
-        tensors = [_as_tensor(item) for item in values]
+        tensors = [_as_tensor(item) for item in _values(sample, name)]
         rows.append([tensor for tensor in tensors if tensor is not None and is_fit(tensor)])
         if len(rows[-1]) < len(tensors):
             return None
@@ -142,7 +162,7 @@ def _as_tensor(value: Any) -> torch.Tensor | None:
 
 
 def _check_times(
-    name: str, samples: Sequence[Sample], of_rows: list[Tensors], times_of_rows: list[Tensors]
+    name: str, samples: Sequence[Sample], of_rows: list[Videos], times_of_rows: list[Tensors]
 ) -> None:
     for sample, videos, times in zip(samples, of_rows, times_of_rows, strict=True):
         if list(map(len, videos)) != list(map(len, times)):
@@ -157,9 +177,21 @@ def _flat(of_rows: Sequence[Tensors]) -> Tensors:
     return [tensor for row in of_rows for tensor in row]
 
 
-def _rows(of_rows: Sequence[Tensors]) -> torch.Tensor:
+def _rows(of_rows: Sequence[Sequence[Any]]) -> torch.Tensor:
     """Return the row of each entry: rows with 2, 0 and 1 entries give [0, 0, 2]."""
     return torch.repeat_interleave(torch.tensor([len(row) for row in of_rows], dtype=torch.int64))
+
+
+def _joined_videos(
+    videos: list[torch.Tensor | EncodedVideo], empty: torch.Tensor | None
+) -> torch.Tensor | Tensors | EncodedVideos:
+    """Return all videos as a batch has them; `empty` as in `join_videos`."""
+    tensors = [video for video in videos if isinstance(video, torch.Tensor)]
+    if len(tensors) < len(videos):
+        has_one_size = len({tuple(video.shape[1:]) for video in videos}) == 1
+        are_alike = has_one_size and all(video.dtype == torch.uint8 for video in tensors)
+        return EncodedVideos.join(videos, is_joined=empty is not None and are_alike)
+    return tensors if empty is None else _frames(tensors, empty)
 
 
 def _frames(videos: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:

@@ -231,6 +231,8 @@ def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLinea
         num_dropped_parts=0 if start else lineage.num_dropped_parts,
         text_losses=() if start else lineage.text_losses,
         no_picture="" if start else lineage.no_picture,
+        num_gpu_videos=0 if start else lineage.num_gpu_videos,
+        cpu_videos=() if start else lineage.cpu_videos,
         num_bytes=0 if start else lineage.num_bytes,
         num_requests=0 if start else lineage.num_requests,
         transfers=TransferCounts() if start else lineage.transfers,

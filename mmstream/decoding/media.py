@@ -5,6 +5,7 @@ call and their frames have memory in the batch. Then `sample.py` decodes each ro
 
     mp4, 0.webm  -> "video", "video_pts_s", "video_fps"           video=VideoDecoder
                     with their tracks also "audio", "audio_video"
+                    with device="cuda" clips in place of frames
     wav, 0.flac  -> "audio", or "audio_features" and its length   audio=AudioDecoder
     clip.mp4     -> "clip.mp4", "clip.mp4_pts_s"                  {"clip.mp4": VideoDecoder}
 
@@ -22,16 +23,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from mmstream.decoding.address import with_address
+from mmstream.decoding.address import address, with_address
 from mmstream.decoding.fields import audio_fields, in_order, video_fields
 from mmstream.decoding.media_shapes import AudioShape, VideoShape
 from mmstream.decoding.sample_rng import sample_rng
+from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD, CpuVideo
 from mmstream.errors import ConfigError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
 if TYPE_CHECKING:
     from mmstream.decoding.decode import Decode
+    from mmstream.decoding.video.encoded import EncodedVideo
 
 __all__ = [
     "AUDIO",
@@ -70,16 +73,23 @@ class _VideoPlans(NamedTuple):
         shape: VideoShape = self.frames.shape
         return shape
 
+    @property
+    def is_for_gpu(self) -> bool:
+        """Whether the frames are left to the GPU."""
+        return bool(getattr(self.frames, "is_for_gpu", False))
+
 
 class _Video(NamedTuple):
     """A decoded video."""
 
-    frames: torch.Tensor
-    """uint8 [F, 3, H, W], a view of [F, H, W, 3]."""
+    frames: torch.Tensor | EncodedVideo
+    """uint8 [F, 3, H, W], a view of [F, H, W, 3]. Or what the GPU will make them of."""
     times_s: torch.Tensor
     """float64 [F]."""
     track: Any
     """Its decoded sound. None: it has none, or nobody wants it."""
+    cpu_video: CpuVideo | None
+    """Why the CPU has decoded it in place of a GPU. None: it was not asked to."""
 
 
 def video_decoders(decode: Decode) -> dict[str, Any]:
@@ -195,6 +205,9 @@ def decode_media(
         decoded[f"{field}_pts_s"] = _one_or_list([v.times_s for v in decoded_videos.values()])
         rates = [plans[name].shape.sampled_fps for name in names]
         decoded[f"{field}_fps"] = np.array(rates, dtype=np.float64)
+        cpu_videos = [v.cpu_video for v in decoded_videos.values() if v.cpu_video is not None]
+        if cpu_videos:
+            decoded[CPU_VIDEOS_FIELD] = [*decoded.get(CPU_VIDEOS_FIELD, ()), *cpu_videos]
         if decoder.audio is not None:
             tracks = {name: video.track for name, video in decoded_videos.items()}
             has_track = {name: track for name, track in tracks.items() if track is not None}
@@ -388,14 +401,7 @@ def _decode_videos(
     track_limits = None if decoder.audio is None else decoder.audio.start_limits()
     for name in names:
         plan: _VideoPlans = plans[name]
-        shape = (plan.shape.num_frames, plan.shape.height, plan.shape.width, 3)
-        out = memory.get(name)
-        if out is None or tuple(out.shape) != shape:
-            out = torch.empty(shape, dtype=torch.uint8)
-        decode = partial(
-            decoder.decode, sample[name], plan=plan.frames, out=out.numpy(), limits=limits
-        )
-        times = torch.tensor(with_address(sample, name, decode).times_s, dtype=torch.float64)
+        frames, times, cpu_video = _frames(sample, name, decoder, plan, memory.get(name), limits)
         limits = _holding(limits, plan.shape)
         track = None
         if decoder.audio is not None and (plan.track is not None or not plan.is_track_planned):
@@ -404,8 +410,35 @@ def _decode_videos(
             )
         if track is not None:
             track_limits = _holding(track_limits, track.plan.shape)
-        videos[name] = _Video(out.permute(0, 3, 1, 2), times, track)
+        videos[name] = _Video(frames, times, track, cpu_video)
     return videos
+
+
+def _frames(
+    sample: Sample,
+    name: str,
+    decoder: Any,
+    plan: _VideoPlans,
+    out: torch.Tensor | None,
+    limits: Any,
+) -> tuple[torch.Tensor | EncodedVideo, torch.Tensor, CpuVideo | None]:
+    """Return the frames of a video, their times, and why the CPU has decoded them if it has."""
+    reason = getattr(plan.frames, "cpu_reason", None)
+    if plan.is_for_gpu:
+        from mmstream.decoding.video.encoded import encode_video
+
+        encode = partial(encode_video, sample[name], name, decoder, plan.frames, limits)
+        encoded = with_address(sample, name, encode)
+        if not isinstance(encoded, str):
+            return encoded, torch.tensor(plan.shape.times_s, dtype=torch.float64), None
+        reason = encoded
+    shape = (plan.shape.num_frames, plan.shape.height, plan.shape.width, 3)
+    if out is None or tuple(out.shape) != shape:
+        out = torch.empty(shape, dtype=torch.uint8)
+    decode = partial(decoder.decode, sample[name], plan=plan.frames, out=out.numpy(), limits=limits)
+    times = torch.tensor(with_address(sample, name, decode).times_s, dtype=torch.float64)
+    cpu_video = CpuVideo(address(sample, name), reason) if reason else None
+    return out.permute(0, 3, 1, 2), times, cpu_video
 
 
 def _decode_recordings(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -32,6 +32,7 @@ from mmstream.decoding.substitute import (
     Transform,
 )
 from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
+from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD
 from mmstream.errors import BadSampleLimitError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.packing.settings import PackLimits
@@ -249,6 +250,8 @@ class DecodeStage:
                 continue
             for field, files in video_files(entry.sample, self._decoders).items():
                 for file in files:
+                    if entry.plans[file].is_for_gpu:
+                        continue
                     shape = entry.plans[file].shape
                     pixels = (shape.num_frames, shape.height, shape.width, 3)
                     videos.setdefault(field, []).append(_PlannedVideo(row, file, pixels))
@@ -407,8 +410,12 @@ def _with_losses(
 ) -> BatchLineage:
     """Take what texts have lost out of samples, and add it to the lineage of their batch.
 
-    That is counts, and one example of each kind. Invalid samples do not count.
+    That is counts, and one example of each kind. Invalid samples do not count. The same is done
+    with the videos that the CPU has decoded in place of a GPU.
     """
+    cpu_videos = [sample.pop(CPU_VIDEOS_FIELD, ()) for sample in samples if sample]
+    if any(cpu_videos):
+        lineage = replace(lineage, cpu_videos=tuple(chain.from_iterable(cpu_videos)))
     of_samples = [sample.pop(LOSS_FIELD, None) if sample else None for sample in samples]
     losses: list[TextLoss] = [
         loss

@@ -26,6 +26,7 @@ from mmstream.decoding.sample import (
 )
 from mmstream.decoding.text.decoder import DecodedText
 from mmstream.decoding.text.loss import LOSS_FIELD
+from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD
 from mmstream.errors import (
     BUGS,
     ChecksumError,
@@ -71,8 +72,11 @@ After `order.MAX_ATTEMPTS` of them the row is invalid. What it shows still comes
 so that a batch is the same on every topology.
 """
 
-ORIGIN_FIELDS = ("__key__", "__url__", "__source__", "__lineage__", LOSS_FIELD)
-"""Where a sample comes from, and what it has lost. A transform cannot change these fields."""
+ORIGIN_FIELDS = (
+    *("__key__", "__url__", "__source__", "__lineage__"),
+    *(LOSS_FIELD, CPU_VIDEOS_FIELD),
+)
+"""Where a sample comes from, and what became of it. A transform cannot change these fields."""
 
 
 class Lookup(Protocol):

@@ -12,11 +12,11 @@ over. The state therefore always says what the user's code has received.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -26,12 +26,15 @@ from mmstream.errors import ConfigError
 from mmstream.types import Batch
 
 if TYPE_CHECKING:  # decoders are slow to import, and few batches need one
+    from mmstream.device.nvdec import ClipDecoder, DecodeClip
     from mmstream.device.nvjpeg import DecodeJpegs, DeviceDecoder
 
 __all__ = ["DeviceLoader", "Normalize", "UndeliveredLoader", "to_device"]
 
 MovedBatch = tuple[Batch, Batch, torch.cuda.Event | None]
 """The batch on the host, the same batch on the device, and the CUDA event after its copy."""
+
+_MakeDecoder: TypeAlias = "Callable[[DeviceLoader, torch.device], Callable[[Batch], Batch]]"
 
 T = TypeVar("T")
 
@@ -73,6 +76,7 @@ def to_device(
     normalize: Normalize | None = None,
     dtype: torch.dtype | None = None,
     decode_jpegs: DecodeJpegs | None = None,
+    decode_clip: DecodeClip | None = None,
 ) -> DeviceLoader:
     """Return a loader's batches on a device. The next batch is moved while you use this one.
 
@@ -100,6 +104,8 @@ def to_device(
             `normalize`, a `dtype` scales the images to 0..1, and None leaves them uint8.
         decode_jpegs: function that decodes the JPEGs of ``ImageDecoder(device="cuda")``. None:
             nvJPEG, on CUDA only.
+        decode_clip: function that decodes the videos of ``VideoDecoder(device="cuda")``. None:
+            torchcodec by NVDEC, on CUDA. Where that cannot be, the CPU decodes them here.
 
     Returns:
         An iterable of this epoch's remaining batches, with the length, state and stats of `loader`.
@@ -133,7 +139,7 @@ def to_device(
         raise ConfigError(f"to_device: got {type(loader).__name__}: {advice}")
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"to_device: dtype must be floating, not {dtype}")
-    return DeviceLoader(loader, torch.device(device), normalize, dtype, decode_jpegs)
+    return DeviceLoader(loader, torch.device(device), normalize, dtype, decode_jpegs, decode_clip)
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,11 @@ class DeviceLoader:
     normalize: Normalize | None = None
     dtype: torch.dtype | None = None
     decode_jpegs: DecodeJpegs | None = None
+    decode_clip: DecodeClip | None = None
     _memory: BatchMemory = field(default_factory=BatchMemory, init=False, repr=False, compare=False)
+    _decoders: dict[_MakeDecoder, Callable[[Batch], Batch]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _streams: list[torch.cuda.Stream] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -205,7 +215,6 @@ class _Mover:
             self._device = (
                 self._stream.device
             )  # with its number: threads differ in their current device
-        self._decoder: DeviceDecoder | None = None
         self._pool: ThreadPoolExecutor | None = None
         dtype = stage.dtype if stage.normalize is None else stage.dtype or torch.float32
         with self._side_stream():
@@ -221,25 +230,44 @@ class _Mover:
     def start(self, batch: Batch) -> Callable[[], MovedBatch]:
         """Start to move a batch, and return a function that waits for it and returns it.
 
-        nvJPEG blocks the host. So batches with encoded images are decoded in a thread, while the
-        user's code continues.
+        nvJPEG and NVDEC block the host. So batches with encoded images or videos are decoded in a
+        thread, while the user's code continues.
         """
-        if not _is_encoded(batch.get("image")):
+        decoders = self._decoders_of(batch)
+        if not decoders:
             moved = self._move(batch)
             return lambda: moved
-        if self._decoder is None or self._pool is None:
-            self._decoder = _make_decoder(self._stage, self._device)
+        if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="mmstream-device")
-        return self._pool.submit(self._decode, batch, self._decoder).result
+        return self._pool.submit(self._decode, batch, decoders).result
 
     def close(self) -> None:
         """End the decoding thread."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _decode(self, batch: Batch, decoder: DeviceDecoder) -> MovedBatch:
+    def _decoders_of(self, batch: Batch) -> list[Callable[[Batch], Batch]]:
+        """Return what decodes the encoded images and videos of a batch."""
+        values = (value for name, value in batch.items() if not name.startswith("__"))
+        if all(isinstance(value, torch.Tensor | list) for value in values):
+            return []
+        from mmstream.decoding.image.encoded import EncodedImages
+        from mmstream.decoding.video.encoded import EncodedVideos
+
+        makers: list[_MakeDecoder] = []
+        if isinstance(batch.get("image"), EncodedImages):
+            makers.append(_jpeg_decoder)
+        if any(isinstance(value, EncodedVideos) for value in batch.values()):
+            makers.append(_clip_decoder)
+        for make in makers:
+            if make not in self._stage._decoders:
+                self._stage._decoders[make] = make(self._stage, self._device)
+        return [self._stage._decoders[make] for make in makers]
+
+    def _decode(self, batch: Batch, decoders: Sequence[Callable[[Batch], Batch]]) -> MovedBatch:
         with self._side_stream():
-            batch = decoder(batch)
+            for decoder in decoders:
+                batch = decoder(batch)
         return self._move(batch)
 
     def _move(self, host_batch: Batch) -> MovedBatch:
@@ -275,16 +303,7 @@ class _Mover:
         return self._normalizer(image)
 
 
-def _is_encoded(images: Any) -> bool:
-    """Return whether images are JPEGs that the device is to decode."""
-    if images is None or isinstance(images, torch.Tensor | list):
-        return False
-    from mmstream.decoding.image.encoded import EncodedImages
-
-    return isinstance(images, EncodedImages)
-
-
-def _make_decoder(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
+def _jpeg_decoder(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
     """Return the decoder of encoded images.
 
     Raises:
@@ -297,8 +316,21 @@ def _make_decoder(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
             'ImageDecoder(device="cuda") leaves JPEGs to the GPU: to_device(loader, "cuda"), '
             f'not "{device}", or ImageDecoder(device="cpu")'
         )
-    source = getattr(getattr(stage.loader, "pipeline", None), "dataset", None)
-    return DeviceDecoder(device, stage.decode_jpegs or nvjpeg, source)
+    return DeviceDecoder(device, stage.decode_jpegs or nvjpeg, _source_of(stage))
+
+
+def _clip_decoder(stage: DeviceLoader, device: torch.device) -> ClipDecoder:
+    """Return the decoder of encoded videos. It warns once where no GPU can decode them."""
+    from mmstream.device.nvdec import ClipDecoder, no_gpu_reason, torchcodec_frames
+
+    reason = "" if stage.decode_clip else no_gpu_reason(device)
+    decode_clip = stage.decode_clip or (None if reason else torchcodec_frames)
+    return ClipDecoder(device, decode_clip, _source_of(stage), reason)
+
+
+def _source_of(stage: DeviceLoader) -> Any:
+    """Return the dataset of a loader, which names the shards. None: it has none."""
+    return getattr(getattr(stage.loader, "pipeline", None), "dataset", None)
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.agreement import agree
+from mmstream.bad_samples.cpu_videos import count_videos, log_videos
 from mmstream.bad_samples.lengths import count_lengths
 from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
@@ -284,6 +285,7 @@ class Loader(IterableDataset[Batch]):
         count_text_losses(
             self.stats, lineage.num_cut_texts, lineage.num_dropped_parts, lineage.text_losses
         )
+        count_videos(self.stats, lineage.num_gpu_videos, lineage.cpu_videos)
         if lineage.no_picture and not self._has_warned_of_pictures:
             self._has_warned_of_pictures = True
             logger.warning(
@@ -297,6 +299,7 @@ class Loader(IterableDataset[Batch]):
         self.stats.num_steps += 1
         if lineage.epoch != next_state["epoch"]:
             log_text_losses(self.stats, lineage.epoch)
+            log_videos(self.stats, lineage.epoch)
             if self.pipeline.dataset.can_finish_epoch:  # a mixture keeps the settings of its state
                 self._current = self.pipeline
 

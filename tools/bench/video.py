@@ -1,12 +1,14 @@
 """Ways from a video file to frames of 224x224: ``python -m tools.bench.video [FILE] [--quick]``.
 
-Every way decodes the same file in interleaved rounds, on one thread. The table has medians of the
-processor time of one video, so that a busy machine matters less. Without a file, it makes one of
-60 s in 1280x720 with a key frame every 2 s.
+Every way decodes the same file in interleaved rounds, on one thread. The table has medians of one
+video: its processor time, so that a busy machine matters less, and the time that passes. Without a
+file, it makes one of 60 s in 1280x720 with a key frame every 2 s.
 
 Ways: `mm.VideoDecoder`; PyAV's own loop, which seeks to each frame; torchcodec's exact mode; the
 loader of qwen-vl-utils. The last two are measured where they are installed. All resize by the same
-antialiased filter. A last table has the peak memory of each way, in a process of its own.
+antialiased filter. With ``device="cuda"`` there are two more: what the worker does, which is to
+copy packets to a clip; and, with a GPU and torchcodec, that and the decoding of the clip by NVDEC.
+A last table has the peak memory of each way, in a process of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ import torch
 import torch.nn.functional as F
 
 import mmstream as mm
+from mmstream.decoding.video.encoded import EncodedVideos, encode_video
+from mmstream.device.nvdec import ClipDecoder, torchcodec_frames
+from mmstream.reading.step import BatchLineage
 
 SIDE = 224
 Way = Callable[[Path, bytes, int], Any]
@@ -65,23 +70,53 @@ def main() -> None:
 def report(ways: dict[str, Way], path: Path, num_frames: int, rounds: int) -> None:
     """Print a line for each way."""
     data = path.read_bytes()
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds + 1):  # the first is for warming up
         for name, way in ways.items():
-            start = time.process_time()
+            start, passed = time.process_time(), time.perf_counter()
             frames = way(path, data, num_frames)
-            times[name].append(time.process_time() - start)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times[name].append((time.process_time() - start, time.perf_counter() - passed))
             assert len(frames) == num_frames, (name, len(frames))
-    medians = {name: statistics.median(values[1:]) for name, values in times.items()}
+    medians = {
+        name: [statistics.median(column) for column in zip(*values[1:], strict=True)]
+        for name, values in times.items()
+    }
     print(f"\n{num_frames} frames")
-    for name, median in medians.items():
-        share = median / medians["mmstream"]
-        print(f"  {name:<24}{median * 1e3:>9.1f} ms{share:>8.2f} x mmstream's")
+    for name, (median, passed) in medians.items():
+        share = median / medians["mmstream"][0]
+        print(
+            f"  {name:<24}{median * 1e3:>9.1f} ms{share:>8.2f} x mmstream's"
+            f"{passed * 1e3:>9.1f} ms passed"
+        )
 
 
 def by_mmstream(_path: Path, data: bytes, num_frames: int) -> Any:
     """Decode by `mm.VideoDecoder`."""
     return mm.VideoDecoder(num_frames=num_frames, size=SIDE, resize="exact")(data)
+
+
+def by_clip(_path: Path, data: bytes, num_frames: int) -> Any:
+    """Copy the packets to a clip for the GPU, as a worker does."""
+    decoder = mm.VideoDecoder(num_frames=num_frames, size=SIDE, resize="exact", device="cuda")
+    limits = decoder.start_limits()
+    return encode_video(data, "mp4", decoder, decoder.plan(data, limits=limits), limits)
+
+
+def by_nvdec(path: Path, data: bytes, num_frames: int) -> Any:
+    """Do what a worker does, and decode the clip on the GPU."""
+    video = by_clip(path, data, num_frames)
+    rows = [(0, 0)]
+    batch = {
+        "video": EncodedVideos.join([video], is_joined=True),
+        "video_row": torch.tensor([0]),
+        "__key__": ["a"],
+        "__lineage__": BatchLineage(0, 0, 0, rows, [True], rows),
+    }
+    decoded = ClipDecoder(torch.device("cuda", 0), torchcodec_frames, None)(batch)
+    assert decoded["__lineage__"].num_gpu_videos == 1, decoded["__lineage__"].cpu_videos
+    return decoded["video"]
 
 
 def by_pyav(_path: Path, data: bytes, num_frames: int) -> Any:
@@ -138,6 +173,8 @@ def resized(pixels: torch.Tensor) -> torch.Tensor:
 
 WAYS: dict[str, Way] = {
     "mmstream": by_mmstream,
+    "mmstream, clip alone": by_clip,
+    "mmstream, NVDEC": by_nvdec,
     "PyAV, own loop": by_pyav,
     "torchcodec, exact": by_torchcodec,
     "qwen-vl-utils": by_qwen,
@@ -146,7 +183,13 @@ WAYS: dict[str, Way] = {
 
 def is_installed(name: str) -> bool:
     """Tell whether the library of a way is there."""
-    modules = {"torchcodec, exact": "torchcodec", "qwen-vl-utils": "qwen_vl_utils"}
+    modules = {
+        "mmstream, NVDEC": "torchcodec",
+        "torchcodec, exact": "torchcodec",
+        "qwen-vl-utils": "qwen_vl_utils",
+    }
+    if name == "mmstream, NVDEC" and not torch.cuda.is_available():
+        return False
     return name not in modules or importlib.util.find_spec(modules[name]) is not None
 
 
