@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,23 +18,34 @@ import numpy as np
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.decode import Decode
+from mmstream.decoding.fields import image_fields, own_names
+from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.media_shapes import MediaShapes
-from mmstream.decoding.sample import MeasuredSample, measure_sample
+from mmstream.decoding.sample import (
+    IMAGE_FIELDS,
+    TEXT_FIELDS,
+    MeasuredSample,
+    measure_sample,
+    parse_fields,
+)
 from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform
-from mmstream.decoding.text.decoder import DecodedText
+from mmstream.decoding.text.decoder import DecodedText, TextLengths
 from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
 from mmstream.packing.measure_file import COLUMNS
 from mmstream.progress import Progress
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
-from mmstream.types import IGNORED_LABEL, IntArray, SampleRef
+from mmstream.types import IGNORED_LABEL, IntArray, Sample, SampleRef
 
 __all__ = ["Counter", "SampleLengths", "batches", "num_patches"]
 
-SAMPLES_AT_ONCE = 512
+SAMPLES_AT_ONCE = 128
 """Samples whose texts are tokenized together."""
 
 MAX_LENGTH = 1 << 40
 """No text is cut: a plan must know how long it is."""
+
+
+_NO_IDS = np.zeros(0, np.int64)
 
 
 class SampleLengths(NamedTuple):
@@ -43,8 +55,8 @@ class SampleLengths(NamedTuple):
     """One for each of `COLUMNS`. Of a sample that cannot be used: -1, then zeros."""
     reason: str = ""
     """Why the sample cannot be used."""
-    ids: IntArray = np.zeros(0, np.int64)
-    """Its token ids, int64 [num_tokens]."""
+    ids: IntArray = _NO_IDS
+    """Its token ids, int64 [num_tokens], from `Counter.decoded_lengths`."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,79 @@ class Counter:
         seed: int = 0,
         epoch: int = 0,
     ) -> list[SampleLengths]:
-        """Return the lengths of samples.
+        """Return the lengths of samples, without their token ids.
+
+        Texts and pictures are counted without making samples of them. What that cannot count, such
+        as a damaged sample, goes through `decoded_lengths`. Arguments and errors are the same.
+        """
+        lengths = self._counted(outcomes)
+        left = [number for number, each in enumerate(lengths) if each is None]
+        if left:
+            decoded = self.decoded_lengths(
+                [outcomes[number] for number in left],
+                [refs[number] for number in left],
+                shard_name,
+                seed,
+                epoch,
+            )
+            for number, each in zip(left, decoded, strict=True):
+                lengths[number] = each._replace(ids=_NO_IDS)
+        return [each for each in lengths if each is not None]
+
+    def _counted(self, outcomes: Sequence[Outcome]) -> list[SampleLengths | None]:
+        """Count samples of texts and pictures. None: only the code of training can tell."""
+        decode, text = self.decode, self.decode.text
+        assert text is not None
+        results: list[SampleLengths | None] = [None] * len(outcomes)
+        if self.before or decode.has_media or decode.fields or callable(text.field):
+            return results
+        numbers: list[int] = []
+        samples: list[Sample] = []
+        shapes: list[tuple[ImageShape, ...]] = []
+        for number, outcome in enumerate(outcomes):
+            if not isinstance(outcome, dict):
+                continue
+            images = self._image_shapes(outcome)
+            try:
+                sample = parse_fields(outcome, decode)
+            except SampleError:
+                continue
+            if images is None:
+                continue
+            samples.append(sample)
+            numbers.append(number)
+            shapes.append(images)
+        counted = text.count_all(
+            samples, [MediaShapes(images) for images in shapes], media=decode.media
+        )
+        for number, images, lengths in zip(numbers, shapes, counted, strict=True):
+            if not isinstance(lengths, SampleError):
+                media = _picture_lengths(images, self.patch_size)
+                results[number] = SampleLengths(self._values(lengths, media))
+        return results
+
+    def _image_shapes(self, sample: Sample) -> tuple[ImageShape, ...] | None:
+        """Return the shapes of a sample's pictures. None: its names are odd, or a header is."""
+        names = _names_of_pictures(tuple(sample))
+        decoder = self.decode.image
+        if names is None or decoder is None or not names:
+            return None if names is None else ()
+        size = decoder.output_shape
+        if size is not None and not self.decode.needed_shapes:
+            return (ImageShape(*size, size),) * len(names)
+        shapes = [decoder.prepared_shape(sample[name]) for name in names]
+        known = tuple(shape for shape in shapes if shape is not None)
+        return known if len(known) == len(names) else None
+
+    def decoded_lengths(
+        self,
+        outcomes: Sequence[Outcome],
+        refs: Sequence[SampleRef],
+        shard_name: Callable[[int], str],
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> list[SampleLengths]:
+        """Return the lengths of samples, and their token ids, by all the code of training.
 
         Args:
             outcomes: Raw samples, or why there are none.
@@ -130,25 +214,28 @@ class Counter:
 
     def _counts(self, measured: MeasuredSample) -> SampleLengths:
         assert measured.text is not None
-        ids, shapes = _documents(measured.text, "input_ids"), measured.shapes
-        # The first token of a document has no token before it that could predict it.
+        ids = _documents(measured.text, "input_ids")
         labels = _documents(measured.text, "labels")
+        # The first token of a document has no token before it that could predict it.
         num_labels = sum(int(np.count_nonzero(each[1:] != IGNORED_LABEL)) for each in labels)
-        patches = list(num_patches(shapes, self.patch_size)) if any(shapes) else []
-        seconds = sum(audio.num_samples / audio.sample_rate for audio in shapes.audios)
-        # Media that have tokens in the text come again for each document.
-        assert self.decode.text is not None
-        num_times = len(ids) if self.decode.text.counted_media else 1
-        values = (
-            sum(map(len, ids)),
-            num_labels,
-            len(ids),
-            len(shapes.images) * num_times,
-            sum(patches) * num_times,
-            sum(each * each for each in patches) * num_times,
-            math.ceil(seconds * num_times),
+        lengths = TextLengths(sum(map(len, ids)), num_labels, len(ids))
+        all_ids = ids[0] if len(ids) == 1 else np.concatenate(ids)
+        media = _media_lengths(measured.shapes, self.patch_size)
+        return SampleLengths(self._values(lengths, media), ids=all_ids)
+
+    def _values(self, lengths: TextLengths, media: _MediaLengths) -> tuple[int, ...]:
+        """Return the columns of a sample."""
+        num_times = 1
+        if lengths.num_texts > 1 and self.decode.text and self.decode.text.counted_media:
+            # Media that have tokens in the text come again for each document.
+            num_times = lengths.num_texts
+        return (
+            *lengths,
+            media.num_images * num_times,
+            media.patches * num_times,
+            media.squared_patches * num_times,
+            math.ceil(media.seconds * num_times),
         )
-        return SampleLengths(values, ids=ids[0] if len(ids) == 1 else np.concatenate(ids))
 
 
 def _documents(text: DecodedText, name: str) -> list[IntArray]:
@@ -172,6 +259,40 @@ def num_patches(shapes: MediaShapes, patch_size: int) -> Iterator[int]:
     for video in shapes.videos:
         num_of_frame = -(-video.height // patch_size) * -(-video.width // patch_size)
         yield from [num_of_frame] * -(-video.num_frames // 2)
+
+
+class _MediaLengths(NamedTuple):
+    """What the media of a sample add to its columns."""
+
+    num_images: int
+    patches: int
+    squared_patches: int
+    seconds: float
+
+
+def _media_lengths(shapes: MediaShapes, patch_size: int) -> _MediaLengths:
+    patches = list(num_patches(shapes, patch_size))
+    seconds = sum(audio.num_samples / audio.sample_rate for audio in shapes.audios)
+    squared_patches = sum(each * each for each in patches)
+    return _MediaLengths(len(shapes.images), sum(patches), squared_patches, seconds)
+
+
+@lru_cache(maxsize=4096)
+def _picture_lengths(images: tuple[ImageShape, ...], patch_size: int) -> _MediaLengths:
+    return _media_lengths(MediaShapes(images), patch_size)
+
+
+@lru_cache(maxsize=1024)
+def _names_of_pictures(names: tuple[str, ...]) -> list[str] | None:
+    """Return the names of a sample's pictures, in order.
+
+    None: the sample has several pictures with names of their own, or a file whose name a decoder
+    gives to what it makes. Training has rules for these.
+    """
+    pictures = image_fields(names)
+    if len(pictures) > 1 and own_names(pictures):
+        return None
+    return None if {*IMAGE_FIELDS, *TEXT_FIELDS}.intersection(names) else pictures
 
 
 def batches(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:

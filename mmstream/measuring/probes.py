@@ -79,7 +79,7 @@ def kind_of(sample: Sample) -> str:
         >>> kind_of({"__key__": "1", "0.jpg": b"", "1.jpg": b"", "txt": b"caf\xc3\xa9"})
         '#.jpg txt; not ASCII'
     """
-    words = [_fields_of(tuple(name for name in sample if not name.startswith("__")))]
+    words = [_fields_of(tuple(sample))]
     row = sample.get("json")
     text = sample.get("txt")
     if isinstance(row, bytes):
@@ -91,7 +91,7 @@ def kind_of(sample: Sample) -> str:
         if isinstance(data, bytes) and not (data.isascii() and b"\\u" not in data):
             words.append("not ASCII")
             break
-    return "; ".join(word for word in words if word)
+    return "; ".join(filter(None, words))
 
 
 _ROLES = re.compile(rb'"role": ?"(\w{1,20})"')
@@ -101,7 +101,8 @@ _MARKS = (("tools", b'"tools"'), ("tool calls", b'"tool_calls"'))
 @lru_cache(maxsize=1024)
 def _fields_of(names: tuple[str, ...]) -> str:
     """Return the names of files, numbers as ``#``, each once."""
-    return " ".join(sorted({_DIGITS.sub("#", name) for name in names}))
+    fields = {_DIGITS.sub("#", name) for name in names if not name.startswith("__")}
+    return " ".join(sorted(fields))
 
 
 def probes_of(
@@ -141,7 +142,7 @@ def probes_of(
     read_refs = [(ref, fact) for ref, fact in zip(refs, facts, strict=True) if fact is not None]
     samples = [_sample(fact, dataset.url_of(ref[0]), ref) for ref, fact in read_refs]
     name_of = dataset.name_of
-    lengths = counter.lengths(samples, [ref for ref, _ in read_refs], name_of, seed, epoch)
+    lengths = counter.decoded_lengths(samples, [ref for ref, _ in read_refs], name_of, seed, epoch)
     return [
         Probe(name_of(ref[0]), ref[1], fact, each.values, *_ids_of(each))
         for (ref, fact), each in zip(read_refs, lengths, strict=True)
@@ -222,7 +223,7 @@ def difference(measure: Measure | MeasureHead, counter: Counter) -> str | None:
         _sample(probe.fact, probe.shard, ref) for probe, ref in zip(probes, refs, strict=True)
     ]
     names = {ref[0]: probe.shard for probe, ref in zip(probes, refs, strict=True)}
-    lengths = counter.lengths(
+    lengths = counter.decoded_lengths(
         samples, refs, names.__getitem__, int(settings.get("seed") or 0), int(epochs[0])
     )
     for probe, each in zip(probes, lengths, strict=True):

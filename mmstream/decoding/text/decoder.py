@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,11 +55,13 @@ from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.types import IGNORED_LABEL
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["DecodedText", "TextDecoder", "Tokens"]
+__all__ = ["DecodedText", "TextDecoder", "TextLengths", "Tokens"]
 
 Tokens: TypeAlias = dict[str, Any]
 """``input_ids``, ``attention_mask`` and ``labels`` of a sample, each int64 [T]; ``label_weights``,
 float32 [T], where messages have weights. With ``texts="all"`` each is a list of arrays."""
+
+T = TypeVar("T")
 
 _CALL_CHARACTERS = 1 << 20
 """Characters that one call of the tokenizer gets, unless one text alone has more.
@@ -83,6 +85,16 @@ class DecodedText(NamedTuple):
     `max_length` has cut it."""
     num_dropped_parts: int
     """Parts of the conversation that its text lacks: dropped, or not written by the template."""
+
+
+class TextLengths(NamedTuple):
+    """How long the texts of a sample are."""
+
+    num_tokens: int
+    """Tokens of all of them."""
+    num_label_tokens: int
+    """Tokens with a label. The first of a text has none before it that could predict it."""
+    num_texts: int
 
 
 class _Prompt(NamedTuple):
@@ -346,33 +358,62 @@ class TextDecoder:
         Raises:
             ConfigError: As in a call.
         """
+        return self._tokenize(samples, shapes, media, self._finish, _together)
+
+    def count_all(
+        self,
+        samples: Sequence[dict[str, Any]],
+        shapes: Sequence[MediaShapes | None] | None = None,
+        *,
+        media: Collection[str] = DECODED,
+    ) -> list[TextLengths | SampleError]:
+        """Count the tokens of many samples: what `decode_all` would return, without the arrays.
+
+        Arguments and errors are those of `decode_all`.
+        """
+        return self._tokenize(samples, shapes, media, self._count, _sum_of_lengths)
+
+    def _tokenize(
+        self,
+        samples: Sequence[dict[str, Any]],
+        shapes: Sequence[MediaShapes | None] | None,
+        media: Collection[str],
+        finish: Callable[[_Prompt, Any], T],
+        together: Callable[[Sequence[T]], T],
+    ) -> list[T | SampleError]:
+        """Tokenize the texts of samples.
+
+        Args:
+            samples: As `decode_all` takes them, also the next two.
+            shapes: Of the media of each sample.
+            media: The kinds that are decoded.
+            finish: Makes a result of a text and its encoding.
+            together: Joins the results of a sample's texts.
+        """
         prompts = [
             self._try(self._prompts, sample, media, sample_shapes)
             for sample, sample_shapes in zip(samples, shapes or [None] * len(samples), strict=True)
         ]
-        if self.texts == "all":
-            return self._decode_several(prompts)
-        return self._decode(
-            [prompt if isinstance(prompt, SampleError) else prompt[0] for prompt in prompts]
-        )
-
-    def _decode_several(
-        self, prompts: Sequence[list[_Prompt] | SampleError]
-    ) -> list[DecodedText | SampleError]:
-        """Decode samples of several texts. The first error of a text is that of its sample."""
+        if self.texts == "one":
+            flat = [prompt if isinstance(prompt, SampleError) else prompt[0] for prompt in prompts]
+            return self._finish_all(flat, finish)
         flat = [prompt for own in prompts if not isinstance(own, SampleError) for prompt in own]
-        texts = iter(self._decode(flat))
-        results: list[DecodedText | SampleError] = []
+        texts = iter(self._finish_all(flat, finish))
+        results: list[T | SampleError] = []
         for own in prompts:
             if isinstance(own, SampleError):
                 results.append(own)
                 continue
-            decoded = [next(texts) for _ in own]
-            error = next((text for text in decoded if isinstance(text, SampleError)), None)
-            results.append(error or _together([t for t in decoded if isinstance(t, DecodedText)]))
+            finished = [next(texts) for _ in own]
+            # The first error of a text is that of its sample.
+            error = next((text for text in finished if isinstance(text, SampleError)), None)
+            good = [text for text in finished if not isinstance(text, SampleError)]
+            results.append(together(good) if error is None else error)
         return results
 
-    def _decode(self, prompts: Sequence[_Prompt | SampleError]) -> list[DecodedText | SampleError]:
+    def _finish_all(
+        self, prompts: Sequence[_Prompt | SampleError], finish: Callable[[_Prompt, Any], T]
+    ) -> list[T | SampleError]:
         """Tokenize texts, in calls of the tokenizer that are not too large."""
         results: list[Any] = list(prompts)
         groups: dict[tuple[bool, bool], list[int]] = {}
@@ -385,7 +426,7 @@ class TextDecoder:
                 texts = [results[row].text for row in call]
                 encodings = self._encode(texts, is_chat, needs_offsets)
                 for row, encoding in zip(call, encodings, strict=True):
-                    results[row] = self._try(self._finish, results[row], encoding)
+                    results[row] = self._try(finish, results[row], encoding)
         return results
 
     def _encode(self, texts: list[str], is_chat: bool, needs_offsets: bool) -> list[Any]:
@@ -455,6 +496,19 @@ class TextDecoder:
             weights = weights[: self.max_length]  # a conversation has no special tokens at its end
             tokens["label_weights"] = np.where(labels == IGNORED_LABEL, np.float32(0), weights)
         return DecodedText(tokens, num_tokens, prompt.num_dropped_parts)
+
+    def _count(self, prompt: _Prompt, encoding: Any) -> TextLengths:
+        """Return the lengths of the text that `_finish` would make of an encoding."""
+        is_error = isinstance(encoding, DecodeError)
+        if not is_error and prompt.spans is None and prompt.written is None:
+            num_tokens, num_added = len(encoding), self._core.num_special_tokens_to_add(False)
+            if self.append_eos and num_tokens and encoding.ids[-1] != self.tokenizer.eos_token_id:
+                num_tokens, num_added = num_tokens + 1, num_added + 1
+            if num_added < num_tokens <= self.max_length:  # else `_finish` cuts or refuses it
+                return TextLengths(num_tokens, num_tokens - 1, 1)
+        tokens = self._finish(prompt, encoding).tokens
+        num_labels = int(np.count_nonzero(tokens["labels"][1:] != IGNORED_LABEL))
+        return TextLengths(len(tokens["input_ids"]), num_labels, 1)
 
     def _labelled(self, prompt: _Prompt, encoding: Any) -> _LabelledIds:
         """Return the ids of an encoding with their labels, before media take their places."""
@@ -662,6 +716,10 @@ def _together(texts: Sequence[DecodedText]) -> DecodedText:
         max(text.num_tokens for text in texts),
         sum(text.num_dropped_parts for text in texts),
     )
+
+
+def _sum_of_lengths(texts: Sequence[TextLengths]) -> TextLengths:
+    return TextLengths(*map(sum, zip(*texts, strict=True)))
 
 
 def _no_weights(text: DecodedText) -> NDArray[np.float32]:

@@ -48,15 +48,16 @@ class MediaParts:
         counted: The kinds of which the text must have a token per medium of the sample.
             `Placeholders` checks that later.
         placeholders: By kind, what stands for it in conversations.
-        special: Those tokens of video and audio that the tokenizer takes for media, for plain text.
-            A text may be about anything, such as the ``<video>`` of HTML.
+        in_plain_text: What stands for video and audio that have no tokens in the text, in plain
+            text: only what the tokenizer takes for media. A text may be about anything, such as the
+            ``<video>`` of HTML. None: nothing does.
     """
 
     action: UndecodedParts
     tokens: Mapping[str, str]
     counted: frozenset[str]
     placeholders: Mapping[str, frozenset[str]]
-    special: Mapping[str, frozenset[str]]
+    in_plain_text: re.Pattern[str] | None
 
     def of_messages(
         self, messages: list[Message], sample: dict[str, Any], decoded: Collection[str]
@@ -116,8 +117,7 @@ class MediaParts:
             if kind is not None and kind not in decoded and kind not in self.counted:
                 self._refuse(f"the text belongs to {_a(kind)} ({escaped(name, 80)})")
                 num_dropped += 1
-        special = [self.special[kind] for kind in self.special if kind not in self.counted]
-        text, num_lost = self._of_string(text, _any_of(frozenset().union(*special)))
+        text, num_lost = self._of_string(text, self.in_plain_text)
         return text, num_dropped + num_lost
 
     def drop_tools(self) -> int:
@@ -202,8 +202,9 @@ def media_parts(
         names = {*MEDIA_TOKENS[kind], tokens[kind], *([own] if own else [])}
         placeholders[kind] = frozenset(names - {tokens["image"]})
     added = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    special = {kind: placeholders[kind] & added for kind in ("video", "audio")}
-    return MediaParts(action, tokens, frozenset(counted), placeholders, special)
+    special = [placeholders[kind] & added for kind in ("video", "audio") if kind not in counted]
+    in_plain_text = _any_of(frozenset[str]().union(*special))
+    return MediaParts(action, tokens, frozenset(counted), placeholders, in_plain_text)
 
 
 @lru_cache(maxsize=64)

@@ -55,6 +55,20 @@ def test_a_step_is_tokenized_as_its_samples_are_one_by_one(chat, field):
             assert np.array_equal(one[name], other[name]), name
 
 
+@pytest.mark.parametrize("settings", [{}, {"max_length": 5}, {"texts": "all"}])
+def test_counts_are_the_lengths_of_what_is_decoded(settings):
+    text = mm.TextDecoder(byte_tokenizer(chat=True), **settings)
+    parsed = [sample for sample, _ in decode_texts(SAMPLES, None)]
+    decoded, counted = text.decode_all(parsed), text.count_all(parsed)
+    assert sum(isinstance(one, DecodeError) for one in counted) >= 3
+    for one, other in zip(decoded, counted, strict=True):
+        if isinstance(one, DecodeError):
+            assert str(one) == str(other)
+            continue
+        ids, labels = (np.ravel(one.tokens[name]) for name in ("input_ids", "labels"))
+        assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
+
+
 def test_without_a_text_decoder_only_json_is_parsed():
     ready = decode_texts(SAMPLES, None)
     assert ready[1][0]["json"]["messages"][0]["role"] == "user"
