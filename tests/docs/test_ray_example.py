@@ -22,7 +22,7 @@ for name in ("ray", "pandas", "tensorboardX"):
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 120
+NUM_STEPS = 60
 CHECKPOINT_STEP = 20
 """The example saves after every 20th step."""
 
@@ -41,9 +41,12 @@ def cluster(tmp_path: Path) -> Iterator[Any]:
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
         environment.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         environment.setenv("RAY_memory_monitor_refresh_ms", "0")  # other programs' memory
-        environment.setenv("RAY_health_check_period_ms", "1000")  # a dead node is noticed in 5 s
-        environment.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "5")  # and not waited for
+        environment.setenv("RAY_health_check_initial_delay_ms", "500")  # a dead node is noticed
+        environment.setenv("RAY_health_check_period_ms", "500")  # in a second or two
+        environment.setenv("RAY_health_check_failure_threshold", "2")
+        environment.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")  # and not waited for
         environment.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+        environment.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process for each group
         options = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
         cluster = Cluster(initialize_head=True, head_node_args=options)
         yield cluster
@@ -51,7 +54,7 @@ def cluster(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_run_goes_on_by_itself_on_the_node_that_is_left(cluster: Any, tmp_path: Path) -> None:
-    shards = write_corpus(tmp_path / "shards", [16 * 80, 16 * 40])
+    shards = write_corpus(tmp_path / "shards", [16 * 40, 16 * 20])
     out, log = tmp_path / "run", tmp_path / "log"
     node = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
     with log.open("wb") as file:
