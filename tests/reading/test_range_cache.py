@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -236,6 +237,14 @@ def test_a_disk_that_takes_nothing_makes_no_step_wait(dataset, root, monkeypatch
     assert run(dataset, root, 1).counts["num_cached_bytes"] == (
         CORPUS_BYTES - first.counts["num_cached_bytes"]
     )
+    assert not run(dataset, root, 2).requests
+
+
+def test_a_cache_that_is_removed_under_a_run_changes_no_batch(dataset, root, caplog):
+    settings: dict[str, Any] = {"when_read": lambda: shutil.rmtree(root, ignore_errors=True)}
+    assert run(dataset, root, 0, 1, **settings).samples == run(dataset, None, 0, 1).samples
+    assert caplog.text.count("takes nothing more: No such file or directory") == 1
+    assert run(dataset, open_cache_dir(str(Path(root).parent), None), 1).num_bytes == CORPUS_BYTES
     assert not run(dataset, root, 2).requests
 
 

@@ -192,7 +192,7 @@ def chat(number: int) -> dict[str, bytes]:
 def test_a_killed_run_on_packs_goes_on_with_one_rank_and_with_three(
     s3: str, tmp_path: Path
 ) -> None:
-    url, out = write_corpus(f"{s3}/chats", [120, 120], chat), tmp_path / "run"
+    url, out = write_corpus(f"{s3}/chats", [120, 120], chat, checksums=True), tmp_path / "run"
     settings: dict[str, Any] = {
         "model": "vlm", "pack": 512, "plan": "default-512", "global_batch_size": 6, "seed": 1,
         "device": "cpu", "log_keys": True, "checkpoint_every": 1, "image_size": 16, "epochs": 2,
@@ -208,10 +208,12 @@ def test_a_killed_run_on_packs_goes_on_with_one_rank_and_with_three(
         for name, value in settings.items()
         for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
     ]
-    command = [url, "--num-workers", "0", *flags]
+    cache = ["--cache-dir", str(tmp_path / "cache"), "--max-cache-bytes", "100000000"]
+    command = [url, "--num-workers", "0", "--reshuffle", "global", *cache, *flags]
     run_starts(command, out, [(2, 3), (1, 3), (3, None)])
     lines = require_exact(url, out, num_steps, open_plan(plan_folder(url, "default-512")))
     worlds = [line["world_size"] for line in lines]
     assert worlds[0] == 2
     assert {1, 3} <= set(worlds)
     assert worlds == sorted(worlds, key=[2, 1, 3].index)
+    assert lines[-1]["cache_hit_fraction"] > 0.5  # by what the starts before it have kept
