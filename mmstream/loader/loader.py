@@ -181,8 +181,7 @@ class Loader(IterableDataset[Batch]):
         self._has_advised = False
         self._rank_settings: dict[Pipeline, dict[str, str]] = {}
         self._balance: tuple[tuple[Pipeline, World, bool], Balance] | None = None
-        if num_workers and multiprocessing_context == "forkserver":
-            preload_server(pipeline)
+        self._start_early()
 
     def __len__(self) -> int:
         """Steps of this epoch: the same on every rank, known before the first read."""
@@ -360,6 +359,11 @@ class Loader(IterableDataset[Batch]):
             return StorageError(f"{line}; {state}")
         return None if line is error else line
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the processes behind: a copy starts its own."""
+        own = {"_reader": None, "_workers": None, "_runner": None, "_due_job": None}
+        return self.__dict__ | own
+
     def __repr__(self) -> str:
         epoch, step = self._position
         return f"<Loader: epoch {epoch} step {step} of {len(self)}, {self.num_workers} workers>"
@@ -475,22 +479,12 @@ class Loader(IterableDataset[Batch]):
             label: how messages about workers begin.
         """
         keep_freed_memory()
+        if self._reader is not None and not self._reader.is_own:  # this process was forked since
+            self._reader = None
         if self._reader_pipeline is not pipeline:
             self._end_processes()
         if self._reader is None and needs_reader_process(pipeline.dataset):
-            large_files = large_files_of(pipeline)
-            self._reader = ReaderProcess(
-                pipeline.dataset,
-                pipeline.order,
-                max(1, self.num_workers),
-                None if large_files is None else large_files.least_bytes,
-                node_cache_settings(
-                    pipeline.dataset,
-                    pipeline.cache_dir,
-                    pipeline.max_cache_bytes,
-                    resolve_world(self._world).world_size,
-                ),
-            )
+            self._start_reader(pipeline)
         self._reader_pipeline = pipeline
         due = self._due_job
         goes_on = due is not None and first._replace(iteration=due.iteration) == due
@@ -507,6 +501,33 @@ class Loader(IterableDataset[Batch]):
             for step, batch in enumerate(batches, start=first.step):
                 self._due_job = later_job(first._replace(step=step), 1, stop)
                 yield batch
+
+    def _start_early(self) -> None:
+        """Start what takes long and needs no position. It imports while the script goes on."""
+        if self.num_workers and self._multiprocessing_context == "forkserver":
+            preload_server(self.pipeline)
+        # A node cache depends on the number of ranks, which `iter()` asks for.
+        if self.pipeline.cache_dir is None and needs_reader_process(self.pipeline.dataset):
+            self._start_reader(self.pipeline)
+
+    def _start_reader(self, pipeline: Pipeline) -> None:
+        """Start the reader process of a pipeline; does not wait for it."""
+        large_files, cache = large_files_of(pipeline), None
+        if pipeline.cache_dir is not None:
+            cache = node_cache_settings(
+                pipeline.dataset,
+                pipeline.cache_dir,
+                pipeline.max_cache_bytes,
+                resolve_world(self._world).world_size,
+            )
+        self._reader = ReaderProcess(
+            pipeline.dataset,
+            pipeline.order,
+            max(1, self.num_workers),
+            None if large_files is None else large_files.least_bytes,
+            cache,
+        )
+        self._reader_pipeline = pipeline
 
     def _worker_batches(
         self, pipeline: Pipeline, first: Job, stop: int, label: str, goes_on: bool

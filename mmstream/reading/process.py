@@ -116,8 +116,9 @@ class ReaderProcess:
         self._control = Connection(ours.detach())
         self._lock = threading.Lock()
         self._iteration = 0
+        self._made_by = os.getpid()
         self._end = weakref.finalize(
-            self, _end, self._process, self._control, self.connections, os.getpid()
+            self, _end, self._process, self._control, self.connections, self._made_by
         )
         with suppress(OSError):  # whoever waits for a step learns that it has ended
             sys_path = [os.fspath(path) for path in sys.path]
@@ -128,6 +129,11 @@ class ReaderProcess:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made it, and was not forked from the one that did."""
+        return self._made_by == os.getpid()
 
     def begin(self, epoch: int, step: int, rows: tuple[int, int]) -> int:
         """Begin an iteration at a step; return its number, which requests for steps must have.

@@ -146,6 +146,7 @@ class RankReader:
         cache: RangeCache | None = None,
     ) -> None:
         self._source, self._order, self._transfers = source, order, transfers
+        self._datasets = datasets
         self._client_of = {id(dataset): number for number, dataset in enumerate(datasets)}
         self._max_horizon_bytes = horizon_bytes
         self._least_large_bytes = least_large_bytes
@@ -176,6 +177,12 @@ class RankReader:
         self._taken: set[int] = set()
         self._error: Exception | None = None
         self._progress = asyncio.Event()
+
+    async def warm_up(self) -> None:
+        """Load an index before it is asked for: its client is imported and connected then."""
+        loop, first = asyncio.get_running_loop(), self._datasets[0]
+        num_requests = await loop.run_in_executor(self._thread, first.load_indexes, [0])
+        self._counts += TransferCounts(num_index_requests=num_requests)
 
     def begin(
         self, epoch: int, step: int, rows: tuple[int, int], *, single_samples: bool = False

@@ -234,9 +234,11 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
     )
     gc.collect()
     gc.freeze()  # manifests are many objects, which live until the end
+    warm_up = asyncio.get_running_loop().create_task(reader.warm_up())
     try:
         await Server(control, connections, reader).run()
     finally:
+        warm_up.cancel()
         control.close()
         await transfers.close()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch.distributed
 import mmstream as mm
 from mmstream.loader import remote_advice
 from mmstream.processes import process_state
+from mmstream.reading import process
 from tests.helpers.corpora import write_corpus
 from tests.helpers.paths import ROOT
 from tests.helpers.stores import far
@@ -132,6 +135,41 @@ def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on
         f"starts a new one; the state stands before step {step}"
     )
     assert delivered + [described(batch) for batch in remote] == expected
+
+
+def test_the_reader_process_starts_with_the_loader_and_loads_an_index(corpus, loaders) -> None:
+    remote = mm.Loader(far_pipeline(corpus))
+    loaders.append(remote)
+    pid = pid_of(remote)
+    batch = next(iter(remote))
+    assert pid_of(remote) == pid
+    assert batch["__lineage__"].transfers.num_index_requests > 0
+
+
+def test_a_pickled_loader_goes_on_with_processes_of_its_own(corpus, loaders) -> None:
+    local, remote = mm.Loader(pipeline(corpus)), mm.Loader(far_pipeline(corpus))
+    loaders += [local, remote]
+    stream = iter(remote)
+    delivered = [described(next(stream)) for _ in range(3)]
+    copy = pickle.loads(pickle.dumps(remote))
+    loaders.append(copy)
+    delivered += [described(batch) for batch in copy]
+    assert delivered == [described(batch) for batch in local]
+    assert pid_of(copy) != pid_of(remote)
+
+
+def test_a_loader_in_a_forked_process_has_a_reader_process_of_its_own(
+    corpus, loaders, monkeypatch
+) -> None:
+    remote = mm.Loader(far_pipeline(corpus))
+    loaders.append(remote)
+    of_the_parent = remote._reader
+    assert of_the_parent is not None
+    with closing(of_the_parent), monkeypatch.context() as child:
+        child.setattr(process.os, "getpid", lambda: 1)
+        next(iter(remote))
+        assert pid_of(remote) != of_the_parent.pid
+        remote.close()
 
 
 def test_a_reader_that_waits_is_named_in_the_warning(corpus, loaders, caplog) -> None:
