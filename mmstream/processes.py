@@ -18,6 +18,7 @@ is around each start. Helpers look where their parent looks: ``sys.path`` goes o
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -215,6 +216,7 @@ def _exit_with(main_process: str) -> None:
     os._exit(1)
 
 
+@functools.cache  # one call is enough, and the third one would get memory that must be cleared
 def keep_freed_memory() -> None:
     """Have glibc use freed memory of batches again, instead of new pages from the system.
 

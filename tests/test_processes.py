@@ -115,14 +115,17 @@ def test_memory_of_dropped_bytes_is_used_again_without_new_pages() -> None:
     program = """
 import resource, sys
 from mmstream.processes import keep_freed_memory
-keep_freed_memory()
-for _ in range(8):
-    batch = None
-    batch = [number.to_bytes(1, "big") * 200_000 for number in range(32)]
+for number in range(12):
+    if number < 4:
+        keep_freed_memory()  # each epoch of a loader calls it
+    else:
+        batch = None
+        batch = [number.to_bytes(1, "big") * 200_000 for number in range(32)]
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 """
     words = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
     faults = [int(word) for word in words]
-    assert faults[-1] - faults[1] < 300  # a batch has 1,600 pages
+    assert faults[3] - faults[0] < 300  # the memory of a call has 7,900 pages
+    assert faults[-1] - faults[5] < 300  # a batch has 1,600 pages
