@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmstream.forecast.reads import LargeReads, MeasuredReads
     from mmstream.forecast.run import RunForecast
     from mmstream.order import AnyOrder
+    from mmstream.packing.plan import PackPlan
 
 __all__ = ["OPTIONS", "PlannedRun", "forecast_options", "show_forecast"]
 
@@ -234,7 +235,6 @@ def _order(source: Dataset | Mixture, run: PlannedRun, seed: int) -> AnyOrder:
     from mmstream.packing.mixture_order import MixturePackOrder
     from mmstream.packing.mixture_plan import MixturePlan
     from mmstream.packing.order import PackOrder
-    from mmstream.packing.plan_file import open_plan
 
     settings: dict[str, Any] = {
         "global_batch_size": run.plan,
@@ -246,17 +246,14 @@ def _order(source: Dataset | Mixture, run: PlannedRun, seed: int) -> AnyOrder:
     if run.pack_plan is None:
         return source.plan_order(**settings)
     if not isinstance(source, Mixture):
-        plan = open_plan(_plan_folder(source, run.pack_plan))
+        plan = _plan_of(source, run.pack_plan)
         return PackOrder.from_plan(plan, source.corpus, **settings)
     if "/" in run.pack_plan:
         raise click.UsageError(
             "--pack-plan of a mixture is a name: each source has a plan of this name beside its "
             "index"
         )
-    plans = {
-        name: open_plan(_plan_folder(dataset, run.pack_plan))
-        for name, dataset in source.datasets.items()
-    }
+    plans = {name: _plan_of(dataset, run.pack_plan) for name, dataset in source.datasets.items()}
     joined = MixturePlan(plans, [dataset.num_shards for dataset in source.datasets.values()])
     shares = joined.shares_by_step(source.weights, run.weights_of)
     return MixturePackOrder.from_plans(
@@ -264,11 +261,13 @@ def _order(source: Dataset | Mixture, run: PlannedRun, seed: int) -> AnyOrder:
     )
 
 
-def _plan_folder(dataset: Dataset, name: str) -> str:
-    """Return where the plan of a dataset lies: a folder, or a name beside the index."""
-    from mmstream.packing.plan_file import plan_folder
+def _plan_of(dataset: Dataset, name: str) -> PackPlan:
+    """Return the plan of a dataset from a folder, or from a name beside the index."""
+    from mmstream.packing.plan_file import open_plan, plan_folder, require_plan_of
 
-    return name if "/" in name else plan_folder(dataset.index_store.url, name)
+    plan = open_plan(name if "/" in name else plan_folder(dataset.index_store.url, name))
+    require_plan_of(dataset, plan)
+    return plan
 
 
 def _reads_single_samples(

@@ -44,7 +44,7 @@ from mmstream.packing.plan import (
     UNUSABLE,
     PackPlan,
 )
-from mmstream.packing.plan_file import PLAN_NAME, open_plan, plan_folder
+from mmstream.packing.plan_file import PLAN_NAME, open_plan, plan_folder, require_plan_of
 from mmstream.packing.plan_packs import default_plan_name, plan_packs
 from mmstream.packing.plan_report import left_out_of
 from mmstream.packing.planner import plan_digest
@@ -105,7 +105,7 @@ def find_plan(
         ShardError, StorageError: The dataset cannot be read.
     """
     plan = _fitting_plan(dataset, pack, decode, before, seed)
-    _check_shards(dataset, plan)
+    require_plan_of(dataset, plan)
     if resolve_world(None).rank == 0:
         _tell_what_is_left_out(dataset, plan)
     return plan
@@ -132,16 +132,6 @@ def _fitting_plan(
             return _plan_of(dataset, candidate, limits)
         misfits.append(f"{candidate.url} does not fit: {words}")
     return _new_plan(dataset, limits, decode, before, seed, misfits)
-
-
-def _check_shards(dataset: Dataset, plan: PackPlan) -> None:
-    """Refuse a plan of other shards: its lengths would be those of other samples."""
-    shards = dataset.manifest.shards
-    if len(plan.shards) > len(shards) or not all(map(is_same_shard, plan.shards, shards)):
-        raise ConfigError(
-            f"{plan.url or 'the plan'}: is of other shards than {dataset.index_store.url}; run "
-            "`mmstream measure` and `mmstream plan` for these"
-        )
 
 
 def _tell_what_is_left_out(dataset: Dataset, plan: PackPlan) -> None:

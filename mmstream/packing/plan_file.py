@@ -22,17 +22,25 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.dataset.sealed import check_seal, read_sealed, seal
 from mmstream.errors import ConfigError, ManifestError, StateError, escaped
 from mmstream.packing.array_files import ArrayInfo, open_array, remove_arrays, write_array
-from mmstream.packing.measure_file import require_name
+from mmstream.packing.measure_file import is_same_shard, require_name
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.settings import PackLimits
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
 
-__all__ = ["PLAN_NAME", "open_plan", "plan_folder", "reopen_plan", "write_plan"]
+__all__ = [
+    "PLAN_NAME",
+    "open_plan",
+    "plan_folder",
+    "reopen_plan",
+    "require_plan_of",
+    "write_plan",
+]
 
 PLAN_NAME = "plan.json"
 
@@ -210,3 +218,17 @@ def _require_whole(plan: PackPlan, name: str) -> None:
     )
     if not is_whole:
         raise ManifestError(f"{name}: its numbers do not fit each other; {_CURE}")
+
+
+def require_plan_of(dataset: Dataset, plan: PackPlan) -> None:
+    """Refuse a plan of other shards: its lengths would be those of other samples.
+
+    Raises:
+        ConfigError: Its shards are not the first ones of the dataset.
+    """
+    shards = dataset.manifest.shards
+    if len(plan.shards) > len(shards) or not all(map(is_same_shard, plan.shards, shards)):
+        raise ConfigError(
+            f"{plan.url or 'the plan'}: is of other shards than {dataset.index_store.url}; run "
+            "`mmstream measure` and `mmstream plan` for these"
+        )

@@ -87,6 +87,10 @@ def test_packs_of_a_plan_are_rows(info, tmp_path: Path):
     about = json.loads(info(folder, "--plan", 8, "--pack-plan", "small", "--json")[1])
     assert about["num_steps"] == plan.num_units // 8
     assert about["num_samples"] > 8 * about["num_steps"]
+    other = write_texts(tmp_path / "other", [100])
+    code, _, err = info(other, "--plan", 8, "--pack-plan", f"{folder}/mmstream.plan.small")
+    assert code == 2
+    assert "mmstream.plan.small: is of other shards than" in err
 
 
 def test_packs_of_a_mixture_have_a_plan_of_one_name_in_each_source(info, tmp_path: Path):
