@@ -5,13 +5,17 @@ load -> CHECK -> the shard
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mmstream.converting.draft import Kind, Media, RowError
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.media.probe import Facts, probe
 from mmstream.converting.media.types import sniff_file
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.errors import DecodeError
+
+if TYPE_CHECKING:
+    from mmstream.converting.media.probe import Facts
 
 __all__ = ["checked"]
 
@@ -41,6 +45,8 @@ def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
         return _image(data, extension, options)
     if options.check == "none":
         return Media(extension, data)
+    from mmstream.converting.media.probe import probe  # loads FFmpeg
+
     facts = probe(data, kind, options.check == "full")
     _check_duration(facts, options)
     return Media(extension, data, facts)
