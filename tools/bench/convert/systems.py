@@ -3,7 +3,7 @@
 It runs with the Python that has the system installed, so it imports nothing of this repository but
 mmstream. Each system gets the same rows: the picture's bytes, the text and the id. With several
 workers, the writers that have no workers of their own run in as many processes, each with its own
-rows and folder.
+rows and folder. mmstream gives a worker whole shards, so its shards are small enough for all.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ def with_mmstream(rows: Path, media: Path, out: Path, workers: int, sidecar: boo
     import mmstream as mm
 
     options: dict[str, Any] = {"num_workers": workers, "progress": False, "sidecar": sidecar}
+    if workers > 1:
+        with rows.open("rb") as lines:
+            options["samples_per_shard"] = min(5000, -(-sum(1 for _ in lines) // workers))
     mm.convert(rows, out, media_root=media, **options)
 
 
