@@ -2,6 +2,7 @@
 
 decoder.py        `TextDecoder`: the settings, and the texts of samples from start to end
 chat.py           renders chat templates and finds the assistant's turns
+message_starts.py says where messages begin in a rendered conversation
 media_parts.py    says what happens to media that nothing decodes
 placeholders.py   makes as many tokens of a medium's placeholder as the model needs
 image_lengths.py  says how many tokens an image takes, per model family

@@ -6,6 +6,7 @@ A chat template can be any program from messages to a string. Few templates mark
 should learn, so the assistant's turns are located from outside:
 
 - A turn starts where the rendering of the messages before it ends (with the generation prompt).
+  For plain loops over the messages, `message_starts` tells this without rendering them.
 - It ends where the rendering of the messages up to it ends.
 
 Some templates are not that regular: Qwen3 drops the reasoning of earlier turns, and adds an empty
@@ -17,13 +18,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 import jinja2
 
 from mmstream.decoding.fields import parse_json
+from mmstream.decoding.text.message_starts import MarkingTemplate, marking_template
 from mmstream.errors import DecodeError, escaped
 
 Message = dict[str, Any]
@@ -81,6 +83,10 @@ class Chat:
         takes_parts: Whether content may be a list of parts (texts and media).
         end_of_turn: The text that follows the assistant's content, such as ``<|im_end|>``.
         marks_turns: Whether the template marks turns itself, with ``{% generation %}`` blocks.
+        marking: A copy of the template that says where messages begin. None: the template may look
+            ahead, or it marks turns itself.
+        generation_prompt: What the template writes for `marking` behind the last message, before an
+            answer is generated.
     """
 
     tokenizer: Any
@@ -88,6 +94,8 @@ class Chat:
     takes_parts: bool
     end_of_turn: str
     marks_turns: bool
+    marking: MarkingTemplate | None = None
+    generation_prompt: str = ""
 
     def render(
         self, messages: list[Message], tools: list[Any] | None = None
@@ -114,8 +122,8 @@ class Chat:
                 with _MARKED_LOCK:
                     text, spans = _render_marked(self.tokenizer, messages, **options)
             else:
-                text = _render(self.tokenizer, messages, **options)
-                spans = self._find_all(messages, text, **options)
+                text, starts = self._render_with_starts(messages, **options)
+                spans = self._find_all(messages, text, starts, **options)
         except _TEMPLATE_ERRORS as error:
             raise DecodeError(f"chat template: {escaped(' '.join(str(error).split()))}") from None
         if all(is_trained):
@@ -147,13 +155,28 @@ class Chat:
                 num_unwritten += kinds.count(kind)
         return num_unwritten
 
-    def _find_all(self, messages: list[Message], text: str, **options: Any) -> list[Span]:
+    def _render_with_starts(
+        self, messages: list[Message], **options: Any
+    ) -> tuple[str, list[int] | None]:
+        """Render a conversation, and tell where each message begins. None: nobody knows."""
+        if self.marking is not None and self.tokenizer.chat_template == self.marking.source:
+            template = self.marking.template
+            rendered = _render(self.tokenizer, messages, chat_template=template, **options)
+            split = self.marking.split(rendered, len(messages))
+            if split is not None:
+                return split
+        return _render(self.tokenizer, messages, **options), None
+
+    def _find_all(
+        self, messages: list[Message], text: str, starts: list[int] | None, **options: Any
+    ) -> list[Span]:
         """Find the assistant's turns in the text. They are in order."""
         spans: list[Span] = []
         position = 0
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                span = self._find(messages, i, text, position, **options)
+                start = self._start(messages, i, text, starts, **options)
+                span = self._find(messages, i, text, position, start, **options)
                 if span is None or not position <= span[0] <= span[1]:
                     raise DecodeError(
                         f"chat template: turn {i} cannot be found in the rendered text"
@@ -162,17 +185,45 @@ class Chat:
                 position = span[1]
         return spans
 
+    def _start(
+        self,
+        messages: list[Message],
+        i: int,
+        text: str,
+        starts: list[int] | None,
+        **options: Any,
+    ) -> int | None:
+        """Return the end of what is rendered before answer i. None: the text begins otherwise."""
+        if starts is not None and i:
+            is_start = text.startswith(self.generation_prompt, starts[i])
+            return starts[i] + len(self.generation_prompt) if is_start else None
+        before = _try_render(self.tokenizer, messages[:i], add_generation_prompt=True, **options)
+        return None if before is None or not text.startswith(before) else len(before)
+
     def _find(
-        self, messages: list[Message], i: int, text: str, position: int, **options: Any
+        self,
+        messages: list[Message],
+        i: int,
+        text: str,
+        position: int,
+        start: int | None,
+        **options: Any,
     ) -> Span | None:
-        """Find message i, an assistant's, in the text. Earlier turns end before `position`."""
+        """Find message i, an assistant's, in the text.
+
+        Args:
+            messages: Of the conversation.
+            i: Which of them.
+            text: The rendered conversation.
+            position: Where earlier turns end.
+            start: Where the rendering of the messages before it ends, if the text begins with that.
+            options: Of the template.
+        """
         content = flatten(messages[i]["content"], self.tokens).strip()
         # The content is no part of the pattern: to compile a megabyte takes seconds.
         end = re.compile(_SPACE + re.escape(self.end_of_turn))
-        before = _try_render(self.tokenizer, messages[:i], add_generation_prompt=True, **options)
-        if before is None or not text.startswith(before):
+        if start is None:
             return _search(text, content, end, self._after(messages[:i], text, position))
-        start = len(before)
         spaces = _LEADING_SPACE.match(text, start)
         body = spaces.end() if spaces else start
         if self.end_of_turn and text.startswith(content, body):
@@ -243,13 +294,28 @@ def probe_chat(
     )
     rendered = (from_parts if takes_parts else from_string) or ""
     tail = rendered.rpartition(_PROBE)[2]
-    return Chat(
+    chat = Chat(
         tokenizer=tokenizer,
         tokens=tokens,
         takes_parts=takes_parts,
         end_of_turn=tail.strip() or tail,
         marks_turns=bool(_GENERATION.search(tokenizer.get_chat_template())),
+        marking=marking_template(tokenizer.chat_template),
     )
+    return chat if chat.marking is None else _with_generation_prompt(chat)
+
+
+def _with_generation_prompt(chat: Chat) -> Chat:
+    """Find out what a template writes behind the last message. It is the same for all messages."""
+    turns = [chat._adapt(message) for message in _conversation(_PROBE)]
+    try:
+        text, starts = chat._render_with_starts(turns)
+        prompted = _render(chat.tokenizer, turns[:1], add_generation_prompt=True)
+    except _TEMPLATE_ERRORS:
+        starts = None
+    if starts is None or not prompted.startswith(text[: starts[1]]):
+        return replace(chat, marking=None)
+    return replace(chat, generation_prompt=prompted[starts[1] :])
 
 
 def _search(text: str, content: str, end: re.Pattern[str], position: int) -> Span | None:

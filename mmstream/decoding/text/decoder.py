@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -769,7 +769,8 @@ def _touched(encoding: Any, spans: list[Span]) -> Ids:
     """Return which of the spans of characters each token touches, int64 [T]; -1: none."""
     if not len(encoding.ids) or not spans:
         return np.full(len(encoding.ids), -1)
-    starts, stops = np.asarray(encoding.offsets, dtype=np.int64).T
+    offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64)  # 3x as fast as asarray
+    starts, stops = offsets[0::2], offsets[1::2]
     # Of the spans, which are in order, only the first that ends after a token's start can touch it.
     span_starts, span_stops = np.asarray([*spans, (_NOWHERE, _NOWHERE)], dtype=np.int64).T
     numbers = np.searchsorted(span_stops, starts, side="right")
