@@ -178,8 +178,15 @@ def torchcodec_frames(
     """
     from torchcodec.decoders import VideoDecoder
 
-    decoder = VideoDecoder(file, device=device, seek_mode="exact")
+    try:
+        decoder = VideoDecoder(file, device=device, seek_mode="exact")
+    except RuntimeError as error:
+        if "Unsupported device" in str(error):
+            raise RuntimeError("this torchcodec is built without CUDA") from error
+        raise
     if decoder.cpu_fallback:  # it would decode on the CPU and say nothing
+        if "unavailable" in str(decoder.cpu_fallback):
+            raise RuntimeError("the driver's NVDEC library, libnvcuvid.so, is missing")
         raise RuntimeError("NVDEC does not take this codec, size or colours")
     num_frames = max(1, GROUP_PIXELS // (picture[0] * picture[1]))
     for start in range(0, len(numbers), num_frames):
@@ -208,7 +215,7 @@ def no_gpu_reason(device: torch.device) -> str:
         reason, advice = f'to_device has the device "{device}"', "give it a CUDA device"
     else:
         try:
-            import torchcodec.decoders  # noqa: F401
+            _import_torchcodec()
         except ImportError:
             reason, advice = "torchcodec is not installed", "pip install 'mmstream[video-gpu]'"
         except (OSError, RuntimeError) as error:
@@ -225,6 +232,19 @@ def no_gpu_reason(device: torch.device) -> str:
             advice,
         )
     return reason
+
+
+def _import_torchcodec() -> None:
+    """Import torchcodec.
+
+    Raises:
+        ImportError: it is not installed.
+        OSError, RuntimeError: it does not load, or without its decoders of videos.
+    """
+    import torchcodec.decoders
+
+    if torchcodec.ffmpeg_major_version is None:
+        raise RuntimeError("it finds no FFmpeg")
 
 
 def _short(error: Exception) -> str:

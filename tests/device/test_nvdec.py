@@ -5,10 +5,11 @@ Without a GPU our own decoder, or torchcodec on the CPU, stands in for NVDEC.
 
 from __future__ import annotations
 
-import builtins
 import json
 import logging
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 import mmstream as mm
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.device import nvdec
-from mmstream.device.nvdec import DecodeClip, no_gpu_reason
+from mmstream.device.nvdec import DecodeClip, no_gpu_reason, torchcodec_frames
 from mmstream.errors import ConfigError
 from mmstream.integrations.videos import videos_of as videos_for_model
 from mmstream.loader.batch_transport import SentBatch
@@ -193,26 +194,84 @@ def test_without_a_gpu_the_cpu_decodes_and_says_so_once(
 COUNTED = "others are only counted, see loader.stats.cpu_videos"
 
 
+@pytest.mark.parametrize(
+    ("module", "reason", "advice"),
+    [
+        (None, "torchcodec is not installed", "pip install 'mmstream[video-gpu]'"),
+        (
+            SimpleNamespace(ffmpeg_major_version=None),
+            "torchcodec does not load",
+            "the shared libraries of FFmpeg, such as Debian's ffmpeg (it finds no FFmpeg)",
+        ),
+    ],
+    ids=["absent", "no ffmpeg"],
+)
 def test_without_torchcodec_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: object,
+    reason: str,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    errors: dict[str, Exception] = {
-        "torchcodec is not installed": ImportError("No module named 'torchcodec'"),
-        "torchcodec does not load": RuntimeError("Could not load libtorchcodec.\nmore lines"),
-    }
-    real = builtins.__import__
-    for reason, error in errors.items():
+    monkeypatch.setitem(sys.modules, "torchcodec", module)
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", module)
+    assert no_gpu_reason(torch.device("cuda")) == reason
+    (message,) = caplog.messages
+    assert reason in message
+    assert advice in message
 
-        def without(name: str, *arguments: Any, error: Exception = error, **more: Any) -> Any:
-            if name.startswith("torchcodec"):
-                raise error
-            return real(name, *arguments, **more)
 
-        monkeypatch.setattr(builtins, "__import__", without)
-        assert no_gpu_reason(torch.device("cuda")) == reason
-        assert reason in caplog.messages[-1]
-    assert "pip install 'mmstream[video-gpu]'" in caplog.messages[0]
-    assert "FFmpeg, such as Debian's ffmpeg (Could not load libtorchcodec.)" in caplog.messages[1]
+class FakeTorchcodec:
+    """Its decoder of a video with ten frames, 0.1 s apart from 2 s on."""
+
+    cpu_fallback: Any = ""
+    error = ""
+    late_s = 0.0
+    metadata = SimpleNamespace(begin_stream_seconds=2.0, end_stream_seconds=3.0)
+
+    def __init__(self, file: torch.Tensor, **settings: Any) -> None:
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def __len__(self) -> int:
+        return 10
+
+    def get_frames_at(self, numbers: list[int]) -> Any:
+        times_s = torch.tensor(numbers, dtype=torch.float64) / 10 + 2 + self.late_s
+        data = torch.tensor(numbers).view(-1, 1, 1, 1).expand(-1, 3, 4, 6)
+        return SimpleNamespace(data=data, pts_seconds=times_s)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ({}, ""),
+        ({"late_s": 0.04}, ""),
+        ({"late_s": 0.1}, "NVDEC shows other frames than these"),
+        ({"cpu_fallback": "Video not supported"}, "NVDEC does not take this codec, size or"),
+        ({"cpu_fallback": "NVcuvid unavailable"}, "libnvcuvid.so, is missing"),
+        ({"error": "file.cpp:87, Unsupported device: cuda"}, "is built without CUDA"),
+        ({"error": "Could not open"}, "Could not open"),
+    ],
+    ids=str,
+)
+def test_frames_of_torchcodec_are_taken_where_they_are_those_of_the_gpu(
+    behaviour: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = type("Decoder", (FakeTorchcodec,), behaviour)
+    monkeypatch.setitem(sys.modules, "torchcodec", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", SimpleNamespace(VideoDecoder=decoder))
+    monkeypatch.setattr(nvdec, "GROUP_PIXELS", 2 * 4 * 6)
+    frames = torchcodec_frames(
+        torch.zeros(9, dtype=torch.uint8), (0, 3, 3, 7, 9), (4, 6), torch.device("cpu")
+    )
+    if reason:
+        with pytest.raises(RuntimeError, match=reason):
+            list(frames)
+    else:
+        groups = list(frames)
+        assert [len(group) for group in groups] == [2, 2, 1]
+        assert torch.cat(groups)[:, 0, 0, 0].tolist() == [0, 3, 3, 7, 9]
 
 
 def test_what_the_gpu_refuses_the_cpu_decodes(
@@ -326,12 +385,3 @@ def test_what_cannot_wait_for_the_gpu_refuses_it(corpus: str, tmp_path: Path) ->
     )
     with pytest.raises(ConfigError, match=r"a video that is found damaged on the GPU"):
         make_pipeline(corpus, decode=decode, batching=mm.Pack(max_tokens=64))
-
-
-def test_many_frames_are_decoded_in_groups(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torchcodec.decoders", exc_type=Exception)
-    monkeypatch.setattr(nvdec, "GROUP_PIXELS", 2 * 48 * 64)
-    expected, _ = batches(make_pipeline(corpus, "cpu"))
-    found, _ = batches(make_pipeline(corpus), decode_clip=nvdec.torchcodec_frames)
-    for one, other in zip(found, expected, strict=True):
-        assert_alike(one, other, 0)
