@@ -274,15 +274,13 @@ def test_frames_of_torchcodec_are_taken_where_they_are_those_of_the_gpu(
         assert torch.cat(groups)[:, 0, 0, 0].tolist() == [0, 3, 3, 7, 9]
 
 
-def test_what_the_gpu_refuses_the_cpu_decodes(
-    corpus: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    refuses = PyavFrames(refused="NVDEC does not take this codec, size or colours\nand more")
+def test_what_the_gpu_refuses_the_cpu_decodes(corpus: str) -> None:
+    refuses = PyavFrames(refused="no frame 12 of 30\nand more")
     expected, _ = batches(make_pipeline(corpus, "cpu"))
     found, stats = batches(make_pipeline(corpus), decode_clip=refuses)
     for one, other in zip(found, expected, strict=True):
         assert_alike(one, other, 0)
-    num_refused = stats.cpu_videos["NVDEC does not take this codec, size or colours"]
+    num_refused = stats.cpu_videos["no frame N of N"]
     assert num_refused > 0
     assert stats.num_gpu_videos > 0
     assert stats.num_gpu_videos + stats.cpu_videos.total() == sum(
