@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -75,3 +76,33 @@ def test_other_failures_of_torchvision_are_passed_on(tmp_path: Path, error: str)
     )
     assert done.returncode == 1
     assert error.split("'")[1] in done.stderr
+
+
+LOAD_NO_TORCHVISION = {"AutoTokenizer", "PreTrainedTokenizerFast", "render_jinja_template"}
+
+
+def test_whoever_imports_models_or_processors_of_transformers_imports_torchvision_first() -> None:
+    num_imports = 0
+    for path in ROOT.glob("mmstream/**/*.py"):
+        source = path.read_text()
+        if "from transformers" not in source:
+            continue
+        for function in ast.walk(ast.parse(source)):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            imported = {
+                alias.name
+                for node in ast.walk(function)
+                if isinstance(node, ast.ImportFrom)
+                and (node.module or "").split(".")[0] == "transformers"
+                for alias in node.names
+            }
+            called = {
+                node.func.id
+                for node in ast.walk(function)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            }
+            num_imports += bool(imported)
+            is_safe = imported <= LOAD_NO_TORCHVISION or "import_torchvision" in called
+            assert is_safe, f"{path.name}: {function.name}() imports {imported}"
+    assert num_imports > 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +159,10 @@ def _loaded(name: str) -> Decode:
 
     value = load_object(name)
     if not isinstance(value, Decode) and callable(value):
+        try:
+            signature(value).bind()
+        except (TypeError, ValueError):  # ValueError: a function in C that does not say it
+            raise ConfigError(f"{name}: is a function with arguments, and no mm.Decode") from None
         value = value()
     if not isinstance(value, Decode):
         raise ConfigError(f"{name}: is {type(value).__name__}, and no mm.Decode")

@@ -114,6 +114,7 @@ def chat_decode(
     Raises:
         ConfigError: the folder has no processor, or one that the decoders cannot follow.
     """
+    import_torchvision()  # transformers imports it too
     from transformers import AutoProcessor
 
     from mmstream.decoding.image.decoder import ImageDecoder

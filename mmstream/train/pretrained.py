@@ -50,7 +50,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = msgspec.json.decode(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {escaped(error.strerror)}") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {escaped(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a JSON object")

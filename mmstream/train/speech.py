@@ -98,6 +98,7 @@ def speech_decode(
     Raises:
         ConfigError: the folder has no feature extractor.
     """
+    import_torchvision()  # transformers imports it too
     from transformers import AutoFeatureExtractor
 
     from mmstream.decoding.audio.decoder import AudioDecoder

@@ -22,22 +22,25 @@ def load_function(name: str) -> Callable[..., Any]:
     """Import a function by its name, such as ``my_rows:caption``.
 
     Raises:
-        ConfigError: There is no such module or function. What the module raises when it is
-            imported passes.
+        ConfigError: There is no such module, it has no such name, or that is no function. What the
+            module raises when it is imported passes.
     """
     value = load_object(name)
     if not callable(value):
-        raise ConfigError(f"{name}: the module has no function {name.partition(':')[2]!r}")
+        raise ConfigError(f"{name}: is {type(value).__name__}, and no function")
     return value  # type: ignore[no-any-return]
 
 
 def load_object(name: str) -> Any:
-    """Import an object by its name, such as ``my_rows:caption``. None: the module has none.
+    """Import an object by its name, such as ``my_rows:caption``.
 
     Raises:
-        ConfigError: There is no such module. What the module raises when it is imported passes.
+        ConfigError: There is no such module, or it has no such name. What the module raises when it
+            is imported passes.
     """
     module_name, _, attributes = name.partition(":")
+    if not attributes:
+        raise ConfigError(f"{name}: is no name such as module:function")
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)  # behind the others, so that nothing there hides an installed one
@@ -54,7 +57,9 @@ def load_object(name: str) -> Any:
             raise
         raise ConfigError(f"{name}: is not module:function ({error})") from None
     for attribute in attributes.split("."):
-        value = getattr(value, attribute, None)
+        if not hasattr(value, attribute):
+            raise ConfigError(f"{name}: the module has no {attributes!r}")
+        value = getattr(value, attribute)
     return value
 
 
