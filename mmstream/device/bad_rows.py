@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mmstream.bad_samples.quarantine import BadSample, shard_stamp
-from mmstream.batching.valid import mask_labels
+from mmstream.batching.valid import is_flat, mask_labels
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import DecodeError, where
 from mmstream.reading.step import BatchLineage
@@ -75,9 +75,13 @@ def mark_bad(batch: Batch, media: Sequence[BadMedium], source: ShardSource | Non
 
 
 def address_of_row(batch: Batch, row: int, field: str, source: ShardSource | None) -> str:
-    """Return ``shard[index] key.field`` of a row of a batch."""
+    """Return ``shard[index] key.field`` of a row of a batch, without the key where rows have none.
+
+    A flat batch has a key for each document, and a row may have several.
+    """
     shard, index = batch["__lineage__"].shown[row]
-    return where(_describe(shard, source)[0], index, batch["__key__"][row], field)
+    key = "" if is_flat(batch) else batch["__key__"][row]
+    return where(_describe(shard, source)[0], index, key, field)
 
 
 def _describe(shard: int, source: ShardSource | None) -> tuple[str, str | None]:

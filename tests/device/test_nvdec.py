@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -352,14 +353,26 @@ def test_a_batch_can_be_cut_before_and_after(corpus: str) -> None:
 
 
 def test_a_flat_batch_takes_clips_for_videos(corpus: str) -> None:
-    tokenizer = byte_tokenizer()
-    for device in ("cpu", "cuda"):
-        decode = mm.Decode(
-            text=mm.TextDecoder(tokenizer),
-            video=mm.VideoDecoder(num_frames=2, size=32, device=device),
-        )
-        found, _ = batches(make_pipeline(corpus, decode=decode, batching=mm.Flat()))
-        assert all(isinstance(batch["video"], torch.Tensor) for batch in found)
+    expected, found = (
+        batches(
+            make_pipeline(
+                corpus,
+                decode=mm.Decode(
+                    text=mm.TextDecoder(byte_tokenizer()),
+                    video=mm.VideoDecoder(num_frames=2, size=32, device=device),
+                ),
+                batching=mm.Flat(),
+            ),
+            decode_clip=PyavFrames(refused="an odd one"),
+        )[0]
+        for device in ("cpu", "cuda")
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one["video_document"], other["video_document"])
+        assert int((one["video"].int() - other["video"].int()).abs().max()) <= 1
+    refused = [video for batch in found for video in batch["__lineage__"].cpu_videos]
+    assert all(re.fullmatch(r"shard-00000\d\.tar\[\d\] .*\.(mp4|mkv)", v.address) for v in refused)
+    assert {video.reason for video in refused} == {"an odd one", "codec mjpeg"}
 
 
 def test_clips_are_shown_on_the_cpu_and_given_to_no_model(corpus: str) -> None:
