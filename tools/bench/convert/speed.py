@@ -14,6 +14,7 @@ them writes what mmstream writes beside its tars: checksums, an index, a sidecar
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import shutil
@@ -40,6 +41,7 @@ class Times(NamedTuple):
     durable_s: float
     """With `sync --file-system`."""
     cpu_s: float
+    """Not a number with several workers."""
 
 
 def main() -> None:
@@ -90,7 +92,9 @@ def timed(python: str, system: str, corpus: Corpus, out: Path, workers: int) -> 
     subprocess.run(["sync", "--file-system", str(out)], check=True)
     durable_s, after = time.perf_counter() - started, os.times()
     cpu_s = after.children_user + after.children_system
-    return Times(wall_s, durable_s, cpu_s - before.children_user - before.children_system)
+    cpu_s -= before.children_user + before.children_system
+    # Nobody waits for the workers of a fork server, so the system does not tell their time.
+    return Times(wall_s, durable_s, cpu_s if workers == 1 else math.nan)
 
 
 def drop_cache(corpus: Corpus) -> None:
