@@ -88,7 +88,7 @@ class TransferSpeeds:
         self.late_first_byte_s = math.inf
         if num_values >= limits.min_samples:
             self._usual_first_byte_s = first_bytes.quantile(0.95, now)
-            self.late_first_byte_s = limits.late_factor * self._usual_first_byte_s
+            self.late_first_byte_s = limits.late_first_byte_factor * self._usual_first_byte_s
         self.slow_rate, self._usual_rate = 0.0, math.inf
         if self._rates.num_values(now) >= limits.min_samples:
             self.slow_rate = self._rates.quantile(0.05, now)

@@ -69,6 +69,19 @@ async def test_a_tail_costs_little_where_new_connections_take_long() -> None:
     await check_tail(answer, start_s=1.0)
 
 
+@in_virtual_time
+async def test_a_tail_costs_three_tenths_at_most_where_first_bytes_take_long() -> None:
+    far, slow_far = Answer(latency_s=0.2, rate=10e6), Answer(latency_s=4.0, rate=0.5e6)
+    slow = random.Random(1)
+    run = await simulate_rank(
+        corpus_order(),
+        num_steps=100,
+        answer=lambda sent: slow_far if slow.random() < 0.02 else far,
+    )
+    usual = await simulate_rank(corpus_order(), num_steps=100, answer=lambda sent: far)
+    assert run.arrivals[99] < 1.3 * usual.arrivals[99]
+
+
 async def check_tail(answer: Callable[[Sent], Answer], start_s: float = 0.0) -> None:
     run = await simulate_rank(corpus_order(), num_steps=300, answer=answer)
     usual = await simulate_rank(corpus_order(), num_steps=300)
