@@ -113,7 +113,7 @@ def run(row: str, folder: Path, num_workers: int, size: int, seconds: float) -> 
         for _ in loader:
             pass
         began, cpu_s, num_samples = time.perf_counter(), cpu_seconds(os.getpid()), 0
-        while time.perf_counter() < began + seconds:
+        while not num_samples or time.perf_counter() < began + seconds:
             for _ in loader:
                 num_samples += BATCH_SIZE
         elapsed_s = time.perf_counter() - began
