@@ -131,13 +131,17 @@ def _pipeline(data: Any, image_size: int | None, batch_size: int | None, notes: 
     from mmstream.dataset.source import datasets_of
     from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
+    from mmstream.decoding.stored import baked_content
     from mmstream.pipeline import Pipeline
 
     fields: dict[str, int | None] = {}
     for dataset in datasets_of(data):
         fields |= dataset.manifest.fields or dict.fromkeys(_first_good_sample(dataset))
     decode = None
-    if image_fields(fields):
+    if all(baked_content(dataset) is not None for dataset in datasets_of(data)):
+        decode = Decode.baked()
+        notes.append("fields were read as they were baked")
+    elif image_fields(fields):
         size = image_size or IMAGE_SIZE
         decode = Decode(image=ImageDecoder(size=size))
         notes.append(f"pictures were decoded to {size}x{size}")
@@ -147,7 +151,9 @@ def _pipeline(data: Any, image_size: int | None, batch_size: int | None, notes: 
         notes.append("nothing was decoded")
     if media := undecoded_media(fields):
         notes.append(f"videos and recordings stayed as they are: {media}")
-    notes[:] = [f"{'; '.join(notes)}. Texts were not tokenized. --pipeline measures your own."]
+    if decode is None or not decode.is_baked:
+        notes[-1] += ". Texts were not tokenized"
+    notes[:] = [f"{'; '.join(notes)}. --pipeline measures your own."]
     batch_size = batch_size or max(1, min(BATCH_SIZE, len(data)))
     return Pipeline(data, global_batch_size=batch_size, decode=decode)
 

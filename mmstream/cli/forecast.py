@@ -317,6 +317,11 @@ def _large_line(measured: MeasuredReads) -> str:
     )
 
 
+def _more(difference: float, text: Callable[[float], str]) -> str:
+    """Return a difference for people. A start may read less: single samples have no gaps."""
+    return f"{text(abs(difference))} {'less' if difference < 0 else 'more'}"
+
+
 def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[str]:
     """Yield what a terminal shows."""
     from mmstream.display.markup import size_text
@@ -333,13 +338,14 @@ def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[
     )
     yield (
         f"requests: {about}{reads.epoch.num_requests:,.0f} an epoch, "
-        f"{reads.requests_per_gb:,.0f} a GB; {reads.start.num_requests:,.0f} more at each start, "
+        f"{reads.requests_per_gb:,.0f} a GB; "
+        f"{_more(reads.start.num_requests, '{:,.0f}'.format)} at each start, "
         f"and {forecast.opening.num_requests:,.0f} to open the data"
     )
     over = reads.epoch.num_bytes / max(1.0, reads.num_sample_bytes)
     yield (
         f"egress: {about}{size_text(reads.epoch.num_bytes)} an epoch, {over:.2f} times its "
-        f"samples; {size_text(reads.start.num_bytes)} more at each start, and "
+        f"samples; {_more(reads.start.num_bytes, size_text)} at each start, and "
         f"{size_text(forecast.opening.num_bytes)} to open the data"
     )
     if run.cache_bytes is not None:

@@ -221,7 +221,9 @@ def _check_selection(selection: dict[str, Any]) -> None:
 def _check_packed(selection: dict[str, Any], tokenizer: str | None, model: str | None) -> None:
     """Raise a usage error where a batch without padding cannot be made."""
     if selection["step"] is None:
-        raise click.UsageError("--padding-free and --pack draw a step: give --step")
+        raise click.UsageError(
+            "--padding-free and --pack draw a step: give --step, and --global-batch-size or --state"
+        )
     if tokenizer is None and model is None:
         raise click.UsageError("--padding-free and --pack need --tokenizer or --model")
 

@@ -1,13 +1,15 @@
-"""What a loader says once about videos and recordings that its pipeline does not decode."""
+"""What a loader says once about files that its pipeline does not decode."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 
-from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import datasets_of
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import audio_fields, undecoded_media, video_fields
+from mmstream.decoding.stored import baked_content
+from mmstream.errors import escaped
 from mmstream.pipeline import Pipeline
 
 __all__ = ["advise_on_media"]
@@ -18,13 +20,24 @@ logger = logging.getLogger(__name__)
 def advise_on_media(pipeline: Pipeline) -> None:
     """Log which videos and recordings reach the batches as bytes, though other fields are decoded.
 
+    So do all files of a baked dataset that is not read with `Decode.baked`.
+
     A pipeline with functions of its own may decode them there.
     """
     decode = pipeline.decode
-    if decode is None or pipeline.before or pipeline.transforms:
+    if pipeline.before or pipeline.transforms or (decode is not None and decode.is_baked):
         return
-    source = pipeline.dataset
-    datasets = source.datasets.values() if isinstance(source, Mixture) else [source]
+    datasets = datasets_of(pipeline.dataset)
+    for dataset in datasets:
+        if baked_content(dataset) is not None:
+            logger.warning(
+                "%s: was written by `mmstream bake`, and batches hold the bytes of its files: "
+                "decode=mm.Decode.baked() reads them",
+                escaped(dataset.store.url),
+            )
+            return
+    if decode is None:
+        return
     counts: Counter[str] = Counter()
     for dataset in datasets:
         counts.update(dataset.manifest.fields)

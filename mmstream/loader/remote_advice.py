@@ -62,7 +62,8 @@ def log_cost(
     is_read_whole = least_large_bytes is None or mean_bytes < least_large_bytes
     if num_per_request is None or not (mean_bytes and is_read_whole):
         logger.info(
-            "`mmstream info URL --plan %d --ranks %d` says what an epoch asks of object storage",
+            "`mmstream info %s --plan %d --ranks %d` says what an epoch asks of object storage",
+            "URL" if len(datasets_of(source)) > 1 else escaped(datasets_of(source)[0].store.url),
             num_rows,
             num_ranks,
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+import numpy as np
+
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, escaped
 from mmstream.packing.measure_file import Measure, is_same_shard, measure_folder, open_measure
-from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
 from mmstream.packing.plan_file import open_plan, plan_folder, write_plan
 from mmstream.packing.planner import make_plan, plan_digest
 from mmstream.packing.settings import Overlong, PackLimits
@@ -66,7 +68,8 @@ def plan_packs(
         The plan, opened.
 
     Raises:
-        ConfigError: A limit or the condition cannot be, or there is a plan of other settings.
+        ConfigError: A limit or the condition cannot be, no sample fits, or there is a plan of other
+            settings.
         FileNotFoundError: There is no measure.
         ManifestError: The measure is of other shards, or damaged.
         StorageError: The storage failed after retries.
@@ -105,6 +108,17 @@ def plan_packs(
     if num_workers is None:
         num_workers = min(num_cores(), measured.num_samples // MIN_SAMPLES_OF_A_PROCESS)
     plan = make_plan(measured, limits, bad=dataset.bad, previous=previous, num_workers=num_workers)
+    if not plan.num_units and measured.num_samples:
+        reasons = np.bincount(plan.left_out[:, 1], minlength=len(LEFT_OUT_REASONS))
+        counts = (
+            f"{n:,} {reason}" for n, reason in zip(reasons, LEFT_OUT_REASONS, strict=True) if n
+        )
+        too_long = plan.left_out[plan.left_out[:, 1] == TOO_LONG, 2]
+        shortest = f"; the shortest has {too_long.min():,} tokens" if too_long.size else ""
+        raise ConfigError(
+            f"no sample fits into packs of {max_tokens:,} tokens, so no plan was written: "
+            f"{', '.join(counts)}{shortest}"
+        )
     return write_plan(plan, target)
 
 

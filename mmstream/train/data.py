@@ -14,6 +14,9 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.mixture_file import open_data
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.source import datasets_of
+from mmstream.decoding.stored import baked_content
+from mmstream.errors import ConfigError, escaped
 from mmstream.loader.loader import Loader
 from mmstream.packing.cost import Cost
 from mmstream.pipeline import Pipeline
@@ -28,7 +31,15 @@ def open_train_data(
 ) -> Dataset | Mixture:
     """Open a dataset, or for training the file of a mixture too."""
     open_it = open_dataset if is_validation else open_data
-    return open_it(url, allow_foreign_urls=config.allow_foreign_urls)
+    data = open_it(url, allow_foreign_urls=config.allow_foreign_urls)
+    for dataset in datasets_of(data):
+        if baked_content(dataset) is not None:
+            raise ConfigError(
+                f"{escaped(dataset.store.url)}: was written by `mmstream bake`, and train decodes "
+                "by itself: give it the source of the bake, or read the bake in a loop of your own "
+                "with mm.Decode.baked()"
+            )
+    return data
 
 
 def open_loader(

@@ -20,6 +20,8 @@ from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.verify import verify
 from mmstream.decoding.stored import tensor_bytes
+from mmstream.train.config import TrainConfig
+from mmstream.train.data import open_train_data
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.converting.test_kill import die_at
 from tests.helpers.convert_corpus import tree
@@ -424,6 +426,22 @@ def test_packs_of_a_baked_dataset_are_refused(corpus: str, tmp_path: Path) -> No
     mm.bake(pipeline(corpus, captions()), tmp_path / "baked", progress=False)
     with pytest.raises(mm.ConfigError, match="a baked dataset has tokens"):
         pipeline(tmp_path / "baked", mm.Decode.baked(), batching=mm.Pack(64))
+
+
+def test_a_bake_that_is_read_as_files_is_told(
+    corpus: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    baked = str(tmp_path / "baked")
+    mm.bake(pipeline(corpus, captions()), baked, progress=False)
+    said = f"{baked}: was written by `mmstream bake`, and batches hold the bytes of its files"
+    for decode, is_told in ((mm.Decode.baked(), False), (None, True), (captions(), True)):
+        caplog.clear()
+        next(iter(mm.Loader(pipeline(baked, decode))))
+        assert any(said in message for message in caplog.messages) == is_told
+    with pytest.raises(
+        mm.ConfigError, match=r"baked: was written by .* and train decodes by itself"
+    ):
+        open_train_data(TrainConfig(url=baked, out=""), baked)
 
 
 def test_a_batch_function_must_return_its_samples(corpus: str, tmp_path: Path) -> None:

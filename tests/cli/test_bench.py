@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import mmstream as mm
 from mmstream.cli import main
 from mmstream.forecast import bench as measuring
 from mmstream.forecast.connections import ConnectionSpeed
@@ -133,3 +134,12 @@ def test_texts_are_measured_as_they_are(run: Run, tmp_path: Path) -> None:
     assert "nothing was decoded. Texts were not tokenized." in out
     code, _, err = run(folder, "--image-size", 32)
     assert (code, "--image-size: the samples have no pictures" in err) == (2, True)
+
+
+@pytest.mark.usefixtures("without_workers")
+def test_a_bake_is_measured_as_it_was_baked(run: Run, corpus: str, tmp_path: Path) -> None:
+    decode = mm.Decode(image=mm.ImageDecoder(size=16))
+    source = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4, decode=decode)
+    mm.bake(source, tmp_path / "baked", progress=False)
+    out = run(tmp_path / "baked", "--seconds", 0.2)[1]
+    assert "fields were read as they were baked. --pipeline measures your own." in out

@@ -69,6 +69,12 @@ def test_more_requests_than_a_prefix_of_s3_answers_are_a_warning(info):
     assert "warning: the busiest prefix would get more requests than S3 promises" in out
 
 
+def test_a_start_that_reads_less_has_no_negative_bytes(info):
+    words = ("--samples", 111, "--mean-bytes", 170_000, "--plan", 8, "--ranks", 3)
+    assert json.loads(info(*words, "--json")[1])["start"]["num_bytes"] < 0
+    assert " MB less at each start" in info(*words)[1]
+
+
 def test_videos_that_are_read_by_ranges_cost_what_is_said_of_them(info):
     videos = ["--samples", "10000", "--mean-bytes", "20000000", "--plan", "64", "--json"]
     whole = json.loads(info(*videos)[1])

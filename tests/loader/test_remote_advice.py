@@ -13,7 +13,7 @@ from mmstream.forecast.reads import forecast_reads
 from mmstream.loader.remote_advice import log_cost
 from tests.helpers.corpora import write_corpus
 
-COMMAND = "`mmstream info URL --plan 256 --ranks 4` says what an epoch asks of object storage"
+COMMAND = "`mmstream info {} --plan 256 --ranks 4` says what an epoch asks of object storage"
 
 
 @pytest.fixture
@@ -61,9 +61,10 @@ def test_where_means_say_little_the_command_is_named(log: pytest.LogCaptureFixtu
     small = equal_samples(1000, 110_080)  # it fits in its windows
     mixture = mm.Mixture({"a": (corpus, 1), "b": (videos, 1)}, epoch_steps=100)
     for source, least_large_bytes in ((mixture, None), (videos, 8 << 20), (small, None)):
+        url = "URL" if source is mixture else "s3://planned/corpus"
         order = source.plan_order(global_batch_size=256)
         log_cost(source, order, bounds_of(4), least_large_bytes)
-        assert log.messages == [COMMAND]
+        assert log.messages == [COMMAND.format(url)]
         log.clear()
 
 

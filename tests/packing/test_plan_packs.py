@@ -56,6 +56,14 @@ def test_a_plan_lies_beside_the_index(corpus: Path) -> None:
     assert open_plan(str(plan.url)).digest == plan.digest
 
 
+def test_a_plan_without_packs_is_refused_and_not_written(corpus: Path) -> None:
+    with pytest.raises(mm.ConfigError, match=r"packs of 4 tokens.*: 50 too long; .* has 5 tokens"):
+        mm.plan_packs(corpus, 4)
+    with pytest.raises(mm.ConfigError, match=r"no plan was written: 50 condition$"):
+        mm.plan_packs(corpus, 128, where="num_tokens > 1000")
+    assert not list(corpus.glob("mmstream.plan.*"))
+
+
 def test_the_command_says_how_full_the_packs_are(mmstream, corpus: Path) -> None:  # type: ignore[no-untyped-def]
     code, out, err = mmstream("plan", corpus, "--max-tokens", 128, "--where", "num_tokens > 9")
     assert (code, err) == (0, "")

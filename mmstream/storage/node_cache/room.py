@@ -149,7 +149,7 @@ class CacheRoom:
         self.max_bytes = max_bytes
         logger.log(
             logging.INFO if max_bytes else logging.WARNING,
-            "the node cache %s may take %.1f GB: it has %.1f GB, and %.1f GB of the disk are free",
+            "the node cache %s may take %.3f GB: it has %.3f GB, and %.3f GB of the disk are free",
             escaped(root),
             max_bytes / 1e9,
             used / 1e9,
