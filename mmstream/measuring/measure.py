@@ -568,6 +568,8 @@ class _Pieces:
             self._store.remove(name)
         path = self._store.local_path("")
         if path is not None and Path(path).is_dir():
+            for file in Path(path).iterdir():  # a call that was killed may leave half a file
+                file.unlink(missing_ok=True)
             Path(path).rmdir()
 
     def _old_measure(self) -> tuple[Measure | None, list[bytes]]:

@@ -216,6 +216,7 @@ def test_a_killed_call_goes_on_where_it_was(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    (unfinished / ".half.1234-abcd.tmp").write_bytes(b"half")
     subprocess.run([*command, "fast"], env=environment, check=True)
     assert open_measure(measure_folder(folder, "default")).num_samples == sum(COUNTS)
     assert not unfinished.exists()
