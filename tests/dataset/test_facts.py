@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import mmstream as mm
-from mmstream.dataset.facts import fact_of, facts_name, header_of, read_facts, write_facts
+from mmstream.dataset.facts import Fact, fact_of, facts_name, header_of, read_facts, write_facts
 from mmstream.decoding.image.formats import header_shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.errors import ShardError
@@ -88,7 +88,7 @@ def test_a_sample_with_a_video_or_a_large_file_has_no_facts() -> None:
     assert fact_of("a", {"mp4": b"", "txt": b"a"}) is None
     assert fact_of("a", {"wav": b"", "txt": b"a"}) is None
     assert fact_of("a", {"npy": bytes(2 << 20), "txt": b"a"}) is None
-    assert fact_of("a", {"npy": b"1", "__url__": "x"}) == ("a", {"npy": b"1"})
+    assert fact_of("a", {"npy": b"1", "__url__": "x"}) == Fact("a", {"npy": b"1"})
 
 
 def test_facts_of_another_shard_are_refused(tmp_path: Path) -> None:
