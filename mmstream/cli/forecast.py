@@ -324,7 +324,7 @@ def _more(difference: float, text: Callable[[float], str]) -> str:
 
 def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[str]:
     """Yield what a terminal shows."""
-    from mmstream.display.markup import size_text
+    from mmstream.display.markup import size_text, time_text
     from mmstream.reading.rank_reader import HORIZON_BYTES
     from mmstream.storage.transfer_limits import MAX_PREFIX_RATE
 
@@ -371,13 +371,12 @@ def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[
     )
     if run.samples_per_second is not None:
         rate = reads.rate(run.samples_per_second)
-        minutes = reads.num_samples / run.samples_per_second / 60
+        epoch = time_text(reads.num_samples / run.samples_per_second)
         yield (
             f"at {run.samples_per_second:,.0f} samples/s: {rate.num_requests:,.1f} requests/s, "
             f"{rate.num_requests * reads.busiest_prefix:,.1f} of the busiest of "
             f"{reads.num_prefixes:,} prefixes; {size_text(rate.num_bytes)}/s, "
-            f"{size_text(rate.num_bytes / forecast.num_nodes)}/s a machine; {minutes:,.1f} minutes "
-            "an epoch"
+            f"{size_text(rate.num_bytes / forecast.num_nodes)}/s a machine; {epoch} an epoch"
         )
     if reads.start.num_requests * reads.busiest_prefix > MAX_PREFIX_RATE:
         seconds = reads.start.num_requests * reads.busiest_prefix / MAX_PREFIX_RATE

@@ -190,13 +190,15 @@ def is_cached(dataset: Dataset) -> bool:
 def log_what_is_cached(source: ShardSource) -> None:
     """Say which datasets the cache keeps nothing of, and why."""
     for dataset in datasets_of(source):
+        level = logging.WARNING
         if not is_behind_network(dataset):
-            reason = "its shards are on this machine"
+            level, reason = logging.INFO, "its shards are on this machine"
         elif not dataset.has_checksums:
             reason = "its samples have no checksums; see `mmstream index --checksums`"
         else:
             continue
-        logger.info("the node cache keeps nothing of %s: %s", escaped(dataset.store.url), reason)
+        url = escaped(dataset.store.url)
+        logger.log(level, "the node cache keeps nothing of %s: %s", url, reason)
 
 
 def needs_of(source: ShardSource, order: AnyOrder, node_share: float) -> dict[str, int]:

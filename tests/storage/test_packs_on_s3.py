@@ -23,7 +23,7 @@ from tests.helpers.corpora import write_corpus
 from tests.helpers.forked_ranks import run_starts
 from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
 from tests.helpers.logged_runs import require_exact
-from tests.helpers.packed_texts import write_texts
+from tests.helpers.packed_texts import plan_texts, write_texts
 
 pytestmark = pytest.mark.s3
 
@@ -149,6 +149,33 @@ def test_packs_behind_faults_are_those_of_a_local_disk(
     loader.close()
     assert loader.stats.num_bad == 0
     assert loader.stats.fill == loader.stats.planned_fill
+    assert sum(proxy.counts().faults.values()) > 0
+
+
+def test_packs_of_a_mixture_behind_faults_are_those_of_local_disks(
+    planned: tuple[str, str], tmp_path: Path, proxy: FaultProxy
+) -> None:
+    notes = write_texts(tmp_path / "notes", [60])
+    plan = plan_texts(mm.open_dataset(notes), MAX_TOKENS)
+
+    def loader_over(url: str) -> mm.Loader:
+        texts = mm.open_dataset(url)
+        mixture = mm.Mixture(
+            {"texts": (texts, 2), "notes": (mm.open_dataset(notes), 1)}, epoch_steps=12
+        )
+        plans = {"texts": open_plan(plan_folder(url, f"default-{MAX_TOKENS}")), "notes": plan}
+        pack = mm.Pack(MAX_TOKENS, plan=plans, weights_of="tokens")
+        pipeline = mm.Pipeline(mixture, global_batch_size=8, seed=3, decode=DECODE, batching=pack)
+        return mm.Loader(pipeline)
+
+    local, remote = planned
+    expected = [(content(batch), batch["__source__"]) for batch in loader_over(local)]
+    assert {name for _, names in expected for name in names} == {"texts", "notes"}
+    proxy.set(FAULTS)
+    loader = loader_over(remote)
+    assert [(content(batch), batch["__source__"]) for batch in loader] == expected
+    loader.close()
+    assert loader.stats.num_bad == 0
     assert sum(proxy.counts().faults.values()) > 0
 
 

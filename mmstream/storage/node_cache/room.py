@@ -149,10 +149,12 @@ class CacheRoom:
         self.max_bytes = max_bytes
         logger.log(
             logging.INFO if max_bytes else logging.WARNING,
-            "the node cache %s may take %.3f GB: it has %.3f GB, and %.3f GB of the disk are free",
+            "the node cache %s may take %.3f GB: it has %.3f GB, this run needs %.3f GB here, "
+            "and %.3f GB of the disk are free",
             escaped(root),
             max_bytes / 1e9,
             used / 1e9,
+            sum(needs.values()) / 1e9,
             free / 1e9,
         )
 
