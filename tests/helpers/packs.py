@@ -97,3 +97,28 @@ def texts(layout: Any = "flat", valid: Sequence[bool] = (True, True, True)) -> B
     ]
     batch = flatten(samples, rows, 3, mm.Flat(layout=layout))
     return batch | {"__valid__": torch.tensor(valid)}
+
+
+def loss_and_gradients(model: Any, inputs: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss, and the gradients of the vision part and of the rest, each as one vector."""
+    model.zero_grad()
+    loss = model(**inputs).loss
+    loss.backward()
+    towers: dict[str, list[torch.Tensor]] = {"vision": [], "text": []}
+    for name, weight in model.named_parameters():
+        if weight.grad is not None:
+            tower = "vision" if "visual" in name or "vision" in name else "text"
+            towers[tower].append(weight.grad.flatten().clone())
+    return loss.item(), {tower: torch.cat(grads) for tower, grads in towers.items() if grads}
+
+
+def assert_parity(model: Any, packed: dict[str, Any], padded: dict[str, Any]) -> None:
+    """Require the loss and the gradients of a padded batch from a packed one."""
+    loss, gradients = loss_and_gradients(model, packed)
+    expected_loss, expected = loss_and_gradients(model, padded)
+    assert abs(loss - expected_loss) <= 1e-6 * expected_loss
+    assert gradients.keys() == expected.keys()
+    for tower, gradient in gradients.items():
+        cosine = torch.nn.functional.cosine_similarity(gradient, expected[tower], dim=0)
+        assert cosine >= 0.9999, (tower, cosine)
+        assert gradient.norm() > 0

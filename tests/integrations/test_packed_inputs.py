@@ -14,35 +14,20 @@ from mmstream.integrations import model_inputs
 from mmstream.integrations.packed_text import LENGTHS
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import CASES
-from tests.helpers.packs import HALF, batch_of, conversations, decode_and_model, llama, texts
+from tests.helpers.packs import (
+    HALF,
+    assert_parity,
+    batch_of,
+    conversations,
+    decode_and_model,
+    llama,
+    texts,
+)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
     return conversations(tmp_path_factory.mktemp("chats"))
-
-
-def loss_and_gradients(model: Any, inputs: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
-    model.zero_grad()
-    loss = model(**inputs).loss
-    loss.backward()
-    towers: dict[str, list[torch.Tensor]] = {"vision": [], "text": []}
-    for name, weight in model.named_parameters():
-        if weight.grad is not None:
-            tower = "vision" if "visual" in name or "vision" in name else "text"
-            towers[tower].append(weight.grad.flatten().clone())
-    return loss.item(), {tower: torch.cat(grads) for tower, grads in towers.items() if grads}
-
-
-def assert_parity(model: Any, packed: dict[str, Any], padded: dict[str, Any]) -> None:
-    loss, gradients = loss_and_gradients(model, packed)
-    expected_loss, expected = loss_and_gradients(model, padded)
-    assert abs(loss - expected_loss) <= 1e-6 * expected_loss
-    assert gradients.keys() == expected.keys()
-    for tower, gradient in gradients.items():
-        cosine = torch.nn.functional.cosine_similarity(gradient, expected[tower], dim=0)
-        assert cosine >= 0.9999, (tower, cosine)
-        assert gradient.norm() > 0
 
 
 EVERY = [(name, "sdpa", "flat") for name in CASES]

@@ -26,6 +26,7 @@ from tests.helpers.media_families import (
     transformers,
 )
 from tests.helpers.media_models import model_of, positions_of
+from tests.helpers.packs import assert_parity
 from tests.helpers.paths import ROOT
 
 DATA = ROOT.parent / "shared" / "data"
@@ -168,6 +169,26 @@ def test_real_files_reach_the_model_as_its_processor_makes_them(name: str, tmp_p
     learned = family.tokenizer.decode(labels[0][labels[0] != -100])
     assert learned == f"{len(media_of(name, 0)[0])} cats<|im_end|>"
     assert torch.isfinite(model(**inputs, labels=labels).loss)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_real_files_in_one_pack_train_a_model_as_they_do_alone(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]()
+    decode = mm.Decode(text=family.text, **decoders_of(name, family))
+    dataset = dataset_of(name, tmp_path)
+    mm.measure(dataset, decode=decode, num_workers=0, progress=False)
+    pack = mm.Pack(4096, plan=mm.plan_packs(dataset, 4096))
+    pipeline = mm.Pipeline(dataset, global_batch_size=1, decode=decode, batching=pack)
+    [packed] = mm.Loader(pipeline)
+    assert packed["document_row"].tolist() == [0] * NUM_ROWS
+    pipeline = mm.Pipeline(dataset, global_batch_size=NUM_ROWS, decode=decode, shuffle=False)
+    [padded] = mm.Loader(pipeline)
+    model = model_of(name, family.tokenizer).eval()
+    assert_parity(
+        model,
+        model_inputs(packed, model, normalize=family.processor),
+        model_inputs(padded, model, normalize=family.processor),
+    )
 
 
 def test_times_of_a_span_count_from_its_start(tmp_path: Path) -> None:
