@@ -151,8 +151,10 @@ def _array(values: Any) -> npt.NDArray[Any]:
 
 
 def _keys(batch: Mapping[str, Any]) -> list[str | None]:
-    """Return the key of each document; None for padding."""
+    """Return the key of each document, in a mixture as SOURCE/KEY; None for padding."""
     keys = iter(batch["__key__"])  # of documents without padding
+    if "__source__" in batch:
+        keys = map("/".join, zip(batch["__source__"], keys, strict=True))
     samples = _array(batch["document_sample"]).tolist()
     return [None if sample < 0 else next(keys) for sample in samples]
 

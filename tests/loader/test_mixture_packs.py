@@ -180,6 +180,12 @@ def test_plans_are_made_for_each_source_and_found_by_replay(
     assert result.exit_code == 0, result.output
     keys = [json.loads(line)["key"] for line in result.output.splitlines()]
     assert keys == batch["__key__"]
+    arguments = ["show", str(tmp_path / "mix.json"), "--pack", "64", "--weights-of", "samples"]
+    arguments += ["--global-batch-size", "6", "--step", "0", "--tokenizer", "bytes"]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    names = [f"{source}/{key}" for source, key in zip(batch["__source__"], keys, strict=True)]
+    assert [name for name in names if f" {name}: " not in result.output] == []
 
 
 def test_another_plan_of_a_source_is_refused_and_the_message_says_so(
