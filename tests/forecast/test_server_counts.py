@@ -14,6 +14,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.source import datasets_of
 from mmstream.forecast.large_reads import measure_large_reads
 from mmstream.forecast.reads import Reads, forecast_reads
 from mmstream.forecast.run import forecast_run
@@ -112,6 +113,11 @@ def counts_at_the_end(proxy: FaultProxy, least_gets: float) -> Counts:
     return counts
 
 
+def most_bytes(source, num_again):
+    """Return what so many hedges and retries may have brought once more."""
+    return num_again * max(each.store.access.max_range_bytes for each in datasets_of(source))
+
+
 @pytest.mark.parametrize(
     ("name", "world_size"),
     [("small", 1), ("small", 3), ("large", 1), ("mixture", 1), ("packs", 2)],
@@ -152,7 +158,8 @@ def test_requests_and_bytes_are_those_that_the_server_counts(
     (advice,) = [message for message in caplog.messages if "`mmstream info " in message]
     assert advice.startswith("an epoch reads about ") == (name == "small")
     expected_bytes = (shards + run.opening).num_bytes
-    assert counts.num_bytes == pytest.approx(expected_bytes, rel=0.05)
+    assert 0.95 * expected_bytes <= counts.num_bytes
+    assert counts.num_bytes - most_bytes(source, num_again) <= 1.05 * expected_bytes
 
 
 def test_what_decoders_read_of_films_is_what_the_server_counts(urls, proxy):
@@ -170,8 +177,10 @@ def test_what_decoders_read_of_films_is_what_the_server_counts(urls, proxy):
         expected = films.start + films.epoch + heads.epoch.times(2)
         counts = counts_at_the_end(proxy, 0.95 * expected.num_requests)
         transfers = loader.stats.transfers
-    num_gets = counts.gets_by_suffix["tar"] - transfers.num_retries - transfers.num_hedges
+    num_again = transfers.num_retries + transfers.num_hedges
+    num_gets = counts.gets_by_suffix["tar"] - num_again
     assert num_measured == 8
     assert num_gets == pytest.approx(expected.num_requests, rel=0.05)
-    assert counts.num_bytes == pytest.approx(expected.num_bytes, rel=0.05)
+    assert 0.95 * expected.num_bytes <= counts.num_bytes
+    assert counts.num_bytes - most_bytes(source, num_again) <= 1.05 * expected.num_bytes
     assert films.epoch.num_bytes < films.num_sample_bytes / 4
