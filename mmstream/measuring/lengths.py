@@ -131,11 +131,11 @@ class Counter:
             if not isinstance(outcome, dict):
                 continue
             images = self._image_shapes(outcome)
+            if images is None:
+                continue
             try:
                 sample = parse_fields(outcome, decode)
             except SampleError:
-                continue
-            if images is None:
                 continue
             samples.append(sample)
             numbers.append(number)
