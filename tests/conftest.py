@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import mmstream as mm
+from mmstream._vector_math import resolve_vector_math
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.orders import COUNTS
@@ -52,6 +53,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exact_vector_math() -> None:
+    """Tests compute with torch in two threads. What they compute first shall be exact, too."""
+    resolve_vector_math()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,6 +30,7 @@ FLOORS = [
         "forkserver_preload",
         "world",
         "_torchvision",
+        "_vector_math",
         "wrong_arguments",
     },
     {

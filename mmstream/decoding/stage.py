@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from mmstream._vector_math import resolve_vector_math
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.address import address
 from mmstream.decoding.batch_memory import BatchMemory
@@ -113,6 +114,8 @@ class DecodeStage:
         # The calling thread decodes too. Plain samples are not worth handing to another thread.
         self._num_helpers = 0 if self._is_plain else num_threads - 1
         self._pool = ThreadPoolExecutor(self._num_helpers) if self._num_helpers else None
+        if self._pool is not None:
+            resolve_vector_math()  # transforms compute in all threads at once
 
     def prepare(self, step: RawStep) -> list[Prepared | None] | None:
         """Do what comes before any picture is decoded, such as tokenizing the texts of a step.

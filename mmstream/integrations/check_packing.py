@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmstream._vector_math import resolve_vector_math
 from mmstream.errors import ConfigError
 from mmstream.integrations.arguments import model_arguments
 from mmstream.integrations.mrope_positions import needs_mrope
@@ -116,6 +117,7 @@ def check_packing(
         def prepare(given: Batch) -> dict[str, Any]:
             return model_arguments(given, inner, normalize=normalize)
 
+    resolve_vector_math()
     run = _Runs(inner, config, batch, prepare)
     with _evaluating(inner):
         packed = run.packed(batch)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mmstream._vector_math import resolve_vector_math
 from mmstream.batching.split import split_rows
 from mmstream.batching.valid import is_flat
 from mmstream.errors import ConfigError
@@ -94,6 +95,7 @@ def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Tra
             f"train: padding_free and pack are for models that learn texts; {type(model).__name__} "
             "takes whole rows: leave them out"
         )
+    resolve_vector_math()
     freeze_parameters(model, config.freeze)
     model = model.to(process.device).train()
     if config.activation_checkpointing:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mmstream._vector_math import resolve_vector_math
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
@@ -196,6 +197,7 @@ class _Bands(NamedTuple):
 @lru_cache(maxsize=16)
 def _constants(num_mels: int, device: torch.device) -> tuple[torch.Tensor, list[_Bands]]:
     """Return the window, and the mel filters in groups without the zeros around them."""
+    resolve_vector_math()
     filters = mel_filters(num_mels)
     bands = []
     size = ceil(num_mels / _NUM_GROUPS)
@@ -206,7 +208,7 @@ def _constants(num_mels: int, device: torch.device) -> tuple[torch.Tensor, list[
         weights = torch.from_numpy(group[:, first : last + 1].copy()).to(device)
         weights = weights.double() if device.type == "cuda" else weights
         bands.append(_Bands(slice(start, start + size), first, weights))
-    return torch.hann_window(FFT_SIZE, device=device), bands
+    return torch.hann_window(FFT_SIZE, dtype=torch.float32, device=device), bands
 
 
 def mel_filters(num_mels: int) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 import mmstream as mm
-from mmstream.decoding.audio.features import mel_filters
+from mmstream.decoding.audio.features import _constants, mel_filters
 from tests.helpers.media_files import audio_file, tone
 
 LENGTHS = (1, 159, 160, 161, 200, 201, 400, 48_000, 48_077, 479_900, 480_000)
@@ -59,6 +59,20 @@ def test_without_padding_features_are_those_of_a_single_recording(length: int) -
         features(torch.from_numpy(samples)), expected.input_features[0], atol=1e-6
     )
     assert features.num_frames(length) == expected.attention_mask.sum()
+
+
+def test_torchs_default_dtype_does_not_change_features() -> None:
+    """Models are loaded in bfloat16 by setting it, while a loader may decode already."""
+    samples = torch.from_numpy(tone(1.0)[0])
+    expected = mm.WhisperFeatures(num_mels=80)(samples)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        _constants.cache_clear()
+        result = mm.WhisperFeatures(num_mels=80)(samples)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        _constants.cache_clear()
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("num_mels", [80, 128])
