@@ -3,9 +3,7 @@
     policy.py      what happens to the row of a bad sample, and how many a run tolerates
     quarantine.py  quarantine-rank{r}.jsonl: one record per bad sample, written and read here
     limits.py      counts bad samples as batches are delivered, and stops a run at a limit
-    lengths.py     counts samples of packs that have other lengths than were measured
-    text_losses.py counts texts that were cut, and parts of conversations that were dropped
-    cpu_videos.py  counts videos that the CPU has decoded in place of a GPU, by reason
+    stats.py       all counts of a loader: ``loader.stats``
 
 Workers replace bad samples (``decoding/substitute.py``); their records travel with the batch. The
 main process of the rank counts them in the order of steps. ``dataset/bad_list.py`` is the list of

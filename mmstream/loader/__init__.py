@@ -8,7 +8,8 @@ worker_process.py      the child's side
 batch_transport.py     a batch crosses from a worker to the main process
 settings.py            what must be the same on every rank, in words
 balance.py             rows of packs dealt to the ranks by their cost
-token_counts.py        counts documents and tokens of packs
+delivered.py           counts what delivered batches hold, beside bad samples
+advice.py              what a loader logs before its first batch
 lane_advice.py, media_advice.py, remote_advice.py
-                       what a loader says once
+                       its subjects: lanes of ranks and nodes, undecoded files, object storage
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -13,24 +12,19 @@ from typing import Any, get_args
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.agreement import agree
-from mmstream.bad_samples.cpu_videos import count_videos, log_videos
-from mmstream.bad_samples.lengths import count_lengths
-from mmstream.bad_samples.limits import Stats, count_samples
-from mmstream.bad_samples.text_losses import count_text_losses, log_text_losses
+from mmstream.bad_samples.limits import count_samples
+from mmstream.bad_samples.stats import Stats
 from mmstream.errors import ConfigError, MMStreamError, StorageError
+from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
-from mmstream.loader.lane_advice import advise_on_kept_lanes
-from mmstream.loader.media_advice import advise_on_media
-from mmstream.loader.remote_advice import log_cost, warn_of_patience
+from mmstream.loader.delivered import DeliveredCounts
 from mmstream.loader.settings import rank_settings
-from mmstream.loader.token_counts import count_tokens
 from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
-from mmstream.order.shared_lanes import request_factor
 from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
-from mmstream.processes import cpu_seconds, default_threads, keep_freed_memory, num_cores, pss_bytes
+from mmstream.processes import cpu_seconds, default_threads, keep_freed_memory, pss_bytes
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
 from mmstream.reading.process import (
@@ -45,9 +39,6 @@ from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 from mmstream.wrong_arguments import advise, refuse_bools
 
 __all__ = ["Loader"]
-
-logger = logging.getLogger(__name__)
-
 
 _ADVICE = {
     "batch_size": "write mm.Pipeline(dataset, global_batch_size=...)",
@@ -101,7 +92,7 @@ class Loader(IterableDataset[Batch]):
             epoch that began without a bad list has one now.
 
     Attributes:
-        stats: what was delivered so far (`bad_samples.limits.Stats`).
+        stats: what was delivered so far (`bad_samples.stats.Stats`).
 
     Raises:
         ConfigError: impossible settings, or a pipeline that cannot be sent to workers.
@@ -169,8 +160,7 @@ class Loader(IterableDataset[Batch]):
         self._stall_limits = limits
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
-        self._has_warned_of_pictures = False
-        self._has_warned_of_fill = False
+        self._delivered = DeliveredCounts(self.stats)
         self._workers: Workers | None = None
         self._runner: PipelineRunner | None = None  # of a loader without workers
         self._progress = Progress()
@@ -222,7 +212,9 @@ class Loader(IterableDataset[Batch]):
         balance = self._balanced(world, shares)
         self._agree(world, balance.settings)
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
-        self._advise(world, shares)
+        if not self._has_advised:
+            self._has_advised = True
+            log_advice(self._current, world, shares, self.num_workers, self._num_threads)
         self._iteration += 1
         iteration = self._iteration
         epoch, step = self._position
@@ -276,29 +268,13 @@ class Loader(IterableDataset[Batch]):
             rank=resolve_world(self._world).rank,
             numbers=lineage.bad_numbers(),
         )
-        count_lengths(self.stats, lineage.num_longer, lineage.num_shorter, lineage.unlike_measured)
-        self._has_warned_of_fill = count_tokens(
-            self.stats, batch, self.pipeline.batching, has_warned=self._has_warned_of_fill
-        )
+        self._delivered.count(batch, self.pipeline.batching)
         self._count_imbalance(lineage)
-        count_text_losses(
-            self.stats, lineage.num_cut_texts, lineage.num_dropped_parts, lineage.text_losses
-        )
-        count_videos(self.stats, lineage.num_gpu_videos, lineage.cpu_videos)
-        if lineage.no_picture and not self._has_warned_of_pictures:
-            self._has_warned_of_pictures = True
-            logger.warning(
-                "%s: no picture, and other rows have one: pair texts and pictures by "
-                'batch["image_row"], or decode pictures by field, Decode({"jpg": ...}), which '
-                "takes no sample without one; no more of these are logged",
-                lineage.no_picture,
-            )
         next_state = make_state(self._current.order, lineage.epoch, lineage.step + 1)
         self._position = next_state["epoch"], next_state["step"]
         self.stats.num_steps += 1
         if lineage.epoch != next_state["epoch"]:
-            log_text_losses(self.stats, lineage.epoch)
-            log_videos(self.stats, lineage.epoch)
+            self._delivered.end_epoch(lineage.epoch)
             if self.pipeline.dataset.can_finish_epoch:  # a mixture keeps the settings of its state
                 self._current = self.pipeline
 
@@ -424,50 +400,6 @@ class Loader(IterableDataset[Batch]):
             advice="every rank must iterate its Loader; for one rank alone pass "
             "world=mm.World(0, 1)",
         )
-
-    def _advise(self, world: World, shares: RowsPerRank) -> None:
-        """Log once when there are too many threads, or when ranks share lanes."""
-        if self._has_advised:
-            return
-        self._has_advised = True
-        cores, num_threads = num_cores(), max(1, self.num_workers) * self._num_threads
-        if num_threads > cores:
-            logger.info(
-                "%d workers with %d decode threads on %d cores: more than one thread per core is "
-                "not faster, and each worker holds windows and batches of its own",
-                self.num_workers,
-                self._num_threads,
-                cores,
-            )
-        if needs_reader_process(self._current.dataset):
-            warn_of_patience()
-        if world.rank == 0:
-            advise_on_media(self._current)
-            self._advise_on_requests(world.world_size, shares)
-
-    def _advise_on_requests(self, world_size: int, shares: RowsPerRank) -> None:
-        """Log what an epoch costs, and what more where ranks share the lanes of the order."""
-        pipeline, order = self._current, self._current.order
-        rows = order.global_batch_size
-        starts = [
-            rows_of_rank(rows, World(rank, world_size), shares)[0] for rank in range(world_size)
-        ]
-        advise_on_kept_lanes(self._current, starts)
-        if needs_reader_process(pipeline.dataset):
-            large_files = large_files_of(pipeline)
-            least_large_bytes = None if large_files is None else large_files.least_bytes
-            log_cost(pipeline.dataset, order, [*starts, rows], least_large_bytes)
-        factor = request_factor(order.range_samples, order.grid[1], [*starts, rows])
-        if factor > 1:
-            logger.info(
-                "%d ranks share the %d lanes of this order, so they make about %.1f times as many "
-                "requests to storage as ranks that have whole lanes: a number of ranks that "
-                "divides %d makes the fewest",
-                world_size,
-                order.grid[1],
-                factor,
-                order.grid[1],
-            )
 
     def _batches(self, pipeline: Pipeline, first: Job, stop: int, label: str) -> Iterator[Batch]:
         """Yield the batches from the first job to the step before `stop`.

@@ -257,7 +257,7 @@ def test_after_an_upgrade_a_mixture_goes_on_as_it_began(corpus):
     ],
 )
 def test_the_log_says_what_it_costs_when_ranks_share_lanes(corpus, caplog, ranks, grid, rows, text):
-    caplog.set_level("INFO", "mmstream.loader.loader")
+    caplog.set_level("INFO", "mmstream.loader")
     pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=12, grid=grid)
     for rank in range(ranks):
         loader = mm.Loader(pipeline, world=mm.World(rank, ranks), rows_per_rank=rows, num_threads=1)
@@ -293,7 +293,7 @@ def test_the_log_says_what_lanes_that_keep_their_samples_mean_for_ranks_and_node
 
 
 def test_the_advice_about_lanes_is_given_to_a_resumed_run_too(corpus, caplog):
-    caplog.set_level("INFO", "mmstream.loader.loader")
+    caplog.set_level("INFO", "mmstream.loader")
     pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4)
     for resumed in (False, True):
         caplog.clear()

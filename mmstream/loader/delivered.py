@@ -1,0 +1,156 @@
+"""Counts what delivered batches hold, and warns once of each kind of loss.
+
+Loader.mark_delivered -> `DeliveredCounts` -> loader.stats
+
+Bad samples and their limits are counted in ``bad_samples/limits.py``. The samples here are good:
+they never reach a limit. A warning for each of them would flood the log. So the first one of a kind
+is a warning, and the end of an epoch has a summary.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from mmstream.bad_samples.stats import Stats
+from mmstream.batching.batching import Flat, Pack
+from mmstream.reading.step import BatchLineage
+from mmstream.types import Batch
+
+__all__ = ["DeliveredCounts"]
+
+logger = logging.getLogger(__name__)
+
+MIN_DOCUMENTS = 1000
+"""Delivered documents from which on the fill of packs is judged."""
+
+MISSING_FILL = 0.02
+"""A fill that is this much below the planned one is worth a warning, as a share of a row."""
+
+
+class DeliveredCounts:
+    """The counts of one loader, and which warnings it has logged.
+
+    Args:
+        stats: of the loader; changed in place.
+    """
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._has_warned_of_fill = False
+        self._has_warned_of_pictures = False
+
+    def count(self, batch: Batch, batching: Flat | None) -> None:
+        """Count a delivered batch, whose bad samples are counted already.
+
+        Args:
+            batch: any batch.
+            batching: of the pipeline that made it.
+        """
+        lineage: BatchLineage = batch["__lineage__"]
+        self._count_lengths(lineage)
+        if batching is not None:
+            self._count_tokens(batch, batching)
+        self._count_text_losses(lineage)
+        self._count_videos(lineage)
+        self._warn_of_missing_pictures(lineage)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Log what the texts have lost, and which videos the CPU has decoded for the GPU."""
+        stats = self._stats
+        losses = []
+        if stats.num_cut_texts:
+            losses.append(
+                f"{stats.num_cut_texts:,} of {stats.num_samples:,} samples had their text cut at "
+                "max_length"
+            )
+        if stats.num_dropped_parts:
+            losses.append(f"{stats.num_dropped_parts:,} parts of conversations were dropped")
+        if losses:
+            logger.warning(
+                "after epoch %d, since the loader was made: %s", epoch, "; ".join(losses)
+            )
+        if stats.cpu_videos:
+            reasons = (f"{count:,}: {reason}" for reason, count in stats.cpu_videos.most_common())
+            logger.warning(
+                "after epoch %d, since the loader was made: the GPU decoded %s videos, and the CPU "
+                "%s (%s)",
+                epoch,
+                f"{stats.num_gpu_videos:,}",
+                f"{stats.cpu_videos.total():,}",
+                ", ".join(reasons),
+            )
+
+    def _count_lengths(self, lineage: BatchLineage) -> None:
+        """Count samples of packs that have other lengths than were measured."""
+        stats = self._stats
+        is_first = not (stats.num_longer or stats.num_shorter)
+        if is_first and (lineage.num_longer or lineage.num_shorter):
+            logger.warning(
+                "%s: decoders, templates or draws are not those of the measure, so packs are "
+                "emptier than planned, or samples do not fit: measure and plan anew; others are "
+                "only counted, see loader.stats",
+                lineage.unlike_measured,
+            )
+        stats.num_longer += lineage.num_longer
+        stats.num_shorter += lineage.num_shorter
+
+    def _count_tokens(self, batch: Batch, batching: Flat) -> None:
+        """Count documents and tokens of rows without padding. Warn where packs are too empty."""
+        stats = self._stats
+        stats.num_documents += len(batch["__key__"])
+        stats.num_tokens += batch["num_tokens"]
+        stats.num_label_tokens += batch.get("num_label_tokens", 0)
+        if not isinstance(batching, Pack):
+            stats.num_token_slots += batch["input_ids"].numel()
+            return
+        stats.num_token_slots += batching.max_tokens * int(batch["__valid__"].sum())
+        stats.num_planned_tokens += batch["__lineage__"].num_planned_tokens
+        is_full = stats.fill >= stats.planned_fill - MISSING_FILL
+        if self._has_warned_of_fill or is_full or stats.num_documents < MIN_DOCUMENTS:
+            return
+        self._has_warned_of_fill = True
+        logger.warning(
+            "packs are %.1f %% full, and their plan has %.1f %%: %d samples were bad, %d left out "
+            "by a filter, %d shorter than measured; filter in the plan (mmstream plan --where), or "
+            "measure anew",
+            100 * stats.fill,
+            100 * stats.planned_fill,
+            stats.num_bad,
+            stats.num_skipped,
+            stats.num_shorter,
+        )
+
+    def _count_text_losses(self, lineage: BatchLineage) -> None:
+        """Count texts that were cut, and parts of conversations that were dropped."""
+        stats = self._stats
+        is_new = (lineage.num_cut_texts and not stats.num_cut_texts) or (
+            lineage.num_dropped_parts and not stats.num_dropped_parts
+        )
+        stats.num_cut_texts += lineage.num_cut_texts
+        stats.num_dropped_parts += lineage.num_dropped_parts
+        for example in lineage.text_losses if is_new else ():
+            logger.warning("%s; others are only counted, see loader.stats", example)
+
+    def _count_videos(self, lineage: BatchLineage) -> None:
+        """Count videos by who has decoded them, with ``VideoDecoder(device="cuda")``."""
+        stats = self._stats
+        stats.num_gpu_videos += lineage.num_gpu_videos
+        for video in lineage.cpu_videos:
+            stats.cpu_videos[video.reason] += 1
+            if stats.cpu_videos[video.reason] == 1:
+                logger.warning(
+                    "%s: decoded on the CPU in place of the GPU: %s; others are only counted, see "
+                    "loader.stats.cpu_videos",
+                    video.address,
+                    video.reason,
+                )
+
+    def _warn_of_missing_pictures(self, lineage: BatchLineage) -> None:
+        if lineage.no_picture and not self._has_warned_of_pictures:
+            self._has_warned_of_pictures = True
+            logger.warning(
+                "%s: no picture, and other rows have one: pair texts and pictures by "
+                'batch["image_row"], or decode pictures by field, Decode({"jpg": ...}), which '
+                "takes no sample without one; no more of these are logged",
+                lineage.no_picture,
+            )
