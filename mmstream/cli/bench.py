@@ -154,7 +154,13 @@ def _pipeline(data: Any, image_size: int | None, batch_size: int | None, notes: 
     if decode is None or not decode.is_baked:
         notes[-1] += ". Texts were not tokenized"
     notes[:] = [f"{'; '.join(notes)}. --pipeline measures your own."]
-    batch_size = batch_size or max(1, min(BATCH_SIZE, len(data)))
+    if batch_size is None:
+        batch_size = max(1, min(BATCH_SIZE, len(data)))
+        if batch_size < BATCH_SIZE:
+            notes.append(
+                f"the dataset has fewer than {BATCH_SIZE} samples, so a step has {batch_size}: "
+                "figures of a larger dataset differ"
+            )
     return Pipeline(data, global_batch_size=batch_size, decode=decode)
 
 
@@ -177,7 +183,8 @@ def _lines(forecast: SpeedForecast, *, cold: bool) -> Iterator[str]:
     load = os.getloadavg()[0]
     yield (
         f"{escaped(forecast.url)}: {forecast.num_samples:,} samples an epoch, "
-        f"{size_text(forecast.mean_sample_bytes)} each; {forecast.cpu_limit:g} cores, "
+        f"{size_text(forecast.mean_sample_bytes)} each; {forecast.num_steps:,} "
+        f"{'step' if forecast.num_steps == 1 else 'steps'}; {forecast.cpu_limit:g} cores, "
         f"load {load:.1f}"
     )
     if forecast.cached_share is not None:

@@ -152,6 +152,7 @@ def bench(
     return SpeedForecast(
         url=", ".join(dataset.store.url for dataset in datasets_of(pipeline.dataset)),
         num_samples=_samples_of_epoch(pipeline),
+        num_steps=pipeline.order.steps_per_epoch,
         batch_size=measuring.num_rows,
         num_ranks=num_ranks,
         cpu_limit=cpu_limit(),

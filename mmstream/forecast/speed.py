@@ -75,6 +75,8 @@ class SpeedForecast:
     url: str
     num_samples: int
     """Samples of an epoch, over all ranks."""
+    num_steps: int
+    """Steps of an epoch."""
     batch_size: int
     """Rows of a batch of this rank."""
     num_ranks: int
@@ -125,11 +127,6 @@ class SpeedForecast:
         """Seconds that a batch of this rank takes. A loop with longer steps does not wait."""
         samples = self.num_samples / self.num_ranks
         return samples / self.samples_per_s / self.num_steps
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of an epoch."""
-        return max(1, self.num_samples // (self.batch_size * self.num_ranks))
 
 
 def settings_to_try(cpu_limit: float) -> list[tuple[int, int]]:

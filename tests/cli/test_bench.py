@@ -46,6 +46,7 @@ def test_the_report_names_a_setting_and_a_speed(run: Run, corpus: str) -> None:
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith(f"{corpus}: 96 samples an epoch, ")
+    assert "; 12 steps; " in lines[0]
     assert [line.split()[0] for line in lines if line[:13].strip().isdecimal()] == [
         *("1", "2", "4", "8", "16", "32", "64")
     ]
@@ -132,6 +133,8 @@ def test_texts_are_measured_as_they_are(run: Run, tmp_path: Path) -> None:
     code, out, _ = run(folder, "--seconds", 0.2)
     assert code == 0
     assert "nothing was decoded. Texts were not tokenized." in out
+    assert "; 1 step; " in out
+    assert "the dataset has fewer than 64 samples, so a step has 5: figures of a larger" in out
     code, _, err = run(folder, "--image-size", 32)
     assert (code, "--image-size: the samples have no pictures" in err) == (2, True)
 

@@ -113,7 +113,7 @@ def test_packs_are_measured_by_their_samples(tmp_path: Path) -> None:
     forecast = mm.bench(pipeline, seconds=SECONDS)
     assert forecast.samples_per_s > 0
     assert forecast.stage_s["text"] > 0
-    assert forecast.batch_size == 4
+    assert (forecast.batch_size, forecast.num_steps) == (4, pipeline.order.steps_per_epoch)
     assert 80 < forecast.num_samples <= 100  # of four rows a step, each of several texts
 
 

@@ -31,6 +31,7 @@ def forecast_of(chosen: LoaderSpeed, **more: Any) -> SpeedForecast:
     values: dict[str, Any] = {
         "url": "shards",
         "num_samples": 1000,
+        "num_steps": 100,
         "batch_size": 10,
         "num_ranks": 1,
         "cpu_limit": 2.0,
