@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
@@ -39,19 +41,24 @@ def entries_of(page: str) -> list[Entry]:
 
 
 def covers(pattern: str, message: Message) -> bool:
-    """Tell whether a message is one of a pattern.
+    """Tell whether a message is one of a pattern."""
+    return matcher_of(pattern)(message.text.replace("`", "")) is not None
+
+
+@cache  # there are more patterns than the cache of `re` holds
+def matcher_of(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """Return the function that matches a text with a pattern.
 
     - ``words: ...`` is all messages that begin so.
     - A pattern with few letters is the whole message, with ``...`` for the holes.
     - Any other pattern is words that stand in the message, in their order.
     """
-    text = message.text.replace("`", "")
     words = [re.escape(word) for word in pattern.split("...")]
     if pattern.endswith(": ...") and not pattern.startswith("..."):
-        return re.match("[^.]*".join(words[:-1]), text) is not None
+        return re.compile("[^.]*".join(words[:-1])).match
     if len(re.sub(r"[^a-zA-Z]", "", pattern)) < FEW_LETTERS:
-        return re.fullmatch(f"{HOLE}+".join(words), text) is not None
-    return re.search(".*".join(words).replace(r"\ .*", ".*"), text) is not None
+        return re.compile(f"{HOLE}+".join(words)).fullmatch
+    return re.compile(".*".join(words).replace(r"\ .*", ".*")).search
 
 
 ENTRIES = entries_of(PAGE.read_text())
