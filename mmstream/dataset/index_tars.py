@@ -8,14 +8,11 @@ index describes already, nothing is read.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import logging
 import os
-import shutil
 import tempfile
-import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -56,6 +53,7 @@ from mmstream.dataset.manifest import (
 )
 from mmstream.dataset.picture_hint import picture_hint
 from mmstream.dataset.shard_indexes import ShardIndexes
+from mmstream.dataset.unpack_tars import GZIPPED, copy_plain_tars, unpack_tars
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
@@ -65,8 +63,6 @@ from mmstream.types import IntArray
 __all__ = ["IndexReport", "index_tars"]
 
 logger = logging.getLogger(__name__)
-
-GZIPPED = (".tar.gz", ".tgz")
 
 MAX_PARTS = 64
 """Most parts of an index. Appended tars are one more part; then all become one part again."""
@@ -139,63 +135,97 @@ def _index_tars(
     num_threads: int | None,
     progress: bool,
 ) -> IndexReport:
-    has_output = target != store
-    sizes = _sizes(store)
+    sizes, num_unpacked = _sizes(store), 0
     if MARKER_NAME in sizes:
         raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
-    repacked, num_unpacked = _repack(store, target, sizes, overwrite) if repack else ([], 0)
-    if repacked and has_output:
-        _copy_plain_tars(store, target, sizes)
-        store = target
-    if repacked:
-        sizes = _sizes(store)
+    if repack:
+        plain_names, num_unpacked = unpack_tars(store, target, sizes, overwrite)
+        if plain_names and target != store:
+            copy_plain_tars(store, target, sizes)
+            store = target
+        if plain_names:
+            sizes = _sizes(store)
     names = _tar_names(store, sizes, repack)
-    old = _old_manifest(target)
-    old_shards = {shard.name: shard for shard in old.shards} if old else {}
-    # A tar that has another size than the manifest says was replaced since it was indexed.
-    replaced = {name for name in names if _num_bytes(old_shards, name, sizes) != sizes[name]}
-    trim_bad(target, set() if overwrite else set(names) - replaced)
-    summed = {name for name, shard in old_shards.items() if shard.sha256} - replaced
-    if overwrite or old is None or old.checksums is None:
-        summed = set()
+    old = _old_index(target, {name: sizes[name] for name in names}, overwrite)
+    trim_bad(target, set() if overwrite else set(names) - old.replaced)
     if checksums:
-        num_bytes = sum(sizes[name] for name in names if name not in summed)
+        num_bytes = sum(sizes[name] for name in names if name not in old.summed)
         logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
-    target_sizes = _sizes(target)
-    has_columns = any(checksums_name(name) in target_sizes for name in names)
-    kind = old.checksums if old else None
-    indexer = _Indexer(
-        store,
-        target,
-        target_sizes,
-        old_shards,
-        _old_checksums(target, old),
-        replaced,
-        kind,
-        summed,
-        overwrite,
-        checksums,
-    )
-    parts: list[IndexPart] = []
-    if old is not None and not (overwrite or checksums) and (kind or not has_columns):
-        parts = _kept_parts(old, names, target_sizes, replaced)
+    parts = [] if overwrite or checksums else _kept_parts(old, names)
     num_kept = parts[-1].last_shard + 1 if parts else 0
-    tars = [_IndexedTar(old_shards[name], False, kind is not None) for name in names[:num_kept]]
+    tars = [_IndexedTar(old.shards[name], False, old.kind is not None) for name in names[:num_kept]]
+    indexer = _Indexer(store, target, old, overwrite, checksums)
     new_sizes = {name: sizes[name] for name in names[num_kept:]}
     new_tars, new_part = _index_new(indexer, new_sizes, num_kept, num_threads, progress)
     tars += new_tars
     parts += [new_part] if new_part else []
     data_url = None if target == store else store.url
-    manifest = _manifest(target, old, tars, data_url, checksums, has_columns, tuple(parts))
-    if manifest != old:
+    manifest = _manifest(target, old, tars, data_url, checksums, tuple(parts))
+    if manifest != old.manifest:
         target.write(MANIFEST_NAME, manifest.to_bytes())
-        _remove_parts(target, target_sizes, {part.name for part in (*parts, *_parts_of(old))})
+        _remove_parts(target, old, {part.name for part in parts})
     return IndexReport(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
         num_built=sum(tar.is_new for tar in tars),
         num_repacked=num_unpacked,
         num_summed=sum(tar.was_summed for tar in tars),
+    )
+
+
+@dataclass(frozen=True)
+class _OldIndex:
+    """What earlier calls have left at the target, and what of it still describes the tars."""
+
+    manifest: Manifest | None
+    shards: Mapping[str, ShardInfo]
+    """Those of the manifest, by name."""
+    files: Mapping[str, int]
+    """Bytes of all files of the target."""
+    has_columns: bool
+    """Checksums of samples lie there, whatever the manifest says."""
+    replaced: Set[str]
+    """Tars that were replaced since: they have another size than the manifest says."""
+    summed: Set[str]
+    """Tars whose checksums need not be made again, if they fit the index."""
+    tar_checksums: Mapping[str, int]
+    """CRC-32C of whole tars, as far as it is known."""
+
+    @property
+    def kind(self) -> Literal["written", "indexed"] | None:
+        """Who made the checksums of samples that the manifest tells of."""
+        return self.manifest.checksums if self.manifest else None
+
+    @property
+    def parts(self) -> tuple[IndexPart, ...]:
+        """The parts of the index."""
+        return self.manifest.index_parts if self.manifest else ()
+
+
+def _old_index(target: Store, sizes: Mapping[str, int], overwrite: bool) -> _OldIndex:
+    """Return what earlier calls have left.
+
+    Args:
+        target: Where the index lies.
+        sizes: Bytes of the tars, by name.
+        overwrite: Checksums are made again.
+    """
+    manifest, files = _old_manifest(target), _sizes(target)
+    shards = {shard.name: shard for shard in manifest.shards} if manifest else {}
+    replaced = {
+        name for name, size in sizes.items() if name in shards and shards[name].num_bytes != size
+    }
+    summed: set[str] = set()
+    if not overwrite and manifest is not None and manifest.checksums is not None:
+        summed = {name for name, shard in shards.items() if shard.sha256} - replaced
+    return _OldIndex(
+        manifest=manifest,
+        shards=shards,
+        files=files,
+        has_columns=any(checksums_name(name) in files for name in sizes),
+        replaced=replaced,
+        summed=summed,
+        tar_checksums=_old_checksums(target, manifest),
     )
 
 
@@ -249,43 +279,33 @@ def _num_threads(store: Store) -> int:
     return 32 if store.access.concurrent else 8
 
 
-def _kept_parts(
-    old: Manifest,
-    names: Sequence[str],
-    target_sizes: Mapping[str, int],
-    replaced: set[str],
-) -> list[IndexPart]:
+def _kept_parts(old: _OldIndex, names: Sequence[str]) -> list[IndexPart]:
     """Return the parts of an old index that still describe the first shards, and are there.
 
     Args:
-        old: The old manifest.
+        old: What earlier calls have left.
         names: Of all tars now.
-        target_sizes: Bytes of the files where the index lies.
-        replaced: Tars that are not what they were.
     """
     parts: list[IndexPart] = []
-    for part in old.index_parts[: MAX_PARTS - 1]:
-        infos = old.shards[part.first_shard : part.last_shard + 1]
+    if old.manifest is None or (old.kind is None and old.has_columns):
+        return parts
+    for part in old.parts[: MAX_PARTS - 1]:
+        infos = old.manifest.shards[part.first_shard : part.last_shard + 1]
         old_names = [info.name for info in infos]
         files = {index_name(info.name): index_size(info.num_samples) for info in infos}
-        if old.checksums:
+        if old.kind:
             files |= {checksums_name(i.name): checksums_size(i.num_samples) for i in infos}
         is_kept = (
             part.first_shard == (parts[-1].last_shard + 1 if parts else 0)
             and old_names == list(names[part.first_shard : part.last_shard + 1])
-            and target_sizes.get(part.name) == part.num_bytes
-            and replaced.isdisjoint(old_names)
-            and files.items() <= target_sizes.items()
+            and old.files.get(part.name) == part.num_bytes
+            and old.replaced.isdisjoint(old_names)
+            and files.items() <= old.files.items()
         )
         if not is_kept:
             break
         parts.append(part)
     return parts
-
-
-def _num_bytes(shards: Mapping[str, ShardInfo], name: str, sizes: Mapping[str, int]) -> int:
-    """Return the size of a tar by an old manifest, or now if that does not name it."""
-    return shards[name].num_bytes if name in shards else sizes[name]
 
 
 class _IndexedTar(NamedTuple):
@@ -308,25 +328,17 @@ class _Indexer:
     """Makes the index of a tar, and its checksums, where they do not stand already."""
 
     store: Store
+    """Where the tars lie."""
     target: Store
-    target_sizes: Mapping[str, int]
-    """Bytes of the files where the indexes lie, as they were at first."""
-    old_shards: Mapping[str, ShardInfo]
-    old_checksums: Mapping[str, int]
-    """CRC-32C of whole tars, as the old index knows them."""
-    replaced: set[str]
-    """Tars that were replaced since the old manifest."""
-    old_kind: Literal["written", "indexed"] | None
-    """Who made the checksums of samples that the old manifest tells of."""
-    summed: set[str]
-    """Tars whose checksums need not be made again, if they fit the index."""
+    """Where the indexes lie."""
+    old: _OldIndex
     overwrite: bool
     checksums: bool
 
     def __call__(self, name: str, size: int) -> _IndexedTar:
         column_name = checksums_name(name)
         is_new = (
-            self.overwrite or name in self.replaced or index_name(name) not in self.target_sizes
+            self.overwrite or name in self.old.replaced or index_name(name) not in self.old.files
         )
         if is_new:
             index = encode_index(build_index(self.store, name, size))
@@ -337,13 +349,13 @@ class _Indexer:
         info = ShardInfo(name, len(offsets) - 1, size)
         column = self._read_column(name, index)
         if not self.checksums:
-            if column is None and column_name in self.target_sizes:
+            if column is None and column_name in self.old.files:
                 self.target.remove(column_name)  # of another tar, or of another index
             checksum = self._known_checksum(info, offsets, column)
             columns = columns_of(offsets, column)
             return _IndexedTar(info, is_new, column is not None, False, columns, checksum)
-        if column is not None and name in self.summed:
-            info = replace(info, sha256=self.old_shards[name].sha256)
+        if column is not None and name in self.old.summed:
+            info = replace(info, sha256=self.old.shards[name].sha256)
             checksum = self._known_checksum(info, offsets, column)
             return _IndexedTar(info, is_new, True, False, columns_of(offsets, column), checksum)
         column, sha256, checksum = _sum_up(self.store, info, offsets)
@@ -354,7 +366,7 @@ class _Indexer:
 
     def _read_index(self, name: str, max_bytes: int) -> bytes:
         """Return an index. No tar has more samples than blocks."""
-        num_bytes = self.target_sizes[index_name(name)]
+        num_bytes = self.old.files[index_name(name)]
         if num_bytes > max_bytes:
             raise ShardError(
                 f"{index_name(name)}: more than {max_bytes} bytes, so it has more samples than the "
@@ -365,8 +377,8 @@ class _Indexer:
     def _read_column(self, name: str, index: bytes) -> Checksums | None:
         """Return the checksums of a tar that lie there, if they belong to this index."""
         file = checksums_name(name)
-        num_bytes = self.target_sizes.get(file)
-        if name in self.replaced or num_bytes != checksums_size(num_indexed(len(index))):
+        num_bytes = self.old.files.get(file)
+        if name in self.old.replaced or num_bytes != checksums_size(num_indexed(len(index))):
             return None
         try:
             return decode_checksums(self.target.read_range(file, 0, num_bytes), index, file)
@@ -377,14 +389,14 @@ class _Indexer:
         self, info: ShardInfo, offsets: IntArray, column: Checksums | None
     ) -> int | None:
         """Return the CRC-32C of a tar whose checksums stand already, if it is known."""
-        if column is None or info.name not in self.old_shards:
+        if column is None or info.name not in self.old.shards:
             return None
-        if self.old_kind == "written":  # by mmstream: there are zeros after the samples
+        if self.old.kind == "written":  # by mmstream: there are zeros after the samples
             return tar_checksum(offsets, column, info.num_bytes)
-        return self.old_checksums.get(info.name)
+        return self.old.tar_checksums.get(info.name)
 
     def _warn_of_other_bytes(self, name: str, sha256: str) -> None:
-        if name in self.old_shards and self.old_shards[name].sha256 not in (None, sha256):
+        if name in self.old.shards and self.old.shards[name].sha256 not in (None, sha256):
             logger.warning(
                 "%s: other bytes than the sha256 of the old manifest says: it was replaced or is "
                 "damaged; its checksums are those of the bytes that it has now",
@@ -441,11 +453,10 @@ def _old_checksums(target: Store, old: Manifest | None) -> dict[str, int]:
 
 def _manifest(
     target: Store,
-    old: Manifest | None,
+    old: _OldIndex,
     tars: Sequence[_IndexedTar],
     data_url: str | None,
     checksums: bool,
-    has_columns: bool,
     parts: tuple[IndexPart, ...],
 ) -> Manifest:
     """Return the new manifest. Of an old one with the same shards, all else is kept.
@@ -453,8 +464,8 @@ def _manifest(
     Checksums that fit their indexes are kept, even where no old manifest tells of them.
     """
     shards = tuple(tar.info for tar in tars)
-    kind: Literal["written", "indexed"] | None = old.checksums if old else None
-    if (kind is None and has_columns) or any(tar.was_summed for tar in tars):
+    kind, manifest = old.kind, old.manifest
+    if (kind is None and old.has_columns) or any(tar.was_summed for tar in tars):
         kind = "indexed"
     num_without = sum(not tar.has_checksums for tar in tars)
     if kind and num_without:
@@ -467,99 +478,29 @@ def _manifest(
         )
         kind = None
     if (
-        old is not None
-        and old.data_url == data_url
-        and _without_sha256(old.shards) == (_without_sha256(shards))
+        manifest is not None
+        and manifest.data_url == data_url
+        and _without_sha256(manifest.shards) == _without_sha256(shards)
     ):
-        shards = shards if checksums else old.shards
-        return replace(old, shards=shards, checksums=kind, index_parts=parts)
+        shards = shards if checksums else manifest.shards
+        return replace(manifest, shards=shards, checksums=kind, index_parts=parts)
     source = {"by": "mmstream index"}
     return Manifest(shards, source=source, data_url=data_url, checksums=kind, index_parts=parts)
 
 
-def _parts_of(manifest: Manifest | None) -> tuple[IndexPart, ...]:
-    return manifest.index_parts if manifest else ()
-
-
-def _remove_parts(target: Store, names: Iterable[str], kept: Collection[str]) -> None:
+def _remove_parts(target: Store, old: _OldIndex, names: Set[str]) -> None:
     """Remove parts that neither this manifest nor the one before lists: few readers need them.
 
     A reader that does so reads the files beside the tars.
     """
-    for name in names:
+    kept = names | {part.name for part in old.parts}
+    for name in old.files:
         if INDEX_PART_NAME.fullmatch(name) and name not in kept:
             target.remove(name)
 
 
 def _without_sha256(shards: Sequence[ShardInfo]) -> list[ShardInfo]:
     return [replace(shard, sha256=None) for shard in shards]
-
-
-def _repack(
-    store: Store, target: Store, sizes: dict[str, int], overwrite: bool
-) -> tuple[list[str], int]:
-    """Unpack the gzipped tars of one store into another.
-
-    Returns:
-        The names of the plain tars, and how many were unpacked by this call. A plain tar that
-        existed already stays, unless `overwrite` is set.
-    """
-    plain_names: dict[str, str] = {}
-    for name, size in sizes.items():
-        if not name.endswith((".tar", *GZIPPED)) or size < 2:
-            continue
-        if store.read_range(name, 0, 2) != b"\x1f\x8b":
-            continue
-        plain_name = name.removesuffix(".gz").removesuffix(".tgz")
-        if not plain_name.endswith(".tar"):
-            plain_name += ".tar"
-        if plain_name == name and target == store:
-            raise ConfigError(f"{name}: is gzipped under a plain name; give --output FOLDER")
-        plain_names[name] = plain_name
-    num_unpacked = 0
-    target_names = target.list()
-    for name, plain_name in plain_names.items():
-        if plain_name in target_names and not overwrite:
-            continue
-        for old_name in (index_name(plain_name), checksums_name(plain_name)):
-            target.remove(old_name)  # if there is one, it belongs to an older tar
-        try:
-            with (
-                gzip.open(_ObjectReader(store, name, sizes[name])) as source,  # type: ignore[call-overload]
-                target.create(plain_name) as file,
-            ):
-                shutil.copyfileobj(source, file, 1 << 20)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ShardError(f"{name}: cannot be unpacked: {error}") from error
-        num_unpacked += 1
-    return list(plain_names.values()), num_unpacked
-
-
-def _copy_plain_tars(store: Store, target: Store, sizes: dict[str, int]) -> None:
-    """Copy the tars that are not gzipped beside the unpacked ones: a dataset has one folder."""
-    target_names = target.list()
-    for name, size in sizes.items():
-        if name.endswith(".tar") and name not in target_names:
-            with target.create(name) as file:
-                shutil.copyfileobj(_ObjectReader(store, name, size), file, 1 << 20)
-
-
-class _ObjectReader:
-    """An object of a store as a readable file, for code that reads from front to back."""
-
-    def __init__(self, store: Store, name: str, size: int) -> None:
-        self._store = store
-        self._name = name
-        self._size = size
-        self._position = 0
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._size, self._position + size)
-        if stop <= self._position:
-            return b""
-        data = self._store.read_range(self._name, self._position, stop)
-        self._position = stop
-        return data
 
 
 def _hint(store: Store, sizes: Mapping[str, int]) -> str:
