@@ -590,7 +590,7 @@ def test_settings_are_described_without_addresses(value, text):
 def test_a_long_setting_is_cut_and_still_told_from_others(corpus):
     many = pipeline(corpus, transforms=(first,) * 20)
     others = replace(many, transforms=(*many.transforms[:-1], second))
-    texts = [rank_settings(made, None)["transforms"] for made in (many, others)]
+    texts = [rank_settings(pipeline, None)["transforms"] for pipeline in (many, others)]
     assert texts[0] != texts[1]
     assert max(map(len, texts)) < 90
 

@@ -120,12 +120,12 @@ def test_a_mixture_names_the_source_that_is_another_one(tmp_path, on_change):
 
 def test_a_resumed_training_run_refuses_another_corpus(tmp_path):
     settings = {"num_workers": 0, "image_size": 16, "global_batch_size": 8, "progress": False}
-    told = {"out": str(tmp_path / "run"), **settings}
-    train(TrainConfig(url=write(tmp_path / "a"), max_steps=2, **told))
+    settings["out"] = str(tmp_path / "run")
+    train(TrainConfig(url=write(tmp_path / "a"), max_steps=2, **settings))
     other = one_byte_changed(tmp_path / "b")
     for on_change in ("refuse", "finish_epoch"):
         with pytest.raises(mm.StateError, match=r"step 2: .*bytes \(sha256\) of the .* are not"):
-            train(TrainConfig(url=other, max_steps=4, on_change=on_change, **told))
+            train(TrainConfig(url=other, max_steps=4, on_change=on_change, **settings))
 
 
 @pytest.fixture

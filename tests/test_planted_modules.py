@@ -113,6 +113,6 @@ def test_commands_run_no_module_of_the_current_folder(tmp_path, planted):
     )
     rows = planted / "rows.jsonl"
     rows.write_text("".join(f'{{"text": "row {n}"}}\n' for n in range(8)))
-    told = ("--format", "text", "--samples-per-shard", "4", "--num-workers", "2")
-    run(planted, command, "convert", str(rows), "converted", *told)
+    options = ("--format", "text", "--samples-per-shard", "4", "--num-workers", "2")
+    run(planted, command, "convert", str(rows), "converted", *options)
     assert not (tmp_path / "ran").exists()

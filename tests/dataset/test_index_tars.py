@@ -323,9 +323,9 @@ def test_a_wrong_index_is_found(converted):
 
 def test_a_tar_that_was_replaced_is_one_problem_with_a_count(tmp_path):
     folder = Path(write_corpus(tmp_path, [30, 40]))
-    made = [(f"new{n}", {"txt": b"n" * 100 * n}) for n in range(50)]
+    samples = [(f"new{n}", {"txt": b"n" * 100 * n}) for n in range(50)]
     keep = (folder / f"{SHARD}.idx").read_bytes()
-    write_shard(folder, SHARD, made)
+    write_shard(folder, SHARD, samples)
     (folder / f"{SHARD}.idx").write_bytes(keep)
     size, reason = problems(folder)
     assert "the manifest says" in size
@@ -394,8 +394,8 @@ def test_a_damaged_header_is_found(tmp_path):
 
 
 def test_a_key_that_comes_twice_in_a_shard_is_found(tmp_path):
-    made = [(key, captioned(0)) for key in ("a", "b", "a")]
-    write_shard(tmp_path, "x.tar", made)
+    samples = [(key, captioned(0)) for key in ("a", "b", "a")]
+    write_shard(tmp_path, "x.tar", samples)
     assert problems(tmp_path) == ["x.tar: key 'a' comes 2 times, not in one piece"]
 
 

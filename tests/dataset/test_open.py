@@ -211,8 +211,8 @@ def test_a_manifest_cannot_lead_outside_its_folder(folder, name):
 
 
 def test_a_shard_named_twice_is_a_manifest_error(folder):
-    made = Manifest((ShardInfo("a.tar", 1, 2048),) * 2)
-    (folder / MANIFEST_NAME).write_bytes(made.to_bytes())
+    manifest = Manifest((ShardInfo("a.tar", 1, 2048),) * 2)
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
     with pytest.raises(ManifestError, match="twice"):
         open_dataset(folder)
 

@@ -97,19 +97,19 @@ def jobs(pipeline: mm.Pipeline) -> list[Job]:
 
 def served_batches(pipeline: mm.Pipeline) -> list[dict[str, Any]]:
     """The batches of steps that a reader process hands over; each block is wiped after its step."""
-    made = []
+    batches = []
     with reader_thread(pipeline) as reader:
         (connection,) = reader.connections
         reader.begin(0, 0, (0, pipeline.global_batch_size))
         with closing(PipelineRunner(pipeline, connection=connection)) as runner:
             for job in jobs(pipeline):
-                made.append(runner.batch(job))
+                batches.append(runner.batch(job))
                 wipe(connection)
         gc.collect()  # errors of bad samples hold on to the frames that have raised them
         block = connection._block
         assert block is not None
         block.resize(len(block))  # a BufferError says that there is a view of it
-    return made
+    return batches
 
 
 def wipe(connection: StepConnection) -> None:
@@ -130,8 +130,8 @@ def content(value: Any) -> Any:
     return type(value), value
 
 
-def contents(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: content(batch[name]) for name in batch} for batch in made]
+def contents(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: content(batch[name]) for name in batch} for batch in batches]
 
 
 @pytest.mark.parametrize(

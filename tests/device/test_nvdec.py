@@ -169,8 +169,10 @@ def test_without_a_gpu_the_cpu_decodes_and_says_so_once(
         epoch = [record.getMessage() for record in caplog.records]
         list(moved)  # another epoch
     reason = 'to_device has the device "cpu"'
-    told = [message for message in epoch if message.startswith('VideoDecoder(device="cuda"): ')]
-    assert told == [
+    of_decoder = [
+        message for message in epoch if message.startswith('VideoDecoder(device="cuda"): ')
+    ]
+    assert of_decoder == [
         f'VideoDecoder(device="cuda"): {reason}, so this process decodes all videos on the CPU, '
         'one after the other: give it a CUDA device; or give VideoDecoder(device="cpu"), and the '
         "workers decode them"

@@ -133,10 +133,10 @@ def test_every_size_and_layout_is_normalised_to_the_formulas_bits(
     if not is_planar:
         image = image.movedim(-3, -1).contiguous().movedim(-1, -3)
     scale = Normalizer(Normalize(MEAN, STD), dtype, torch.device(device))
-    made = scale(image.to(device))
-    assert made.dtype == dtype
-    assert 1 in shape or made.stride() == image.stride()
-    assert torch.equal(made.cpu(), reference(image[None])[0].to(dtype))
+    normalised = scale(image.to(device))
+    assert normalised.dtype == dtype
+    assert 1 in shape or normalised.stride() == image.stride()
+    assert torch.equal(normalised.cpu(), reference(image[None])[0].to(dtype))
 
 
 def test_every_byte_of_one_channel_or_three_is_normalised_alike() -> None:
@@ -155,10 +155,10 @@ def test_torchs_defaults_do_not_change_the_numbers() -> None:
     image = FakeLoader().batch(0, 0)["image"]
     torch.set_default_dtype(torch.bfloat16)
     try:
-        made = Normalizer(Normalize(MEAN, STD), torch.float64, torch.device("cpu"))(image)
+        normalised = Normalizer(Normalize(MEAN, STD), torch.float64, torch.device("cpu"))(image)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert torch.equal(made, reference(image).double())
+    assert torch.equal(normalised, reference(image).double())
 
 
 def test_memory_of_normalised_pictures_comes_back_when_nobody_looks_at_them() -> None:

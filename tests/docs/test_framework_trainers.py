@@ -176,15 +176,15 @@ def fit(loader, seen, resume=None, stop=None, **settings):
 
 @pytest.mark.parametrize(("stop", "on_device"), [(1, False), (5, True), (6, False), (9, True)])
 def test_lightning_resumes_after_the_last_step_it_took(pipeline, tmp_path, stop, on_device):
-    def made():
+    def new_loader():
         loader = mm.Loader(pipeline)
         return mm.to_device(loader, "cpu") if on_device else loader
 
     seen = []
     with pytest.raises(StopError):
-        fit(made(), seen, stop=stop, default_root_dir=tmp_path)
+        fit(new_loader(), seen, stop=stop, default_root_dir=tmp_path)
     assert len(seen) == stop
-    run = fit(made(), seen, resume=tmp_path / "stopped.ckpt", default_root_dir=tmp_path)
+    run = fit(new_loader(), seen, resume=tmp_path / "stopped.ckpt", default_root_dir=tmp_path)
     assert seen == plan(pipeline, 2)
     assert (run.global_step, run.current_epoch) == (2 * NUM_STEPS, 2)
 

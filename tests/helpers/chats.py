@@ -135,7 +135,7 @@ SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "
 
 def byte_chat(template: str, special: list[str] = SPECIAL) -> Any:
     """A tokenizer of bytes, so that a text's tokens can be told without it, and special tokens."""
-    made = byte_tokenizer()
-    made.add_special_tokens({"additional_special_tokens": special})
-    made.chat_template = template
-    return made
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.chat_template = template
+    return tokenizer

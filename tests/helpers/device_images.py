@@ -25,10 +25,10 @@ devices = pytest.mark.parametrize(
 def libjpeg(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Decode as nvJPEG does: leniently, as stored; an error is one of the whole batch."""
     try:
-        found = [simplejpeg.decode_jpeg(f.numpy().tobytes(), "RGB", strict=False) for f in files]
+        images = [simplejpeg.decode_jpeg(f.numpy().tobytes(), "RGB", strict=False) for f in files]
     except ValueError as error:
         raise RuntimeError(f"Error while decoding JPEG images: {error}") from error
-    return [torch.from_numpy(pixels).permute(2, 0, 1).contiguous() for pixels in found]
+    return [torch.from_numpy(pixels).permute(2, 0, 1).contiguous() for pixels in images]
 
 
 def strict(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

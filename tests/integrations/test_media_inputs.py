@@ -99,9 +99,9 @@ class Row:
                 "video_fps": np.array([shape.sampled_fps for shape in shapes]),
             }
         if name in HEARD:
-            made = [features(torch.from_numpy(sound)) for sound in self.sounds]
+            sounds = [features(torch.from_numpy(sound)) for sound in self.sounds]
             self.sample |= {
-                "audio_features": made,
+                "audio_features": sounds,
                 "audio_features_length": np.array(lengths, dtype=np.int64),
             }
 

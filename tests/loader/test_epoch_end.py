@@ -70,7 +70,7 @@ def test_the_next_epoch_begins_between_epochs_and_no_more_than_is_prefetched(pip
         ahead = {(epoch + 1, step) for step in range(2 * PREFETCH_FACTOR)}
         wait_for(log, ahead)
         time.sleep(0.2)  # for a step too many
-        assert {made for made in steps_made(log) if made[0] == epoch + 1} == ahead
+        assert {step for step in steps_made(log) if step[0] == epoch + 1} == ahead
     loader.close()
 
 
@@ -80,8 +80,8 @@ def test_a_batch_that_was_made_is_not_made_again(pipeline, log):
         for _ in loader:
             pass
     loader.close()
-    made = log.read_text().splitlines()
-    assert len(made) == len(set(made)) * 8  # a line for each row
+    rows = log.read_text().splitlines()
+    assert len(rows) == len(set(rows)) * 8  # a line for each row
 
 
 @pytest.mark.parametrize("position", [(0, 3), (1, 2), (2, 0)])

@@ -158,8 +158,8 @@ def test_frames_of_one_size_cross_from_a_worker_in_the_memory_they_were_decoded_
         assert memory.block_of(batch["video"]) is not None
         assert len(batch["video"]) == batch["video_frames"].sum()
     with closing(mm.Loader(pipeline, num_workers=1)) as loader:
-        for sent, made in zip(loader, mm.Loader(pipeline), strict=True):
-            assert media_rows(sent) == media_rows(made)
+        for sent, expected in zip(loader, mm.Loader(pipeline), strict=True):
+            assert media_rows(sent) == media_rows(expected)
             assert sent["video"].is_contiguous(memory_format=torch.channels_last)
 
 
@@ -293,5 +293,5 @@ def test_recordings_are_padded_in_the_memory_in_which_they_cross(tmp_path: Path)
         assert second["audio"].data_ptr() != first["audio"].data_ptr()
         assert torch.equal(first["audio"], kept)
     with closing(mm.Loader(pipeline, num_workers=1)) as loader:
-        for sent, made in zip(loader, mm.Loader(pipeline), strict=True):
-            assert media_rows(sent) == media_rows(made)
+        for sent, expected in zip(loader, mm.Loader(pipeline), strict=True):
+            assert media_rows(sent) == media_rows(expected)

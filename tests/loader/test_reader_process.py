@@ -55,9 +55,9 @@ def has_ended(pid: int) -> bool:
 
 @pytest.fixture
 def loaders() -> Iterator[list[mm.Loader]]:
-    made: list[mm.Loader] = []
-    yield made
-    for loader in made:
+    loaders: list[mm.Loader] = []
+    yield loaders
+    for loader in loaders:
         loader.close()
 
 

@@ -77,10 +77,10 @@ def test_other_limits_are_planned_from_the_same_measure(
 
 def test_a_plan_beside_the_index_is_taken(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mm.measure(corpus, decode=DECODE, name="mine")
-    made = mm.plan_packs(corpus, 512, measure="mine")
+    plan = mm.plan_packs(corpus, 512, measure="mine")
     monkeypatch.setattr(automatic, "measure_into", None)
     monkeypatch.setattr(automatic, "plan_packs", None)
-    assert find_plan(mm.open_dataset(corpus), Pack(512), DECODE).url == made.url
+    assert find_plan(mm.open_dataset(corpus), Pack(512), DECODE).url == plan.url
 
 
 def test_where_nothing_may_be_written_the_plan_lies_in_the_cache(

@@ -156,9 +156,9 @@ def test_golden_identities():
 
 
 def test_an_identity_can_be_changed_without_changing_the_next_one():
-    made = corpus()
-    made.identity()["corpus"] = "x"
-    assert made.identity()["corpus"] != "x"
+    original = corpus()
+    original.identity()["corpus"] = "x"
+    assert original.identity()["corpus"] != "x"
 
 
 def test_the_first_shards_are_the_corpus_before_others_were_appended():

@@ -90,21 +90,21 @@ def test_a_rank_of_whole_lanes_sees_nothing_but_the_samples_of_its_lanes(order, 
 
 
 def test_epochs_and_seeds_differ_and_so_do_the_samples_left_out():
-    made = order([500, 500], 64, seed=3, grid=(1, 4), window=20, chunk=7)
-    epochs = [[p for refs in steps_of_epoch(made, e) for p in pairs(refs)] for e in range(4)]
+    planned = order([500, 500], 64, seed=3, grid=(1, 4), window=20, chunk=7)
+    epochs = [[p for refs in steps_of_epoch(planned, e) for p in pairs(refs)] for e in range(4)]
     assert len({tuple(epoch) for epoch in epochs}) == 4
     left_out = [frozenset((n // 500, n % 500) for n in range(1000)) - set(e) for e in epochs]
     assert {len(samples) for samples in left_out} == {1000 % 64}
     assert len(set(left_out)) == 4
     other = order([500, 500], 64, seed=4, grid=(1, 4), window=20, chunk=7)
-    assert samples_of_lanes(other, 0) != samples_of_lanes(made, 0)
+    assert samples_of_lanes(other, 0) != samples_of_lanes(planned, 0)
 
 
 def test_every_sample_is_left_out_now_and_then():
-    made = order([95], 10, grid=(1, 2), window=9, chunk=4)
+    planned = order([95], 10, grid=(1, 2), window=9, chunk=4)
     corpus = {(0, index) for index in range(95)}
     left_out = [
-        corpus - {pair for refs in steps_of_epoch(made, epoch) for pair in pairs(refs)}
+        corpus - {pair for refs in steps_of_epoch(planned, epoch) for pair in pairs(refs)}
         for epoch in range(300)
     ]
     assert set.union(*left_out) == corpus
@@ -157,8 +157,8 @@ def test_each_lane_begins_anywhere_in_each_epoch():
 
 
 def test_one_lane_has_the_whole_corpus_and_a_permutation_in_each_epoch():
-    made = order([50, 30], 8, grid=(1, 1), window=10, chunk=4)
-    first, second = ([p for r in steps_of_epoch(made, e) for p in pairs(r)] for e in (0, 1))
+    planned = order([50, 30], 8, grid=(1, 1), window=10, chunk=4)
+    first, second = ([p for r in steps_of_epoch(planned, e) for p in pairs(r)] for e in (0, 1))
     assert first != second
     assert set(first) == set(second) == {(s, i) for s, n in enumerate((50, 30)) for i in range(n)}
 
@@ -188,11 +188,11 @@ def test_a_bad_list_leaves_each_other_sample_once_in_every_epoch(data):
     counts = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any))
     corpus = [(s, i) for s, n in enumerate(counts) for i in range(n)]
     bad = data.draw(st.sets(st.sampled_from(corpus), max_size=len(corpus) - 1))
-    made = order(
+    planned = order(
         counts, 4, chunk=data.draw(st.integers(1, 9)), bad=sorted(bad), drop_last=False, seed=3
     )
     for epoch in (0, 1):
-        seen = samples_of_lanes(made, epoch).values()
+        seen = samples_of_lanes(planned, epoch).values()
         assert sorted(sample for samples in seen for sample in samples) == sorted({*corpus} - bad)
 
 
@@ -200,14 +200,14 @@ def test_a_bad_list_leaves_each_other_sample_once_in_every_epoch(data):
 
 
 def test_the_identity_says_it_only_where_it_is_so():
-    made = order([90], 6)
+    planned = order([90], 6)
     plain = Order.from_counts([90], global_batch_size=6, reshuffle="global")
     assert plain.identity()["version"] == 1
     assert "reshuffle" not in plain.identity()
     # An mmstream that does not know the key reads version 1 alone.
-    assert made.identity() == plain.identity() | {"version": 2, "reshuffle": "lanes"}
+    assert planned.identity() == plain.identity() | {"version": 2, "reshuffle": "lanes"}
     with pytest.raises(StateError, match="order version 1, this mmstream has 2"):
-        Order.from_identity(made.identity() | {"version": 1}, [90])
+        Order.from_identity(planned.identity() | {"version": 1}, [90])
 
 
 @settings(max_examples=30)
@@ -220,11 +220,11 @@ def test_an_order_comes_back_from_its_identity(order, epoch):
 
 
 def test_a_walked_order_is_pickled_as_small_as_a_new_one():
-    made = order([50_000], 64)
-    size = len(pickle.dumps(made))
-    steps_of_epoch(made, 0)
-    assert len(pickle.dumps(made)) <= size + 2000
-    assert pairs(pickle.loads(pickle.dumps(made)).refs(3, 1)) == pairs(made.refs(3, 1))
+    planned = order([50_000], 64)
+    size = len(pickle.dumps(planned))
+    steps_of_epoch(planned, 0)
+    assert len(pickle.dumps(planned)) <= size + 2000
+    assert pairs(pickle.loads(pickle.dumps(planned)).refs(3, 1)) == pairs(planned.refs(3, 1))
 
 
 def test_nobody_said_how_to_reshuffle_then_a_node_cache_decides():
@@ -233,8 +233,8 @@ def test_nobody_said_how_to_reshuffle_then_a_node_cache_decides():
         (True, True, "lanes"),
         (False, True, "global"),
     ):
-        made = Order.from_counts([9], global_batch_size=2, shuffle=shuffle, has_cache=has_cache)
-        assert made.reshuffle == expected
+        planned = Order.from_counts([9], global_batch_size=2, shuffle=shuffle, has_cache=has_cache)
+        assert planned.reshuffle == expected
     given_ = Order.from_counts([9], global_batch_size=2, reshuffle="global", has_cache=True)
     assert given_.reshuffle == "global"
 
@@ -270,15 +270,15 @@ NOW = {
 }
 
 
-@pytest.mark.parametrize("made", [order_now, packs_now, mixture_order])
+@pytest.mark.parametrize("build", [order_now, packs_now, mixture_order])
 @pytest.mark.parametrize("saved", SAVED)
 @pytest.mark.parametrize("now", NOW)
 @pytest.mark.parametrize("step", [0, 2])
 @pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
-def test_an_epoch_ends_as_it_began(made, saved, now, step, on_change):
-    began, present = made(**SAVED[saved]), made(**NOW[now])
+def test_an_epoch_ends_as_it_began(build, saved, now, step, on_change):
+    began, present = build(**SAVED[saved]), build(**NOW[now])
     state = json.loads(json.dumps(make_state(began, 1, step)))
-    is_mixture = made is mixture_order
+    is_mixture = build is mixture_order
     source = ManyDatasets() if is_mixture else OneDataset()
     goes_on = step > 0 or is_mixture  # the sources of a mixture are in mid-epoch
     if goes_on and now in SAVED and now != saved and (is_mixture or on_change == "refuse"):
@@ -286,7 +286,7 @@ def test_an_epoch_ends_as_it_began(made, saved, now, step, on_change):
             resume(source, present, state, on_change)
         assert "version" not in str(refused.value)
         return
-    if made is packs_now and goes_on and now in SAVED and now != saved:
+    if build is packs_now and goes_on and now in SAVED and now != saved:
         kept = PackOrder.from_identity(state["order"], PLAN, Corpus(np.array([90])))
     else:
         assert resume(source, present, state, on_change)[:2] == (1, step)
@@ -339,5 +339,5 @@ def test_golden_digests(counts, rows, changes, expected):
 
 
 def test_golden_digest_of_a_mixture():
-    made = mixture_order(reshuffle="lanes", changes={90: (1, 1, 2)})
-    assert digest(made, epochs=(0, 1, 30)) == "753a8d58a2cf7950"
+    planned = mixture_order(reshuffle="lanes", changes={90: (1, 1, 2)})
+    assert digest(planned, epochs=(0, 1, 30)) == "753a8d58a2cf7950"

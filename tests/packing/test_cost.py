@@ -160,8 +160,8 @@ def test_a_fit_finds_the_coefficients_of_exact_times() -> None:
     rows = generator.uniform(1, 1000, (40, 4)) * [8, 4000, 1, 500]
     seconds = 0.3 + rows @ [1e-6, 2e-10, 3e-7, 4e-11]
     fitted = mm.Cost.fitted(rows, seconds)
-    found = [fitted.tokens, fitted.squared_tokens, fitted.patches, fitted.squared_patches]
-    assert found == pytest.approx([1e-6, 2e-10, 3e-7, 4e-11], rel=1e-6)
+    coefficients = [fitted.tokens, fitted.squared_tokens, fitted.patches, fitted.squared_patches]
+    assert coefficients == pytest.approx([1e-6, 2e-10, 3e-7, 4e-11], rel=1e-6)
 
 
 def test_a_fit_gives_no_negative_coefficient() -> None:
@@ -169,8 +169,8 @@ def test_a_fit_gives_no_negative_coefficient() -> None:
     rows = generator.uniform(1, 1000, (60, 4))
     seconds = 1 + rows @ [1e-3, 0, 2e-3, 0] + generator.normal(0, 0.05, 60)
     fitted = mm.Cost.fitted(rows, seconds)
-    found = [fitted.tokens, fitted.squared_tokens, fitted.patches, fitted.squared_patches]
-    assert min(found) >= 0
+    coefficients = [fitted.tokens, fitted.squared_tokens, fitted.patches, fitted.squared_patches]
+    assert min(coefficients) >= 0
     assert [fitted.tokens, fitted.patches] == pytest.approx([1e-3, 2e-3], rel=0.1)
 
 

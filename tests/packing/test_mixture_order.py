@@ -213,9 +213,9 @@ def test_samples_of_bad_lists_are_left_out_of_their_packs() -> None:
 
 
 def test_a_rank_keeps_its_packs_of_large_sources_where_lanes_keep_them() -> None:
-    made = {how: order_of(rows=2, grid=(1, 2), reshuffle=how) for how in ("lanes", "global")}
+    orders = {how: order_of(rows=2, grid=(1, 2), reshuffle=how) for how in ("lanes", "global")}
     num_moved = {}
-    for how, order in made.items():
+    for how, order in orders.items():
         ranks_of: dict[Ref, set[int]] = {}
         for epoch in range(12):
             for step in range(order.steps_per_epoch):
@@ -229,7 +229,7 @@ def test_a_rank_keeps_its_packs_of_large_sources_where_lanes_keep_them() -> None
         num_moved["lanes"] <= 2 * largest_pack
     )  # one pack of each source, where its number is odd
     assert num_moved["global"] > 400
-    identity = json.loads(json.dumps(made["lanes"].identity()))
+    identity = json.loads(json.dumps(orders["lanes"].identity()))
     assert (identity["version"], identity["reshuffle"]) == (2, "lanes")
 
 

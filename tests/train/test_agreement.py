@@ -53,9 +53,9 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 
 def outcome_of(folder: Path, name: str, change: Change, rank: int) -> str:
-    told = {"url": str(folder / "a"), "out": str(folder / name), **SETTINGS}
+    settings = {"url": str(folder / "a"), "out": str(folder / name), **SETTINGS}
     try:
-        return str(train(TrainConfig(**{**told, **change(folder, rank)})).num_steps)
+        return str(train(TrainConfig(**{**settings, **change(folder, rank)})).num_steps)
     except mm.MMStreamError as error:
         return f"{type(error).__name__}: {error}"
 

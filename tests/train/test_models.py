@@ -42,7 +42,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
     """24 conversations about one image, two, or none."""
     folder = tmp_path_factory.mktemp("conversations")
     rows = [json.loads(line) for line in Path(corpus_rows()).read_text().splitlines()[:24]]
-    made = []
+    conversations = []
     for number, row in enumerate(rows):
         images = [row["image"], rows[number - 1]["image"]][: number % 3]
         asked = "".join("<image>" for _ in images) + "What is it?"
@@ -50,9 +50,9 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
             {"from": "human", "value": asked},
             {"from": "gpt", "value": row["captions"][0]},
         ]
-        made.append({"id": row["id"], "image": images, "conversations": turns})
+        conversations.append({"id": row["id"], "image": images, "conversations": turns})
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    path.write_text("".join(json.dumps(row) + "\n" for row in conversations))
     media = str(Path(corpus_rows()).parent)
     mm.convert(str(path), str(folder / "shards"), media_root=media, num_workers=1, progress=False)
     return str(folder / "shards")

@@ -100,8 +100,8 @@ def test_sigterm_to_all_processes_saves_the_last_step_and_exits_with_0(
     assert codes(ranks) == [0]
     resumed = steps(tmp_path)
     assert [line["num_steps"] for line in resumed] == list(range(1, done[-1] + 3))
-    place = [(line["epoch"], line["step"]) for line in resumed]
-    assert place == [(n // 12, n % 12) for n in range(len(place))]  # 97 samples, 8 a step
+    positions = [(line["epoch"], line["step"]) for line in resumed]
+    assert positions == [(n // 12, n % 12) for n in range(len(positions))]  # 97 samples, 8 a step
 
 
 @pytest.mark.slow

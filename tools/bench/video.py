@@ -50,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        path = options.file or made(Path(folder, "video.mp4"))
+        path = options.file or write_video(Path(folder, "video.mp4"))
         if options.memory_of:
             print(peak_mib(WAYS[options.memory_of], path, options.frames))
             return
@@ -209,7 +209,7 @@ def memory_kib(name: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith(name)))
 
 
-def made(path: Path) -> Path:
+def write_video(path: Path) -> Path:
     """Write a video of 60 s that moves, and return its path."""
     noise = np.random.default_rng(0).integers(0, 255, (96, 160, 3), np.uint8)
     large = np.kron(noise, np.ones((10, 10, 1), np.uint8))

@@ -49,13 +49,13 @@ def main() -> None:
                 print(f"| {line(sample_bytes, rows, name, order)} |", flush=True)
     print("\n| ranks | " + " | ".join(f"G = {rows}" for rows in batches) + " |")
     print("|---:|" + "---:|" * len(batches))
-    made = [make_order(110_000, rows) for rows in batches]
+    orders_of_batches = [make_order(110_000, rows) for rows in batches]
     for world_size in (1, 3, 8, 12, 48, 64, 96, 128, 256, 512, 1024):
         cells = [
             f"{requests(order, 110_000, world_size)[0]:,.0f}"
             if world_size <= order.global_batch_size
             else ""
-            for order in made
+            for order in orders_of_batches
         ]
         print(f"| {world_size} | " + " | ".join(cells) + " |", flush=True)
     print(f"\n{time.perf_counter() - start:.0f} s, numpy {np.__version__}")

@@ -156,23 +156,23 @@ def problems(dest: Path, num_rows: int, damages: dict[int, Damage]) -> list[str]
     """Return what is wrong with a conversion of the corpus, one line each."""
     report = json.loads((dest / "report.json").read_text())
     rejects = [json.loads(line) for line in (dest / "rejects.jsonl").read_text().splitlines()]
-    found = []
+    faults = []
     if report["num_rows"] != num_rows or num_rows != report["num_samples"] + len(rejects):
-        found.append(f"{num_rows} rows, {report['num_samples']} samples, {len(rejects)} rejects")
+        faults.append(f"{num_rows} rows, {report['num_samples']} samples, {len(rejects)} rejects")
     if report["num_rejects"] != len(rejects) or len({r["row"] for r in rejects}) != len(rejects):
-        found.append("report.json and rejects.jsonl differ, or a row was rejected twice")
+        faults.append("report.json and rejects.jsonl differ, or a row was rejected twice")
     if sum(kind["num_rows"] for kind in report["reject_kinds"]) != len(rejects):
-        found.append("the kinds of rejects do not sum to the rejects")
+        faults.append("the kinds of rejects do not sum to the rejects")
     reasons = {reject["row"]: reject["reason"] for reject in rejects}
     for number in sorted(damages.keys() | reasons.keys()):
         damage, reason = damages.get(number), reasons.get(number)
         if damage is None:
-            found.append(f"row {number} is good, and was rejected: {reason}")
+            faults.append(f"row {number} is good, and was rejected: {reason}")
         elif reason is None:
-            found.append(f"row {number} ({damage.name}) was not rejected")
+            faults.append(f"row {number} ({damage.name}) was not rejected")
         elif not re.search(damage.reason, reason):
-            found.append(f"row {number} ({damage.name}) has the reason: {reason}")
-    return found
+            faults.append(f"row {number} ({damage.name}) has the reason: {reason}")
+    return faults
 
 
 def main() -> int:
@@ -185,7 +185,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows, damages = write_messy_corpus(folder, arguments.rows, arguments.seed)
-        found = []
+        faults = []
         for limit, expected in (("1%", 1), ("100%", 0), (str(len(damages)), 0)):
             dest = folder / f"out-{limit}"
             words = ["convert", rows, dest, "--media-root", folder / "media"]
@@ -193,14 +193,14 @@ def main() -> int:
             command = [sys.executable, "-m", "mmstream", *map(str, words)]
             code = subprocess.run(command, capture_output=True, check=False).returncode
             if code != expected:
-                found.append(f"--max-rejects {limit}: exit code {code}, not {expected}")
-        found += problems(folder / "out-1%", arguments.rows, damages)
+                faults.append(f"--max-rejects {limit}: exit code {code}, not {expected}")
+        faults += problems(folder / "out-1%", arguments.rows, damages)
     kinds = Counter(damage.name for damage in damages.values())
     print(f"{arguments.rows:,} rows, {len(damages):,} of them damaged in {len(kinds)} ways")
-    for line in found[:50]:
+    for line in faults[:50]:
         print(f"  {line}")
-    print(f"{len(found):,} problems")
-    return 1 if found else 0
+    print(f"{len(faults):,} problems")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def corpus(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", rows)
 
 
-def found(report):
+def pairs_by_row(report):
     """Return {kind: {row of the later sample: row of the first one}}, rows from 0."""
     pairs = {kind: {} for kind in report.num_pairs}
     for pair in report.pairs():
@@ -73,7 +73,7 @@ EXPECTED = {
 def test_all_planted_duplicates_are_found_and_no_others(corpus, tmp_path, options):
     run(corpus, tmp_path / "out", samples_per_shard=5, **options)
     report = mm.find_duplicates(mm.open_dataset(tmp_path / "out"), near=True, progress=False)
-    assert found(report) == EXPECTED
+    assert pairs_by_row(report) == EXPECTED
     fields = {pair.again_field for pair in report.pairs(["near"])}
     assert fields == {"jpg", "png"}
 
@@ -163,7 +163,7 @@ def test_a_known_bad_sample_is_no_original(corpus, tmp_path):
     run(corpus, tmp_path / "out")
     write_bad(mm.open_dataset(tmp_path / "out"), [(0, 0)])
     report = mm.find_duplicates(mm.open_dataset(tmp_path / "out"), progress=False)
-    assert found(report)["pair"] == {17: 12}
+    assert pairs_by_row(report)["pair"] == {17: 12}
 
 
 def test_duplicates_need_sidecars_and_known_words(corpus, tmp_path):
@@ -245,7 +245,7 @@ def test_a_damaged_sidecar_is_not_used(corpus, tmp_path, caplog):
     run(corpus, tmp_path / "out", samples_per_shard=5)
     (tmp_path / "out/shard-000002.parquet").write_bytes(b"PAR1 damaged PAR1")
     report = mm.find_duplicates(mm.open_dataset(tmp_path / "out"), progress=False)
-    assert {kind: found(report)[kind] for kind in report.num_pairs} == {
+    assert {kind: pairs_by_row(report)[kind] for kind in report.num_pairs} == {
         kind: EXPECTED[kind] for kind in ("media", "text", "pair")
     }
     assert "the tar is read" in caplog.text

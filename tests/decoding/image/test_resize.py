@@ -131,10 +131,10 @@ def test_scaled_decoding_is_near_the_exact_picture(settings: dict[str, Any]) -> 
     scaled, exact = ImageDecoder(**settings), ImageDecoder(**settings, scaled_decoding=False)
     ratios = []
     for seed, data in enumerate([*large_photos(), *(path.read_bytes() for path in PHOTOS)]):
-        made = [one(data, rng=np.random.default_rng(seed)) for one in (scaled, exact)]
-        assert made[0].shape == made[1].shape
-        if not np.array_equal(*made):
-            ratios.append(psnr(*made))
+        images = [one(data, rng=np.random.default_rng(seed)) for one in (scaled, exact)]
+        assert images[0].shape == images[1].shape
+        if not np.array_equal(*images):
+            ratios.append(psnr(*images))
     assert len(ratios) >= 12
     assert np.mean(ratios) >= 32
     assert np.min(ratios) >= 20

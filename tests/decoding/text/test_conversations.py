@@ -320,8 +320,8 @@ def test_a_folder_may_keep_its_template_with_the_processor(tmp_path: Path) -> No
         path.unlink()
     with pytest.raises(ConfigError, match="no chat template"):
         open_tokenizer(str(tmp_path), chat=True)
-    found = {"chat_template": VICUNA}
-    (tmp_path / "chat_template.json").write_bytes(msgspec.json.encode(found))
+    template = {"chat_template": VICUNA}
+    (tmp_path / "chat_template.json").write_bytes(msgspec.json.encode(template))
     assert open_tokenizer(str(tmp_path), chat=True).chat_template == VICUNA
 
 

@@ -51,10 +51,10 @@ def test_each_lane_counts_its_draws_without_gaps_and_the_way_back_is_exact(draws
         assert draws.before(step).tolist() == counts.tolist()
     for source in range(before[0].shape[1]):
         for lane in range(before[0].shape[0]):
-            made = sorted(key[2] for key in steps_of_sources if key[:2] == (source, lane))
-            assert made == list(range(len(made)))
-            steps, rows = draws.locate(source, lane, np.array(made, dtype=np.int64))
-            expected = [steps_of_sources[source, lane, draw] for draw in made]
+            numbers = sorted(key[2] for key in steps_of_sources if key[:2] == (source, lane))
+            assert numbers == list(range(len(numbers)))
+            steps, rows = draws.locate(source, lane, np.array(numbers, dtype=np.int64))
+            expected = [steps_of_sources[source, lane, draw] for draw in numbers]
             assert list(zip(steps.tolist(), rows.tolist(), strict=True)) == expected
             group = lane % draws.grid[0]
             assert {step % draws.grid[0] for step in steps.tolist()} <= {group}

@@ -23,26 +23,26 @@ def corpora(**changes):
 
 
 def test_the_window_of_a_mixture_is_shared_by_weight_when_a_source_begins():
-    made = recipe(weights=(2, 0, 6), changes={50: (1, 1, 2)}, window=32)
-    assert {name: settings.window for name, settings in made.settings.items()} == {
+    built = recipe(weights=(2, 0, 6), changes={50: (1, 1, 2)}, window=32)
+    assert {name: settings.window for name, settings in built.settings.items()} == {
         "a": 8,
         "b": 8,
         "c": 24,
     }
-    assert made.shares == {0: [1, 0, 3], 50: [1, 1, 2]}
+    assert built.shares == {0: [1, 0, 3], 50: [1, 1, 2]}
 
 
 def test_sources_that_fit_in_the_windows_share_all_that_these_hold():
-    made = recipe(weights=(1, 1, 2), window=None, grid=(1, 1))
-    assert made.settings["c"].window == (2 << 30) // (64 << 10) // 2
-    assert made.interleave == 32
+    built = recipe(weights=(1, 1, 2), window=None, grid=(1, 1))
+    assert built.settings["c"].window == (2 << 30) // (64 << 10) // 2
+    assert built.interleave == 32
 
 
 def test_chunks_are_chosen_by_all_samples_that_share_memory():
     counts = {"x": [4 * 10**9], "y": [10**7]}
-    made = recipe(counts, (1, 1), grid=(8, 6))
-    assert made.settings["x"] == SourceSettings(12, 1024)
-    assert made.settings["y"] == SourceSettings(12, 1024)
+    built = recipe(counts, (1, 1), grid=(8, 6))
+    assert built.settings["x"] == SourceSettings(12, 1024)
+    assert built.settings["y"] == SourceSettings(12, 1024)
     later = recipe(counts, (0, 1), changes={9: (1, 1)}, grid=(8, 6))
     assert later.settings["y"].chunk == 256
     assert later.settings["x"].chunk == 1024
@@ -57,14 +57,14 @@ def test_the_default_grid_is_that_of_the_sources_at_the_start():
 
 
 def test_settings_are_kept_as_plain_values():
-    made = recipe(
+    built = recipe(
         global_batch_size=np.int64(12),
         seed=np.int64(3),
         interleave=np.int64(5),
         epoch_steps=np.int64(9),
     )
-    assert json.loads(json.dumps(made.identity()))["epoch_steps"] == 9
-    assert made.interleave == 5
+    assert json.loads(json.dumps(built.identity()))["epoch_steps"] == 9
+    assert built.interleave == 5
     weights = {0: dict.fromkeys("abc", 1)}
     plain = Recipe.from_weights(corpora(), weights, epoch_steps="all", global_batch_size=4)
     assert plain.seed == 0
@@ -74,15 +74,15 @@ def test_settings_are_kept_as_plain_values():
 def test_a_source_of_large_samples_that_comes_later_keeps_to_the_bytes_of_the_windows():
     text = Corpus(np.array([10**6]), num_bytes=10**9)
     video = Corpus(np.array([10**5]), num_bytes=10**11)
-    made = Recipe.from_weights(
+    built = Recipe.from_weights(
         {"text": text, "video": video},
         {0: {"text": 1, "video": 0}, 50: {"text": 1, "video": 1}},
         global_batch_size=8,
         epoch_steps=9,
     )
-    lanes = made.grid[0] * made.grid[1]
-    assert made.settings["text"].window * lanes * 1000 == pytest.approx(2 << 30, rel=0.01)
-    assert 1e9 < made.settings["video"].window * lanes * 10**6 < 2.5e9
+    lanes = built.grid[0] * built.grid[1]
+    assert built.settings["text"].window * lanes * 1000 == pytest.approx(2 << 30, rel=0.01)
+    assert 1e9 < built.settings["video"].window * lanes * 10**6 < 2.5e9
 
 
 def test_a_source_that_comes_later_changes_no_default_of_the_earlier_ones():
@@ -122,10 +122,10 @@ def test_impossible_settings_are_refused_by_name(settings, message):
 
 
 def test_the_smallest_settings_are_possible():
-    made = recipe(
+    built = recipe(
         {"x": [1]}, (1,), epoch_steps=1, global_batch_size=1, grid=(1, 1), window=1, interleave=1
     )
-    assert pairs(MixtureOrder(made).refs(7, 0)) == [(0, 0)]
+    assert pairs(MixtureOrder(built).refs(7, 0)) == [(0, 0)]
 
 
 # -- identity -------------------------------------------------------------------------------------
@@ -205,8 +205,8 @@ def with_content(name="b", sizes=(9,), checksums=("aa",)):
     ("content", "key"), [({"sizes": (8,)}, "sizes"), ({"checksums": ("bb",)}, "sha256")]
 )
 def test_a_source_with_other_bytes_is_refused_by_name(content, key):
-    made = dataclasses.replace(recipe(), corpora=with_content())
-    identity = json.loads(json.dumps(MixtureOrder(made).identity()))
+    built = dataclasses.replace(recipe(), corpora=with_content())
+    identity = json.loads(json.dumps(MixtureOrder(built).identity()))
     again = Recipe.from_identity(identity, with_content())
     assert MixtureOrder(again).identity() == identity
     with pytest.raises(StateError, match=f"source 'b' of the state has changed: it was {{'{key}'"):
