@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from mmstream.storage.transfer_counts import TransferCounts
 
@@ -83,6 +83,13 @@ class Stats:
     """Bad samples in a row up to now, by source of a mixture; "" for a single dataset."""
     damaged: dict[str, set[int]] = field(default_factory=dict)
     """The first `MAX_DAMAGED` samples of each shard that do not fit their checksums."""
+
+    def __repr__(self) -> str:
+        """Leave out what is 0: of most runs, that is most."""
+        empty = Stats()
+        values = ((f.name, getattr(self, f.name)) for f in fields(self) if f.repr)
+        counted = [f"{name}={v!r}" for name, v in values if v != getattr(empty, name)]
+        return f"Stats({', '.join(counted)})"
 
     @property
     def fill(self) -> float:

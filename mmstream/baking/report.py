@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mmstream.baking.samples import BakedSample, Baker
 from mmstream.baking.shard import LEFT_OUT, joined_files
 from mmstream.decoding.stored import StoredFile
-from mmstream.display.markup import time_text
+from mmstream.display.markup import count_text, time_text
 from mmstream.tar.header import BLOCK, padded
 
 __all__ = ["BakeEstimate", "BakeReport", "estimate"]
@@ -47,6 +47,16 @@ class BakeReport:
     """Why the first bad sample was refused that no filter left out."""
     was_finished: bool = False
     """True: the destination held this dataset already. Nothing was written."""
+
+    def __repr__(self) -> str:
+        return f"<BakeReport: {self.summary()}>"
+
+    def summary(self) -> str:
+        """Return one line: the samples and their size."""
+        return (
+            f"{count_text(self.num_samples, 'sample')} in {count_text(self.num_shards, 'shard')}, "
+            f"{self.num_bytes / 1e6:,.1f} MB"
+        )
 
 
 @dataclass(frozen=True)

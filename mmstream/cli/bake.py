@@ -111,10 +111,7 @@ def bake(
         logger.setLevel(level)
     if report.was_finished:
         say(f"{dest}: was finished already")
-    say(
-        f"{report.num_samples:,} samples in {report.num_shards:,} shards, "
-        f"{report.num_bytes / 1e6:,.1f} MB"
-    )
+    say(report.summary())
     num_bad = report.num_bad - report.num_left_out
     if num_bad:
         say(f"{num_bad:,} of them are bad, as in the source; the first: {report.first_reason}")

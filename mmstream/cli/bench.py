@@ -19,7 +19,7 @@ from mmstream.cli.shared import (
     say,
 )
 from mmstream.decoding.fields import image_fields, undecoded_media
-from mmstream.display.markup import size_text, time_text
+from mmstream.display.markup import count_text, size_text, time_text
 from mmstream.errors import SampleError, escaped
 
 if TYPE_CHECKING:
@@ -183,9 +183,8 @@ def _lines(forecast: SpeedForecast, *, cold: bool) -> Iterator[str]:
     load = os.getloadavg()[0]
     yield (
         f"{escaped(forecast.url)}: {forecast.num_samples:,} samples an epoch, "
-        f"{size_text(forecast.mean_sample_bytes)} each; {forecast.num_steps:,} "
-        f"{'step' if forecast.num_steps == 1 else 'steps'}; {forecast.cpu_limit:g} cores, "
-        f"load {load:.1f}"
+        f"{size_text(forecast.mean_sample_bytes)} each; "
+        f"{count_text(forecast.num_steps, 'step')}; {forecast.cpu_limit:g} cores, load {load:.1f}"
     )
     if forecast.cached_share is not None:
         words = "the disk was read, as --cold asks" if cold else "--cold measures the disk"

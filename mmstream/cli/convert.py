@@ -435,7 +435,7 @@ def end(report: ConvertReport, dest: str, max_rejects: str) -> None:
     limit = _max_rejects(max_rejects)
     _show_summary(report)
     for name, split in report.splits.items():
-        say(f"  {name}: {_counts(split)}")
+        say(f"  {name}: {split.summary()}")
     if report.num_pairs:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in report.num_pairs.items())
         say(f"duplicates: {counts}; the pairs are in duplicates.jsonl")
@@ -465,26 +465,13 @@ def _show_retry(report: ConvertReport) -> None:
 
 
 def _show_summary(report: ConvertReport) -> None:
-    summary = f"{_counts(report)}; {report.num_bytes / 1e6:,.1f} MB"
+    summary = f"{report.summary()}; {report.num_bytes / 1e6:,.1f} MB"
     if report.was_finished and report.num_repaired:
         say(f"{summary}, converted before; {report.num_repaired:,} damaged shards written again")
     elif report.was_finished:
         say(f"{summary}, all converted before; to convert again, use --overwrite")
     else:
         say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
-
-
-def _counts(report: ConvertReport) -> str:
-    return (
-        f"{report.num_rows:,} rows -> {report.num_samples:,} samples in {report.num_shards:,} "
-        f"shards, {report.num_rejects:,} rejected{_left_out(report)}"
-    )
-
-
-def _left_out(report: ConvertReport) -> str:
-    if not report.num_left_out:
-        return ""
-    return f" ({report.num_left_out:,} of them blank lines, or left out by your function)"
 
 
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:

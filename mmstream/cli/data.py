@@ -18,6 +18,7 @@ from mmstream.cli.shared import (
     command,
     say,
 )
+from mmstream.display.markup import count_text
 from mmstream.errors import escaped
 
 __all__ = ["index", "verify"]
@@ -68,9 +69,9 @@ def index(url: str, facts: bool, **options: Any) -> None:
     finally:
         logger.setLevel(level)
     say(
-        f"{report.num_shards:,} tars, {report.num_samples:,} samples; "
-        f"{report.num_built:,} indexes built, {report.num_repacked:,} tars repacked"
-        + f", checksums of {report.num_summed:,} tars written"
+        f"{count_text(report.num_shards, 'tar')}, {count_text(report.num_samples, 'sample')}; "
+        f"{report.num_built:,} indexes built, {count_text(report.num_repacked, 'tar')} repacked"
+        + f", checksums of {count_text(report.num_summed, 'tar')} written"
         * options["checksums"]
     )
     if facts:
@@ -178,9 +179,10 @@ def verify(
     if problems or not len(dataset):
         can_be_listed = any(problem.bad for problem in problems) and not write_bad
         hint = "; to leave the bad samples out of new runs, add --write-bad" * can_be_listed
-        say(f"{len(problems) or 1:,} problems in {dataset!r}{hint}", err=True)
+        say(f"{count_text(len(problems) or 1, 'problem')} in {dataset!r}{hint}", err=True)
         sys.exit(PROBLEM)
-    say(f"ok: {len(dataset):,} samples in {dataset.num_shards:,} shards")
+    samples, shards = count_text(len(dataset), "sample"), count_text(dataset.num_shards, "shard")
+    say(f"ok: {samples} in {shards}")
 
 
 def _check_verify_options(
@@ -284,8 +286,5 @@ _ALL_FRAMES = 1 << 40
 def _counts(samples_by_type: Counter[str]) -> str:
     """Return the counts of samples by type of field, the most frequent first."""
     counts = sorted(samples_by_type.items(), key=lambda entry: (-entry[1], entry[0]))
-    words = [
-        f"{escaped(name)} ({count:,} {'sample' if count == 1 else 'samples'})"
-        for name, count in counts
-    ]
+    words = [f"{escaped(name)} ({count_text(count, 'sample')})" for name, count in counts]
     return ", ".join(words) or "nothing"

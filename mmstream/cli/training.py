@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from mmstream.cli.shared import PROBLEM, UNFINISHED, allow_foreign_urls, command, say, usage
+from mmstream.display.markup import count_text
 from mmstream.train import TrainConfig
 
 __all__ = ["demo", "train"]
@@ -218,8 +219,9 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
     config = TrainConfig(url=url, out=out, rows_per_rank=rows, **options)
     result = run(config)
     if os.environ.get("RANK", "0") == "0":
-        outcome = f"last loss {result.final_loss}"
-        if result.final_loss is None:
+        if result.final_loss is not None:
+            outcome = f"last loss {result.final_loss:.4f}"  # the metrics have all digits
+        else:
             limits = {
                 f"--max-steps ({config.max_steps})": config.max_steps == result.num_steps,
                 f"--epochs ({config.num_epochs})": config.num_epochs == result.state["epoch"],
@@ -227,7 +229,7 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
             reached = [limit for limit, is_reached in limits.items() if is_reached]
             outcome = f"nothing left to do; to train on, raise {' and '.join(reached or limits)}"
         stopped = f"stopped by {result.stopped_by}: " if result.stopped_by else ""
-        say(f"{stopped}{result.num_steps:,} steps, {outcome}; checkpoints in {out}")
+        say(f"{stopped}{count_text(result.num_steps, 'step')}, {outcome}; checkpoints in {out}")
     if result.stopped_by is not None and not result.all_received_signal:
         sys.exit(UNFINISHED)
 

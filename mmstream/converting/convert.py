@@ -58,6 +58,7 @@ from mmstream.dataset.facts import write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.decoding.fields import undecoded_media
+from mmstream.display.markup import count_text
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import is_remote, open_store
 from mmstream.storage.urls import require_no_secret
@@ -122,6 +123,9 @@ class ConvertReport:
     splits: dict[str, ConvertReport] = field(default_factory=dict)
     """The report of each split. Empty without splits."""
 
+    def __repr__(self) -> str:
+        return f"<ConvertReport: {self.summary()}>"
+
     @property
     def mb_per_s(self) -> float:
         """Megabytes (10^6 bytes) of tars that this call wrote per second."""
@@ -137,6 +141,16 @@ class ConvertReport:
         """
         num_rejects = self.num_rejects - self.num_left_out
         return num_rejects > (limit * self.num_rows if isinstance(limit, float) else limit)
+
+    def summary(self) -> str:
+        """Return one line: what became of the rows."""
+        left_out = ""
+        if self.num_left_out:
+            left_out = f" ({self.num_left_out:,} of them blank lines, or left out by your function)"
+        return (
+            f"{count_text(self.num_rows, 'row')} -> {count_text(self.num_samples, 'sample')} in "
+            f"{count_text(self.num_shards, 'shard')}, {self.num_rejects:,} rejected{left_out}"
+        )
 
 
 def convert(

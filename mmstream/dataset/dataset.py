@@ -23,6 +23,7 @@ from mmstream.dataset.keys import KeyTable, find_key
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.positions import refs_at
 from mmstream.dataset.shard_indexes import ShardIndex, ShardIndexes
+from mmstream.display.markup import count_text
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import (
     ChecksumError,
@@ -187,8 +188,9 @@ class Dataset(Sequence[Sample]):
     def __repr__(self) -> str:
         size = f"{self.manifest.num_bytes / 1e6:,.1f} MB"
         bad = f", {len(self.bad):,} known to be bad" if len(self.bad) else ""
-        samples = f"{len(self):,} samples{bad}"
-        return f"<Dataset {self.store.url}: {samples}, {self.num_shards} shards, {size}>"
+        samples = f"{count_text(len(self), 'sample')}{bad}"
+        shards = count_text(self.num_shards, "shard")
+        return f"<Dataset {self.store.url}: {samples}, {shards}, {size}>"
 
     def _repr_html_(self) -> str:
         from mmstream.display import dataset_html

@@ -173,7 +173,7 @@ class Mixture:
 def _check(
     sources: Mapping[str, tuple[Dataset, float]], stop: Stop | None, epoch_steps: int | None
 ) -> None:
-    if not sources:
+    if not (isinstance(sources, Mapping) and sources):
         raise ConfigError("Mixture: name at least one source, {name: (dataset, weight)}")
     for name, value in sources.items():
         if not isinstance(name, str) or not name:

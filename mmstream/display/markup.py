@@ -22,6 +22,7 @@ __all__ = [
     "MAX_FILE_BYTES",
     "PLAYED_TYPES",
     "Pixels",
+    "count_text",
     "details",
     "document",
     "html_text",
@@ -98,13 +99,18 @@ def html_text(value: object, max_characters: int = 400) -> str:
     return shown + (f'<span style="{QUIET}"> ... {left_out:,} more</span>' if left_out > 0 else "")
 
 
+def count_text(number: int, noun: str) -> str:
+    """Return a number of things: "1 shard", "12,000 shards"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def size_text(num_bytes: float) -> str:
     """Return a number of bytes with its unit, such as ``12.3 kB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             break
         num_bytes /= 1000
-    return f"{num_bytes:,.0f} {unit}" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
+    return count_text(round(num_bytes), "byte") if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
 
 
 def time_text(seconds: float) -> str:

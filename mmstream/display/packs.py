@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.display.markup import QUIET, Pixels, html_text, page, picture, png, table
+from mmstream.display.markup import QUIET, Pixels, count_text, html_text, page, picture, png, table
 from mmstream.display.tokens import MIN_REPEATS, tokens_html, tokens_text
 from mmstream.errors import escaped
 from mmstream.types import IGNORED_LABEL, IntArray
@@ -188,10 +188,11 @@ def row_text(row: PackedRow) -> str:
     num_padding = sum(document.num_tokens for document in row.documents) - row.num_tokens
     padding = f", {num_padding:,} of padding" if num_padding else ""
     num_pictures = sum(len(document.pictures) for document in documents)
+    num_documents = count_text(len(documents), "document")
     return (
-        f"row {row.number}: {_count(len(documents), 'document')}, {row.num_tokens:,} tokens{room}"
+        f"row {row.number}: {num_documents}, {row.num_tokens:,} tokens{room}"
         f"{padding}, {sum(document.num_label_tokens for document in documents):,} learned, "
-        f"{_count(num_pictures, 'picture')}{'' if row.is_valid else ', not valid'}"
+        f"{count_text(num_pictures, 'picture')}{'' if row.is_valid else ', not valid'}"
     )
 
 
@@ -201,7 +202,7 @@ def document_text(document: Document) -> str:
     positions = "no positions"
     if document.num_tokens:
         positions = f"positions {document.positions[0]}-{document.positions[-1]}"
-    pictures = f", {_count(len(document.pictures), 'picture')}" if document.pictures else ""
+    pictures = f", {count_text(len(document.pictures), 'picture')}" if document.pictures else ""
     return (
         f"{document.start}-{document.stop - 1} {key}: {document.num_tokens:,} tokens, "
         f"{document.num_label_tokens:,} learned{pictures}, {positions}"
@@ -245,10 +246,6 @@ def _bar(row: PackedRow) -> list[str]:
     return bar
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _sample_of(document: Document) -> dict[str, Any]:
     """Return the fields that show tokens as text."""
     return {"input_ids": document.ids, "labels": document.labels}
@@ -272,7 +269,7 @@ def pack_html(
     lineage = batch.get("__lineage__")
     position = f"epoch {lineage.epoch}, step {lineage.step}" if lineage is not None else ""
     head = (
-        f"<b>{_count(len(rows), 'row')} of {_count(num_documents, 'document')}</b> "
+        f"<b>{count_text(len(rows), 'row')} of {count_text(num_documents, 'document')}</b> "
         f'<span style="{QUIET}">{position}</span>{_legend()}'
     )
     parts = [_row_html(row, tokenizer) for row in rows[:MAX_ROWS]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from mmstream.display.markup import count_text
 from mmstream.loader.lane_advice import advise_on_kept_lanes
 from mmstream.loader.media_advice import advise_on_media
 from mmstream.loader.remote_advice import log_cost, warn_of_patience
@@ -65,11 +66,10 @@ def _advise_on_requests(pipeline: Pipeline, world_size: int, shares: RowsPerRank
     factor = request_factor(order.range_samples, num_lanes, row_bounds)
     if factor > 1:
         logger.info(
-            "%d ranks share the %d lanes of this order, so they make about %.1f times as many "
-            "requests to storage as ranks that have whole lanes: a number of ranks that "
-            "divides %d makes the fewest",
+            "%d ranks share the %s of this order, so they make about %.1f times as many "
+            "requests to storage as ranks that have whole lanes: %s makes the fewest",
             world_size,
-            num_lanes,
+            count_text(num_lanes, "lane"),
             factor,
-            num_lanes,
+            f"a number of ranks that divides {num_lanes}" if num_lanes > 1 else "one rank",
         )

@@ -18,6 +18,8 @@ from mmstream.display.markup import size_text
 from mmstream.errors import escaped
 from mmstream.order import AnyOrder, Order
 from mmstream.order.shared_lanes import request_factor
+from mmstream.packing.order import PackOrder
+from mmstream.packing.plan import PackPlan
 from mmstream.reading.window_memory import window_bytes
 from mmstream.storage import is_remote
 from mmstream.storage.patience import patience_limit_s
@@ -62,10 +64,11 @@ def log_cost(
     is_read_whole = least_large_bytes is None or mean_bytes < least_large_bytes
     if num_per_request is None or not (mean_bytes and is_read_whole):
         logger.info(
-            "`mmstream info %s --plan %d --ranks %d` says what an epoch asks of object storage",
+            "`mmstream info %s --plan %d --ranks %d%s` says what an epoch asks of object storage",
             "URL" if len(datasets_of(source)) > 1 else escaped(datasets_of(source)[0].store.url),
             num_rows,
             num_ranks,
+            _pack_option(order),
         )
         return
     num_samples = order.steps_per_epoch * num_rows
@@ -84,6 +87,14 @@ def log_cost(
         num_rows,
         num_ranks,
     )
+
+
+def _pack_option(order: AnyOrder) -> str:
+    """Return the option of `mmstream info` that names the packs, where rows are packs."""
+    if not isinstance(order, PackOrder):
+        return ""
+    url = order.plan.url if isinstance(order.plan, PackPlan) else None
+    return f" --pack-plan {escaped(url or 'NAME')}"
 
 
 def samples_of_request(order: AnyOrder, row_bounds: Sequence[int]) -> float | None:

@@ -38,6 +38,16 @@ def count(stats, limits, marks: str, start: int = 0, rank: int = 0) -> None:
     count_samples(stats, limits, tuple(records), valid, sources, start=start, rank=rank)
 
 
+def test_stats_show_what_was_counted_and_no_zeros():
+    stats = Stats()
+    assert repr(stats) == "Stats()"
+    count(stats, policy(max_samples=None, max_fraction=1.0), "ggb")
+    assert repr(stats) == (
+        "Stats(num_samples=3, num_bad=1, bad=Counter({'DecodeError': 1}), "
+        "consecutive=Counter({'': 1}))"
+    )
+
+
 def test_the_fraction_is_judged_from_min_samples_on():
     stats, limits = Stats(), policy(max_fraction=0.25, min_samples=8)
     count(stats, limits, "bbbg")  # 3 of 4: too early to tell

@@ -146,6 +146,7 @@ def test_pictures_captions_and_values_of_all_kinds_come_back(
     source = pipeline(corpus, captions(), transforms=(add_values,), **options)
     report = mm.bake(source, tmp_path / "baked", num_workers=num_workers, progress=False)
     assert (report.num_samples, report.num_shards) == (sum(COUNTS), len(COUNTS))
+    assert repr(report).startswith(f"<BakeReport: {sum(COUNTS)} samples in {len(COUNTS)} shards, ")
     assert report.num_bad - report.num_left_out == len(BAD)
     assert "not an image" in report.first_reason
     baked = pipeline(tmp_path / "baked", mm.Decode.baked(), **options)

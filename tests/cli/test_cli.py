@@ -325,7 +325,7 @@ def test_info_breaks_what_a_manifest_says_of_its_source_into_lines(mmstream, tmp
 
 def test_index_and_repack(mmstream, tmp_path):
     code, out, _ = mmstream("index", FOREIGN, "--output", tmp_path / "out", "--repack")
-    assert (code, out) == (0, "4 tars, 1,193 samples; 4 indexes built, 1 tars repacked\n")
+    assert (code, out) == (0, "4 tars, 1,193 samples; 4 indexes built, 1 tar repacked\n")
     assert mmstream("verify", tmp_path / "out")[1] == "ok: 1,193 samples in 4 shards\n"
 
 
@@ -340,7 +340,7 @@ def test_splits(mmstream, rows, tmp_path):
     assert sum(counts) == 38
     assert all(counts)
     for name, count in zip(("train", "val"), counts, strict=True):
-        assert f" -> {count} samples in 1 shards" in out.partition(f"\n  {name}: ")[2]
+        assert f" -> {count} samples in 1 shard" in out.partition(f"\n  {name}: ")[2]
     error = mmstream("leakcheck", tmp_path / "out", tmp_path / "out/val")[2]
     assert "but datasets in folders of it: train, val; name one of these" in error
 
@@ -358,7 +358,7 @@ def test_a_corpus_without_samples_can_be_looked_at(mmstream, tmp_path):
     write_corpus(tmp_path, [0])
     code, out, _ = mmstream("info", tmp_path)
     assert code == 0
-    assert "0 samples, 1 shards" in out
+    assert "0 samples, 1 shard" in out
 
 
 def test_names_that_are_no_text_can_be_shown(mmstream, tmp_path):
@@ -619,9 +619,9 @@ def test_a_run_with_nothing_left_to_do_says_what_to_raise(mmstream, tmp_path):
     options = ["--max-steps", 1, "--global-batch-size", 4, "--image-size", 16, "--num-workers", 0]
     options += ["--device", "cpu", "--no-progress", "--out", tmp_path / "run"]
     corpus = write_corpus(tmp_path / "corpus", [8])
-    assert "1 steps, last loss " in mmstream("train", corpus, *options)[1]
+    assert "1 step, last loss " in mmstream("train", corpus, *options)[1]
     out = mmstream("train", corpus, *options)[1]
-    assert out.startswith("1 steps, nothing left to do; to train on, raise --max-steps (1); ")
+    assert out.startswith("1 step, nothing left to do; to train on, raise --max-steps (1); ")
     code, _, err = mmstream("train", corpus, *options, "--max-steps", 2, "--seed", 3)
     assert code == 1
     assert err.splitlines()[-1].startswith(

@@ -35,6 +35,7 @@ def test_every_row_is_a_sample_or_a_reject(corpus, tmp_path):
     report = run(corpus, tmp_path / "out")
     assert (report.num_rows, report.num_samples, report.num_rejects) == (40, 38, 2)
     assert report.num_shards == 5
+    assert repr(report) == "<ConvertReport: 40 rows -> 38 samples in 5 shards, 2 rejected>"
     dataset = open_dataset(tmp_path / "out")
     assert len(dataset) == 38
     assert rejects(tmp_path / "out") == {

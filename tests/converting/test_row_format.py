@@ -113,6 +113,8 @@ def test_rows_that_a_function_leaves_out_are_listed_and_count_as_no_fault(tmp_pa
         ({"name": f"{__name__}:nothing"}, "the module has no 'nothing'"),
         ({"name": f"{__name__}:caption.nothing"}, "the module has no 'caption.nothing'"),
         ({"name": f"{__name__}:"}, "is no name such as module:function"),
+        ({"name": ":caption"}, "is no name such as module:function"),
+        ({"name": ".relative:caption"}, "is no name such as module:function"),
         ({"name": f"{__name__}:__name__"}, "is str, and no function"),
         ({"name": f"{__name__}:caption", "function": caption}, "give one"),
         ({"columns": (("bild", "image"),)}, "comes first: image=bild"),
@@ -122,6 +124,13 @@ def test_rows_that_a_function_leaves_out_are_listed_and_count_as_no_fault(tmp_pa
 def test_impossible_options_are_refused_before_the_first_row(options, message):
     with pytest.raises(mm.ConfigError, match=message):
         RowFormat(**options)
+
+
+def test_an_error_of_the_module_itself_is_not_called_a_wrong_name(tmp_path, monkeypatch):
+    (tmp_path / "fails_when_imported.py").write_text("int('seven')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"invalid literal for int.*'seven'"):
+        RowFormat(name="fails_when_imported:f")
 
 
 def test_a_function_that_workers_cannot_import_is_refused():

@@ -208,6 +208,8 @@ def test_impossible_mixtures_are_refused(datasets, given, named):
 
 def test_a_source_without_samples_is_refused(tmp_path, datasets):
     empty = mm.open_dataset(write_tiny(tmp_path / "empty", [0]))
+    with pytest.raises(mm.ConfigError, match=r"at least one source, \{name: \(dataset, weight\)"):
+        mm.Mixture([(datasets["a"], 1.0)], epoch_steps=1)
     with pytest.raises(mm.ConfigError, match="source 'empty' has no samples"):
         make_pipeline(mm.Mixture({"a": (datasets["a"], 1), "empty": (empty, 1)}, epoch_steps=3))
 

@@ -251,7 +251,7 @@ def test_after_an_upgrade_a_mixture_goes_on_as_it_began(corpus):
             "balanced",
             "3 ranks share the 4 lanes of this order, so they make about 4.1 times as many",
         ),
-        (2, (1, 1), None, "2 ranks share the 1 lanes of this order"),
+        (2, (1, 1), None, "2 ranks share the 1 lane of this order"),
         (2, (1, 4), [4, 8], "2 ranks share the 4 lanes"),
         (2, (1, 4), [3, 9], None),
     ],

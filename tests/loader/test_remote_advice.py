@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,9 @@ import mmstream as mm
 from mmstream.forecast.equal_samples import equal_samples
 from mmstream.forecast.reads import forecast_reads
 from mmstream.loader.remote_advice import log_cost
+from mmstream.packing.order import PackOrder
 from tests.helpers.corpora import write_corpus
+from tests.helpers.packed_texts import plan_texts, write_texts
 
 COMMAND = "`mmstream info {} --plan 256 --ranks 4` says what an epoch asks of object storage"
 
@@ -66,6 +70,22 @@ def test_where_means_say_little_the_command_is_named(log: pytest.LogCaptureFixtu
         log_cost(source, order, bounds_of(4), least_large_bytes)
         assert log.messages == [COMMAND.format(url)]
         log.clear()
+
+
+def test_with_packs_the_command_names_their_plan(
+    log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    dataset = mm.open_dataset(write_texts(tmp_path, [60]))
+    plan = plan_texts(dataset)
+    remote = equal_samples(60, 2048)
+    for url in ("s3://planned/plans/mmstream.plan.a", None):
+        order = PackOrder.from_plan(replace(plan, url=url), dataset.corpus, global_batch_size=4)
+        log_cost(remote, order, [0, 4], None)
+    command = "`mmstream info s3://planned/corpus --plan 4 --ranks 1 --pack-plan "
+    assert [message[: message.index("` says")] for message in log.messages] == [
+        f"{command}s3://planned/plans/mmstream.plan.a",
+        f"{command}NAME",
+    ]
 
 
 def test_a_folder_costs_no_requests(log: pytest.LogCaptureFixture, tmp_path) -> None:

@@ -39,7 +39,8 @@ def load_object(name: str) -> Any:
             is imported passes.
     """
     module_name, _, attributes = name.partition(":")
-    if not attributes:
+    words = (*module_name.split("."), *attributes.split("."))
+    if not all(word.isidentifier() for word in words):
         raise ConfigError(f"{name}: is no name such as module:function")
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
@@ -52,10 +53,6 @@ def load_object(name: str) -> Any:
         raise ConfigError(
             f"{name}: no module {module_name!r} here or among the installed ones"
         ) from None
-    except (ImportError, TypeError, ValueError) as error:
-        if isinstance(error, ImportError):
-            raise
-        raise ConfigError(f"{name}: is not module:function ({error})") from None
     for attribute in attributes.split("."):
         if not hasattr(value, attribute):
             raise ConfigError(f"{name}: the module has no {attributes!r}")
