@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from mmstream.decoding.image.image_shape import ImageShape as ImageShape
     from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
     from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
+    from mmstream.decoding.image.tiles import LlavaOnevisionTiles as LlavaOnevisionTiles
     from mmstream.decoding.media_shapes import AudioShape as AudioShape
     from mmstream.decoding.media_shapes import MediaShapes as MediaShapes
     from mmstream.decoding.media_shapes import VideoShape as VideoShape
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
     from mmstream.decoding.text.image_lengths import internvl_length as internvl_length
     from mmstream.decoding.text.image_lengths import llava_next_length as llava_next_length
+    from mmstream.decoding.text.image_lengths import (
+        llava_onevision_length as llava_onevision_length,
+    )
     from mmstream.decoding.text.image_lengths import qwen_vl_length as qwen_vl_length
     from mmstream.decoding.text.media_text import MediaText as MediaText
     from mmstream.decoding.text.video_lengths import (
@@ -123,7 +127,7 @@ _NAMES_OF = {
     "decoding.audio.features": ("WhisperFeatures",),
     "decoding.image.decoder": ("ImageDecoder",),
     "decoding.image.image_shape": ("ImageShape",),
-    "decoding.image.tiles": ("LlavaNextTiles", "InternVLTiles"),
+    "decoding.image.tiles": ("LlavaNextTiles", "LlavaOnevisionTiles", "InternVLTiles"),
     "decoding.decode": ("Decode",),
     "decoding.image.coordinates": ("Boxes", "Points"),
     "decoding.media_shapes": ("AudioShape", "MediaShapes", "VideoShape"),
@@ -132,6 +136,7 @@ _NAMES_OF = {
     "decoding.text.image_lengths": (
         "internvl_length",
         "llava_next_length",
+        "llava_onevision_length",
         "qwen_vl_length",
     ),
     "decoding.text.media_text": ("MediaText",),

@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "ImageDecoder": lambda _, **k: mm.ImageDecoder(**k),
     "InternVLTiles": lambda _, **k: mm.InternVLTiles(**k),
     "LlavaNextTiles": lambda _, **k: mm.LlavaNextTiles(**k),
+    "LlavaOnevisionTiles": lambda _, **k: mm.LlavaOnevisionTiles(**k),
     "Loader": lambda dataset, **k: mm.Loader(pipeline(dataset), **k),
     "MediaOptions": lambda _, **k: mm.MediaOptions(**k),
     "VideoDecoder": lambda _, **k: mm.VideoDecoder(**k),
@@ -64,6 +65,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "find_leaks": lambda dataset, **k: mm.find_leaks(dataset, dataset, **k),
     "internvl_length": lambda _, **k: mm.internvl_length(**k),
     "llava_next_length": lambda _, **k: mm.llava_next_length(**k),
+    "llava_onevision_length": lambda _, **k: mm.llava_onevision_length(**k),
     "llava_onevision_video_length": lambda _, **k: mm.llava_onevision_video_length(**k),
     "measure": lambda dataset, **k: mm.measure(
         dataset, decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer())), **k
@@ -127,6 +129,7 @@ def test_a_bool_is_no_number(dataset: mm.Dataset, name: str, setting: str, value
         ("ImageDecoder", {"size": 32, "crop": "random", "scale": (0.5, True)}),
         ("ImageDecoder", {"size": (32, True)}),
         ("LlavaNextTiles", {"shapes": ((336, True),)}),
+        ("LlavaOnevisionTiles", {"background": (0, 0, True)}),
         ("Loader", {"rows_per_rank": [True, 1], "world": mm.World(0, 2)}),
         ("Pipeline", {"grid": (True, 1)}),
         ("convert", {"splits": {"train": True}}),

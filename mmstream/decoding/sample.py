@@ -303,7 +303,8 @@ def _image_shapes_of_headers(sample: Sample, decode: Decode) -> list[ImageShape]
     if decode.image is None or not needs_shapes(decode, "image"):
         return []
     names = _free_images(sample, decode)
-    shapes = [decode.image.prepared_shape(sample[name]) for name in names]
+    decoder = decode.image.of_sample(len(names))
+    shapes = [decoder.prepared_shape(sample[name]) for name in names]
     return None if None in shapes else [shape for shape in shapes if shape is not None]
 
 
@@ -321,7 +322,8 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
 
 
 def _shapes_of(sample: Sample, decoder: ImageDecoder, names: Sequence[str]) -> list[ImageShape]:
-    """Return the shapes of some images; as `_image_shapes`."""
+    """Return the shapes of all images of a sample; as `_image_shapes`."""
+    decoder = decoder.of_sample(len(names))
     shapes = [decoder.prepared_shape(sample[name]) for name in names]
     if None not in shapes:
         return [shape for shape in shapes if shape is not None]
@@ -506,6 +508,7 @@ def _decode_images(
     Returns:
         The fields, and the result of one image that the CPU has decoded.
     """
+    decoder = decoder.of_sample(len(names))
     rng = picture_rng(sample, IMAGE) if decoder.is_random else None
     if out is not None and len(names) == 1:
         decode = partial(decoder.decode, sample[names[0]], out.numpy(), rng)

@@ -182,12 +182,12 @@ def _with_blanks(text: dict[str, Any], config: Any, media: _Media) -> tuple[dict
     """Return the text and media with a blank medium for each tower that has nothing to do."""
     family = config.model_type
     if media.pictures is None and media.videos is None:
-        if family in VISION_LANGUAGE:
-            text, pictures = add_blank(text, config)
-            media = media._replace(pictures=pictures)
-        elif family in SEEING:
+        if family == "llava_onevision":  # a video of one frame takes the fewest tokens
             text, videos = add_blank_video(text, config)
             media = media._replace(videos=videos)
+        elif family in VISION_LANGUAGE:
+            text, pictures = add_blank(text, config)
+            media = media._replace(pictures=pictures)
     if media.features is None and family in HEARING:
         text, features = add_blank_audio(text, config)
         media = media._replace(features=features)
@@ -422,6 +422,7 @@ def _pictures(
     rows = batch.get(f"{image_field}_row")
     if rows is None:
         rows = torch.arange(len(tiles), device=tiles[0].device)
+    samples = batch.get(f"{image_field}_document")
     if is_packed(batch):
         num_rows = len(batch["input_ids"])  # 1 where all rows lie one behind the other
         rows = rows if num_rows > 1 else torch.zeros_like(rows)
@@ -433,6 +434,7 @@ def _pictures(
         num_rows,
         tiles_per_picture=_joined(batch.get(f"{image_field}_tiles")),
         sizes=_joined(batch.get(f"{image_field}_size")),
+        samples=samples,
     )
 
 

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.image.tiles import LlavaNextTiles
+from mmstream.decoding.text.image_lengths import llava_onevision_length
 from mmstream.errors import ConfigError
 from mmstream.integrations.patches import patch_lines
 from mmstream.integrations.token_counts import check_count
@@ -40,6 +43,8 @@ class Pictures:
     """int64 [num_pictures]. None: each picture is one tile."""
     sizes: Tensor | None = None
     """int64 [num_pictures, 2], height and width of the picture in its file."""
+    samples: Tensor | None = None
+    """int64 [num_tiles], which sample of the batch each tile is of, ascending. None: `rows`."""
 
     def stacked(self, family: str) -> Tensor:
         """Return the tiles as one tensor, contiguous.
@@ -89,6 +94,30 @@ def _llava_next(pictures: Pictures, config: Any) -> dict[str, Tensor]:
     }
 
 
+def _llava_onevision(pictures: Pictures, config: Any) -> dict[str, Tensor]:
+    """LLaVA-OneVision: as Llava-NeXT, and how many pictures each sample has that has any.
+
+    The model takes all tiles of a picture that is alone, and the first one of several.
+    """
+    if pictures.tiles_per_picture is None:
+        raise ConfigError(
+            "model_inputs: llava_onevision takes tiles: "
+            "ImageDecoder(size=384, tiles=mm.LlavaOnevisionTiles())"
+        )
+    inputs = _llava_next(pictures, config)
+    num_tiles = pictures.tiles_per_picture.cpu()
+    owners = pictures.rows if pictures.samples is None else pictures.samples
+    counts = torch.bincount(owners.cpu()[num_tiles.cumsum(0) - 1])
+    counts = counts[counts > 0]
+    if not (num_tiles > 1).equal((counts == 1).repeat_interleave(counts)):
+        raise ConfigError(
+            "model_inputs: llava_onevision takes several tiles of a picture that is alone in its "
+            "row, and one of each of several: ImageDecoder(size=384, "
+            "tiles=mm.LlavaOnevisionTiles())"
+        )
+    return {**inputs, "batch_num_images": counts.to(inputs["image_sizes"].device)}
+
+
 def _patched(pictures: Pictures, config: Any) -> dict[str, Tensor]:
     """Qwen-VL: one line per patch, [num_patches, channels * frames * P * P], and the grids."""
     frames = [tile[None] for tile in pictures.tiles]
@@ -122,6 +151,7 @@ def _by_row(pictures: Pictures, config: Any) -> dict[str, Tensor]:
 VISION_LANGUAGE: dict[str, Callable[[Pictures, Any], dict[str, Tensor]]] = {
     "llava": _plain,
     "llava_next": _llava_next,
+    "llava_onevision": _llava_onevision,
     "qwen2_vl": _patched,
     "qwen2_5_vl": _patched,
     "qwen3_vl": _patched,
@@ -137,7 +167,7 @@ VISION_LANGUAGE: dict[str, Callable[[Pictures, Any], dict[str, Tensor]]] = {
 def check_tokens(ids: Tensor, pictures: Pictures, config: Any) -> None:
     """Check that a text has as many image tokens as the model makes vectors of its pictures.
 
-    Llava with a tower of one size, InternVL and Qwen-VL are checked.
+    Llava with a tower of one size, LLaVA-OneVision, InternVL and Qwen-VL are checked.
 
     Args:
         ids: int64 [B, T].
@@ -160,6 +190,8 @@ def _num_tokens(pictures: Pictures, config: Any) -> tuple[int, str] | None:
         areas = (tile.shape[-2] * tile.shape[-1] for tile in pictures.tiles)
         number = sum(area // (patch * merge) ** 2 for area in areas)
         return number, f"mm.qwen_vl_length(patch_size={patch}, merge_size={merge})"
+    if family == "llava_onevision":
+        return _num_onevision_tokens(pictures, config)
     if not (family == "internvl" or (family == "llava" and vision.model_type in _ONE_SIZE)):
         return None
     patches = [vision.patch_size] * 2 if isinstance(vision.patch_size, int) else vision.patch_size
@@ -172,3 +204,23 @@ def _num_tokens(pictures: Pictures, config: Any) -> tuple[int, str] | None:
     length += vision.model_type == "clip_vision_model"
     length -= config.vision_feature_select_strategy == "default"
     return len(pictures.tiles) * length, str(length)
+
+
+def _num_onevision_tokens(pictures: Pictures, config: Any) -> tuple[int, str]:
+    """Return what `_num_tokens` returns, for LLaVA-OneVision."""
+    patch, side = config.vision_config.patch_size, config.vision_config.image_size
+    max_tiles = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
+    tiles = LlavaNextTiles(tuple((int(h), int(w)) for h, w in config.image_grid_pinpoints))
+    length = llava_onevision_length(patch, max_tiles)
+    assert pictures.tiles_per_picture is not None  # `_llava_onevision` has refused everything else
+    assert pictures.sizes is not None
+    number = 0
+    for num_tiles, (height, width) in zip(
+        pictures.tiles_per_picture.tolist(), pictures.sizes.tolist(), strict=True
+    ):
+        picture = (height, width)
+        shape = ImageShape(side, side, picture)
+        if num_tiles > 1:
+            shape = ImageShape.from_views(picture, tiles.views(picture, side))
+        number += length(shape)
+    return number, f"mm.llava_onevision_length(patch_size={patch}, max_tiles={max_tiles})"

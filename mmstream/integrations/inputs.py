@@ -35,9 +35,9 @@ def model_inputs(
     These families are known, by the ``model_type`` of their configs:
 
     - Vision-language models: ``llava``, ``llava_next``, ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``,
-      ``internvl``, ``idefics2``, ``idefics3``, ``smolvlm``. A row may have any number of pictures.
-      Labels are those of the tokens. ``qwen2_vl``, ``qwen2_5_vl`` and ``qwen3_vl`` also take
-      videos, ``llava_onevision`` takes videos only.
+      ``internvl``, ``idefics2``, ``idefics3``, ``smolvlm``, ``llava_onevision``. A row may have any
+      number of pictures. Labels are those of the tokens. ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``
+      and ``llava_onevision`` also take videos.
     - Language models of text only: all that transformers calls ``ForCausalLM``, such as ``llama``,
       ``qwen3``, ``gemma``, ``mistral``.
     - Models that hear: ``qwen2_audio``. ``qwen2_5_omni_thinker`` takes pictures, videos and audio.

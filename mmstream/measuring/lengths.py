@@ -158,6 +158,7 @@ class Counter:
         size = decoder.output_shape
         if size is not None and not self.decode.needed_shapes:
             return (ImageShape(*size, size),) * len(names)
+        decoder = decoder.of_sample(len(names))
         shapes = [decoder.prepared_shape(sample[name]) for name in names]
         known = tuple(shape for shape in shapes if shape is not None)
         return known if len(known) == len(names) else None

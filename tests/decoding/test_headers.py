@@ -23,6 +23,7 @@ DECODERS = [
     ImageDecoder(size=56, tiles=mm.InternVLTiles(max_tiles=6)),
     ImageDecoder(size=56, crop=None),
     ImageDecoder(size=56, crop="random", flip=0.5),
+    ImageDecoder(size=56, tiles=mm.LlavaOnevisionTiles(((56, 112), (112, 56)))).of_sample(2),
 ]
 ODD_HEADERS = {
     "icc-after-SOF.jpg",

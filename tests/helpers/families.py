@@ -70,6 +70,22 @@ def llava_next() -> Family:
     return Family(processor, LLAVA, Decode(image=ImageDecoder.from_processor(pictures), text=text))
 
 
+def llava_onevision(side: int = 384, **settings: Any) -> Family:
+    tokenizer = byte_chat(LLAVA, [*SPECIAL, "<video>"])
+    pictures = transformers.LlavaOnevisionImageProcessor(
+        size={"height": side, "width": side}, **settings
+    )
+    text = TextDecoder(tokenizer, 20_000, image_length=mm.llava_onevision_length())
+    processor = transformers.LlavaOnevisionProcessor(
+        pictures,
+        tokenizer,
+        transformers.LlavaOnevisionVideoProcessor(),
+        num_image_tokens=(side // 14) ** 2,
+        vision_feature_select_strategy="full",
+    )
+    return Family(processor, LLAVA, Decode(image=ImageDecoder.from_processor(pictures), text=text))
+
+
 def intern_vl() -> Family:
     template = QWEN_VL.replace(MARKED, "<img><IMG_CONTEXT></img>")
     tokenizer = byte_chat(template, [*SPECIAL, *INTERN_TOKENS.values()])
@@ -93,6 +109,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "qwen2-vl": partial(qwen, max_pixels=200_000),
     "qwen3-vl": partial(qwen, patch_size=16, min_pixels=2**16, max_pixels=2**18),
     "llava-next": llava_next,
+    "llava-onevision": llava_onevision,
     "internvl": intern_vl,
 }
 

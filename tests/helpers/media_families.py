@@ -9,6 +9,7 @@ import mmstream as mm
 from mmstream import TextDecoder
 from tests.helpers.chats import QWEN_VL, SPECIAL, byte_chat
 from tests.helpers.families import transformers
+from tests.helpers.model_cases import ONEVISION_SHAPES
 
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 AUDIO = "<|audio_bos|><|AUDIO|><|audio_eos|>"
@@ -95,13 +96,20 @@ def llava_onevision(side: int = 384, **settings: Any) -> MediaFamily:
     size = {"height": side, "width": side}
     videos = transformers.LlavaOnevisionVideoProcessor(size=size, **settings)
     processor = transformers.LlavaOnevisionProcessor(
-        transformers.LlavaOnevisionImageProcessor(size=size),
+        transformers.LlavaOnevisionImageProcessor(
+            size=size, **({"image_grid_pinpoints": ONEVISION_SHAPES} if side == 56 else {})
+        ),
         tokenizer,
         videos,
         num_image_tokens=(side // 14) ** 2,
         vision_feature_select_strategy="full",
     )
-    text = TextDecoder(tokenizer, 200_000, video_length=mm.llava_onevision_video_length())
+    text = TextDecoder(
+        tokenizer,
+        200_000,
+        image_length=mm.llava_onevision_length(),
+        video_length=mm.llava_onevision_video_length(),
+    )
     return MediaFamily(processor, text)
 
 

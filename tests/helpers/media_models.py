@@ -7,7 +7,14 @@ from typing import Any
 import torch
 
 from tests.helpers.families import transformers
-from tests.helpers.model_cases import QWEN_TEXT, TEXT, VISION, qwen2_5_vl, qwen2_vl, qwen3_vl
+from tests.helpers.model_cases import (
+    QWEN_TEXT,
+    TEXT,
+    llava_onevision,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_vl,
+)
 
 AUDIO = {
     "d_model": 32,
@@ -20,17 +27,6 @@ AUDIO = {
 
 def ids_of(tokenizer: Any, **tokens: str) -> dict[str, int]:
     return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
-
-
-def llava_onevision(tokenizer: Any) -> Any:
-    return transformers.LlavaOnevisionForConditionalGeneration(
-        transformers.LlavaOnevisionConfig(
-            text_config=transformers.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
-            vision_config=transformers.SiglipVisionConfig(**VISION, image_size=56),
-            vision_feature_layer=-1,
-            **ids_of(tokenizer, image_token_index="<image>", video_token_index="<video>"),
-        )
-    )
 
 
 def qwen2_audio(tokenizer: Any) -> Any:

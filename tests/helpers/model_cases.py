@@ -145,6 +145,27 @@ def llava_next(tokenizer: Any) -> Any:
     )
 
 
+ONEVISION_SHAPES = [[56 * rows, 56 * columns] for rows in range(1, 6) for columns in range(1, 6)]
+
+
+def llava_onevision_family() -> Family:
+    """Pictures alone in 1 to 25 tiles of 56 pixels. The model shrinks more than 9, as published."""
+    family: Family = FAMILIES["llava-onevision"](56, image_grid_pinpoints=ONEVISION_SHAPES)
+    return family
+
+
+def llava_onevision(tokenizer: Any) -> Any:
+    return transformers.LlavaOnevisionForConditionalGeneration(
+        transformers.LlavaOnevisionConfig(
+            text_config=transformers.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
+            vision_config=transformers.SiglipVisionConfig(**VISION, image_size=56),
+            image_grid_pinpoints=ONEVISION_SHAPES,
+            vision_feature_layer=-1,
+            **token_ids(tokenizer, image_token_index="<image>", video_token_index="<video>"),
+        )
+    )
+
+
 def internvl_family() -> Family:
     """Tiles of 56 pixels, which take 4 tokens."""
     family = FAMILIES["internvl"]()
@@ -218,6 +239,7 @@ CASES = {
     "qwen3_vl": Case(FAMILIES["qwen3-vl"], qwen3_vl),
     "llava": Case(llava_family, llava),
     "llava_next": Case(llava_next_family, llava_next),
+    "llava_onevision": Case(llava_onevision_family, llava_onevision),
     "internvl": Case(internvl_family, internvl),
     "idefics2": Case(partial(idefics_family, "2"), idefics2),
     "idefics3": Case(partial(idefics_family, "3"), idefics3),

@@ -344,8 +344,18 @@ def test_what_is_not_known_is_said(datasets):
             model_inputs(batch, unknown, normalize=HALF)
     with pytest.raises(mm.ConfigError, match=r"sides are multiples of 28, not .*multiple_of=28"):
         model_inputs({**batch, "image": batch["image"][:, :, :50]}, "qwen2_vl", normalize=HALF)
-    with pytest.raises(mm.ConfigError, match="llava_next takes tiles: ImageDecoder"):
-        model_inputs(batch, "llava_next", normalize=HALF)
+    for tiled in ("llava_next", "llava_onevision"):
+        with pytest.raises(mm.ConfigError, match=f"{tiled} takes tiles: ImageDecoder"):
+            model_inputs(batch, tiled, normalize=HALF)
+
+
+def test_llava_onevision_refuses_tiles_of_one_of_several_pictures(datasets):
+    family, model = case_of("llava_onevision")
+    image = family.decode.image
+    next_tiles = replace(image, tiles=mm.LlavaNextTiles(image.tiles.shapes))
+    [batch, _] = batches_of(datasets["conversations"], replace(family.decode, image=next_tiles))
+    with pytest.raises(mm.ConfigError, match=r"one of each of several: .*LlavaOnevisionTiles\(\)"):
+        model_inputs(batch, model, normalize=HALF)
 
 
 @pytest.mark.parametrize(
@@ -353,6 +363,7 @@ def test_what_is_not_known_is_said(datasets):
     [
         ("llava", 3, r"image_length=\d+\)$"),
         ("llava", None, r"the text has \d+: TextDecoder\(image_length=\d+\)$"),
+        ("llava_onevision", 3, r"llava_onevision_length\(patch_size=14, max_tiles=9\)\)$"),
         ("internvl", 3, r"image_length=mm.internvl_length\(\d+\)\)$"),
         ("qwen2_vl", 3, r"image_length=mm.qwen_vl_length\(patch_size=\d+, merge_size=2\)\)$"),
     ],

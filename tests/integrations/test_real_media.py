@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import mmstream as mm
 from mmstream.integrations import model_inputs
@@ -37,6 +38,12 @@ VIDEOS = [
     ["torchcodec/h265_video.mp4"],
 ]
 """Of each row: 30.02 and 23.976 frames a second, an AVI, and ten frames a second."""
+PICTURES = [
+    ["000000000285", "000000000785"],
+    ["000000003501"],
+    [],
+]
+"""Of each row, for LLaVA-OneVision, which treats a picture alone in another way than several."""
 SOUNDS = [[f"{DEMO}/2.wav"], [f"{DEMO}/3.flac", "fsdd/recordings/0_george_0.wav"], []]
 NUM_ROWS = 3
 
@@ -66,22 +73,27 @@ HEARS = ("qwen2_audio", "qwen2_5_omni")
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="real files lie beside the checkout")
 
 
-def messages_of(videos: list[str], sounds: list[str]) -> list[dict[str, Any]]:
+def messages_of(videos: list[str], sounds: list[str], pictures: list[str]) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"type": "text", "text": "what is "}]
-    for kind, files in (("video", videos), ("audio", sounds)):
+    for kind, files in (("image", pictures), ("video", videos), ("audio", sounds)):
         parts += [{"type": kind}, {"type": "text", "text": " and "}] * len(files)
     return [user(parts), assistant([{"type": "text", "text": f"{len(videos)} cats"}])]
 
 
-def media_of(name: str, row: int) -> tuple[list[str], list[str]]:
-    return VIDEOS[row] if name in SEES else [], SOUNDS[row] if name in HEARS else []
+def media_of(name: str, row: int) -> tuple[list[str], list[str], list[str]]:
+    """The videos, recordings and pictures of a row."""
+    return (
+        VIDEOS[row] if name in SEES else [],
+        SOUNDS[row] if name in HEARS else [],
+        [f"coco/images/{file}.jpg" for file in PICTURES[row] if name == "llava_onevision"],
+    )
 
 
 def dataset_of(name: str, folder: Path) -> mm.Dataset:
     def fields_of(row: int) -> dict[str, bytes]:
-        videos, sounds = media_of(name, row)
-        fields = {"json": json.dumps({"messages": messages_of(videos, sounds)}).encode()}
-        for i, file in enumerate([*videos, *sounds]):
+        media = media_of(name, row)
+        fields = {"json": json.dumps({"messages": messages_of(*media)}).encode()}
+        for i, file in enumerate([file for files in media for file in files]):
             path = DATA / file
             fields[f"{i}{path.suffix}"] = path.read_bytes()
         return fields
@@ -95,7 +107,7 @@ def decoders_of(name: str, family: MediaFamily) -> dict[str, Any]:
         options = {"num_frames": 8} if name == "llava_onevision" else {}
         decoders["video"] = mm.VideoDecoder.from_processor(family.processor, **options)
     if family.text.image_length is not None:
-        decoders["image"] = mm.ImageDecoder.from_processor(family.processor)
+        decoders["image"] = mm.ImageDecoder.from_processor(family.processor, scaled_decoding=False)
     if name in HEARS:
         decoders["audio"] = mm.AudioDecoder.from_processor(family.processor)
     return decoders
@@ -103,15 +115,16 @@ def decoders_of(name: str, family: MediaFamily) -> dict[str, Any]:
 
 def processed(name: str, family: MediaFamily) -> dict[str, Any]:
     """What the processor makes of the same files, opened by its own reader of videos."""
-    texts, frames, metadata, sounds = [], [], [], []
+    texts, frames, metadata, sounds, images = [], [], [], [], []
     options = {"num_frames": 8} if name == "llava_onevision" else {"fps": 2}
 
     def sample_frames(metadata: Any, **_: Any) -> Any:
         return family.processor.video_processor.sample_frames(metadata, **options)
 
     for row in range(NUM_ROWS):
-        videos, recordings = media_of(name, row)
-        messages = messages_of(videos, recordings)
+        videos, recordings, pictures = media_of(name, row)
+        messages = messages_of(videos, recordings, pictures)
+        images.append([Image.open(DATA / file).convert("RGB") for file in pictures])
         texts.append(family.tokenizer.apply_chat_template(messages, tokenize=False))
         for file in videos:
             video, facts = transformers.video_utils.load_video(
@@ -123,7 +136,7 @@ def processed(name: str, family: MediaFamily) -> dict[str, Any]:
             metadata.append(facts)
         decoder = mm.AudioDecoder()  # compared with other decoders in tests of its own
         sounds += [decoder((DATA / file).read_bytes()) for file in recordings]
-    media: dict[str, Any] = {}
+    media: dict[str, Any] = {"images": images} if any(images) else {}
     if frames:
         media |= {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
     if sounds:

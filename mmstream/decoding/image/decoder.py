@@ -22,7 +22,7 @@ All formats follow the same rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -48,7 +48,12 @@ from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Li
 from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.image.processors import settings_of
 from mmstream.decoding.image.resize import render, render_bytes
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
+from mmstream.decoding.image.tiles import (
+    InternVLTiles,
+    LlavaNextTiles,
+    LlavaOnevisionTiles,
+    SquareTile,
+)
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.wrong_arguments import refuse_bools
 
@@ -115,8 +120,8 @@ class ImageDecoder:
         multiple_of: Both sides of a "max_pixels" result are multiples of it, in pixels: the model's
             patch size x merge size.
         pixel_budget: (fewest, most) pixels of a "max_pixels" result.
-        tiles: Cut each picture into several squares of side `size`: `LlavaNextTiles` or
-            `InternVLTiles`. None: one result per picture.
+        tiles: Cut each picture into several squares of side `size`: `LlavaNextTiles`,
+            `LlavaOnevisionTiles` or `InternVLTiles`. None: one result per picture.
         interpolation: "bilinear" or "bicubic", both antialiased. Or "nearest", which mixes no
             pixels: torchvision's rule for masks.
         mask: Whether the picture holds class numbers, not colours: the grey level, or the number of
@@ -171,7 +176,7 @@ class ImageDecoder:
     flip: float = 0.0
     multiple_of: int = 28
     pixel_budget: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
-    tiles: LlavaNextTiles | InternVLTiles | None = None
+    tiles: LlavaNextTiles | InternVLTiles | SquareTile | None = None
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
     mask: bool = False
     fill: tuple[int, int, int] | int = (0, 0, 0)
@@ -200,7 +205,8 @@ class ImageDecoder:
         Args:
             processor: An image processor, or a processor that holds an ``image_processor``. Known
                 are those of CLIP, DINOv2 (``BitImageProcessor``), SigLIP, ViT, Llava, Llava-NeXT,
-                Qwen2-VL and its successors, and InternVL (``GotOcr2ImageProcessor``).
+                LLaVA-OneVision, Qwen2-VL and its successors, and InternVL
+                (``GotOcr2ImageProcessor``).
             **settings: Settings of the decoder that replace the processor's.
 
         Returns:
@@ -221,6 +227,15 @@ class ImageDecoder:
         if self.crop is None and self.resize in ("shortest", None):
             return None
         return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+    def of_sample(self, num_pictures: int) -> ImageDecoder:
+        """Return the decoder of the pictures of a sample that has so many.
+
+        It is this one, except for several pictures with `LlavaOnevisionTiles`.
+        """
+        if num_pictures < 2 or not isinstance(self.tiles, LlavaOnevisionTiles):
+            return self
+        return replace(self, tiles=SquareTile(), fill=self.tiles.background)
 
     @property
     def is_random(self) -> bool:
@@ -542,8 +557,11 @@ def _check_combinations(decoder: ImageDecoder) -> None:
     _check_mask(decoder)
     if decoder.tiles is None:
         return
-    if not isinstance(decoder.tiles, LlavaNextTiles | InternVLTiles):
-        raise ConfigError(f"tiles={decoder.tiles!r}: give LlavaNextTiles() or InternVLTiles()")
+    if not isinstance(decoder.tiles, LlavaNextTiles | InternVLTiles | SquareTile):
+        raise ConfigError(
+            f"tiles={decoder.tiles!r}: give LlavaNextTiles(), LlavaOnevisionTiles() or "
+            "InternVLTiles()"
+        )
     if not isinstance(size, int) or resize is not None or crop == "random" or decoder.flip:
         raise ConfigError("tiles need one number as size, and go without resize, crop and flip")
     if decoder.device != "cpu":

@@ -39,7 +39,7 @@ class View(NamedTuple):
     """
 
     box: tuple[int, int, int, int]
-    """Top, left, height, width in the picture."""
+    """Top, left, height, width in the picture. What sticks out of it is filled."""
     resized: Shape
     """The size that the box is resized to."""
     shape: Shape

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles, LlavaOnevisionTiles
 from mmstream.errors import ConfigError
 
 _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters."""
 
-_KNOWN = ("Bit", "CLIP", "GotOcr2", "Llava", "LlavaNext", "Qwen2VL", "Siglip", "ViT")
+_KNOWN = (
+    *("Bit", "CLIP", "GotOcr2", "Llava", "LlavaNext", "LlavaOnevision", "Qwen2VL", "Siglip"),
+    "ViT",
+)
 """Names of classes up to ``ImageProcessor``. The tests compare each with the decoder."""
 
 
@@ -29,7 +32,7 @@ def settings_of(processor: Any) -> dict[str, Any]:
     - SigLIP and ViT stretch a picture to a size.
     - CLIP, DINOv2 (``Bit``) and Llava without padding scale the shorter side; some then crop.
     - Qwen2-VL and its successors keep the size within a pixel budget.
-    - Llava-NeXT and InternVL (``GotOcr2``) cut tiles.
+    - Llava-NeXT, LLaVA-OneVision and InternVL (``GotOcr2``) cut tiles.
 
     Other classes are refused, because settings of the same names may mean something else there.
 
@@ -63,7 +66,7 @@ def _geometry(processor: Any, name: str) -> dict[str, Any]:
             # For these processors, the two "edges" are numbers of pixels.
             "pixel_budget": (size["shortest_edge"], size["longest_edge"]),
         }
-    tiles = _tiles(processor)
+    tiles = _tiles(processor, name)
     if tiles is not None:
         sides = {*size.values(), *crop.values()}
         if len(sides) != 1:
@@ -79,10 +82,14 @@ def _geometry(processor: Any, name: str) -> dict[str, Any]:
     return {"size": (size["height"], size["width"]), "resize": "exact"}
 
 
-def _tiles(processor: Any) -> LlavaNextTiles | InternVLTiles | None:
-    shapes = getattr(processor, "image_grid_pinpoints", None)
-    if shapes:
-        return LlavaNextTiles(tuple((int(height), int(width)) for height, width in shapes))
+def _tiles(processor: Any, name: str) -> LlavaNextTiles | InternVLTiles | None:
+    pinpoints = getattr(processor, "image_grid_pinpoints", None)
+    if pinpoints:
+        shapes = tuple((int(height), int(width)) for height, width in pinpoints)
+        if not name.startswith("LlavaOnevision"):
+            return LlavaNextTiles(shapes)
+        red, green, blue = (int(255 * mean) for mean in processor.image_mean)
+        return LlavaOnevisionTiles(shapes, background=(red, green, blue))
     if getattr(processor, "crop_to_patches", False):
         return InternVLTiles(processor.min_patches, processor.max_patches)
     return None

@@ -49,7 +49,11 @@ def render(
         C-contiguous. It is ``out``, or it may share memory with `image`.
     """
     top, left, height, width = view.box
-    image = image[top : top + height, left : left + width]
+    if _sticks_out(view, image.shape[:2]):
+        around = View(view.box, image.shape[:2], (height, width), (-top, -left))
+        image = _lay(image, around, fill)
+    else:
+        image = image[top : top + height, left : left + width]
     if view.resized != (height, width):
         image = _resize(image, view.resized, interpolation)
     image = image[max(0, -view.offset[0]) :, max(0, -view.offset[1]) :]
@@ -71,11 +75,19 @@ def render_bytes(view: View, picture: Shape) -> int:
     """
     _, _, height, width = view.box
     num_pixels = picture[0] * picture[1]
+    if _sticks_out(view, picture):
+        num_pixels += height * width
     if view.resized != (height, width):
         num_pixels += (height + view.resized[0]) * view.resized[1]
     if view.flip or view.shape != view.resized or view.resized != picture:  # a copy
         num_pixels += view.shape[0] * view.shape[1]
     return 3 * num_pixels
+
+
+def _sticks_out(view: View, picture: Shape) -> bool:
+    """Tell whether the box of a view is larger than the picture, which is then padded."""
+    top, left, height, width = view.box
+    return min(top, left) < 0 or top + height > picture[0] or left + width > picture[1]
 
 
 def _lay(

@@ -1,13 +1,14 @@
 """Tiles: one picture as several squares, by which vision-language models see detail.
 
-Place in the flow: `decoder.py` asks here how to cut a picture of a given size. There are two rules.
-Both choose one of the allowed grids:
+Place in the flow: `decoder.py` asks here how to cut a picture of a given size. There are three
+rules. All choose one of the allowed grids:
 
-    LlavaNextTiles   Llava-NeXT   the picture is scaled to fit into the grid, and padded
-    InternVLTiles    InternVL     the picture is stretched to the grid
+    LlavaNextTiles        Llava-NeXT        the picture is scaled to fit into the grid, and padded
+    LlavaOnevisionTiles   LLaVA-OneVision   the same; several pictures of a sample are not cut
+    InternVLTiles         InternVL          the picture is stretched to the grid
 
-Both add the whole picture as one more tile. The choices are those of transformers; the tests
-compare with it.
+All add the whole picture as one more tile. The choices are those of transformers; the tests compare
+with it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ from mmstream.decoding.image.geometry import Shape, View, fitting_shape, whole_v
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["InternVLTiles", "LlavaNextTiles"]
+__all__ = ["InternVLTiles", "LlavaNextTiles", "LlavaOnevisionTiles", "SquareTile"]
 
 LLAVA_NEXT_SHAPES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 """``image_grid_pinpoints`` of the published Llava-NeXT models, for tiles of 336 pixels."""
+
+LLAVA_ONEVISION_SHAPES = tuple(
+    (rows * 384, columns * 384) for rows in range(1, 7) for columns in range(1, 7)
+)
+"""``image_grid_pinpoints`` of the published LLaVA-OneVision models, for tiles of 384 pixels."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,59 @@ class LlavaNextTiles:
         shape = self.best(picture)
         tiles = whole_view(picture, fitting_shape(picture, shape), shape)
         return [whole_view(picture, (side, side)), tiles._replace(tile=side)]
+
+
+@dataclass(frozen=True)
+class LlavaOnevisionTiles(LlavaNextTiles):
+    """Cut pictures into tiles by the rule of LLaVA-OneVision.
+
+    A picture that is alone in its sample is cut as by `LlavaNextTiles`. Each picture of a sample
+    with several is one tile: it is padded to a square and resized.
+
+    Attributes:
+        shapes: Allowed (height, width) in pixels of all tiles together, as in `LlavaNextTiles`. The
+            default goes with ``size=384``.
+        background: RGB around a picture that is padded to a square, each 0 to 255. transformers
+            takes ``image_mean`` of the processor; the default is that of CLIP.
+
+    Raises:
+        ConfigError: `shapes` is empty, or an entry is not a pair of positive numbers. Or
+            `background` is no colour.
+
+    Examples:
+        A picture of 600 x 800 pixels becomes the whole picture and 2 x 3 tiles of 384 pixels:
+
+        >>> LlavaOnevisionTiles().best((600, 800))
+        (768, 1152)
+    """
+
+    shapes: tuple[Shape, ...] = LLAVA_ONEVISION_SHAPES
+    background: tuple[int, int, int] = (122, 116, 104)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_bools(background=self.background)
+        are_levels = all(isinstance(level, int) and 0 <= level <= 255 for level in self.background)
+        if len(self.background) != 3 or not are_levels:
+            raise ConfigError(f"background={self.background!r}: give (red, green, blue), 0 to 255")
+
+
+@dataclass(frozen=True)
+class SquareTile:
+    """Make one tile of a picture: it is padded to a square around its centre, and resized.
+
+    This is ``pad_to_square`` of transformers.
+    """
+
+    def check(self, side: int) -> None:
+        """Accept any side."""
+
+    def views(self, picture: Shape, side: int) -> list[View]:
+        """Return one view. Its box sticks out of a picture that is no square."""
+        height, width = picture
+        longest = max(picture)
+        box = (-((longest - height) // 2), -((longest - width) // 2), longest, longest)
+        return [View(box, (side, side), (side, side), (0, 0), tile=side)]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ pickled, so that it travels to worker processes. A function of your own must be 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
@@ -18,7 +19,13 @@ from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["ImageLength", "internvl_length", "llava_next_length", "qwen_vl_length"]
+__all__ = [
+    "ImageLength",
+    "internvl_length",
+    "llava_next_length",
+    "llava_onevision_length",
+    "qwen_vl_length",
+]
 
 
 ImageLength: TypeAlias = Callable[[ImageShape], int]
@@ -75,6 +82,34 @@ def llava_next_length(patch_size: int = 14) -> ImageLength:
     return partial(_unpadded_patches, patch_size=patch_size)
 
 
+def llava_onevision_length(patch_size: int = 14, max_tiles: int = 9) -> ImageLength:
+    """Count the tokens of an image for LLaVA-OneVision.
+
+    A picture that is alone in its sample takes tokens as for Llava-NeXT, see `llava_next_length`.
+    Where its tiles have many more patches than `max_tiles` whole ones, the model shrinks them. Each
+    of several pictures takes one token per patch of its tile, and one at the end. The rule is that
+    of transformers' ``LlavaOnevisionProcessor.replace_image_token``.
+
+    Args:
+        patch_size: Side of a patch in pixels.
+        max_tiles: The number in the model's ``vision_aspect_ratio``, "anyres_max_9".
+
+    Returns:
+        A function for ``TextDecoder(image_length=)``. Use it with
+        ``ImageDecoder(size=384, tiles=LlavaOnevisionTiles())``.
+
+    Examples:
+        >>> length = llava_onevision_length()
+        >>> shape = ImageShape(384, 384, picture=(480, 640), num_tiles=5, grid=(2, 2))
+        >>> length(shape)  # 27 x 27 patches, and 40 rows of 54 patches and a mark
+        2929
+        >>> length(ImageShape(384, 384, picture=(480, 640)))  # beside another picture
+        730
+    """
+    refuse_bools(patch_size=patch_size, max_tiles=max_tiles)
+    return partial(_shrunk_patches, patch_size=patch_size, max_tiles=max_tiles)
+
+
 def internvl_length(tile_length: int = 256) -> ImageLength:
     """Count the tokens of an image for InternVL.
 
@@ -108,13 +143,31 @@ def _merged_patches(shape: ImageShape, side: int) -> int:
 
 
 def _unpadded_patches(shape: ImageShape, patch_size: int) -> int:
-    """Count patches and marks at the ends of rows.
+    """Count patches and marks at the ends of rows, without a limit."""
+    side = shape.height // patch_size
+    rows, columns = _unpadded_grid(shape, side)
+    return side * side + rows * (columns + 1)
+
+
+def _shrunk_patches(shape: ImageShape, patch_size: int, max_tiles: int) -> int:
+    """Count patches and marks at the ends of rows, of which the model keeps a limited number."""
+    side = shape.height // patch_size
+    if shape.num_tiles == 1:
+        return side * side + 1
+    rows, columns = _unpadded_grid(shape, side)
+    ratio = math.sqrt(rows * columns / (max_tiles * side**2))
+    if ratio > 1.1:
+        rows, columns = int(rows // ratio), int(columns // ratio)
+    return side * side + rows * (columns + 1)
+
+
+def _unpadded_grid(shape: ImageShape, side: int) -> tuple[int, int]:
+    """Return the rows and columns of patches that are not padding, of tiles of `side` patches.
 
     Example: a picture of 480x640 pixels in a grid of 2x2 tiles of 336 pixels, with patches of 14. A
     tile has 24x24 patches, the grid 48x48. The picture is as wide as the grid, and fills 36 of its
-    48 rows: 480 * 48 / 640. So it takes 24 * 24 + 36 * (48 + 1) = 2340 tokens.
+    48 rows: 480 * 48 / 640. So it takes 24 * 24 + 36 * (48 + 1) = 2340 tokens of Llava-NeXT.
     """
-    side = shape.height // patch_size
     rows, columns = (count * side for count in shape.grid)
     height, width = shape.picture
     # Both sides lose the same number of padding patches, rounded down: hence // 2 * 2. The order of
@@ -123,7 +176,7 @@ def _unpadded_patches(shape: ImageShape, patch_size: int) -> int:
         rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
     else:
         columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-    return side * side + rows * (columns + 1)
+    return rows, columns
 
 
 def _by_tile(shape: ImageShape, tile_length: int) -> int:

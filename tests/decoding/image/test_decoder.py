@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles, LlavaOnevisionTiles
 from mmstream.errors import ConfigError, DecodeError
 from tests.helpers.pictures import JPEG, ODD, PNG, encoded, photo, read
 
@@ -233,6 +233,7 @@ def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
         {"scaled_decoding": 1},
         {"tiles": LlavaNextTiles()},
         {"tiles": LlavaNextTiles(), "size": 224},
+        {"tiles": LlavaOnevisionTiles(), "size": 336},
         {"tiles": InternVLTiles(), "size": (8, 8)},
         {"tiles": InternVLTiles(), "size": 8, "resize": "exact"},
         {"tiles": InternVLTiles(), "size": 8, "flip": 0.5},

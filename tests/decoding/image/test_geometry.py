@@ -21,7 +21,7 @@ from mmstream.decoding.image.geometry import (
     shrink_factor,
     whole_view,
 )
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles, LlavaOnevisionTiles
 from mmstream.errors import ConfigError, DecodeError
 
 import_torchvision()
@@ -187,6 +187,8 @@ def test_the_smallest_decoding_that_is_enough_is_taken() -> None:
         lambda: LlavaNextTiles(()),
         lambda: LlavaNextTiles(((336,),)),
         lambda: LlavaNextTiles(((0, 336),)),
+        lambda: LlavaOnevisionTiles(background=(0, 0)),
+        lambda: LlavaOnevisionTiles(background=(0, 0, 256)),
         lambda: InternVLTiles(0),
         lambda: InternVLTiles(5, 4),
     ],

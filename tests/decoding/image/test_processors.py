@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,12 @@ from PIL import Image
 import mmstream as mm
 from mmstream import Decode, ImageDecoder
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
-from mmstream.errors import ConfigError
+from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles, LlavaOnevisionTiles
+from mmstream.errors import ConfigError, DecodeError
 from mmstream.types import Sample
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.paths import PHOTOS
-from tests.helpers.pictures import psnr
+from tests.helpers.pictures import encoded, psnr
 
 import_torchvision()
 import transformers  # noqa: E402
@@ -34,11 +35,12 @@ KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2VLImageProcessor", {"max_pixels": 200_000}),
     ("Qwen2VLImageProcessor", {"patch_size": 16, "min_pixels": 2**18, "max_pixels": 2**20}),
     ("LlavaNextImageProcessor", {"size": {"shortest_edge": 336}, "crop_size": 336}),
+    ("LlavaOnevisionImageProcessor", {}),
     ("GotOcr2ImageProcessor", {"crop_to_patches": True, "max_patches": 6}),
 ]
 
 
-def plain_pixels(processor: Any, image: Image.Image) -> np.ndarray:
+def plain_pixels(processor: Any, image: Any) -> np.ndarray:
     """What a processor makes of an image, without its normalisation and its patches' order."""
     outputs = processor(image, return_tensors="pt", do_rescale=False, do_normalize=False)
     pixels = outputs["pixel_values"]
@@ -64,6 +66,30 @@ def test_a_known_processors_pixels_are_ours(name: str, settings: dict[str, Any])
         assert psnr(actual, expected) >= 50
 
 
+def test_several_pictures_of_llava_onevision_are_padded_to_squares_first() -> None:
+    processor = transformers.LlavaOnevisionImageProcessor(image_mean=[0.5, 0.3, 0.2])
+    decoder = ImageDecoder.from_processor(processor, scaled_decoding=False)
+    images = [Image.open(path).convert("RGB") for path in PHOTOS[:6]]
+    images += [images[0].resize(size) for size in ((33, 1), (7, 500), (384, 384))]
+    expected = plain_pixels(processor, [images])
+    for image, square in zip(images, expected, strict=True):
+        [tile] = decoder.of_sample(len(images))(encoded(image, "png"))
+        np.testing.assert_array_equal(tile, square)
+    # Of a JPEG that is decoded at a quarter of its size, too.
+    small = replace(decoder, size=56, tiles=LlavaOnevisionTiles(((56, 112),)))
+    data = PHOTOS[0].read_bytes()
+    exact = replace(small, scaled_decoding=False).of_sample(2)(data)
+    assert psnr(replace(small, scaled_decoding=True).of_sample(2)(data), exact) >= 30
+
+
+def test_a_picture_that_becomes_too_large_a_square_is_refused() -> None:
+    wide = encoded(Image.new("RGB", (30_000, 2)), "png")
+    decoder = ImageDecoder(size=384, tiles=LlavaOnevisionTiles())
+    assert decoder(wide).shape == (2, 384, 384, 3)
+    with pytest.raises(DecodeError, match="max_memory"):
+        decoder.of_sample(2)(wide)
+
+
 def test_settings_are_taken_over_and_can_be_overridden() -> None:
     clip = transformers.CLIPImageProcessor()
     assert ImageDecoder.from_processor(SimpleNamespace(image_processor=clip)) == ImageDecoder(
@@ -78,6 +104,10 @@ def test_settings_are_taken_over_and_can_be_overridden() -> None:
     assert (decoder.multiple_of, decoder.pixel_budget) == (28, (10_000, 90_000))
     llava = transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=336)
     assert ImageDecoder.from_processor(llava).tiles == LlavaNextTiles()
+    onevision = transformers.LlavaOnevisionImageProcessor(image_mean=[0.5, 0.5, 0.5])
+    assert ImageDecoder.from_processor(onevision).tiles == LlavaOnevisionTiles(
+        background=(127, 127, 127)
+    )
     intern = transformers.GotOcr2ImageProcessor(crop_to_patches=True, max_patches=6)
     assert ImageDecoder.from_processor(intern).tiles == InternVLTiles(1, 6)
 
