@@ -27,7 +27,6 @@
     reshard.py      `mm.reshard`: a dataset anew, in the order of its packs
     stored_samples.py  samples of a dataset on their way into that one
     dry_run.py      what the first rows would become
-    captions.py     rows of captions -> rows of conversations, to convert afterwards
 
 The output depends only on the rows, the media and the options. Every run writes the same bytes,
 with any number of workers, and also after it was killed and started again.

@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
 from mmstream.batching.split import split_rows
-from mmstream.converting.captions import conversations_of
 from mmstream.errors import ConfigError
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.vlm import ConversationVlm, load_vlm, small_vlm, vlm_decode
 from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.paths import DEMO_CORPUS
+from tools.bench.conversations import conversations_of
 
 NORMALIZE = mm.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 SIZE, LENGTH = 32, 4

@@ -17,6 +17,6 @@ mmstream alone:
     order           an order over 10^9 samples
     profile_loader  CPU time of a decoded sample, stage by stage
 
-Shared: `corpus` (the data), `process_tree` (CPU time and memory of a run), `peers/` (the other
-loaders).
+Shared: `corpus` and `conversations` (the data), `process_tree` (CPU time and memory of a run),
+`peers/` (the other loaders).
 """

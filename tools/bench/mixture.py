@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mmstream as mm
-from mmstream.converting.captions import conversations_of
 from mmstream.demo.demo import corpus_rows
+from tools.bench.conversations import conversations_of
 
 WEIGHTS = {"captions": 0.7, "chats": 0.25, "rare": 0.05}
 NUM_STEPS, GLOBAL_BATCH_SIZE = 1000, 32

@@ -1,6 +1,6 @@
-"""Rows of captions -> rows of conversations. Runs before a conversion, on its rows.
+"""Rows of captions -> rows of conversations, for benchmarks and tests of vision-language models.
 
-Vision-language models are trained on questions and answers. This gives each caption a question::
+Each caption gets a question::
 
     {"id": 1, "image": "1.jpg", "captions": ["A bear.", "A brown bear."]}
     -> {"id": 1, "images": ["1.jpg"], "messages": [
