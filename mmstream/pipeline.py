@@ -378,6 +378,16 @@ class PipelineRunner:
         self._decode.close()
 
 
+def needs_no_worker(pipeline: Pipeline) -> bool:
+    """Tell whether worker processes would only copy the bytes that a reader process hands out.
+
+    That holds for raw samples behind a network, if no function of the user makes anything of them.
+    """
+    is_raw = pipeline.decode is None and not pipeline.before and not pipeline.transforms
+    is_raw &= pipeline.collate is collate and not pipeline.zero_copy
+    return is_raw and needs_reader_process(pipeline.dataset)
+
+
 def large_files_of(pipeline: Pipeline) -> LargeFiles | None:
     """Return which samples come with their first bytes only, and which files by ranges.
 

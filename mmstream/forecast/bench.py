@@ -39,7 +39,7 @@ from mmstream.forecast.speed import (
 )
 from mmstream.forecast.stages import measure_stages
 from mmstream.loader.loader import Loader
-from mmstream.pipeline import Pipeline
+from mmstream.pipeline import Pipeline, needs_no_worker
 from mmstream.processes import cpu_limit, machine_cpu_seconds, memory_bytes, num_local_ranks
 from mmstream.reading.process import needs_reader_process
 from mmstream.reading.window_memory import MEMORY_SHARE, window_bytes
@@ -130,7 +130,8 @@ def bench(
         cache_dir=None,
         max_cache_bytes=None,
     )
-    settings = [(0, 1)] if pipeline.zero_copy else settings_to_try(cpu_limit())
+    is_alone = pipeline.zero_copy or needs_no_worker(pipeline)
+    settings = [(0, 1)] if is_alone else settings_to_try(cpu_limit())
     parts = {name: share * seconds for name, share in SHARES.items()}
     total = len(CONNECTIONS) + len(settings) + 3
     with tqdm(total=total, desc="bench", disable=None if progress else True) as bar:

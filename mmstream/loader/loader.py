@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
-from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
+from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of, needs_no_worker
 from mmstream.processes import cpu_seconds, default_threads, keep_freed_memory, pss_bytes
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
@@ -39,6 +40,8 @@ from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 from mmstream.wrong_arguments import advise, refuse_bools
 
 __all__ = ["Loader"]
+
+logger = logging.getLogger(__name__)
 
 _ADVICE = {
     "batch_size": "write mm.Pipeline(dataset, global_batch_size=...)",
@@ -70,7 +73,9 @@ class Loader(IterableDataset[Batch]):
 
     Args:
         pipeline: what to run.
-        num_workers: worker processes of this rank. 0 decodes in threads of this process.
+        num_workers: worker processes of this rank. 0 decodes in threads of this process. None
+            start for raw samples of object storage, which nothing decodes, transforms or collates:
+            the reader process hands them to this one. With `stall_timeout_s` they do.
         rows_per_rank: None: equal rows on every rank. "balanced": rows that differ by one at most.
             Or a list with the rows of each rank.
         world: this rank. None: torch.distributed's or the environment's, asked at each ``iter()``.
@@ -150,10 +155,18 @@ class Loader(IterableDataset[Batch]):
             rows_of_rank(pipeline.global_batch_size, world, rows_per_rank)
         self.pipeline = pipeline
         self.num_workers = num_workers
+        self._num_processes = num_workers
+        if num_workers and limits.timeout_s is None and needs_no_worker(pipeline):
+            self._num_processes = 0
+            logger.info(
+                "num_workers=%d: nothing is made of raw samples from object storage, so no worker "
+                "starts; the reader process hands them to this one",
+                num_workers,
+            )
         self.stats = Stats()
         self._world = world
         self._rows_per_rank = rows_per_rank
-        self._num_threads = num_threads or (1 if num_workers else default_threads())
+        self._num_threads = num_threads or (1 if self._num_processes else default_threads())
         self._prefetch_factor = prefetch_factor
         self._multiprocessing_context = multiprocessing_context
         self._on_change = on_change
@@ -214,7 +227,7 @@ class Loader(IterableDataset[Batch]):
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
         if not self._has_advised:
             self._has_advised = True
-            log_advice(self._current, world, shares, self.num_workers, self._num_threads)
+            log_advice(self._current, world, shares, self._num_processes, self._num_threads)
         self._iteration += 1
         iteration = self._iteration
         epoch, step = self._position
@@ -330,7 +343,7 @@ class Loader(IterableDataset[Batch]):
         state = f"the state stands before step {self._position[1]}"
         if isinstance(error, ReaderEnded) and self._reader is not None:
             return MMStreamError(f"{self._reader.words_of_end()}; {state}")
-        line = in_one_line(error) if self.num_workers else error
+        line = in_one_line(error) if self._num_processes else error
         if isinstance(error, StorageError):
             return StorageError(f"{line}; {state}")
         return None if line is error else line
@@ -425,7 +438,7 @@ class Loader(IterableDataset[Batch]):
         elif self._reader is not None:
             iteration = self._reader.begin(first.epoch, first.step, (first.start, first.stop))
             first = first._replace(iteration=iteration)
-        if self.num_workers == 0:
+        if self._num_processes == 0:
             batches = self._own_batches(pipeline, first, stop, label)
         else:
             batches = self._worker_batches(pipeline, first, stop, label, goes_on)
@@ -436,7 +449,7 @@ class Loader(IterableDataset[Batch]):
 
     def _start_early(self) -> None:
         """Start what takes long and needs no position. It imports while the script goes on."""
-        if self.num_workers and self._multiprocessing_context == "forkserver":
+        if self._num_processes and self._multiprocessing_context == "forkserver":
             preload_server(self.pipeline)
         # A node cache depends on the number of ranks, which `iter()` asks for.
         if self.pipeline.cache_dir is None and needs_reader_process(self.pipeline.dataset):
@@ -455,7 +468,7 @@ class Loader(IterableDataset[Batch]):
         self._reader = ReaderProcess(
             pipeline.dataset,
             pipeline.order,
-            max(1, self.num_workers),
+            max(1, self._num_processes),
             None if large_files is None else large_files.least_bytes,
             cache,
         )
@@ -468,7 +481,7 @@ class Loader(IterableDataset[Batch]):
         if self._workers is None:
             self._workers = Workers(
                 pipeline,
-                num_workers=self.num_workers,
+                num_workers=self._num_processes,
                 num_threads=self._num_threads,
                 prefetch_factor=self._prefetch_factor,
                 multiprocessing_context=self._multiprocessing_context,

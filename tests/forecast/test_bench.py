@@ -15,6 +15,7 @@ from mmstream.forecast.stages import measure_stages
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.media_files import video_file
 from tests.helpers.packed_texts import pack_pipeline, write_texts
+from tests.helpers.stores import far
 
 SECONDS = 0.2
 
@@ -127,8 +128,12 @@ def test_videos_are_measured(tmp_path: Path) -> None:
     assert forecast.stage_s["decode"] > 0
 
 
-def test_views_are_measured_without_workers(corpus: str) -> None:
-    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=8, zero_copy=True)
+@pytest.mark.parametrize("is_far", [False, True], ids=["views", "raw from storage"])
+def test_what_starts_no_worker_is_measured_without(corpus: str, is_far: bool) -> None:
+    dataset = mm.open_dataset(corpus)
+    pipeline = mm.Pipeline(
+        far(dataset) if is_far else dataset, global_batch_size=8, zero_copy=not is_far
+    )
     forecast = mm.bench(pipeline, seconds=SECONDS)
     assert [(s.num_workers, s.num_threads) for s in forecast.settings] == [(0, 1)]
 

@@ -13,6 +13,7 @@ import mmstream as mm
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
+from mmstream.types import Batch, Sample
 from mmstream.world import World, rows_of_rank
 
 
@@ -26,6 +27,11 @@ class Step(NamedTuple):
     planned: list[tuple[int, int]]
     shown: list[tuple[int, int]]
     bad: tuple[BadSample, ...]
+
+
+def collate_in_workers(samples: list[Sample]) -> Batch:
+    """The default collate as a function of the user: raw samples of a far store need workers."""
+    return mm.collate(samples)
 
 
 def described(batch: dict[str, Any]) -> Step:

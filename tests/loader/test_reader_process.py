@@ -25,7 +25,7 @@ from mmstream.reading import process
 from tests.helpers.corpora import write_corpus
 from tests.helpers.paths import ROOT
 from tests.helpers.stores import far
-from tests.helpers.topology import described
+from tests.helpers.topology import collate_in_workers, described
 
 COUNTS = [30, 1, 0, 40, 26]
 
@@ -87,7 +87,9 @@ def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus,
 @pytest.mark.slow  # tests/storage/test_s3.py has workers of the two other kinds
 def test_spawned_workers_get_the_same_steps(corpus, loaders) -> None:
     remote = mm.Loader(
-        far_pipeline(corpus, drop_last=False), num_workers=2, multiprocessing_context="spawn"
+        far_pipeline(corpus, drop_last=False, collate=collate_in_workers),
+        num_workers=2,
+        multiprocessing_context="spawn",
     )
     local = mm.Loader(pipeline(corpus, drop_last=False))
     loaders += [remote, local]
@@ -97,6 +99,40 @@ def test_spawned_workers_get_the_same_steps(corpus, loaders) -> None:
         stream.close()
     both = [[described(batch) for _ in range(2) for batch in loader] for loader in loaders]
     assert both[0] == both[1]
+
+
+def test_raw_samples_of_object_storage_start_no_worker(corpus, loaders, caplog) -> None:
+    caplog.set_level(logging.INFO, "mmstream")
+    remote = mm.Loader(far_pipeline(corpus), num_workers=2)
+    loaders += [remote, mm.Loader(pipeline(corpus))]
+    assert "num_workers=2: nothing is made of raw samples" in caplog.text
+    far_batches, near_batches = (
+        [(described(batch), batch["jpg"]) for _ in range(2) for batch in loader]
+        for loader in loaders
+    )
+    assert far_batches == near_batches
+    assert remote.cpu_seconds()["workers"] == 0
+
+
+def unchanged(sample):
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"collate": collate_in_workers}, {}),
+        ({"transforms": (unchanged,)}, {}),
+        ({"before": (unchanged,)}, {}),
+        ({"decode": mm.Decode()}, {}),
+        ({}, {"stall_timeout_s": 60}),
+    ],
+    ids=["collate", "transforms", "before", "decode", "stall_timeout_s"],
+)
+def test_what_workers_do_more_than_copy_starts_them(corpus, loaders, settings, options) -> None:
+    far_loader = mm.Loader(far_pipeline(corpus, **settings), num_workers=2, **options)
+    loaders += [far_loader, mm.Loader(pipeline(corpus), num_workers=2)]
+    assert [loader._num_processes for loader in loaders] == [2, 2]
 
 
 def test_views_stay_what_they_were(corpus, loaders) -> None:
@@ -114,7 +150,7 @@ def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on
 ) -> None:
     local, remote = (
         mm.Loader(pipeline(corpus)),
-        mm.Loader(far_pipeline(corpus), num_workers=num_workers),
+        mm.Loader(far_pipeline(corpus, collate=collate_in_workers), num_workers=num_workers),
     )
     loaders += [local, remote]
     expected = [described(batch) for batch in local]

@@ -23,7 +23,7 @@ from mmstream.storage import local
 from tests.helpers.bad_corpus import make_pipeline, offsets, patch
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import BitFlips, watched, watched_pipeline
-from tests.helpers.topology import described, run
+from tests.helpers.topology import collate_in_workers, described, run
 
 COUNTS = [30, 1, 0, 40, 26]
 DECODED = {"decode": mm.Decode(image=mm.ImageDecoder(size=16))}
@@ -93,9 +93,9 @@ def test_views_of_what_was_read_are_checked_too(folder, tmp_path, access):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_flipped_bits_change_nothing_on_a_real_server(s3, tmp_path, num_workers):
     folder = write_corpus(f"{s3}/{tmp_path.name}", COUNTS, checksums=True)
-    for settings in ({}, DECODED):
+    for number, settings in enumerate(({"collate": collate_in_workers}, DECODED)):
         pipeline = make_pipeline(folder, **settings)
-        log = tmp_path / f"flips of {len(settings)}"
+        log = tmp_path / f"flips {number}"
         assert_flips_change_nothing(pipeline, log, num_workers)
 
 

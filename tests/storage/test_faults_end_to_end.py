@@ -15,6 +15,7 @@ import mmstream as mm
 from mmstream.errors import ShardError, StorageError
 from tests.helpers.corpora import write_corpus
 from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
+from tests.helpers.topology import collate_in_workers
 
 pytestmark = pytest.mark.s3
 
@@ -53,7 +54,9 @@ def proxy(s3, monkeypatch) -> Iterator[FaultProxy]:
 
 def loader_of(url: str, num_workers: int = 0, **settings: Any) -> mm.Loader:
     dataset = mm.open_dataset(url, **settings)
-    pipeline = mm.Pipeline(dataset, global_batch_size=8, seed=3, window=16)
+    pipeline = mm.Pipeline(
+        dataset, global_batch_size=8, seed=3, window=16, collate=collate_in_workers
+    )
     return mm.Loader(pipeline, num_workers=num_workers)
 
 

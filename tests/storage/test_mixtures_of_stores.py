@@ -10,6 +10,7 @@ import pytest
 import mmstream as mm
 from mmstream.errors import ShardError
 from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.topology import collate_in_workers
 from tests.helpers.web_stubs import WebStub, running
 from tests.storage.test_schemes import objects_of
 
@@ -30,7 +31,9 @@ def urls(s3, tmp_path) -> Iterator[tuple[list[str], list[str]]]:
 def loader_of(urls: list[str], **settings: Any) -> mm.Loader:
     sources = {name: (mm.open_dataset(url), 1) for name, url in zip("abc", urls, strict=True)}
     mixture = mm.Mixture(sources, epoch_steps=10)
-    pipeline = mm.Pipeline(mixture, global_batch_size=8, seed=1, window=16)
+    pipeline = mm.Pipeline(
+        mixture, global_batch_size=8, seed=1, window=16, collate=collate_in_workers
+    )
     return mm.Loader(pipeline, **settings)
 
 

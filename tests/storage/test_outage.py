@@ -14,6 +14,7 @@ from mmstream.errors import StorageError
 from mmstream.storage import open_store
 from tests.helpers.corpora import write_corpus
 from tests.helpers.http_fault_proxy import fault_proxy
+from tests.helpers.topology import collate_in_workers
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
@@ -32,7 +33,8 @@ def corpus_url(s3, tmp_path) -> str:
 
 
 def loader_of(url: str, num_workers: int = 0) -> mm.Loader:
-    pipeline = mm.Pipeline(mm.open_dataset(url), global_batch_size=4, seed=3, window=8)
+    settings = {"global_batch_size": 4, "seed": 3, "window": 8, "collate": collate_in_workers}
+    pipeline = mm.Pipeline(mm.open_dataset(url), **settings)
     return mm.Loader(pipeline, num_workers=num_workers)
 
 

@@ -17,6 +17,7 @@ from mmstream.dataset.verify import verify
 from mmstream.storage import RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, list_checkpoints, load_newest, save_checkpoint
 from tests.helpers.corpora import captioned, jpeg, write_corpus, write_shard
+from tests.helpers.topology import collate_in_workers
 
 pytestmark = pytest.mark.s3
 
@@ -135,7 +136,7 @@ def test_a_loader_makes_the_same_batches_as_from_local_shards(remote, corpus):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
 def test_workers_make_the_same_batches_as_the_main_process(remote, corpus, multiprocessing_context):
     assert len(mm.open_dataset(remote)[3]["jpg"]) > 100  # this process has a client already
-    pipe = make_pipeline(remote, drop_last=False)
+    pipe = make_pipeline(remote, drop_last=False, collate=collate_in_workers)
     loader = mm.Loader(pipe, num_workers=2, multiprocessing_context=multiprocessing_context)
     try:
         first, second = keys(loader), keys(loader)
@@ -168,7 +169,8 @@ def test_a_resumed_run_equals_the_tail(remote, corpus):
     seen = [next(stream)["__key__"] for _ in range(3)]
     state = json.loads(json.dumps(loader.state_dict()))
     for num_workers in (0, 2):
-        other = mm.Loader(make_pipeline(remote), num_workers=num_workers)
+        pipe = make_pipeline(remote, collate=collate_in_workers)
+        other = mm.Loader(pipe, num_workers=num_workers)
         other.load_state_dict(state)
         assert seen + keys(other) == expected
         other.close()

@@ -16,6 +16,7 @@ from mmstream.errors import ConfigError, ShardError, StorageError
 from mmstream.storage import LocalStore, SharedStore, open_store, shared
 from mmstream.storage.shared import file_system_of
 from tests.helpers.corpora import write_corpus
+from tests.helpers.topology import collate_in_workers
 
 MOUNTS = """\
 22 1 254:1 / / rw,noatime shared:1 - ext4 /dev/vda1 rw
@@ -185,7 +186,8 @@ def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):
 
     def keys(kind, num_workers):
         dataset = mm.open_dataset(folder, storage_kind=kind)
-        loader = mm.Loader(mm.Pipeline(dataset, global_batch_size=8), num_workers=num_workers)
+        pipeline = mm.Pipeline(dataset, global_batch_size=8, collate=collate_in_workers)
+        loader = mm.Loader(pipeline, num_workers=num_workers)
         batches = [batch["__key__"] for _ in range(2) for batch in loader]
         loader.close()
         return batches

@@ -93,9 +93,9 @@ class Stamp:
             self.stamp()
         return argument
 
-    def stamp(self) -> None:
-        """Write a file with the time."""
-        Path(self._folder, f"up-{os.getpid()}").write_text(str(time.monotonic()))
+    def stamp(self, name: str = "") -> None:
+        """Write a file with the time, one for each name; by default for each process."""
+        Path(self._folder, f"up-{name or os.getpid()}").write_text(str(time.monotonic()))
 
 
 def as_list(samples: list[Any]) -> list[Any]:

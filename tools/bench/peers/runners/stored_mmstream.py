@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mmstream import Decode, ImageDecoder, Loader, Pipeline, collate, open_dataset
-from tools.bench.peers.runners.stored import Settings, Stamp, serve, tar_name
+from mmstream import BadSamplePolicy, Decode, ImageDecoder, Loader, Pipeline, open_dataset
+from tools.bench.peers.runners.stored import LATE, Settings, Stamp, serve, tar_name
 
 LOADERS: list[Any] = []
 
-
-class StampedCollate:
-    """The default collate of raw samples, with a `Stamp`: a transform would cost a call a sample.
-
-    Args:
-        stamp: it stamps where it is unpickled.
-    """
-
-    def __init__(self, stamp: Stamp) -> None:
-        self._stamp = stamp
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """Return a batch."""
-        return collate(samples)
+LATE_FIGURES: dict[str, Any] = {}
+"""Samples and CPU seconds of each kind of process, when the late part of the run began."""
 
 
 def prepare(corpus: str, folder: str, num_names: int) -> dict[str, str]:
@@ -46,9 +35,12 @@ def make(settings: Settings) -> Iterator[Any]:
     """Yield batches of epoch after epoch."""
     url = settings.local or f"s3://{settings.bucket}/{settings.prefix}"
     stamp = Stamp(settings.scratch)
-    own: dict[str, Any] = {"collate": StampedCollate(stamp)}
+    policy = BadSamplePolicy()
+    # Workers unpickle it and the reader process does not. A transform would cost a call a sample.
+    object.__setattr__(policy, "stamp", stamp)
+    own: dict[str, Any] = {"bad_samples": policy}
     if settings.decoded:
-        own = {"decode": Decode(image=ImageDecoder(size=224)), "transforms": (stamp,)}
+        own["decode"] = Decode(image=ImageDecoder(size=224))
     pipeline = Pipeline(
         open_dataset(url),
         global_batch_size=settings.batch_size,
@@ -57,16 +49,34 @@ def make(settings: Settings) -> Iterator[Any]:
     )
     loader = Loader(pipeline, num_workers=settings.num_workers)
     LOADERS.append(loader)
+    if not getattr(loader, "_num_processes", settings.num_workers):  # raw samples need no worker
+        for number in range(settings.num_workers):
+            stamp.stamp(f"{number}")
+    late_from: float | None = None
     while True:
-        yield from loader
+        for batch in loader:
+            now = time.monotonic()
+            late_from = late_from or now + LATE * settings.seconds
+            if now >= late_from and not LATE_FIGURES:
+                LATE_FIGURES.update(_figures(loader))
+            yield batch
 
 
 def stats() -> dict[str, Any]:
-    """Return what the loader counted."""
-    counted = vars(LOADERS[0].stats)
-    return {
-        "stats": {name: value for name, value in counted.items() if isinstance(value, int | float)}
-    }
+    """Return what the loader counted, and CPU seconds for a late sample by kind of process."""
+    loader = LOADERS[0]
+    counted = vars(loader.stats)
+    figures = {name: value for name, value in counted.items() if isinstance(value, int | float)}
+    if LATE_FIGURES:
+        now = _figures(loader)
+        num_samples = max(1, now.pop("samples") - LATE_FIGURES["samples"])
+        for name, seconds in now.items():
+            figures[f"{name}_cpu_s_per_sample"] = (seconds - LATE_FIGURES[name]) / num_samples
+    return {"stats": figures}
+
+
+def _figures(loader: Loader) -> dict[str, Any]:
+    return {"samples": loader.stats.num_samples, **loader.cpu_seconds()}
 
 
 if __name__ == "__main__":
