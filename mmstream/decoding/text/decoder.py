@@ -63,8 +63,8 @@ float32 [T], where messages have weights. With ``texts="all"`` each is a list of
 
 T = TypeVar("T")
 
-_CALL_CHARACTERS = 1 << 20
-"""Characters that one call of the tokenizer gets, unless one text alone has more.
+_CALL_BYTES = 1 << 20
+"""Bytes that one call of the tokenizer gets, unless one text alone has more.
 
 A tokenizer keeps up to 640 bytes for each until the call returns.
 """
@@ -422,11 +422,11 @@ class TextDecoder:
                 group = (prompt.spans is not None, prompt.needs_offsets)
                 groups.setdefault(group, []).append(row)
         for (is_chat, needs_offsets), rows in groups.items():
-            for call in _calls(rows, [len(results[row].text) for row in rows]):
+            for call in _calls(rows, [_num_bytes(results[row].text) for row in rows]):
                 texts = [results[row].text for row in call]
                 encodings = self._encode(texts, is_chat, needs_offsets)
-                for row, encoding in zip(call, encodings, strict=True):
-                    results[row] = self._try(finish, results[row], encoding)
+                for row in reversed(call):  # each encoding is freed when its tokens are made
+                    results[row] = self._try(finish, results[row], encodings.pop())
         return results
 
     def _encode(self, texts: list[str], is_chat: bool, needs_offsets: bool) -> list[Any]:
@@ -788,14 +788,19 @@ def _cut(values: Ids, max_length: int, num_special: int) -> Ids:
 
 
 def _calls(rows: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the rows of each call of the tokenizer, in order. `sizes` is in characters."""
+    """Yield the rows of each call of the tokenizer, in order. `sizes` is in bytes."""
     call: list[int] = []
     size = 0
     for row, row_size in zip(rows, sizes, strict=True):
-        if call and size + row_size > _CALL_CHARACTERS:
+        if call and size + row_size > _CALL_BYTES:
             yield call
             call, size = [], 0
         call.append(row)
         size += row_size
     if call:
         yield call
+
+
+def _num_bytes(text: str) -> int:
+    """Return the length of a text in UTF-8. A tokenizer may make a token of each byte."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
