@@ -211,7 +211,7 @@ def fit(
                 save_training(checkpoints, trained, num_steps, state, config, process)
         summary = meter.summary() if num_steps > resumed_from else None
     if process.rank == 0 and summary is not None:
-        logger.info("%s", summary)
+        logger.info("%s", summary.replace("\n", "\n  "))
     return TrainResult(
         num_steps,
         resumed_from,

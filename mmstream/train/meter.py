@@ -185,7 +185,7 @@ class Meter:
         return float((total - total_before) / (num_steps - steps_before))
 
     def summary(self) -> str:
-        """Return the summary of the run as text, after its last line of metrics.
+        """Return the summary of the run as lines of text, after its last line of metrics.
 
         All ranks must call it together. The steps up to the first line are left out if there are
         others, because they include starting workers and compiling kernels.
@@ -193,30 +193,34 @@ class Meter:
         totals = self._later if self._later.num_steps else self._first
         samples, tokens, positions, rows = totals.counts
         times = slowest(totals.times, self._process)
-        summary = summarize(
+        speed, *advice = summarize(
             times,
             totals.num_steps,
             samples,
             cuda=self._process.device.type == "cuda",
         )
+        text = ""
         if positions:
-            summary += (
-                f". {tokens / max(times.total_s, 1e-9):,.0f} tokens/s, "
+            text = (
+                f"{tokens / max(times.total_s, 1e-9):,.0f} tokens/s, "
                 f"{1 - tokens / positions:.1%} of the positions are padding"
             )
         if self._max_tokens is not None:
-            summary += f", packs are {tokens / (rows * self._max_tokens):.1%} full"
+            text += f", packs are {tokens / (rows * self._max_tokens):.1%} full"
             imbalance = getattr(self._stats, "modelled_imbalance", 0.0)
             if imbalance:
-                summary += (
+                text += (
                     f", the packs of the rank with most to do cost {imbalance:.2f} times the mean "
                     "of a step"
                 )
+        lines = [speed, text]
         if self._cache_hit_fraction is not None:
-            summary += f". {self._cache_hit_fraction:.1%} of the bytes came from the node cache"
+            lines.append(f"{self._cache_hit_fraction:.1%} of the bytes came from the node cache")
         if self._cut_text_fraction:
-            summary += f". max_length cut the texts of {self._cut_text_fraction:.1%} of the samples"
-        return summary
+            lines.append(
+                f"max_length cut the texts of {self._cut_text_fraction:.1%} of the samples"
+            )
+        return "\n".join(filter(None, [*lines, *advice]))
 
     def _sum_up(self, lap: Times, counts: list[float]) -> None:
         """Add the steps since the line before to the totals of the run.

@@ -229,7 +229,7 @@ def _clip_hint(sample: dict[str, Any]) -> str:
     """CLIP takes one image and one text."""
     if len(image_fields(sample)) == 1 and "txt" in sample:
         return ""
-    if audio_fields(sample) and not image_fields(sample):
+    if audio_fields(sample) and not image_fields(sample) and "txt" in sample:
         return "; --model with the folder of a Whisper takes recordings with transcripts"
     if "cls" in sample:
         return "; train has no model for classes: see docs/classification.md"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mmstream.display.markup import count_text
 from mmstream.train.distributed import TrainProcess
 
 __all__ = ["Clock", "Times", "bottleneck", "slowest", "summarize"]
@@ -157,17 +158,19 @@ def slowest(times: Times, process: TrainProcess) -> Times:
     return max(times_of_ranks, key=lambda rank_times: rank_times.wait_s + rank_times.transfer_s)
 
 
-def summarize(times: Times, num_steps: int, num_samples: float, *, cuda: bool) -> str:
-    """Return a summary as text: speed, where the time went, the bottleneck, and what to do."""
+def summarize(times: Times, num_steps: int, num_samples: float, *, cuda: bool) -> list[str]:
+    """Return lines: the speed and where the time went, then the bottleneck and what to do."""
     total = max(times.total_s, 1e-9)
     limit = bottleneck(times)
     idle = f", device idle between steps {times.idle_s / total:.0%}" if cuda else ""
-    summary = (
-        f"{num_steps:,} steps in {times.total_s:.1f} s, {num_samples / total:,.0f} samples/s; "
+    lines = [
+        f"{count_text(num_steps, 'step')} in {times.total_s:.1f} s, "
+        f"{num_samples / total:,.0f} samples/s; "
         f"waiting for data {times.wait_s / total:.0%}, moving it {times.transfer_s / total:.0%}, "
-        f"computing {times.compute_s / total:.0%}{idle}. Bottleneck: {limit}: {ADVICE[limit]}"
-    )
+        f"computing {times.compute_s / total:.0%}{idle}",
+        f"Bottleneck: {limit}: {ADVICE[limit]}",
+    ]
     cause, share = _longest_wait(times)
     if limit == "compute" and share >= NOTABLE_SHARE:
-        summary += f". Worth {share:.0%} of the time: {cause}: {ADVICE[cause]}"
-    return summary
+        lines.append(f"Worth {share:.0%} of the time: {cause}: {ADVICE[cause]}")
+    return lines

@@ -75,6 +75,22 @@ def test_data_that_clip_can_take_or_nobody_gives_no_hint(corpus: str, tmp_path: 
     assert hint_at_model(config, mm.open_dataset(tmp_path)) == ""
 
 
+def test_a_recording_with_a_transcript_is_for_whisper_and_a_chat_about_one_is_not(
+    tmp_path: Path,
+) -> None:
+    config = TrainConfig(url="", out="")
+    samples = {"speech": {"wav": b"", "txt": b"one"}, "chat": {"wav": b"", "json": b"{}"}}
+    for name, fields in samples.items():
+        dataset = mm.open_dataset(
+            write_corpus(tmp_path / name, [1], lambda _, fields=fields: fields)
+        )
+        hint = hint_at_model(config, dataset)
+        assert ("Whisper" in hint, 'model="vlm" takes chats' in hint) == (
+            name == "speech",
+            name == "chat",
+        )
+
+
 def test_clip_on_pictures_with_classes_names_the_page_about_them(tmp_path: Path) -> None:
     media = Path(corpus_rows()).parent
     first = json.loads(Path(corpus_rows()).read_text().splitlines()[0])
