@@ -426,7 +426,8 @@ class Loader(IterableDataset[Batch]):
         keep_freed_memory()
         if self._reader is not None and not self._reader.is_own:  # this process was forked since
             self._reader = None
-        if self._reader_pipeline is not pipeline:
+        is_outdated = self._reader is not None and self._reader.lacks_variables
+        if self._reader_pipeline is not pipeline or is_outdated:
             self._end_processes()
         if self._reader is None and needs_reader_process(pipeline.dataset):
             self._start_reader(pipeline)

@@ -116,6 +116,7 @@ class ReaderProcess:
         self._control = Connection(ours.detach())
         self._lock = threading.Lock()
         self._iteration = 0
+        self._environment = dict(os.environ)
         self._made_by = os.getpid()
         self._end = weakref.finalize(
             self, _end, self._process, self._control, self.connections, self._made_by
@@ -134,6 +135,14 @@ class ReaderProcess:
     def is_own(self) -> bool:
         """Whether this process made it, and was not forked from the one that did."""
         return self._made_by == os.getpid()
+
+    @property
+    def lacks_variables(self) -> bool:
+        """Whether it has not begun, and the environment is another one since it was started.
+
+        Credentials may be among the variables.
+        """
+        return self._iteration == 0 and self._environment != dict(os.environ)
 
     def begin(self, epoch: int, step: int, rows: tuple[int, int]) -> int:
         """Begin an iteration at a step; return its number, which requests for steps must have.

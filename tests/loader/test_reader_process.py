@@ -182,6 +182,22 @@ def test_the_reader_process_starts_with_the_loader_and_loads_an_index(corpus, lo
     assert batch["__lineage__"].transfers.num_index_requests > 0
 
 
+def test_variables_that_are_set_after_the_loader_reach_the_reader_process(
+    corpus, loaders, monkeypatch
+) -> None:
+    remote = mm.Loader(far_pipeline(corpus))
+    loaders.append(remote)
+    early_pid = pid_of(remote)
+    monkeypatch.setenv("AWS_TOLD", "late")
+    next(iter(remote))
+    late_pid = pid_of(remote)
+    assert b"AWS_TOLD=late" in Path(f"/proc/{late_pid}/environ").read_bytes().split(b"\0")
+    assert has_ended(early_pid)
+    monkeypatch.setenv("AWS_TOLD", "later")  # what was read ahead is worth more
+    next(iter(remote))
+    assert pid_of(remote) == late_pid
+
+
 def test_a_pickled_loader_goes_on_with_processes_of_its_own(corpus, loaders) -> None:
     local, remote = mm.Loader(pipeline(corpus)), mm.Loader(far_pipeline(corpus))
     loaders += [local, remote]
