@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
+from mmstream._plain_tensors import plain_tensors
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.batching.batching import Flat, Pack
 from mmstream.batching.collate import Collate, collate, make_batch
@@ -231,7 +232,8 @@ class Pipeline:
                     is_shown = lineage.valid if lineage.rows is None else [True] * len(decoded)
                     yield from compress(decoded, is_shown)
 
-        return list(map(SampleDict, islice(samples(), num_samples)))
+        with plain_tensors():
+            return list(map(SampleDict, islice(samples(), num_samples)))
 
     def as_webdataset(self, epoch: int = 0, world: World | None = None) -> Any:
         """Return the raw samples of one epoch as a stock `wds.DataPipeline`, for existing stages.

@@ -30,6 +30,7 @@ FLOORS = [
         "forkserver_preload",
         "world",
         "_torchvision",
+        "_plain_tensors",
         "_vector_math",
         "wrong_arguments",
     },

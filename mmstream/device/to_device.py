@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from mmstream._plain_tensors import plain_tensors
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
@@ -183,7 +184,8 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self.loader.iter_undelivered()
-        mover = _Mover(self)
+        with plain_tensors():
+            mover = _Mover(self)
         try:
             for result in _one_ahead(map(mover.start, batches)):
                 host_batch, batch, copied = result()
@@ -235,7 +237,8 @@ class _Mover:
         """
         decoders = self._decoders_of(batch)
         if not decoders:
-            moved = self._move(batch)
+            with plain_tensors():
+                moved = self._move(batch)
             return lambda: moved
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="mmstream-device")

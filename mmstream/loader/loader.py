@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from mmstream._plain_tensors import plain_tensors
 from mmstream.agreement import agree
 from mmstream.bad_samples.limits import count_samples
 from mmstream.bad_samples.stats import Stats
@@ -236,7 +237,8 @@ class Loader(IterableDataset[Batch]):
         while True:
             started = time.perf_counter()
             try:
-                batch = next(batches, None)
+                with plain_tensors():
+                    batch = next(batches, None)
             except BaseException as error:
                 explanation = self._explained(error)
                 self.close()  # workers may hold half a step: the next iteration starts new ones
