@@ -16,8 +16,10 @@ process.py      the main process' side: starts it, tells it where to begin, ends
 plan.py         order -> ranges of shards, and when each is needed first
 window_memory.py  what its windows take, and what to do where that is too much
 range_cache.py  its ranges in the node cache
+arrived.py      what came of ranges and steps, and what lies in the node cache instead
 rank_reader.py  requests ranges ahead, holds them, and hands out steps
 server.py       serves steps to workers and to the main process
 messages.py     what they say to each other
 step_reader.py  a worker's side, in the place of reader.py
+cached_seats.py  samples that a worker reads from the node cache by itself
 """

@@ -15,6 +15,7 @@ import os
 import pickle
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
+from mmstream.reading.cached_seats import CachedSeat
 from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.packed_rows import PackedRows
 from mmstream.reading.range_cache import NodeCacheSettings
@@ -33,6 +35,7 @@ from mmstream.types import IntArray
 
 __all__ = [
     "BLOCK_FD",
+    "MAX_SEATS",
     "ReaderEnded",
     "ReaderSetup",
     "StepBlock",
@@ -47,6 +50,12 @@ ROUND_BYTES = 1 << 20
 
 BLOCK_FD = 1
 """Descriptors that come with the answer that has a new block."""
+
+
+MAX_SEATS = 1024
+"""Samples that one message asks for again, at most."""
+
+MAX_MESSAGE_BYTES = 8 * (3 + MAX_SEATS)
 
 
 class ReaderEnded(MMStreamError):  # noqa: N818 - seen by the loader only, which knows why
@@ -76,21 +85,26 @@ class ReaderSetup(NamedTuple):
 
 
 class StepRequest(NamedTuple):
-    """Asks for the samples of a step."""
+    """Asks for the samples of a step, or again for some of those of the step before."""
 
     iteration: int
     """Counts the iterations of a loader."""
     epoch: int
     step: int
+    seats: tuple[int, ...] = ()
+    """Samples of this connection's latest step whose cached bytes were not right. Empty: a step is
+    asked for."""
 
     def packed(self) -> bytes:
         """Return the message."""
-        return struct.pack("=3q", *self)
+        numbers = *self[:3], *self.seats
+        return struct.pack(f"={len(numbers)}q", *numbers)
 
     @classmethod
     def unpacked(cls, message: bytes) -> StepRequest:
         """Return the request of a message."""
-        return cls(*struct.unpack("=3q", message))
+        iteration, epoch, step, *seats = struct.unpack(f"={len(message) // 8}q", message)
+        return cls(iteration, epoch, step, tuple(seats))
 
 
 class Answer(NamedTuple):
@@ -116,7 +130,10 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class StepHeader:
-    """What goes with the bytes of a step. Arrays have one entry per sample, row by row."""
+    """What goes with the bytes of a step. Arrays have one entry per sample, row by row.
+
+    Where samples were asked for again, they are a step of their own, without rows.
+    """
 
     shard: IntArray
     index: IntArray
@@ -132,6 +149,8 @@ class StepHeader:
     num_wrong_reads: int
     packed: PackedRows | None = None
     """How samples make rows, where rows are packs. None: seats are rows."""
+    cached: Sequence[CachedSeat] = ()
+    """The samples that are not in the block: whoever asked reads them from the node cache."""
 
 
 class StepBlock:

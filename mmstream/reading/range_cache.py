@@ -17,6 +17,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from mmstream.storage.transfers import new_buffer
 from mmstream.types import IntArray
 
 __all__ = [
+    "CachedPlace",
     "CachedRange",
     "NodeCacheSettings",
     "RangeCache",
@@ -74,6 +76,16 @@ class CachedRange(NamedTuple):
     """Which of its samples are in `data`. There is one at least."""
 
 
+class CachedPlace(NamedTuple):
+    """Where a process finds a sample in the cache."""
+
+    path: str
+    start: int
+    """The byte of the file where it begins."""
+    checksum: int
+    """CRC-32C of its bytes."""
+
+
 class RangeCache:
     """Reads and writes ranges. It lives in the event loop of a reader process.
 
@@ -91,6 +103,14 @@ class RangeCache:
         }
         self._has_warned = False
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mmstream-cache-read")
+
+    async def find(self, samples: SampleRange) -> dict[int, CachedPlace]:
+        """Return where the cache has samples of a range, by position. None is compared yet."""
+        files = list(self._files(samples))
+        if not files:
+            return {}
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._find, samples, files)
 
     async def read(self, samples: SampleRange) -> CachedRange | None:
         """Return the samples of a range that the cache has, with their right bytes; None: none."""
@@ -119,6 +139,18 @@ class RangeCache:
         """Stop reading, and write for a moment what waits to be written."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._cache.close()
+
+    def _find(
+        self, samples: SampleRange, files: Sequence[tuple[CacheFile, CachedSamples, IntArray]]
+    ) -> dict[int, CachedPlace]:
+        places: dict[int, CachedPlace] = {}
+        for file, cached, numbers in files:
+            is_there = self._cache.find(file, cached)
+            positions = samples.position[numbers[is_there]].tolist()
+            starts = (file.data_start + cached.start[is_there]).tolist()
+            columns = repeat(self._cache.path(file)), starts, cached.checksum[is_there].tolist()
+            places.update(zip(positions, map(CachedPlace, *columns), strict=False))
+        return places
 
     def _read(
         self, samples: SampleRange, files: Sequence[tuple[CacheFile, CachedSamples, IntArray]]

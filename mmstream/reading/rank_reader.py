@@ -14,32 +14,32 @@ import asyncio
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.dataset.checksums import wrong_samples
 from mmstream.dataset.dataset import Dataset, SampleBounds
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
+from mmstream.reading.arrived import Arrived, CachedSample, StepSamples
 from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
-from mmstream.reading.packed_rows import PackedRows, seats_of
+from mmstream.reading.packed_rows import seats_of
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, merge
 from mmstream.reading.range_cache import RangeCache
 from mmstream.storage import Access, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
-from mmstream.storage.transfers import RangeRequest
+from mmstream.storage.transfers import RangeRequest, new_buffer
 from mmstream.types import IntArray
 
-__all__ = ["Arrived", "RankReader", "StepSamples", "TransferQueue"]
+__all__ = ["RankReader", "TransferQueue"]
 
 HORIZON_BYTES = 512 << 20
 """Most bytes of a rank that are read before their first step: 0.5 s at 1 GB/s, and 128 ranges of
@@ -79,45 +79,6 @@ class TransferQueue(Protocol):
 
     def pop_counts(self) -> TransferCounts:
         """Return the counts since the previous call."""
-
-
-@dataclass(eq=False)
-class Arrived:
-    """A range on its way, then its bytes, or what is wrong with them."""
-
-    planned: PlannedRange
-    ready: asyncio.Task[None] | None = None
-    transfers: list[asyncio.Future[bytearray]] = field(default_factory=list)
-    data: memoryview = field(default_factory=lambda: memoryview(b""))
-    errors: dict[int, ShardError | SampleError] = field(default_factory=dict)
-    """By position in the window."""
-    first: int = 0
-    """Its first byte in the shard."""
-    num_left: int = 0
-    """Samples that were not taken yet."""
-
-
-@dataclass(frozen=True)
-class StepSamples:
-    """The samples of a step on this rank, in the order of rows."""
-
-    shard: IntArray
-    index: IntArray
-    valid: npt.NDArray[np.bool_]
-    """Of each row."""
-    data: list[memoryview]
-    """The bytes of each sample in its tar, headers included; empty where there is an error."""
-    errors: dict[int, ShardError | SampleError]
-    """By seat."""
-    large: dict[int, LargeSample]
-    """By seat: the samples of which `data` has the first bytes only."""
-    packed: PackedRows | None = None
-    """How samples make rows, where rows are packs. None: seats are rows."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all samples."""
-        return sum(len(one_sample) for one_sample in self.data)
 
 
 class RankReader:
@@ -228,17 +189,53 @@ class RankReader:
                 raise self._error
             await self._progress.wait()
         step_plan = plan.planned_step(clock)
-        for planned in sorted(step_plan.ranges(), key=lambda planned: planned.first_use):
-            while planned not in self._arrived:  # the horizon is full of earlier steps
-                await self._progress.wait()
-            ready = self._arrived[planned].ready
-            assert ready is not None
-            await asyncio.shield(ready)
+        ranges = sorted(step_plan.ranges(), key=lambda planned: planned.first_use)
+        is_ready = False
+        while not is_ready:
+            for planned in ranges:
+                while planned not in self._arrived:  # the horizon is full of earlier steps
+                    await self._progress.wait()
+                await self._arrived[planned].wait()
+            # Meanwhile another step may have found that a range must be read again.
+            is_ready = all(self._arrived[planned].is_ready for planned in ranges)
         samples = self._take(step_plan)  # from here on nothing waits, so it is taken whole
         plan.drop_step(clock)
         self._note_pace(samples.num_bytes, asked_at)
         self._advance(clock)
         return samples
+
+    async def again(self, cached: Sequence[CachedSample]) -> StepSamples:
+        """Return the bytes of samples that were taken, but were not right in the node cache.
+
+        What else lies in their ranges is read from storage, too, before its step comes.
+
+        Raises:
+            StorageError: storage failed for good.
+        """
+        positions = defaultdict[Arrived, list[int]](list)
+        for _, arrived, position in cached:
+            positions[arrived].append(position)
+        for arrived, wrong in positions.items():
+            self._begin_fetch(arrived, self._fetch_again(arrived, wrong, arrived.ready))
+        for arrived in positions:
+            await arrived.wait()
+        data: list[memoryview] = []
+        errors: dict[int, ShardError | SampleError] = {}
+        rows = []
+        for number, (_, arrived, position) in enumerate(cached):
+            samples = arrived.planned.samples
+            one = samples.select(samples.position == position)
+            _, start, stop = one.bounds
+            rows.append((one.shard, int(one.index[0]), stop - start))
+            if position in arrived.errors:
+                errors[number] = arrived.errors[position]
+                data.append(memoryview(b""))
+            else:
+                data.append(arrived.data[start - arrived.first : stop - arrived.first])
+        shards, indexes, sizes = np.array(rows, dtype=np.int64).T
+        self._counts += TransferCounts(num_cache_hit_bytes=-int(sizes.sum()))
+        sizes[list(errors)] = 0
+        return StepSamples(shards, indexes, np.zeros(0, np.bool_), sizes, data, errors, {})
 
     def pop_counts(self) -> tuple[TransferCounts, int]:
         """Return the counts since the previous call, and how many reads came wrong."""
@@ -262,9 +259,7 @@ class RankReader:
         missing = [
             arrived
             for arrived in self._arrived.values()
-            if arrived.planned.first_use <= self._clock
-            and arrived.ready is not None
-            and not arrived.ready.done()
+            if arrived.planned.first_use <= self._clock and not arrived.is_ready
         ]
         if not missing:
             return f"its next step is there, {self._total_ahead / 1e6:.0f} MB are ahead"
@@ -361,41 +356,77 @@ class RankReader:
             samples = planned.samples
             arrived = Arrived(planned, first=int(samples.start[0]), num_left=samples.position.size)
             self._arrived[planned] = arrived
-            arrived.ready = asyncio.get_running_loop().create_task(self._fetch(arrived))
-            arrived.ready.add_done_callback(_look_at_error)
+            self._begin_fetch(arrived, self._fetch(arrived))
+
+    @staticmethod
+    def _begin_fetch(arrived: Arrived, fetch: Coroutine[Any, Any, None]) -> None:
+        arrived.ready = asyncio.get_running_loop().create_task(fetch)
+        arrived.ready.add_done_callback(_look_at_error)
 
     async def _fetch(self, arrived: Arrived) -> None:
-        """Read a range, from the node cache what it has; errors of data become values.
+        """Read a range, but for what the node cache has; errors of data become values.
 
         Raises:
             StorageError: storage failed for good.
         """
         samples = arrived.planned.samples
-        cached = None if self._cache is None else await self._cache.read(samples)
-        if cached is None:
+        if self._cache is not None:
+            arrived.cached = await self._cache.find(samples)
+        if not arrived.cached:
             await self._fetch_from_storage(arrived)
             return
-        missing = samples.select(~cached.is_there)
-        pieces: list[SampleRange] = []
+        missing = samples.select(~np.isin(samples.position, list(arrived.cached)))
         if missing.position.size:
-            access = self._access_of(samples.shard)
-            pieces = merge(missing, access.max_gap_bytes, access.max_range_bytes)
-        await self._fetch_pieces(arrived, pieces, cached.data)
+            arrived.data = memoryview(new_buffer(samples.num_bytes))
+            await self._fetch_missing(arrived, missing)
 
-    async def _fetch_pieces(
-        self, arrived: Arrived, pieces: Sequence[SampleRange], data: bytearray
+    async def _fetch_again(
+        self, arrived: Arrived, wrong: list[int], before: asyncio.Task[None] | None
     ) -> None:
-        """Read pieces of a range from storage, and put them into its bytes."""
+        """Read all samples of a range that lie in the node cache, compared here or from storage.
+
+        Args:
+            arrived: the range.
+            wrong: positions of samples that were taken, and whose bytes were not right.
+            before: what is read of the range already.
+        """
+        assert before is not None
+        assert self._cache is not None
+        await before
+        samples = arrived.planned.samples
+        again = samples.select(np.isin(samples.position, [*wrong, *arrived.cached]))
+        arrived.cached = {}
+        if not arrived.data:
+            arrived.data = memoryview(new_buffer(samples.num_bytes))
+        cached = await self._cache.read(again)
+        if cached is not None:
+            there = again.select(cached.is_there)
+            arrived.put(there, cached.data, int(again.start[0]))
+            again = again.select(~cached.is_there)
+        if again.position.size:
+            await self._fetch_missing(arrived, again)
+
+    async def _fetch_missing(self, arrived: Arrived, missing: SampleRange) -> None:
+        """Read samples of a range from storage, beside those that are there."""
+        access = self._access_of(missing.shard)
+        pieces = merge(missing, access.max_gap_bytes, access.max_range_bytes)
+        await self._fetch_pieces(arrived, pieces)
+
+    async def _fetch_pieces(self, arrived: Arrived, pieces: Sequence[SampleRange]) -> None:
+        """Read pieces of a range from storage, and put their samples into its bytes."""
         singles = [
-            Arrived(replace(arrived.planned, samples=piece), transfers=arrived.transfers)
+            Arrived(
+                replace(arrived.planned, samples=piece),
+                transfers=arrived.transfers,
+                first=int(piece.start[0]),
+            )
             for piece in pieces
         ]
         await asyncio.gather(*map(self._fetch_from_storage, singles))
         for single in singles:
-            first = single.planned.samples.bounds[1] - arrived.planned.samples.bounds[1]
-            data[first : first + len(single.data)] = single.data
             arrived.errors |= single.errors
-        arrived.data = memoryview(data)
+            if single.data:
+                arrived.put(single.planned.samples, single.data, single.first)
 
     async def _fetch_from_storage(self, arrived: Arrived) -> None:
         """Read a range from storage; errors of data become values.
@@ -467,7 +498,8 @@ class RankReader:
             arrived.errors |= dict.fromkeys(samples.position.tolist(), cause)
             return
         singles = [samples.slice(number, number + 1) for number in range(num_samples)]
-        await self._fetch_pieces(arrived, singles, bytearray(samples.num_bytes))
+        arrived.data = memoryview(bytearray(samples.num_bytes))
+        await self._fetch_pieces(arrived, singles)
 
     # -- delivering ----------------------------------------------------------------------------
 
@@ -475,9 +507,10 @@ class RankReader:
         """Take the samples of a step out of what has arrived."""
         size, packed = step_plan.num_samples, step_plan.packed
         shard, index = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-        data = [memoryview(b"")] * size
+        sizes, data = np.zeros(size, dtype=np.int64), [memoryview(b"")] * size
         errors: dict[int, ShardError | SampleError] = {}
         large: dict[int, LargeSample] = {}
+        cached: dict[int, CachedSample] = {}
         num_taken = 0
         for window, span in step_plan.spans():
             seats = window.row[span]
@@ -485,6 +518,7 @@ class RankReader:
                 seats = seats_of(seats, packed.first_seats)
             num_taken += seats.size
             shard[seats], index[seats] = window.shard[span], window.index[span]
+            sizes[seats] = window.stop[span] - window.start[span]
             columns = (window.start[span], window.stop[span], window.range_number[span])
             positions = range(span.start, span.stop)
             for seat, position, start, stop, number in zip(
@@ -495,8 +529,11 @@ class RankReader:
                     continue
                 planned = window.ranges[number]
                 arrived = self._arrived[planned]
+                place = arrived.cached.pop(position, None)
                 error = arrived.errors.get(position)
-                if error is not None:
+                if place is not None:
+                    cached[seat] = CachedSample(place, arrived, position)
+                elif error is not None:
                     errors[seat] = error
                 else:
                     data[seat] = arrived.data[start - arrived.first : stop - arrived.first]
@@ -506,7 +543,13 @@ class RankReader:
                 if not arrived.num_left:
                     del self._arrived[planned]
         assert num_taken == size, "each seat is filled once"
-        return StepSamples(shard, index, step_plan.valid, data, errors, large, packed)
+        sizes[list(errors)] = 0
+        if cached:
+            num_hit_bytes = int(sizes[list(cached)].sum())
+            self._counts += TransferCounts(num_cache_hit_bytes=num_hit_bytes)
+        return StepSamples(
+            shard, index, step_plan.valid, sizes, data, errors, large, cached, packed
+        )
 
     def _note_pace(self, num_bytes: int, asked_at: float) -> None:
         """Add to the bytes that were taken in the last `HORIZON_S`; older ones fade away.

@@ -25,7 +25,10 @@ import numpy as np
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import datasets_of
+from mmstream.reading.arrived import CachedSample, StepSamples
+from mmstream.reading.cached_seats import CachedSeat
 from mmstream.reading.messages import (
+    MAX_MESSAGE_BYTES,
     Answer,
     ReaderSetup,
     StepBlock,
@@ -34,7 +37,7 @@ from mmstream.reading.messages import (
     Verdict,
 )
 from mmstream.reading.range_cache import RangeCache, needs_of
-from mmstream.reading.rank_reader import RankReader, StepSamples
+from mmstream.reading.rank_reader import RankReader
 from mmstream.storage.node_cache import NodeCache
 from mmstream.storage.range_client import range_client
 from mmstream.storage.transfers import Transfers
@@ -74,6 +77,7 @@ class Server:
     ) -> None:
         self._control, self._reader = control, reader
         self._blocks = {connection: StepBlock() for connection in connections}
+        self._cached: dict[socket.socket, dict[int, CachedSample]] = {}  # of the latest step
         self._iteration = 0
         self._early: list[tuple[socket.socket, StepRequest]] = []
         self._answers: dict[socket.socket, asyncio.Task[None]] = {}
@@ -119,6 +123,7 @@ class Server:
             answer.cancel()
             self._send(connection, Answer(Verdict.DROPPED, 0, 0, 0))
         self._answers.clear()
+        self._cached.clear()
         self._reader.begin(epoch, step, rows, single_samples=single_samples)
         early, self._early = self._early, []
         for connection, request in early:
@@ -127,7 +132,7 @@ class Server:
     def _accept(self, connection: socket.socket) -> None:
         """Take a request."""
         try:
-            message = connection.recv(256)
+            message = connection.recv(MAX_MESSAGE_BYTES)
         except OSError:
             message = b""
         if not message:  # that worker has ended
@@ -146,7 +151,12 @@ class Server:
 
     async def _answer(self, connection: socket.socket, request: StepRequest) -> None:
         try:
-            samples = await self._reader.step(request.epoch, request.step)
+            if request.seats:
+                cached = self._cached[connection]
+                samples = await self._reader.again([cached[seat] for seat in request.seats])
+            else:
+                samples = await self._reader.step(request.epoch, request.step)
+                self._cached[connection] = samples.cached
             answer, file = self._put_step(self._blocks[connection], samples)
         except Exception as error:
             answer, file = _put_error(self._blocks[connection], error)
@@ -154,8 +164,9 @@ class Server:
         self._send(connection, answer, file)
 
     def _put_step(self, block: StepBlock, samples: StepSamples) -> tuple[Answer, int | None]:
-        """Copy the samples of a step into a block."""
-        ends = np.cumsum([len(one_sample) for one_sample in samples.data], dtype=np.int64)
+        """Copy the samples of a step into a block, with room for those in the node cache."""
+        ends = np.cumsum(samples.sizes, dtype=np.int64)
+        cached = [CachedSeat(seat, *one.place) for seat, one in samples.cached.items()]
         counts, num_wrong = self._reader.pop_counts()
         header = pickle.dumps(
             StepHeader(
@@ -168,13 +179,15 @@ class Server:
                 counts,
                 num_wrong,
                 samples.packed,
+                cached,
             )
         )
         num_bytes = samples.num_bytes
         view, file = block.reserve(num_bytes + len(header))
         start = 0
         for one_sample, end in zip(samples.data, ends.tolist(), strict=True):
-            view[start:end] = one_sample
+            if one_sample:
+                view[start:end] = one_sample
             start = end
         return _with_header(view, Verdict.STEP, num_bytes, header, block, file)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
+from mmstream.reading.cached_seats import read_cached
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.lookup import SampleLookup
-from mmstream.reading.messages import StepConnection, StepHeader, StepRequest
+from mmstream.reading.messages import MAX_SEATS, StepConnection, StepHeader, StepRequest
 from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep
 
 __all__ = ["StepReader"]
@@ -62,7 +64,7 @@ class StepReader:
             StorageError: storage failed for good.
             MMStreamError: the reader process has ended.
         """
-        header, data = self._connection.ask(StepRequest(job.iteration, job.epoch, job.step))
+        header, data = self._ask(StepRequest(job.iteration, job.epoch, job.step))
         outcomes = self._samples(header, data)
         planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
         self._num_wrong_reads += header.num_wrong_reads
@@ -94,8 +96,31 @@ class StepReader:
     def close(self) -> None:
         """Do nothing: the connection is used again, and its owner closes it."""
 
+    def _ask(self, request: StepRequest) -> tuple[StepHeader, memoryview]:
+        """Return a step with the bytes of all its samples, those of the node cache included."""
+        header, data = self._connection.ask(request)
+        wrong = read_cached(header.cached, data, header.ends)
+        if not wrong:
+            return header, data
+        data = memoryview(bytearray(data))  # the answers come in the same block
+        for first in range(0, len(wrong), MAX_SEATS):
+            seats = wrong[first : first + MAX_SEATS]
+            again, its_data = self._connection.ask(request._replace(seats=tuple(seats)))
+            errors = {seats[number]: error for number, error in again.errors.items()}
+            header = replace(
+                header,
+                errors=header.errors | errors,
+                counts=header.counts + again.counts,
+                num_wrong_reads=header.num_wrong_reads + again.num_wrong_reads,
+            )
+            start = 0
+            for stop, end in zip(header.ends[seats].tolist(), again.ends.tolist(), strict=True):
+                data[stop - (end - start) : stop] = its_data[start:end]  # none of an error
+                start = end
+        return header, data
+
     def _samples(self, header: StepHeader, data: memoryview) -> list[Outcome]:
-        """Make samples of the bytes of a step. The reader process has compared them."""
+        """Make samples of the bytes of a step. They have been compared."""
         held = self._fetcher.new_held(header.shard.size)
         held.large.update(header.large)
         for seat, error in header.errors.items():

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 import mmstream as mm
 from mmstream.pipeline import large_files_of
 from mmstream.reading.messages import ReaderSetup, StepConnection
+from mmstream.reading.range_cache import NodeCacheSettings
 from mmstream.reading.server import serve
 
 
@@ -35,7 +36,11 @@ class ReaderThread:
 
 
 @contextmanager
-def reader_thread(pipeline: mm.Pipeline, num_connections: int = 1) -> Iterator[ReaderThread]:
+def reader_thread(
+    pipeline: mm.Pipeline,
+    num_connections: int = 1,
+    node_cache: NodeCacheSettings | None = None,
+) -> Iterator[ReaderThread]:
     """Serve the steps of a pipeline to this process until the block ends."""
     ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
     pairs = [
@@ -44,7 +49,7 @@ def reader_thread(pipeline: mm.Pipeline, num_connections: int = 1) -> Iterator[R
     ends = [pair[1] for pair in pairs]
     files = large_files_of(pipeline)
     least_bytes = None if files is None else files.least_bytes
-    ours.send(ReaderSetup(pipeline.dataset, pipeline.order, least_bytes))
+    ours.send(ReaderSetup(pipeline.dataset, pipeline.order, least_bytes, node_cache))
     thread = threading.Thread(target=lambda: asyncio.run(serve(theirs, ends)), daemon=True)
     thread.start()
     connections = [StepConnection(pair[0]) for pair in pairs]

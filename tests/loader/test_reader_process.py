@@ -84,21 +84,32 @@ def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus,
     assert has_ended(pid)
 
 
-@pytest.mark.slow  # tests/storage/test_s3.py has workers of the two other kinds
-def test_spawned_workers_get_the_same_steps(corpus, loaders) -> None:
+@pytest.mark.parametrize(
+    "context",
+    ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))],
+)
+def test_workers_of_all_kinds_get_the_same_steps_from_a_cache(tmp_path, loaders, context) -> None:
+    folder = write_corpus(tmp_path / "corpus", COUNTS, checksums=True)
+    settings = {
+        "cache_dir": str(tmp_path / "cache"),
+        "max_cache_bytes": 1 << 30,
+        "drop_last": False,
+        "collate": collate_in_workers,
+    }
+    with closing(mm.Loader(far_pipeline(folder, **settings))) as first:
+        state = [first.state_dict() for _ in first][-1] | {"epoch": 1, "step": 0}
     remote = mm.Loader(
-        far_pipeline(corpus, drop_last=False, collate=collate_in_workers),
-        num_workers=2,
-        multiprocessing_context="spawn",
+        far_pipeline(folder, **settings), num_workers=2, multiprocessing_context=context
     )
-    local = mm.Loader(pipeline(corpus, drop_last=False))
-    loaders += [remote, local]
+    loaders += [remote, mm.Loader(pipeline(folder, reshuffle="lanes", drop_last=False))]
     for loader in loaders:
+        loader.load_state_dict(state)
         stream = iter(loader)
         next(stream)
         stream.close()
     both = [[described(batch) for _ in range(2) for batch in loader] for loader in loaders]
     assert both[0] == both[1]
+    assert remote.stats.cache_hit_fraction > 0.5  # the first may end before all is written
 
 
 def test_raw_samples_of_object_storage_start_no_worker(corpus, loaders, caplog) -> None:

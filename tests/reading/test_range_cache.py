@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, StorageError
 from mmstream.reading import range_cache
+from mmstream.reading.arrived import Arrived, StepSamples
+from mmstream.reading.cached_seats import CachedSeat, read_cached
+from mmstream.reading.held import SampleRange
+from mmstream.reading.plan import PlannedRange
 from mmstream.reading.process import node_cache_settings
 from mmstream.reading.range_cache import RangeCache, needs_of
 from mmstream.reading.rank_reader import RankReader
@@ -54,6 +61,26 @@ class Run:
         return sum(request.stop - request.start for request in self.requests)
 
 
+async def bytes_of(reader: RankReader, taken: StepSamples) -> list[bytes]:
+    """The bytes of each sample of a step, as a worker gets them."""
+    data = bytearray(taken.num_bytes)
+    ends = np.cumsum(taken.sizes)
+    cached = [CachedSeat(seat, *one.place) for seat, one in taken.cached.items()]
+    wrong = read_cached(cached, memoryview(data), ends)
+    starts = ends - taken.sizes
+    samples = [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
+    for seat, one in enumerate(taken.data):
+        if seat not in taken.cached:
+            samples[seat] = bytes(one)
+    if wrong:
+        again = await reader.again([taken.cached[seat] for seat in wrong])
+        assert again.shard.tolist() == taken.shard[wrong].tolist()
+        assert again.index.tolist() == taken.index[wrong].tolist()
+        for seat, one in zip(wrong, again.data, strict=True):
+            samples[seat] = bytes(one)
+    return samples
+
+
 def run(
     dataset: mm.Dataset,
     root: str | None,
@@ -61,16 +88,23 @@ def run(
     rows: tuple[int, int] = (0, 8),
     max_bytes: int = 1 << 30,
     least_large_bytes: int | None = None,
+    answer: Callable[[RangeRequest], bytes] | None = None,
+    when_taken: Callable[[], None] = lambda: None,
     when_read: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> Run:
-    """Read whole epochs. `when_read` is called at the end of each, before writes are waited for."""
+    """Read whole epochs.
+
+    `when_taken` is called after each step, before its cached samples are read, and `when_read` at
+    the end of each epoch, before writes are waited for. `answer` is what comes for a request.
+    """
     settings = {"global_batch_size": 8, "window": 12, "grid": (1, 2), **settings}
     order = dataset.plan_order(**settings)
     result = Run()
 
     async def main() -> None:
         transfers = FakeTransfers(dataset)
+        transfers.answer = answer or transfers.read
         cache = None
         if root is not None:
             node_cache = NodeCache(root, needs_of(dataset, order, 1.0), max_bytes)
@@ -88,8 +122,9 @@ def run(
             reader.begin(epoch, 0, rows)
             for step in range(STEPS):
                 taken = await reader.step(epoch, step)
+                when_taken()
                 assert not taken.errors
-                result.samples += map(bytes, taken.data)
+                result.samples += await bytes_of(reader, taken)
             when_read()
             if cache is not None:
                 await until(lambda: not node_cache._queue)
@@ -112,7 +147,7 @@ def test_the_second_epoch_asks_storage_for_nothing(dataset, root):
     second = run(dataset, root, 1)
     assert not second.requests
     assert second.samples == run(dataset, None, 1).samples
-    assert second.counts["num_cache_hit_bytes"] >= CORPUS_BYTES  # the next epoch begins
+    assert second.counts["num_cache_hit_bytes"] == CORPUS_BYTES
 
 
 def test_one_process_reads_two_epochs_and_fetches_each_byte_once(dataset, root):
@@ -150,7 +185,7 @@ def test_two_ranks_of_a_node_share_what_they_have_read(dataset, root):
 
 def test_damaged_samples_come_from_storage(dataset, root):
     run(dataset, root, 0)
-    damaged = sorted(path for path in Path(root).rglob("*") if len(path.name) == 40)[0]
+    damaged = cached_files(root)[0]
     content = bytearray(damaged.read_bytes())
     content[-10_752:] = bytes(10_752)
     content[4096:-10_752] = bytes(number ^ 1 for number in content[4096:-10_752])
@@ -160,6 +195,87 @@ def test_damaged_samples_come_from_storage(dataset, root):
     assert later.counts["num_cache_damaged"] >= 1
     assert 0 < later.num_bytes < 0.3 * CORPUS_BYTES
     assert not run(dataset, root, 2).requests  # it was written anew
+
+
+def cached_files(root: str) -> list[Path]:
+    return sorted(path for path in Path(root).rglob("*") if len(path.name) == 40)
+
+
+@pytest.mark.parametrize("step", [0, STEPS])
+def test_files_that_go_between_word_and_read_cost_few_requests(dataset, root, step):
+    run(dataset, root, 0)
+    steps = iter(range(2 * STEPS))
+
+    def when_taken() -> None:
+        if next(steps) == step:
+            for path in cached_files(root):
+                path.unlink()
+
+    ranges_of_many: dict[str, Any] = {"grid": (1, 1), "window": 60, "interleave": 1, "chunk": 20}
+    later = run(dataset, root, 1, 2, when_taken=when_taken, **ranges_of_many)
+    assert later.samples == run(dataset, None, 1, 2, **ranges_of_many).samples
+    assert not later.counts["num_cache_damaged"]
+    assert later.counts["num_cache_hit_bytes"] + later.num_bytes >= 2 * CORPUS_BYTES
+    assert len(later.requests) < 40  # what lies beside a sample comes with it; else these are 54
+
+
+def test_a_file_that_is_written_anew_between_word_and_read_is_no_other_shard(dataset, root):
+    run(dataset, root, 0)
+    files = cached_files(root)
+    contents = [path.read_bytes() for path in files]
+    random.Random(0).shuffle(contents)
+
+    def when_taken() -> None:
+        for path, content in zip(files, contents, strict=True):
+            path.write_bytes(content)
+
+    later = run(dataset, root, 1, when_taken=when_taken)
+    assert later.samples == run(dataset, None, 1).samples
+    assert later.counts["num_cache_damaged"] >= 1
+
+
+def test_bytes_that_come_along_between_samples_are_not_used(dataset, root, monkeypatch):
+    """They were compared with no checksum: storage may send anything there."""
+    access = replace(dataset.store.access, max_gap_bytes=20_000)
+    monkeypatch.setattr(RankReader, "_access_of", lambda self, shard: access)
+    run(dataset, root, 0)
+    for path in cached_files(root):
+        with path.open("r+b") as file:
+            for number in range(1, 8, 2):  # every other sample is there no more
+                file.seek(40 + 8 * number)
+                file.write(bytes(8))
+
+    def answer(request: RangeRequest) -> bytes:
+        data = bytearray(dataset.store.read_range(*request[1:4]))
+        for start in range(10_752, len(data), 2 * 10_752):  # the first sample is wanted
+            data[start : start + 10_752] = bytes(10_752)
+        return bytes(data)
+
+    later = run(dataset, root, 1, answer=answer)
+    assert later.samples == run(dataset, None, 1).samples
+    assert later.num_bytes > 0.55 * CORPUS_BYTES  # half of it, and bytes between samples
+
+
+def test_a_range_takes_samples_and_nothing_between_them():
+    columns = np.arange(2), np.array([120, 140]), np.array([130, 150]), np.arange(2), np.arange(2)
+    samples = SampleRange(0, *columns)
+    arrived = Arrived(PlannedRange(samples, 0), data=memoryview(bytearray(60)), first=100)
+    arrived.put(samples, b"?" * 20 + b"a" * 10 + b"?" * 10 + b"b" * 10, first=100)
+    assert bytes(arrived.data) == bytes(20) + b"a" * 10 + bytes(10) + b"b" * 10 + bytes(10)
+
+
+def test_storage_that_fails_for_good_ends_a_second_read_too(dataset, root):
+    run(dataset, root, 0)
+
+    def answer(request: RangeRequest) -> bytes:
+        raise StorageError("the server is away")
+
+    def when_taken() -> None:
+        for path in cached_files(root):
+            path.unlink()
+
+    with pytest.raises(StorageError, match="is away"):
+        run(dataset, root, 1, answer=answer, when_taken=when_taken)
 
 
 def test_wrong_bytes_of_storage_are_not_kept(dataset, root):
@@ -181,7 +297,7 @@ def test_wrong_bytes_of_storage_are_not_kept(dataset, root):
 
 def test_samples_without_checksums_are_not_kept(dataset, root):
     run(plain(dataset), root, 0)
-    assert not [path for path in Path(root).rglob("*") if len(path.name) == 40]
+    assert not cached_files(root)
     assert run(plain(dataset), root, 1).num_bytes == CORPUS_BYTES
 
 
@@ -227,13 +343,15 @@ def test_a_disk_that_takes_nothing_makes_no_step_wait(dataset, root, monkeypatch
         write_all(*arguments)
 
     monkeypatch.setattr(cache_file, "_write_all", slow_write_all)
-    monkeypatch.setattr("mmstream.storage.node_cache.node_cache.MAX_QUEUED_BYTES", 300_000)
+    limit = "mmstream.storage.node_cache.node_cache.MAX_QUEUED_BYTES"
+    monkeypatch.setattr(limit, 300_000)
     first = run(dataset, root, 0, when_read=is_disk_free.set)
     assert first.samples == run(dataset, None, 0).samples
     assert (
         first.counts["num_cached_bytes"] + first.counts["num_cache_dropped_bytes"] >= CORPUS_BYTES
     )
     assert 0 < first.counts["num_cached_bytes"] < 0.5 * CORPUS_BYTES
+    monkeypatch.setattr(limit, CORPUS_BYTES)
     assert run(dataset, root, 1).counts["num_cached_bytes"] == (
         CORPUS_BYTES - first.counts["num_cached_bytes"]
     )
@@ -241,8 +359,11 @@ def test_a_disk_that_takes_nothing_makes_no_step_wait(dataset, root, monkeypatch
 
 
 def test_a_cache_that_is_removed_under_a_run_changes_no_batch(dataset, root, caplog):
-    settings: dict[str, Any] = {"when_read": lambda: shutil.rmtree(root, ignore_errors=True)}
-    assert run(dataset, root, 0, 1, **settings).samples == run(dataset, None, 0, 1).samples
+    def remove() -> None:
+        while Path(root).exists():  # it is written to meanwhile
+            shutil.rmtree(root, ignore_errors=True)
+
+    assert run(dataset, root, 0, 1, when_read=remove).samples == run(dataset, None, 0, 1).samples
     assert caplog.text.count("takes nothing more: No such file or directory") == 1
     assert run(dataset, open_cache_dir(str(Path(root).parent), None), 1).num_bytes == CORPUS_BYTES
     assert not run(dataset, root, 2).requests

@@ -19,6 +19,7 @@ from mmstream.storage.node_cache import (
     CacheFile,
     NodeCache,
     open_cache_dir,
+    read_sample,
 )
 from mmstream.storage.node_cache import cache_file as cache_file_module
 from mmstream.storage.node_cache import room as room_module
@@ -226,6 +227,44 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(new_cache, root, tmp_path
     written(cache)
     assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
     assert precious.read_bytes() == b"mine"
+
+
+def found_then(root: str, change: Callable[[Path], object]) -> bool:
+    """Whether a sample is right that was found, and whose file was changed before it is read."""
+    path = Path(file_of().path(root))
+    samples, view = samples_of(3, 4), memoryview(bytearray(SAMPLE_BYTES))
+    assert NodeCache(root, {FOLDER: 0}, 1 << 30).find(file_of(), samples).all()
+    change(path)
+    start, checksum = file_of().data_start + int(samples.start[0]), int(samples.checksum[0])
+    is_right = read_sample(str(path), start, view, checksum)
+    assert not is_right or bytes(view) == expected(3, 4)[3]
+    return is_right
+
+
+@pytest.mark.parametrize(
+    ("change", "is_right"),
+    [
+        pytest.param(lambda path: None, True, id="nothing"),
+        pytest.param(lambda path: path.unlink(), False, id="removed"),
+        pytest.param(lambda path: os.truncate(path, 4096 + 3_500), False, id="cut in the sample"),
+        pytest.param(lambda path: os.truncate(path, 0), False, id="cut"),
+        pytest.param(
+            lambda path: path.write_bytes(path.read_bytes()[:4096] + bytes(40_000)),
+            False,
+            id="zeros",
+        ),
+        pytest.param(lambda path: (path.unlink(), path.mkdir()), False, id="a folder"),
+        pytest.param(lambda path: (path.unlink(), os.mkfifo(path)), False, id="a pipe"),
+        pytest.param(
+            lambda path: path.symlink_to(path.rename(path.with_name("other"))), False, id="a link"
+        ),
+    ],
+)
+def test_a_sample_that_was_found_is_compared_when_it_is_read(new_cache, root, change, is_right):
+    cache = new_cache()
+    write(cache, file_of(), 0, 10)
+    written(cache)
+    assert found_then(root, change) == is_right
 
 
 def test_samples_of_another_shard_of_the_same_name_are_replaced(new_cache):

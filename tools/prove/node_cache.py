@@ -3,7 +3,8 @@
     python -m tools.prove.node_cache --seconds 60
 
 Eight processes read samples of two datasets that take three times the room of the cache, and write
-what they do not find. Each compares every sample that it is given with the truth. One after another
+what they do not find. Half of the samples are found first, and read some time later. Each process
+compares every sample that it is given with the truth. One after another
 is killed with -9 at any moment and started again. Meanwhile cached files are changed, cut and
 removed, and the room is measured. The exit code is 1 if a sample was wrong, if the cache took more
 than its limit, or if nothing was found in it.
@@ -28,7 +29,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache, open_cache_dir
+from mmstream.storage.node_cache import (
+    CachedSamples,
+    CacheFile,
+    NodeCache,
+    open_cache_dir,
+    read_sample,
+)
 
 __all__ = ["Soak", "soak"]
 
@@ -43,6 +50,9 @@ PAUSE_S = 0.1
 """Between two kills, in the mean."""
 DAMAGE_SHARE = 0.3
 """Of the kills, before which a file is damaged."""
+HANDED_OVER_SHARE = 0.5
+"""Of the reads: samples are found first, and read some time later, as workers do."""
+MAX_WAIT_S = 0.02
 EPOCH_SHARE = 0.01
 """Of the reads of a process, after which an epoch begins."""
 
@@ -135,8 +145,18 @@ def _read(root: str, seed: int, counts: Any) -> None:
         samples = CachedSamples(*(column[span] for column in all_samples))
         begin, stop = int(samples.start[0]), int(samples.stop[-1])
         data = bytearray(stop - begin)
-        is_there = cache.read(file, samples, partial(_view, data), begin)
-        spans = zip((samples.start - begin).tolist(), (samples.stop - begin).tolist(), strict=True)
+        starts, stops = (samples.start - begin).tolist(), (samples.stop - begin).tolist()
+        spans = list(zip(starts, stops, strict=True))
+        if draw.random() < HANDED_OVER_SHARE:
+            is_there = cache.find(file, samples)
+            time.sleep(draw.random() * MAX_WAIT_S)
+            for number in np.flatnonzero(is_there).tolist():
+                start, (i, j) = file.data_start + begin + starts[number], spans[number]
+                is_there[number] = read_sample(
+                    cache.path(file), start, memoryview(data)[i:j], int(samples.checksum[number])
+                )
+        else:
+            is_there = cache.read(file, samples, partial(_view, data), begin)
         for (i, j), is_found in zip(spans, is_there.tolist(), strict=True):
             counts[0] += is_found
             counts[1] += is_found and data[i:j] != truth[begin + i : begin + j]

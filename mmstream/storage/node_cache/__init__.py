@@ -10,8 +10,8 @@ is read. A sample that was written once stays while a run plans it: each epoch n
 once, so nothing could take its place that is needed sooner.
 """
 
-from mmstream.storage.node_cache.cache_file import CachedSamples, CacheFile
+from mmstream.storage.node_cache.cache_file import CachedSamples, CacheFile, read_sample
 from mmstream.storage.node_cache.node_cache import NodeCache
 from mmstream.storage.node_cache.room import open_cache_dir
 
-__all__ = ["CacheFile", "CachedSamples", "NodeCache", "open_cache_dir"]
+__all__ = ["CacheFile", "CachedSamples", "NodeCache", "open_cache_dir", "read_sample"]

@@ -30,7 +30,16 @@ from crc32c import crc32c
 
 from mmstream.types import IntArray
 
-__all__ = ["PAGE_BYTES", "CacheFile", "CachedSamples", "Reading", "read_samples", "write_samples"]
+__all__ = [
+    "PAGE_BYTES",
+    "CacheFile",
+    "CachedSamples",
+    "Reading",
+    "find_samples",
+    "read_sample",
+    "read_samples",
+    "write_samples",
+]
 
 MAGIC = b"mmcache\x01"
 NAME_BYTES = 20
@@ -39,6 +48,13 @@ PAGE_BYTES = 4096
 """Disks give room in pages."""
 
 MAX_SAMPLE_BYTES = (1 << 32) - 1
+
+READ_AHEAD_BYTES = 128 << 10
+"""What is asked for at once of the disk. Some systems leave out what is beyond their own limit."""
+
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""A link is not followed, and a pipe is not waited for."""
+
 Flags = npt.NDArray[np.bool_]
 
 
@@ -100,6 +116,55 @@ class Reading(NamedTuple):
     """The file must be removed."""
 
 
+def find_samples(path: str, file: CacheFile, samples: CachedSamples, began_at: float) -> Reading:
+    """Find the samples that a file has, and let the disk read them ahead. None is compared yet.
+
+    Args:
+        path: Where the file lies.
+        file: Which one it is.
+        samples: Which samples are wanted.
+        began_at: A file that was not used since then is marked as used now.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    with _opened(path, os.O_RDONLY) as descriptor:
+        if descriptor is None:
+            return Reading(np.zeros(samples.number.size, dtype=np.bool_))
+        found = _find(descriptor, file, samples, began_at)
+        for begin, end in _adjacent(samples, found.is_there):
+            start, stop = (
+                file.data_start + samples.start[begin],
+                file.data_start + samples.stop[end - 1],
+            )
+            for piece in range(int(start), int(stop), READ_AHEAD_BYTES):
+                os.posix_fadvise(descriptor, piece, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+    return found
+
+
+def read_sample(path: str, start: int, view: memoryview, checksum: int) -> bool:
+    """Read a sample that a file was found to have; return whether its bytes are right.
+
+    Any process of the machine may call it, at any time after `find_samples`. The file may have been
+    removed since, cut or written anew: nothing but the checksum decides.
+
+    Args:
+        path: Where the file lies.
+        start: The byte of the file where the sample begins.
+        view: Memory for the sample, which has any content if the bytes are not right.
+        checksum: CRC-32C of the sample's bytes, as the index of the shard says.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _SAFE_FLAGS)
+        try:
+            is_whole = _read_all(descriptor, view, start)
+        finally:
+            os.close(descriptor)
+    except OSError:  # it is read again, by `read_samples`
+        return False
+    return is_whole and bool(crc32c(view, 0, 0) == checksum)
+
+
 def read_samples(
     path: str,
     file: CacheFile,
@@ -125,31 +190,21 @@ def read_samples(
     with _opened(path, os.O_RDONLY) as descriptor:
         if descriptor is None:
             return Reading(nothing)
-        status = os.fstat(descriptor)
-        table = _table(descriptor, file, status)
-        if table is None:
-            return Reading(nothing, is_damaged=True)
-        table = table[samples.number]
-        is_there = table[:, 0] == samples.stop - samples.start
-        # The file may hold an older shard of this name and size. Its bytes are not wanted then.
-        is_there &= table[:, 1] == samples.checksum
-        if not is_there.any():
-            return Reading(nothing)
-        if status.st_mtime < began_at:
-            with suppress(OSError):
-                os.utime(descriptor)
+        found = _find(descriptor, file, samples, began_at)
+        if not found.is_there.any():
+            return found
         data = new_data()
-        for begin, end in _adjacent(samples, is_there):
+        for begin, end in _adjacent(samples, found.is_there):
             start, stop = int(samples.start[begin]), int(samples.stop[end - 1])
             if not _read_all(
                 descriptor, data[start - first : stop - first], file.data_start + start
             ):
                 return Reading(nothing, is_damaged=True)
     starts, stops = (samples.start - first).tolist(), (samples.stop - first).tolist()
-    for number in np.flatnonzero(is_there).tolist():
+    for number in np.flatnonzero(found.is_there).tolist():
         if crc32c(data[starts[number] : stops[number]], 0, 0) != samples.checksum[number]:
             return Reading(nothing, is_damaged=True)
-    return Reading(is_there)
+    return found
 
 
 def write_samples(
@@ -210,6 +265,22 @@ def write_samples(
     return int((samples.stop - samples.start)[is_missing].sum())
 
 
+def _find(descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float) -> Reading:
+    """Return which samples an open file has, and mark it as used."""
+    status = os.fstat(descriptor)
+    table = _table(descriptor, file, status)
+    if table is None:
+        return Reading(np.zeros(samples.number.size, dtype=np.bool_), is_damaged=True)
+    table = table[samples.number]
+    is_there = table[:, 0] == samples.stop - samples.start
+    # The file may hold an older shard of this name and size. Its bytes are not wanted then.
+    is_there &= table[:, 1] == samples.checksum
+    if is_there.any() and status.st_mtime < began_at:
+        with suppress(OSError):
+            os.utime(descriptor)
+    return Reading(is_there)
+
+
 def _table(descriptor: int, file: CacheFile, status: os.stat_result) -> IntArray | None:
     """Return the lengths and checksums of a file, int64 [num_samples, 2]; None: it is damaged."""
     size = TABLE_START + 8 * file.num_samples
@@ -265,13 +336,13 @@ def _num_new_pages(file: CacheFile, table: IntArray, samples: CachedSamples) -> 
 def _opened(path: str, flags: int) -> Iterator[int | None]:
     """Open a file that is no link; None: there is none."""
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        descriptor = os.open(path, flags | _SAFE_FLAGS, 0o600)
     except FileNotFoundError:
         if flags & os.O_CREAT == 0:
             yield None
             return
         Path(path).parent.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        descriptor = os.open(path, flags | _SAFE_FLAGS, 0o600)
     try:
         yield descriptor
     finally:

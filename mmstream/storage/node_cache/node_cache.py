@@ -1,5 +1,6 @@
-"""The node cache of one process: reads at once, and writes in a thread.
+"""The node cache of one process: finds and reads at once, and writes in a thread.
 
+    find  -> a thread of the caller -> the samples that are there; any process reads and compares
     read  -> a thread of the caller -> the samples that are there and right
     write -> a queue of at most `MAX_QUEUED_BYTES` -> one thread -> files
 
@@ -27,6 +28,8 @@ from mmstream.storage.node_cache.cache_file import (
     CachedSamples,
     CacheFile,
     Flags,
+    Reading,
+    find_samples,
     read_samples,
     write_samples,
 )
@@ -60,7 +63,7 @@ class _Damaged(NamedTuple):
 
 
 class NodeCache:
-    """Reads and writes cached files. `read` may be called in any thread, `write` in one.
+    """Reads and writes cached files. `find` and `read` may be called in any thread, `write` in one.
 
     Args:
         root: The folder of the cache, as `open_cache_dir` returned it.
@@ -86,6 +89,22 @@ class NodeCache:
         )
         self._thread.start()
 
+    def path(self, file: CacheFile) -> str:
+        """Return where a file lies."""
+        return file.path(self._root)
+
+    def find(self, file: CacheFile, samples: CachedSamples) -> Flags:
+        """Find the samples that a file has, and let the disk read them ahead.
+
+        Their bytes are not compared: `read_sample` does it. What it cannot use is for `read`.
+
+        Args:
+            file: Which one.
+            samples: Which samples are wanted.
+        """
+        path, began_at = self.path(file), self._epochs_began_at[-1]
+        return self._looked_into(file, samples, lambda: find_samples(path, file, samples, began_at))
+
     def read(
         self,
         file: CacheFile,
@@ -106,17 +125,12 @@ class NodeCache:
         Returns:
             Which samples are in the memory now, with the right bytes.
         """
-        path = file.path(self._root)
-        began_at = self._epochs_began_at[-1]
-        try:
-            is_there, is_damaged = read_samples(path, file, samples, new_data, first, began_at)
-        except OSError as error:
-            is_there = np.zeros(samples.number.size, dtype=np.bool_)
-            is_damaged = error.errno in OF_THE_FILE
-            if not is_damaged:
-                self._stop_writing(error)
-        if is_damaged:
-            self._put_damaged(_Damaged(file, samples))
+        path, began_at = self.path(file), self._epochs_began_at[-1]
+        is_there = self._looked_into(
+            file,
+            samples,
+            lambda: read_samples(path, file, samples, new_data, first, began_at),
+        )
         num_bytes = int((samples.stop - samples.start)[is_there].sum())
         self._count(num_cache_hit_bytes=num_bytes)
         return is_there
@@ -163,6 +177,21 @@ class NodeCache:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
+
+    def _looked_into(
+        self, file: CacheFile, samples: CachedSamples, look: Callable[[], Reading]
+    ) -> Flags:
+        """Return which samples are there; let a damaged file be removed."""
+        try:
+            is_there, is_damaged = look()
+        except OSError as error:
+            is_there = np.zeros(samples.number.size, dtype=np.bool_)
+            is_damaged = error.errno in OF_THE_FILE
+            if not is_damaged:
+                self._stop_writing(error)
+        if is_damaged:
+            self._put_damaged(_Damaged(file, samples))
+        return is_there
 
     def _put_damaged(self, damaged: _Damaged) -> None:
         """Let the thread that writes remove a damaged file."""

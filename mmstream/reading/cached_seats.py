@@ -1,0 +1,47 @@
+"""Samples of a step that its worker reads from the node cache, past the reader process.
+
+The reader process says in which files they lie, and leaves room for them among the bytes of the
+step. The worker reads each to its place, and compares it with its checksum. So these bytes are
+copied once, by all workers side by side. What is not right any more, because its file was removed
+or damaged, the worker asks for again: the reader process reads it from storage then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mmstream.storage.node_cache import read_sample
+from mmstream.types import IntArray
+
+__all__ = ["CachedSeat", "read_cached"]
+
+
+class CachedSeat(NamedTuple):
+    """Where a sample of a step lies in the node cache."""
+
+    seat: int
+    path: str
+    start: int
+    """The byte of the file where the sample begins."""
+    checksum: int
+    """CRC-32C of its bytes."""
+
+
+def read_cached(cached: Iterable[CachedSeat], data: memoryview, ends: IntArray) -> list[int]:
+    """Read samples of the node cache to their places in a step.
+
+    Args:
+        cached: The samples.
+        data: The bytes of the step.
+        ends: Sample i of the step is bytes [ends[i - 1], ends[i]) of it.
+
+    Returns:
+        The seats whose bytes are not right. Their places have any content.
+    """
+    bounds = [0, *ends.tolist()]
+    return [
+        seat
+        for seat, path, start, checksum in cached
+        if not read_sample(path, start, data[bounds[seat] : bounds[seat + 1]], checksum)
+    ]

@@ -1,0 +1,198 @@
+"""Workers that read the node cache by themselves get the batches of a run without a cache."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+import mmstream as mm
+from mmstream.pipeline import PipelineRunner
+from mmstream.reading import range_cache, step_reader
+from mmstream.reading.messages import ReaderEnded
+from mmstream.reading.range_cache import NodeCacheSettings
+from mmstream.reading.step import Job
+from mmstream.storage.node_cache import open_cache_dir
+from tests.helpers.bad_corpus import make_pipeline, policy
+from tests.helpers.corpora import write_corpus
+from tests.helpers.packed_texts import pack_pipeline, write_texts
+from tests.helpers.reader_thread import reader_thread
+from tests.helpers.stores import far
+from tests.helpers.topology import described
+
+Damage = Callable[[list[Path], random.Random], object]
+
+
+def sample(number: int) -> dict[str, bytes]:
+    return {"bin": random.Random(number).randbytes(1 + number * 37 % 3_000), "txt": b"%d" % number}
+
+
+def far_pipeline(folder: str, **options: Any) -> mm.Pipeline:
+    pipeline = make_pipeline(folder, bad_samples=policy(action="mask"), **options)
+    return replace(pipeline, dataset=far(pipeline.dataset))
+
+
+def cached_files(root: str) -> list[Path]:
+    return sorted(path for path in Path(root).rglob("*") if len(path.name) == 40)
+
+
+def fields(batch: dict[str, Any]) -> Any:
+    names = ("__key__", "bin", "txt")
+    return [list(map(bytes, batch[name])) if name != "__key__" else batch[name] for name in names]
+
+
+def remove_all(files: list[Path], draw: random.Random) -> None:
+    for path in files:
+        path.unlink()
+
+
+def change_bytes(files: list[Path], draw: random.Random) -> None:
+    content = bytearray(draw.choice(files).read_bytes())
+    place = draw.randrange(4096, len(content))
+    content[place : place + 200] = bytes(byte ^ 1 for byte in content[place : place + 200])
+    draw.choice(files).write_bytes(content)
+
+
+def cut(files: list[Path], draw: random.Random) -> None:
+    path = draw.choice(files)
+    os.truncate(path, draw.randrange(path.stat().st_size))
+
+
+DAMAGES: list[Damage] = [remove_all, change_bytes, cut]
+
+
+@given(data=st.data())
+@settings(max_examples=8)
+def test_whatever_is_in_the_cache_batches_are_the_same(data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=3), "counts")
+    options = {
+        "global_batch_size": data.draw(st.integers(1, sum(counts)), "rows"),
+        "window": data.draw(st.sampled_from([None, 1, 6]), "window"),
+        "zero_copy": data.draw(st.booleans(), "zero_copy"),
+    }
+    max_bytes = data.draw(st.sampled_from([1 << 30, 60_000]), "max_bytes")
+    num_workers = data.draw(st.integers(1, 2), "num_workers")
+    draw = random.Random(data.draw(st.integers(0, 1 << 30), "seed"))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(range_cache, "FILE_BYTES", 12_000)
+        patch.setattr(step_reader, "MAX_SEATS", 3)
+        write_corpus(f"{folder}/corpus", counts, sample, checksums=True)
+        local = make_pipeline(f"{folder}/corpus", bad_samples=policy(action="mask"), **options)
+        remote = replace(local, dataset=far(local.dataset))
+        root = open_cache_dir(f"{folder}/cache", max_bytes)
+        node_cache = NodeCacheSettings(root, max_bytes, 1.0)
+        rows, steps = (0, local.global_batch_size), local.order.steps_per_epoch
+
+        def read(epochs: list[int], damage: Callable[[], object]) -> int:
+            """Compare the batches of epochs; return the bytes that came from the cache."""
+            num_hit_bytes = 0
+            with reader_thread(remote, num_workers, node_cache) as reader:
+                runners = [PipelineRunner(remote, connection=one) for one in reader.connections]
+                with closing(PipelineRunner(local)) as own:
+                    for epoch in epochs:
+                        iteration = reader.begin(epoch, 0, rows)
+                        for step in range(steps):
+                            job = Job(epoch, step, *rows, num_workers, iteration)
+                            batch = runners[step % num_workers].batch(job)
+                            num_hit_bytes += batch["__lineage__"].transfers.num_cache_hit_bytes
+                            assert fields(batch) == fields(own.batch(job))
+                            damage()
+                for runner in runners:
+                    runner.close()
+            return num_hit_bytes
+
+        read([0], lambda: None)
+        assert cached_files(root)
+
+        def damage() -> None:
+            files = cached_files(root)
+            if files and draw.random() < 0.3:
+                draw.choice(DAMAGES)(files, draw)
+
+        event("hits" if read([1, 0], damage) else "no hits")
+
+
+def test_packs_come_from_the_cache_row_by_row(tmp_path: Path) -> None:
+    folder = write_texts(tmp_path / "texts", [40, 25], checksums=True)
+    local = pack_pipeline(folder, rows=6, window=5)
+    remote = replace(local, dataset=far(local.dataset))
+    node_cache = NodeCacheSettings(open_cache_dir(str(tmp_path / "cache"), 1 << 30), 1 << 30, 1.0)
+    with closing(PipelineRunner(local)) as own:
+        for epoch in (0, 1):
+            with reader_thread(remote, 1, node_cache) as reader:
+                iteration = reader.begin(epoch, 0, (0, 6))
+                runner = PipelineRunner(remote, connection=reader.connections[0])
+                for step in range(local.order.steps_per_epoch):
+                    job = Job(epoch, step, 0, 6, 1, iteration)
+                    batch = runner.batch(job)
+                    assert described(batch) == described(own.batch(job))
+                    assert bool(batch["__lineage__"].transfers.num_cache_hit_bytes) == bool(epoch)
+                runner.close()
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> tuple[mm.Pipeline, NodeCacheSettings]:
+    """A pipeline, and a cache that has all its samples."""
+    remote = far_pipeline(write_corpus(tmp_path / "corpus", [40, 20], sample, checksums=True))
+    node_cache = NodeCacheSettings(open_cache_dir(str(tmp_path / "cache"), 1 << 30), 1 << 30, 1.0)
+    with reader_thread(remote, 1, node_cache) as reader:
+        iteration = reader.begin(0, 0, (0, 12))
+        with closing(PipelineRunner(remote, connection=reader.connections[0])) as runner:
+            for step in range(remote.order.steps_per_epoch):
+                runner.batch(Job(0, step, 0, 12, 1, iteration))
+    return remote, node_cache
+
+
+def test_a_worker_reads_what_it_was_given_without_the_reader_process(filled, monkeypatch) -> None:
+    remote, node_cache = filled
+    with reader_thread(remote, 1, node_cache) as reader:
+        connection = reader.connections[0]
+        ask = connection.ask
+        answers = [ask(step_reader.StepRequest(reader.begin(1, 0, (0, 12)), 1, 0))]
+    monkeypatch.setattr(
+        connection, "ask", lambda request: answers.pop() if answers else ask(request)
+    )
+    with closing(PipelineRunner(remote, connection=connection)) as runner:
+        batch = runner.batch(Job(1, 0, 0, 12, 1, 1))
+    with closing(PipelineRunner(remote)) as own:
+        assert fields(batch) == fields(own.batch(Job(1, 0, 0, 12)))
+
+
+def test_a_worker_whose_sample_is_wrong_says_that_the_reader_process_has_ended(
+    filled, monkeypatch
+) -> None:
+    remote, node_cache = filled
+    with reader_thread(remote, 1, node_cache) as reader:
+        connection = reader.connections[0]
+        ask = connection.ask
+        answers = [ask(step_reader.StepRequest(reader.begin(1, 0, (0, 12)), 1, 0))]
+    remove_all(cached_files(node_cache.root), random.Random())
+    monkeypatch.setattr(
+        connection, "ask", lambda request: answers.pop() if answers else ask(request)
+    )
+    with (
+        closing(PipelineRunner(remote, connection=connection)) as runner,
+        pytest.raises(ReaderEnded),
+    ):
+        runner.batch(Job(1, 0, 0, 12, 1, 1))
+
+
+def test_a_request_of_an_iteration_that_is_over_is_dropped(filled) -> None:
+    remote, node_cache = filled
+    with reader_thread(remote, 1, node_cache) as reader:
+        connection = reader.connections[0]
+        request = step_reader.StepRequest(reader.begin(1, 0, (0, 12)), 1, 0)
+        header, _ = connection.ask(request)
+        assert len(header.cached) == 12
+        reader.begin(1, 0, (0, 12))
+        with pytest.raises(mm.MMStreamError, match="an iteration that is over"):
+            connection.ask(request._replace(seats=(3,)))
