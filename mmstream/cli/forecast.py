@@ -324,9 +324,22 @@ def _more(difference: float, text: Callable[[float], str]) -> str:
 
 def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[str]:
     """Yield what a terminal shows."""
-    from mmstream.display.markup import size_text, time_text
-    from mmstream.reading.rank_reader import HORIZON_BYTES
-    from mmstream.storage.transfer_limits import MAX_PREFIX_RATE
+    yield from _request_lines(run, order, forecast)
+    yield from _machine_lines(run, forecast)
+    yield from _rate_lines(run, forecast)
+    if (price := _price(run, forecast)) is not None:
+        yield "price: " + "; ".join(
+            f"{price[key]:,.2f} {words}"
+            for key, words in (
+                ("epoch", "for the requests and the egress of an epoch"),
+                ("run", "for the whole run"),
+            )
+        )
+
+
+def _request_lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[str]:
+    """Yield what an epoch and the run ask of storage."""
+    from mmstream.display.markup import size_text
 
     reads = forecast.reads
     identity = order.identity()
@@ -359,6 +372,14 @@ def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[
             f"run: {run.epochs:,} epochs read {size_text(forecast.total.num_bytes)} in "
             f"{forecast.total.num_requests:,.0f} requests"
         )
+
+
+def _machine_lines(run: PlannedRun, forecast: RunForecast) -> Iterator[str]:
+    """Yield what a machine needs of memory and disk."""
+    from mmstream.display.markup import size_text
+    from mmstream.reading.rank_reader import HORIZON_BYTES
+
+    reads = forecast.reads
     held = reads.window_bytes + HORIZON_BYTES + reads.step_bytes
     yield (
         f"memory: {size_text(reads.window_bytes)} of windows a rank, up to "
@@ -369,6 +390,14 @@ def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[
         f"disk of a machine: {size_text(reads.index.num_bytes)} of index; a node cache of "
         f"{size_text(reads.epoch.num_bytes / forecast.num_nodes)} would hold its part of an epoch"
     )
+
+
+def _rate_lines(run: PlannedRun, forecast: RunForecast) -> Iterator[str]:
+    """Yield how fast storage is asked, and how fast a prefix answers."""
+    from mmstream.display.markup import size_text, time_text
+    from mmstream.storage.transfer_limits import MAX_PREFIX_RATE
+
+    reads = forecast.reads
     if run.samples_per_second is not None:
         rate = reads.rate(run.samples_per_second)
         epoch = time_text(reads.num_samples / run.samples_per_second)
@@ -390,14 +419,6 @@ def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[
             "warning: the busiest prefix would get more requests than S3 promises to answer: "
             "lay the shards into several folders, or plan larger windows or fewer ranks that "
             "share lanes"
-        )
-    if (price := _price(run, forecast)) is not None:
-        yield "price: " + "; ".join(
-            f"{price[key]:,.2f} {words}"
-            for key, words in (
-                ("epoch", "for the requests and the egress of an epoch"),
-                ("run", "for the whole run"),
-            )
         )
 
 

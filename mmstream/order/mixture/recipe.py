@@ -255,21 +255,9 @@ class Recipe:
                 f"mixture version {version}, this mmstream has {MIXTURE_VERSIONS[reshuffle]}"
             )
         for source in sources:
-            name = source["name"]
-            if name not in corpora:
-                raise StateError(f"source {name!r} of the state is missing: add it to the mixture")
-            current = corpora[name].identity()
-            saved = {key: source.get(key) for key in current} | contents[name]
-            differing = differing_keys(saved, current)
-            if differing:
-                was, now = ({key: side[key] for key in differing} for side in (saved, current))
-                raise StateError(
-                    f"source {name!r} of the state has changed: it was {was} and is {now}: "
-                    "resume on the old dataset, or start anew"
-                )
-        corpora = {name: corpora[name] for name in names}
+            _require_same_source(source, contents[source["name"]], corpora)
         return cls(
-            corpora,
+            {name: corpora[name] for name in names},
             settings,
             shares,
             epoch_steps,
@@ -354,3 +342,30 @@ def binding(identity: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any
         bound |= {f"source {source['name']} {k}": value for k, value in source.items()}
     bound |= {f"weights from step {change['step']}": change["shares"] for change in begun}
     return bound
+
+
+def _require_same_source(
+    source: Mapping[str, Any], content: Mapping[str, Any], corpora: Mapping[str, Corpus]
+) -> None:
+    """Refuse a source of a saved state that is absent now, or has other shards.
+
+    Args:
+        source: an entry of ``state["order"]["sources"]``.
+        content: its sizes and checksums, as `content_of` reads them.
+        corpora: the present sources, by name.
+
+    Raises:
+        StateError: it is absent, or differs.
+    """
+    name = source["name"]
+    if name not in corpora:
+        raise StateError(f"source {name!r} of the state is missing: add it to the mixture")
+    current = corpora[name].identity()
+    saved = {key: source.get(key) for key in current} | dict(content)
+    differing = differing_keys(saved, current)
+    if differing:
+        was, now = ({key: side[key] for key in differing} for side in (saved, current))
+        raise StateError(
+            f"source {name!r} of the state has changed: it was {was} and is {now}: "
+            "resume on the old dataset, or start anew"
+        )
