@@ -76,6 +76,42 @@ _ADVICE = {
 class Pipeline:
     """What a training run sees, step by step: the same batches on every topology.
 
+    Attributes:
+        dataset: What `mm.open_dataset` returns, or an `mm.Mixture`.
+        global_batch_size: G, samples of a step over all ranks.
+        seed: Any integer. Every epoch of a seed has a permutation of its own.
+        grid: Lane grid (P, Q). Default: derived from the size of the dataset, the mean size of a
+            sample and `global_batch_size`, as the windows are (docs: order).
+        window: M, the shuffle buffer of a lane in samples. Default: from `window_bytes`.
+        window_bytes: Undecoded bytes that all shuffle buffers hold together, over all ranks. More
+            bytes mix better. Default: 2 MiB for each row of a batch, within 2 to 8 GiB. Give this
+            or `window`.
+        reshuffle: Where the next epoch may put a sample. "global": anywhere. "lanes": in the same
+            lane in all epochs of a seed, so that a node reads the same samples again. Default:
+            "lanes" with `cache_dir` and a dataset on object storage, else "global".
+        cache_dir: Local folder in which this node keeps the samples that it reads from object
+            storage, for the next epochs. Nodes may have different folders.
+        max_cache_bytes: What `cache_dir` may hold, of all runs of this user. Default: 80 % of what
+            would be free without the cache, while 15 % of the disk stays free.
+        decode: Decoders for images, videos, sounds and text, or by field. None: fields stay bytes,
+            and ``json`` is parsed.
+        before: Functions from raw sample to raw sample, run before decoding and tokenizing:
+            filters, prompts, choices, other names. Fields are bytes, and ``json`` is parsed. A
+            filter here costs no decoding. Random draws: `mm.sample_rng`. With several decode
+            threads they run in a thread of their own, beside those.
+        zero_copy: True: fields are memoryviews of mapped shards. Nothing is copied and ``json`` is
+            not parsed. For local shards that nobody truncates meanwhile, without decoders and
+            without workers.
+        transforms: Functions from sample to sample, run after decoding. Random draws:
+            `mm.sample_rng`.
+        collate: Function from the samples of a rank to a batch.
+        batching: `mm.Flat`: documents without padding, one behind the other. `mm.Pack`: rows of
+            several samples, as a plan says. None: what `collate` makes.
+        shuffle: False: the samples come in the order of the shards.
+        drop_last: False: one more step holds the left-over samples. ``__valid__`` is False for its
+            padding.
+        bad_samples: What happens to the row of a bad sample, and how many a run tolerates.
+
     Raises:
         ConfigError: impossible settings, before any shard is opened. With `mm.Pack`, also a plan
             that is missing or does not fit.
@@ -92,50 +128,22 @@ class Pipeline:
     dataset: Dataset | Mixture
     _: KW_ONLY
     global_batch_size: int
-    """G, samples of a step over all ranks."""
     seed: int = 0
-    """Any integer. Every epoch of a seed has a permutation of its own."""
     grid: tuple[int, int] | None = None
-    """Lane grid (P, Q). Default: derived from the size of the dataset, the mean size of a sample
-    and `global_batch_size`, as the windows are (docs: order)."""
     window: int | None = None
-    """M, the shuffle buffer of a lane in samples. Default: from `window_bytes`."""
     window_bytes: int | None = None
-    """Raw bytes that all windows hold together, over all ranks. More mixes better. Default: 2 MiB
-    for each row of a batch, within 2 to 8 GiB. In place of `window`."""
     reshuffle: Literal["global", "lanes"] | None = None
-    """Where an epoch may put a sample. "global": anywhere. "lanes": in the lane that has it in all
-    epochs of a seed, so a node that keeps its rows reads the samples again that it has read.
-    Default: "lanes" with `cache_dir` and a dataset on object storage, else "global"."""
     cache_dir: str | None = None
-    """Local folder in which this node keeps the samples that it reads from object storage, for the
-    next epochs. Nodes may have other folders."""
     max_cache_bytes: int | None = None
-    """What `cache_dir` may hold, of all runs of this user. Default: 80 % of what would be free
-    without the cache, while 15 % of the disk stays free."""
     decode: Decode | None = None
-    """Decoders, by field or of images and text. None: fields stay bytes, and ``json`` is parsed."""
     before: tuple[Transform, ...] = ()
-    """Functions from raw sample to raw sample, run before decoding and tokenizing: filters,
-    prompts, choices, other names. Fields are bytes, and ``json`` is parsed. A filter here costs no
-    decoding. Random draws: `mm.sample_rng`. With several decode threads they run in a thread of
-    their own, beside those."""
     zero_copy: bool = False
-    """True: fields are memoryviews of mapped shards. Nothing is copied and ``json`` is not parsed.
-    For local shards that nobody truncates meanwhile, without decoders and without workers."""
     transforms: tuple[Transform, ...] = ()
-    """Functions from sample to sample, run after decoding. Random draws: `mm.sample_rng`."""
     collate: Collate = collate
-    """Function from the samples of a rank to a batch."""
     batching: Flat | None = None
-    """`mm.Flat`: documents without padding, one behind the other. `mm.Pack`: rows of several
-    samples, as a plan says. None: what `collate` makes."""
     shuffle: bool = True
-    """False: the samples come in the order of the shards."""
     drop_last: bool = True
-    """False: one more step holds the left-over samples; its padding has ``__valid__`` False."""
     bad_samples: BadSamplePolicy = field(default_factory=BadSamplePolicy)
-    """What happens to the row of a bad sample, and how many a run tolerates."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.dataset, ShardSource):

@@ -26,27 +26,31 @@ MAX_SHARDS = 8
 
 @dataclass(frozen=True)
 class BakeReport:
-    """What `bake` did."""
+    """What `bake` did.
+
+    Attributes:
+        num_samples: Samples of the new dataset, as many as the source has.
+        num_bad: Samples that the pipeline refused. They are bad samples of the new dataset too.
+        num_left_out: Those of `num_bad` that a filter left out: no fault.
+        num_bytes: Size of all tars.
+        num_new_bytes: Size of the tars that this call wrote. An earlier, interrupted call wrote the
+            others.
+        seconds: Wall time of this call.
+        fingerprint: Of what made the dataset: ``mmstream.bake.json`` has the settings.
+        first_reason: Why the first bad sample was refused that no filter left out.
+        was_finished: True: the destination held this dataset already. Nothing was written.
+    """
 
     num_samples: int
-    """Samples of the new dataset, as many as the source has."""
     num_bad: int
-    """Samples that the pipeline refused. They are bad samples of the new dataset too."""
     num_left_out: int
-    """Those of `num_bad` that a filter left out: no fault."""
     num_shards: int
     num_bytes: int
-    """Size of all tars."""
     num_new_bytes: int
-    """Size of the tars that this call wrote. An earlier, interrupted call wrote the others."""
     seconds: float
-    """Wall time of this call."""
     fingerprint: str
-    """Of what made the dataset: ``mmstream.bake.json`` has the settings."""
     first_reason: str = ""
-    """Why the first bad sample was refused that no filter left out."""
     was_finished: bool = False
-    """True: the destination held this dataset already. Nothing was written."""
 
     def __repr__(self) -> str:
         return f"<BakeReport: {self.summary()}>"

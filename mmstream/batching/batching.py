@@ -42,6 +42,21 @@ class Flat:
     A document is one text with its media. Its tokens see those before them in the same document,
     and no others. Each row of the batch is one sample.
 
+    Attributes:
+        layout: "flat": token fields are [1, T], of all rows together. "rows": they are [B, T], and
+            each row is filled up with padding documents. The second is for attention that takes no
+            lengths of documents: eager, sdpa and flex.
+        pad_to_multiple_of: T is a multiple of this number of tokens.
+        document_multiple_of: Each document is filled up to a multiple of this number of tokens,
+            with tokens that have no labels. For context parallelism, which cuts each document. With
+            packs it is that of the plan, which leaves room for it.
+        pad_documents_to: Number of documents in ``cu_seq_lens_q``, for compiled models that need
+            one shape. Documents without a token are added at the end. None: as many as there are.
+        positions: A rule of models whose positions have several dimensions: `mm.QwenVLPositions`.
+            None: positions count the tokens of each document.
+        first_position: The position of the first token of a document: 2 for models that count as
+            RoBERTa does.
+
     Raises:
         ConfigError: A setting is none of those that it may be.
 
@@ -60,23 +75,11 @@ class Flat:
 
     _: KW_ONLY
     layout: Literal["flat", "rows"] = "flat"
-    """"flat": token fields are [1, T], of all rows together. "rows": they are [B, T], and each row
-    is filled up with padding documents. The second is for attention that takes no lengths of
-    documents: eager, sdpa and flex."""
     pad_to_multiple_of: int = 1
-    """T is a multiple of this number of tokens."""
     document_multiple_of: int = 1
-    """Each document is filled up to a multiple of this number of tokens, with tokens that have no
-    labels. For context parallelism, which cuts each document. With packs it is that of the plan,
-    which leaves room for it."""
     pad_documents_to: int | None = None
-    """Number of documents in ``cu_seq_lens_q``, for compiled models that need one shape. Documents
-    without a token are added at the end. None: as many as there are."""
     positions: Positions | None = None
-    """A rule of models whose positions have several dimensions: `mm.QwenVLPositions`. None:
-    positions count the tokens of each document."""
     first_position: int = 0
-    """The position of the first token of a document: 2 for models that count as RoBERTa does."""
 
     def __post_init__(self) -> None:
         if self.layout not in ("flat", "rows"):

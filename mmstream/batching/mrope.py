@@ -46,6 +46,17 @@ class QwenVLPositions:
 
     It gives what ``get_rope_index`` of `transformers` gives for each document by itself.
 
+    Attributes:
+        image_token_id: The token in whose place a picture's vectors come.
+        video_token_id: The same for videos.
+        patch_size: Side of a patch in pixels.
+        merge_size: How many patches on each side are merged into one token.
+        temporal_patch_size: How many frames are merged.
+        tokens_per_second: What the time of a video grows by in a second. None: by 1 for each group
+            of frames.
+        has_split_videos: Whether each group of frames stands by itself, behind its time, as
+            Qwen3-VL has it.
+
     Raises:
         ConfigError: Of `from_config`: the model is of another family.
 
@@ -57,19 +68,12 @@ class QwenVLPositions:
     """
 
     image_token_id: int
-    """The token in whose place a picture's vectors come."""
     video_token_id: int
-    """The same for videos."""
     patch_size: int
-    """Side of a patch in pixels."""
     merge_size: int = 2
-    """How many patches on each side are merged into one token."""
     temporal_patch_size: int = 2
-    """How many frames are merged."""
     tokens_per_second: int | None = None
-    """What the time of a video grows by in a second. None: by 1 for each group of frames."""
     has_split_videos: bool = False
-    """Whether each group of frames stands by itself, behind its time, as Qwen3-VL has it."""
 
     def __post_init__(self) -> None:
         for setting in fields(self):

@@ -79,49 +79,54 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did. With splits, the numbers are sums over all of them."""
+    """What a conversion did. With splits, the numbers are sums over all of them.
+
+    Attributes:
+        num_rows: Rows of the file.
+        num_samples: Samples in the shards.
+        num_rejects: Rows that became no sample. ``rejects.jsonl`` says why.
+        num_shards: Shards that hold samples, as the manifest lists them.
+        num_bytes: Size of all tars.
+        num_new_bytes: Size of the tars that this call wrote. An earlier, interrupted call wrote the
+            others.
+        seconds: Wall time of this call.
+        num_repaired: Shards of an earlier call whose files were missing, or had another length or
+            (with `check`) another content. This call wrote them again.
+        was_finished: True: the destination held this conversion already. Nothing was written,
+            except for the shards of `num_repaired`.
+        formats: {format: rows that were read as it}.
+        unread_keys: {key that nothing read: rows that have it}. The ``json`` of a sample keeps
+            these keys.
+        media: {extension: media files of this type, and their bytes}.
+        reject_kinds: Rejected rows by their reason, the most frequent first, with an example each.
+        num_left_out: Those of `num_rejects` that are no fault: blank lines, and rows for which a
+            function of yours returned None.
+        num_retried: Rejected rows that this call tried again, with `retry_rejects`.
+        num_recovered: Those of `num_retried` that became samples.
+        num_pairs: {kind: pairs in ``duplicates.jsonl``}, if this call looked for duplicates.
+        num_dropped: Samples that epochs leave out as duplicates, if this call looked for them.
+        splits: The report of each split. Empty without splits.
+    """
 
     num_rows: int
-    """Rows of the file."""
     num_samples: int
-    """Samples in the shards."""
     num_rejects: int
-    """Rows that became no sample. ``rejects.jsonl`` says why."""
     num_shards: int
-    """Shards that hold samples, as the manifest lists them."""
     num_bytes: int
-    """Size of all tars."""
     num_new_bytes: int
-    """Size of the tars that this call wrote. An earlier, interrupted call wrote the others."""
     seconds: float
-    """Wall time of this call."""
     num_repaired: int = 0
-    """Shards of an earlier call whose files were missing, or had another length or (with `check`)
-    another content. This call wrote them again."""
     was_finished: bool = False
-    """True: the destination held this conversion already. Nothing was written, except for the
-    shards of `num_repaired`."""
     formats: dict[str, int] = field(default_factory=dict)
-    """{format: rows that were read as it}."""
     unread_keys: dict[str, int] = field(default_factory=dict)
-    """{key that nothing read: rows that have it}. The ``json`` of a sample keeps these keys."""
     media: dict[str, MediaCount] = field(default_factory=dict)
-    """{extension: media files of this type, and their bytes}."""
     reject_kinds: tuple[RejectGroup, ...] = ()
-    """Rejected rows by their reason, the most frequent first, with an example each."""
     num_left_out: int = 0
-    """Those of `num_rejects` that are no fault: blank lines, and rows for which a function of yours
-    returned None."""
     num_retried: int = 0
-    """Rejected rows that this call tried again, with `retry_rejects`."""
     num_recovered: int = 0
-    """Those of `num_retried` that became samples."""
     num_pairs: dict[str, int] = field(default_factory=dict)
-    """{kind: pairs in ``duplicates.jsonl``}, if this call looked for duplicates."""
     num_dropped: int = 0
-    """Samples that epochs leave out as duplicates, if this call looked for them."""
     splits: dict[str, ConvertReport] = field(default_factory=dict)
-    """The report of each split. Empty without splits."""
 
     def __repr__(self) -> str:
         return f"<ConvertReport: {self.summary()}>"

@@ -48,6 +48,22 @@ class MediaOptions:
     byte for byte as they are. They are also stored so where a change is asked for and the file
     needs none.
 
+    Attributes:
+        check: How much of a file is read. "none": its first bytes, for its type. "header": also its
+            size, duration and so on, without decoding it. "full": everything is decoded once, as
+            strictly as in training.
+        max_image_side: Images with a longer side than this are made smaller, to this side. None: as
+            they are. Images are never made larger.
+        image_quality: Quality of images that are encoded again as JPEG or WebP, 1 to 100. Default:
+            95.
+        image_format: Store all images as "jpg", "png" or "webp". None: as they are.
+        min_image_side: Reject images with a shorter side than this, in pixels of the original.
+        max_aspect: Reject images whose longer side is more than this many times the shorter one.
+        min_duration_s: Reject audio and video files that are shorter, in seconds, or whose duration
+            is unknown.
+        max_duration_s: Reject audio and video files that are longer, in seconds, or whose duration
+            is unknown.
+
     Raises:
         ConfigError: A value is impossible, or two of them contradict each other.
 
@@ -60,24 +76,13 @@ class MediaOptions:
     """
 
     check: Check = "header"
-    """How much of a file is read. "none": its first bytes, for its type. "header": also its size,
-    duration and so on, without decoding it. "full": everything is decoded once, as strictly as in
-    training."""
     max_image_side: int | None = None
-    """Images with a longer side than this are made smaller, to this side. None: as they are. Images
-    are never made larger."""
     image_quality: int | None = None
-    """Quality of images that are encoded again as JPEG or WebP, 1 to 100. Default: 95."""
     image_format: ImageFormat | None = None
-    """Store all images as "jpg", "png" or "webp". None: as they are."""
     min_image_side: int | None = None
-    """Reject images with a shorter side than this, in pixels of the original."""
     max_aspect: float | None = None
-    """Reject images whose longer side is more than this many times the shorter one."""
     min_duration_s: float | None = None
-    """Reject audio and video files that are shorter, in seconds, or whose duration is unknown."""
     max_duration_s: float | None = None
-    """Reject audio and video files that are longer, in seconds, or whose duration is unknown."""
 
     def __post_init__(self) -> None:
         refuse_bools(
