@@ -18,6 +18,7 @@ from mmstream.cli.shared import (
     say,
 )
 from mmstream.decoding.fields import undecoded_media
+from mmstream.display.markup import count_text
 from mmstream.errors import SampleError, escaped
 
 __all__ = ["info"]
@@ -211,7 +212,7 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
     if about["num_bad"]:
         say(f"  on the bad list, left out of every epoch: {about['num_bad']:,} samples")
     if not dataset.manifest.fields and dataset.num_shards:
-        say(f"  fields of {len(about['keys'])} samples:")
+        say(f"  fields of {count_text(len(about['keys']), 'sample')}; --stats counts them in more:")
     for name, count in about["fields"].items():
         say(f"  .{escaped(name)}" + (f": {count:,}" if count is not None else ""))
     if media := undecoded_media(about["fields"]):

@@ -72,6 +72,8 @@ class Statistics:
             entry.
         classes: How many samples have each class, the most frequent first. The class is the text of
             ``cls``, or a label in ``json``.
+        fields: How many of the samples measured have each field, the most frequent first. A number
+            below `num_measured` says that some samples lack it.
     """
 
     num_samples: int
@@ -80,6 +82,7 @@ class Statistics:
     reasons: tuple[str, ...]
     values: dict[str, Values]
     classes: dict[str, int]
+    fields: dict[str, int] = field(default_factory=dict)
 
     @property
     def hours(self) -> dict[str, float]:
@@ -99,6 +102,7 @@ class Statistics:
             "num_bad": self.num_bad,
             "reasons": list(self.reasons),
             "hours": self.hours,
+            "fields": dict(islice(self.fields.items(), 100)),
             "values": {name: _summary(values) for name, values in self.values.items()},
             "num_classes": len(self.classes),
             "classes": dict(islice(self.classes.items(), 100)),
@@ -135,6 +139,7 @@ class _Record:
     """What was measured of one sample."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
+    fields: tuple[str, ...] = ()
     class_name: str | None = None
     text_sample: Sample = field(default_factory=dict)
     """The sample without the bytes of its media, for the tokenizer."""
@@ -148,6 +153,7 @@ class _Total:
 
     values: dict[str, list[float]] = field(default_factory=dict)
     classes: Counter[str] = field(default_factory=Counter)
+    fields: Counter[str] = field(default_factory=Counter)
     reasons: list[str] = field(default_factory=list)
     num_bad: int = 0
 
@@ -157,6 +163,7 @@ class _Total:
             if len(self.reasons) < MAX_REASONS:
                 self.reasons.append(escaped(record.problem, 500))
             return
+        self.fields.update(record.fields)
         for name, numbers in record.values.items():
             self.values.setdefault(name, []).extend(numbers)
         if record.class_name is not None:
@@ -219,15 +226,20 @@ def statistics(
             _count_tokens(batch, text)
         for record in batch:
             total.add(record)
-    by_count = sorted(total.classes.items(), key=lambda entry: (-entry[1], entry[0]))
     return Statistics(
         len(dataset),
         len(addresses) - total.num_bad,
         total.num_bad,
         tuple(total.reasons),
         {name: np.array(total.values[name]) for name in _ORDER if name in total.values},
-        dict(by_count),
+        _by_count(total.classes),
+        _by_count(total.fields),
     )
+
+
+def _by_count(counts: Counter[str]) -> dict[str, int]:
+    """Return counts with the most frequent first."""
+    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 MEDIA_TIMEOUT_S = 60.0
@@ -310,6 +322,7 @@ def _record(dataset: ShardSource, address: _Address) -> _Record:
     name = escaped(sample["__key__"])
     record = _Record(
         {"sample bytes": [float(sum(map(_num_bytes, sample.values())))]},
+        tuple(name for name in sample if name[:2] != "__"),
         address=f"{address.text} {name}",
     )
     try:

@@ -457,6 +457,8 @@ class StoredFields:
                 raise ConfigError(
                     f"{dataset.store.url}: was not made by `mmstream bake`: give decode= the "
                     "decoders of its fields, mm.Decode(image=..., text=...)"
+                    + "; in a mixture, bake all sources or none"
+                    * (len(datasets) > 1)
                 )
             contents.append(content)
         if not contents:

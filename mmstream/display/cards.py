@@ -22,8 +22,9 @@ from mmstream.display.markup import QUIET, html_text, page
 from mmstream.display.media_files import field_text, is_media_file
 from mmstream.display.mixtures import key_text
 from mmstream.display.recordings import recording_text, recordings_of
+from mmstream.display.sample_dict import value_text
 from mmstream.display.samples import DEFAULT_SAMPLE_RATE, MAX_TURNS, sample_html
-from mmstream.display.tokens import count_text, tokens_text
+from mmstream.display.tokens import token_counts, tokens_text
 from mmstream.errors import escaped
 
 __all__ = ["Card", "card_lines", "cards_html"]
@@ -35,6 +36,9 @@ MAX_PAGE_CHARACTERS = 128_000_000
 """Where a page has become so large, no more recordings are embedded."""
 
 MAX_LINE_CHARACTERS = 500
+
+MAX_SHORT_BYTES = 32
+"""Files up to this size are shown themselves: a class, a number, an id."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def card_lines(
     if row and not messages:
         yield f"  json: {_line(json.dumps(row, ensure_ascii=False, default=str))}"
     if tokenizer is not None and "input_ids" in sample:
-        yield f"  {count_text(sample)} in [[ ]]:"
+        yield f"  {token_counts(sample)} in [[ ]]:"
         for line in tokens_text(tokenizer, sample).splitlines():
             yield f"    {_line(line)}"
 
@@ -131,12 +135,19 @@ def _field_lines(sample: Mapping[str, Any], sample_rate: int) -> Iterator[str]:
     """Yield what each field holds, and what its recording was decoded to."""
     public = ((name, value) for name, value in sample.items() if name[:2] != "__")
     for name, value in islice(public, MAX_FIELDS):
-        is_media = is_media_file(name, value)
-        shown = escaped(field_text(value), 300) if is_media else kind_of(value)
-        yield f"  {escaped(name, 60)}: {shown}"
+        yield f"  {escaped(name, 60)}: {_field_text(name, value)}"
     for name, recording in islice(recordings_of(sample).items(), MAX_FIELDS):
         if not isinstance(recording, bytes):
             yield f"  {escaped(name, 60)} decoded: {recording_text(recording, sample_rate)}"
+
+
+def _field_text(name: str, value: Any) -> str:
+    if is_media_file(name, value):
+        return escaped(field_text(value), 300)
+    has_own_line = name in ("txt", "json")
+    if isinstance(value, bytes) and len(value) <= MAX_SHORT_BYTES and not has_own_line:
+        return value_text(value)  # such as a class
+    return kind_of(value)
 
 
 def _content_text(turn: Mapping[str, Any]) -> str:

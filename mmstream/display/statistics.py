@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.display.markup import QUIET, html_text, page, size_text, table
+from mmstream.errors import escaped
 
 __all__ = ["Bin", "bins", "statistics_html", "statistics_lines"]
 
@@ -20,6 +21,9 @@ MAX_BINS = 14
 
 MAX_CLASSES = 12
 """Classes that are named, the most frequent first."""
+
+MAX_FIELDS = 16
+"""Fields that are named, the most frequent first."""
 
 BAR_CHARACTERS = 40
 """Longest bar in a terminal."""
@@ -75,6 +79,7 @@ def statistics_lines(stats: Any) -> Iterator[str]:
     """Yield `Statistics` for a terminal: what was read, a table, and bars."""
     yield _head(stats)
     yield from (f"  bad: {reason}" for reason in stats.reasons)
+    yield from (f"  {line}" for line in _fields(stats))
     rows = _rows(stats)
     widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)]
     for row in (HEAD, *rows):
@@ -102,6 +107,7 @@ def statistics_html(stats: Any) -> str:
     return page(
         f"<b>Statistics</b> <span>{html_text(_head(stats))}</span>",
         bad,
+        "".join(f"<div>{html_text(line)}</div>" for line in _fields(stats)),
         table(rows, HEAD),
         "".join(f"<div>{html_text(line)}</div>" for line in _hours(stats)),
         f'<div style="display:flex;flex-wrap:wrap;gap:18px 36px;margin:12px 0">{charts}</div>',
@@ -129,6 +135,16 @@ def _chart(name: str, bars: Sequence[tuple[str, int]]) -> str:
 def _head(stats: Any) -> str:
     text = f"{stats.num_measured:,} of {stats.num_samples:,} samples measured, spread over all"
     return text + (f"; {stats.num_bad:,} bad" if stats.num_bad else "")
+
+
+def _fields(stats: Any) -> Iterator[str]:
+    """Yield a line that says how many samples have each field."""
+    if stats.fields:
+        counts = [f"{escaped(name)} {n:,}" for name, n in islice(stats.fields.items(), MAX_FIELDS)]
+        num_more = len(stats.fields) - len(counts)
+        yield f"samples with each field: {', '.join(counts)}" + f", {num_more:,} more" * (
+            num_more > 0
+        )
 
 
 def _hours(stats: Any) -> Iterator[str]:

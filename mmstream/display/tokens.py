@@ -85,7 +85,7 @@ def tokens_html(tokenizer: Any, sample: Mapping[str, Any]) -> str:
     ]
     style = "white-space:pre-wrap;max-width:60em;margin:4px 0"
     return (
-        f'<div style="{QUIET};font-size:11px">{count_text(sample)}; the model learns the '
+        f'<div style="{QUIET};font-size:11px">{token_counts(sample)}; the model learns the '
         f'<span style="{LEARNED}">coloured</span> ones</div><pre style="{style}">'
         f"{''.join(spans)}</pre>"
     )
@@ -97,7 +97,7 @@ def tokens_text(tokenizer: Any, sample: Mapping[str, Any]) -> str:
     return "".join(f"[[{run.text}]]" if run.is_learned else run.text for run in runs)
 
 
-def count_text(sample: Mapping[str, Any]) -> str:
+def token_counts(sample: Mapping[str, Any]) -> str:
     """Return how many tokens a sample has, and how many of them are learned."""
     mask = sample.get("attention_mask")
     num_tokens = len(sample["input_ids"]) if mask is None else int(sum(int(m) for m in mask))

@@ -409,6 +409,13 @@ IMPOSSIBLE: dict[str, tuple[Callable[[str], Any], str]] = {
         "give cpu, cuda",
     ),
     "not baked": (lambda corpus: pipeline(corpus, mm.Decode.baked()), "was not made by"),
+    "a source not baked": (
+        lambda corpus: pipeline(
+            mm.Mixture({name: (mm.open_dataset(corpus), 1) for name in "ab"}, epoch_steps=1),
+            mm.Decode.baked(),
+        ),
+        "in a mixture, bake all sources or none",
+    ),
 }
 
 

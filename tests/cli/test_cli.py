@@ -482,14 +482,14 @@ def test_verify_decode_takes_pictures_by_any_name(mmstream, tmp_path):
 def test_verify_decode_names_the_types_that_it_only_read(mmstream, tmp_path):
     def fields(number):
         others = {"npy": b"array"} if number < 2 else {"txt": b"text", "2.txt": b"more"}
-        return {"json": b"{}", **others}
+        return {"v2.json" if number == 4 else "json": b"{}", **others}
 
     write_corpus(tmp_path, [3, 2], fields)
     code, out, _ = mmstream("verify", tmp_path, "--decode")
     assert code == 0
     assert out.splitlines() == [
-        "decoded: json (5 samples); not decoded: txt (3 samples), npy (2 samples): "
-        "nothing here decodes them",
+        "decoded: json (4 samples); not decoded: txt (3 samples), npy (2 samples), "
+        "v2.json (1 sample): nothing here decodes them",
         "ok: 5 samples in 2 shards",
     ]
     assert mmstream("verify", tmp_path)[1] == "ok: 5 samples in 2 shards\n"

@@ -49,6 +49,19 @@ def test_numbers_are_those_of_the_samples(dataset):
     assert repr(stats).startswith("<Statistics of 50 of 50 samples: sample bytes, images, ")
 
 
+def test_fields_that_some_samples_lack_are_counted(tmp_path):
+    def fields(number):
+        return {
+            name: b"1" for n, name in enumerate(("cls", "v2.cls", "a b")) if number % (n + 1) == 0
+        }
+
+    stats = mm.statistics(mm.open_dataset(write_corpus(tmp_path, [6], fields)))
+    assert list(stats.fields.items()) == [("cls", 6), ("v2.cls", 3), ("a b", 2)]
+    assert "  samples with each field: cls 6, v2.cls 3, a b 2" in statistics_lines(stats)
+    many = mm.Statistics(1, 1, 0, (), {}, {}, {f"{n}.jpg": 1 for n in range(20)})
+    assert next(line for line in statistics_lines(many) if "each" in line).endswith(", 4 more")
+
+
 def test_a_part_of_the_samples_is_drawn_from_all_of_it_and_always_the_same(dataset):
     first, again, other = (mm.statistics(dataset, 10, seed=seed) for seed in (1, 1, 2))
     widths = first.values["image width"]

@@ -45,6 +45,11 @@ def lines_of(sample: dict, **options) -> str:
     return "\n".join(card_lines(Card("a[0]", sample), **options))
 
 
+def test_a_short_file_is_shown_itself():
+    lines = lines_of({"__key__": "k", "cls": b"12", "id": bytes(3), "npy": b"x" * 40}).splitlines()
+    assert lines[1:] == ["  cls: b'12'", "  id: <3 bytes>", "  npy: 40 bytes"]
+
+
 def test_a_decoded_clip_is_a_row_of_frames_with_their_times():
     times = torch.tensor([0.0, 0.4, 1.7, 2.5])
     sample = {"__key__": "a", "video": frames(4), "video_pts_s": times}
