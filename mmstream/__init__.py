@@ -70,6 +70,9 @@ if TYPE_CHECKING:
         llava_onevision_video_length as llava_onevision_video_length,
     )
     from mmstream.decoding.text.video_lengths import qwen3_vl_video_length as qwen3_vl_video_length
+    from mmstream.decoding.text.video_lengths import (
+        qwen_omni_video_length as qwen_omni_video_length,
+    )
     from mmstream.decoding.text.video_lengths import qwen_vl_video_length as qwen_vl_video_length
     from mmstream.decoding.times import Times as Times
     from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
@@ -143,6 +146,7 @@ _NAMES_OF = {
     "decoding.text.video_lengths": (
         "llava_onevision_video_length",
         "qwen3_vl_video_length",
+        "qwen_omni_video_length",
         "qwen_vl_video_length",
     ),
     "decoding.times": ("Times",),

@@ -72,6 +72,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "plan_packs": lambda dataset, **k: mm.plan_packs(dataset, **{"max_tokens": 8, **k}),
     "qwen3_vl_video_length": lambda _, **k: mm.qwen3_vl_video_length(**k),
+    "qwen_omni_video_length": lambda _, **k: mm.qwen_omni_video_length(**k),
     "qwen_vl_length": lambda _, **k: mm.qwen_vl_length(**k),
     "qwen_vl_video_length": lambda _, **k: mm.qwen_vl_video_length(**k),
     "reshard": lambda dataset, **k: mm.reshard(dataset, "packs", plan="p", **k),

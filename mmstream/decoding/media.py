@@ -25,7 +25,8 @@ import torch
 
 from mmstream.decoding.address import address, with_address
 from mmstream.decoding.fields import audio_fields, in_order, video_fields
-from mmstream.decoding.media_shapes import AudioShape, VideoShape
+from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.media_shapes import AudioShape, MediaShapes, VideoShape
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD, CpuVideo
 from mmstream.errors import ConfigError
@@ -148,9 +149,14 @@ def plan_media(sample: Sample, decode: Decode, *, audio: bool = True) -> MediaPl
 
 
 def media_shapes(
-    sample: Sample, decode: Decode, plans: MediaPlans, *, audio: bool
-) -> tuple[list[VideoShape], list[AudioShape]]:
-    """Return the shapes of the videos and recordings that belong to a sample's text.
+    sample: Sample,
+    decode: Decode,
+    plans: MediaPlans,
+    images: Sequence[ImageShape],
+    *,
+    audio: bool,
+) -> MediaShapes:
+    """Return the shapes of the media that belong to a sample's text.
 
     Tracks of videos count as recordings, in the order of the files. Files that are decoded by field
     belong to no text.
@@ -159,6 +165,7 @@ def media_shapes(
         sample: A sample with ``json`` parsed.
         decode: The decoders.
         plans: What `plan_media` has planned for it.
+        images: The shapes of its images.
         audio: Whether recordings are planned. There are no shapes of them otherwise.
     """
     videos = {name: plans[name] for name in video_files(sample, decode).get(VIDEO, ())}
@@ -166,7 +173,16 @@ def media_shapes(
     if audio:
         audios = {name: plans[name] for name in _audio_files(sample, decode).get(AUDIO, ())}
         audios |= {name: plan.track for name, plan in videos.items() if plan.track is not None}
-    return [plan.shape for plan in videos.values()], [audios[n].shape for n in in_order(audios)]
+    numbers = {name: number for number, name in enumerate(in_order(audios))}
+    return MediaShapes(
+        images,
+        [
+            plan.shape._replace(sound=plan.track.shape) if name in numbers else plan.shape
+            for name, plan in videos.items()
+        ],
+        [audios[name].shape for name in numbers],
+        [numbers.get(name) for name in videos],
+    )
 
 
 def decode_media(

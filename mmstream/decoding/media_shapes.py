@@ -53,6 +53,8 @@ class VideoShape(NamedTuple):
     """How many frames at the end repeat the last one. A pixel budget does not count them."""
     end_s: float = math.inf
     """Where the span ends, in the container's time; no later than the video."""
+    sound: AudioShape | None = None
+    """The shape of its sound. None: it has none, or no text needs to know it."""
 
 
 class AudioShape(NamedTuple):
@@ -77,3 +79,5 @@ class MediaShapes(NamedTuple):
     images: Sequence[ImageShape] = ()
     videos: Sequence[VideoShape] = ()
     audios: Sequence[AudioShape] = ()
+    tracks: Sequence[int | None] = ()
+    """Of each video, the number of its sound among `audios`, from 0. None: it has none there."""

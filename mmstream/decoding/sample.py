@@ -201,7 +201,7 @@ def measure_sample(
             images = _shapes_of(sample, decode.image, names)
     shapes = MediaShapes(images)
     if decode.has_media:
-        shapes = MediaShapes(images, *media_shapes(sample, decode, plans or {}, audio=True))
+        shapes = media_shapes(sample, decode, plans or {}, images, audio=True)
     text = None if decode.text is None else _tokens_of(sample, decode, tokens, plans)
     return MeasuredSample(text, shapes)
 
@@ -346,8 +346,7 @@ def _with_media(
     needs_audio = needs_shapes(decode, "audio")
     if not needs_audio and not needs_shapes(decode, "video"):
         return MediaShapes(images)
-    videos, audios = media_shapes(sample, decode, plans, audio=needs_audio)
-    return MediaShapes(images, videos, audios)
+    return media_shapes(sample, decode, plans, images, audio=needs_audio)
 
 
 def needs_shapes(decode: Decode, kind: str) -> bool:

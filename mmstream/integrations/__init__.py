@@ -6,6 +6,7 @@ inputs.py      `model_inputs`: the keyword arguments of a model's forward, from 
 arguments.py   makes them
 packed_text.py  the text of flat batches: what keeps documents apart
 mrope_positions.py  positions of Qwen-VL in flat batches
+omni_positions.py   positions of Qwen2.5-Omni with the sound of videos between their frames
 check_packing.py  whether a model keeps documents apart, measured
 first_use.py      the same in short, at the first flat batch of a model
 one_document.py   a flat batch with one document, or with others' content changed

@@ -21,7 +21,8 @@ from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
 from mmstream.integrations.blank import add_blank, add_blank_audio, add_blank_video
 from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
-from mmstream.integrations.mrope_positions import mrope_positions, needs_mrope
+from mmstream.integrations.mrope_positions import mrope_positions, needs_mrope, rule_of
+from mmstream.integrations.omni_positions import has_sound_in_videos, omni_positions
 from mmstream.integrations.packed_text import (
     DOCUMENT_ARGUMENTS,
     check_quadratic,
@@ -95,6 +96,8 @@ def model_arguments(
     if packed:
         check_quadratic(batch, config)
         text = _packed_inputs(text, media_inputs, model, config)
+    else:
+        text = _with_positions(text, media_inputs, model, config)
     config_type: Any = type(config)
     accepted = _parameters_of(config_type)
     return {
@@ -137,6 +140,18 @@ def _packed_inputs(
     elif text["position_ids"].ndim == 3:
         text = {**text, "position_ids": text["position_ids"][0]}
     return packed_arguments(text, config)
+
+
+def _with_positions(
+    text: dict[str, Any], media_inputs: dict[str, Tensor], model: Any, config: Any
+) -> dict[str, Any]:
+    """Return the text, with its positions where the model itself would count them wrongly."""
+    ids = text["input_ids"]
+    if not has_sound_in_videos(ids, config).any():
+        return text
+    mask = text.get("attention_mask", torch.ones_like(ids))
+    positions = omni_positions(rule_of(model, config), ids, mask, media_inputs, config)
+    return {**text, "position_ids": positions}
 
 
 class _Media(NamedTuple):

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
+from mmstream.integrations.omni_positions import has_sound_in_videos, omni_positions
 
-__all__ = ["mrope_positions", "needs_mrope"]
+__all__ = ["mrope_positions", "needs_mrope", "rule_of"]
 
 _FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni_thinker")
 
@@ -71,7 +72,7 @@ def mrope_positions(
     mask = counted < lengths[:, None]  # one document a row, padded
     padded_ids = ids.new_zeros(mask.shape)
     padded_ids[mask] = ids
-    rule = _rule_of(model, config)
+    rule = rule_of(model, config)
     arguments: dict[str, Any] = {"input_ids": padded_ids, "attention_mask": mask.long()}
     parameters = inspect.signature(rule).parameters
     for name, field in _ARGUMENTS.items():
@@ -83,12 +84,20 @@ def mrope_positions(
         arguments["mm_token_type_ids"] = kinds
     if "audio_seqlens" in parameters and "feature_attention_mask" in media_inputs:
         arguments["audio_seqlens"] = media_inputs["feature_attention_mask"].sum(-1)
-    rows = rule(**arguments)[0][:, mask]
+    if has_sound_in_videos(padded_ids, config).any():
+        padded = omni_positions(rule, padded_ids, mask.long(), media_inputs, config)
+    else:
+        padded = rule(**arguments)[0]
+    rows = padded[:, mask]
     return torch.cat((positions[None], rows.view(3, *positions.shape).to(positions.dtype)))
 
 
-def _rule_of(model: Any, config: Any) -> Any:
-    """Return the method with the rule: of the model, or of its class with the config."""
+def rule_of(model: Any, config: Any) -> Any:
+    """Return the method with the rule: of the model, or of its class with the config.
+
+    Raises:
+        ConfigError: There is none.
+    """
     for module in model.modules() if model is not None else ():
         if hasattr(module, "get_rope_index"):
             return module.get_rope_index

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mmstream.batching.media import mean_rate
+from mmstream.decoding.text.video_lengths import OMNI_FPS
 from mmstream.decoding.video.encoded import EncodedVideos
 from mmstream.errors import ConfigError
 from mmstream.integrations.patches import patch_lines
@@ -23,9 +24,6 @@ from mmstream.integrations.token_counts import check_count
 from mmstream.types import Batch
 
 __all__ = ["SEEING", "Videos", "check_video_tokens", "videos_of"]
-
-OMNI_FPS = 2.0
-"""Frames per second that the processor of Qwen2.5-Omni takes for given, whatever was sampled."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mmstream as mm
@@ -123,6 +123,13 @@ def qwen2_audio() -> MediaFamily:
         tokenizer, 200_000, audio_token="<|AUDIO|>", audio_length=mm.qwen_audio_length()
     )
     return MediaFamily(processor, text)
+
+
+def qwen2_5_omni_with_sound(**settings: Any) -> MediaFamily:
+    """The sound of a video stands between its frames."""
+    family = qwen2_5_omni(**settings)
+    text = replace(family.text, video_length=mm.qwen_omni_video_length())
+    return replace(family, text=text)
 
 
 def qwen2_5_omni(**settings: Any) -> MediaFamily:

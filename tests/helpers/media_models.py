@@ -92,7 +92,7 @@ def model_of(name: str, tokenizer: Any) -> Any:
     return MODELS[name](tokenizer).eval()
 
 
-def positions_of(model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
+def positions_of(model: Any, inputs: dict[str, Any], **settings: Any) -> torch.Tensor | None:
     """The positions of a model of Qwen-VL, for each axis."""
     if not hasattr(model.model, "get_rope_index"):
         return None
@@ -104,5 +104,5 @@ def positions_of(model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
         given["second_per_grids"] = inputs["video_second_per_grid"]
         if "feature_attention_mask" in inputs:
             given["audio_seqlens"] = inputs["feature_attention_mask"].sum(1)
-    positions: torch.Tensor = model.model.get_rope_index(**given)[0]
+    positions: torch.Tensor = model.model.get_rope_index(**given, **settings)[0]
     return positions

@@ -21,6 +21,7 @@ from tests.helpers.media_families import (
     MediaFamily,
     llava_onevision,
     qwen2_5_omni,
+    qwen2_5_omni_with_sound,
     qwen2_audio,
     qwen2_vl,
     qwen3_vl,
@@ -247,3 +248,152 @@ def test_whisper_gets_the_features_of_real_speech_and_its_text(tmp_path: Path) -
     learned = [tokenizer.decode(row[row != -100]) for row in inputs["labels"]]
     assert learned == [f"{word}<eos>" for word in words]
     assert torch.isfinite(model(**inputs).loss)
+
+
+# -- Qwen2.5-Omni: the sound of a video between its frames -----------------------------------------
+
+WITH_SOUND = [
+    ["imageio/realshort.mp4", f"{DEMO}/3.flac"],
+    ["fsdd/recordings/0_george_0.wav"],
+    ["imageio/cockatoo.mp4", "imageio/realshort.mp4"],
+]
+"""Of each row: videos with sound, and recordings."""
+SILENT = [f"{DEMO}/3.mp4", f"{DEMO}/3.flac"]
+
+
+def omni_batch(folder: Path, rows: list[list[str]]) -> tuple[MediaFamily, dict[str, Any]]:
+    """The files of each row as a batch, where the text has them in this order."""
+    family = qwen2_5_omni_with_sound()
+    family.processor.videos_kwargs = SMALL
+
+    def fields_of(row: int) -> dict[str, bytes]:
+        fields = {"json": json.dumps({"messages": turns_of(rows[row])}).encode()}
+        for i, file in enumerate(rows[row]):
+            fields[f"{i}{Path(file).suffix}"] = (DATA / file).read_bytes()
+        return fields
+
+    decode = omni_decode(family)
+    dataset = mm.open_dataset(write_corpus(folder, [len(rows)], fields_of))
+    [batch] = mm.Loader(
+        mm.Pipeline(dataset, global_batch_size=len(rows), decode=decode, shuffle=False)
+    )
+    assert batch["__valid__"].all()
+    return family, batch
+
+
+def omni_decode(family: MediaFamily) -> mm.Decode:
+    sound = mm.AudioDecoder.from_processor(family.processor)
+    return mm.Decode(
+        text=family.text,
+        video=mm.VideoDecoder.from_processor(family.processor, audio=sound),
+        audio=sound,
+        image=mm.ImageDecoder.from_processor(family.processor),
+    )
+
+
+def turns_of(files: list[str]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "what is "}]
+    for file in files:
+        kind = "video" if file.endswith((".mp4", ".avi")) else "audio"
+        parts += [{"type": kind}, {"type": "text", "text": " and "}]
+    return [user(parts), assistant([{"type": "text", "text": f"{len(files)} cats"}])]
+
+
+def omni_processed(family: MediaFamily, rows: list[list[str]]) -> dict[str, Any]:
+    """What the processor makes of the files, with the sound of videos between their frames."""
+    frames, metadata, sounds, owners = [], [], [], []
+    decoder = mm.AudioDecoder()
+
+    def sample_frames(metadata: Any, **_: Any) -> Any:
+        return family.processor.video_processor.sample_frames(metadata, fps=2)
+
+    for file in (file for files in rows for file in files):
+        is_video = file.endswith(".mp4")
+        if file != SILENT[0]:
+            sounds.append(decoder((DATA / file).read_bytes()))
+            owners.append(len(frames) if is_video else None)
+        if is_video:
+            video, facts = transformers.video_utils.load_video(
+                str(DATA / file), backend="pyav", sample_indices_fn=sample_frames
+            )
+            frames.append(torch.from_numpy(video).permute(0, 3, 1, 2))
+            metadata.append(facts)
+    texts = [
+        family.tokenizer.apply_chat_template(turns_of(files), tokenize=False) for files in rows
+    ]
+    return dict(
+        family.processor(
+            text=texts,
+            videos=frames,
+            video_metadata=metadata,
+            audio=sounds,
+            audio_from_video_indices=owners,
+            load_audio_from_video=True,
+            do_sample_frames=False,
+            sampling_rate=16_000,
+            return_tensors="pt",
+            padding=True,
+            padding_side="right",
+            add_special_tokens=False,
+        )
+    )
+
+
+def test_the_sound_of_a_video_stands_between_its_frames_as_its_processor_puts_it(
+    tmp_path: Path,
+) -> None:
+    family, batch = omni_batch(tmp_path, WITH_SOUND)
+    model = model_of("qwen2_5_omni", family.tokenizer)
+    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False)
+    labels, positions = inputs.pop("labels"), inputs.pop("position_ids")
+    expected = omni_processed(family, WITH_SOUND)
+    length = inputs["input_features"].shape[-1]
+    for key in ("input_features", "feature_attention_mask"):
+        expected[key] = expected[key][..., :length]
+    where = inputs["feature_attention_mask"].bool()[:, None]
+    for values in (inputs, expected):
+        values["input_features"] = values["input_features"].where(where, 0)
+    assert inputs.keys() == expected.keys()
+    for key, value in inputs.items():
+        exact = not value.is_floating_point() or "second" in key
+        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
+        torch.testing.assert_close(value, expected[key].to(value.dtype), rtol=0, atol=atol)
+    assert positions.equal(positions_of(model, expected, use_audio_in_video=True))
+    learned = family.tokenizer.decode(labels[0][labels[0] != -100])
+    assert learned == "2 cats<|im_end|>"
+    by_model = model(**inputs, labels=labels, use_audio_in_video=True).loss
+    ours = model(**inputs, labels=labels, position_ids=positions).loss
+    torch.testing.assert_close(ours, by_model)
+
+
+def test_a_row_with_a_silent_video_has_positions_as_alone(tmp_path: Path) -> None:
+    rows = [["imageio/realshort.mp4"], SILENT]
+    family, batch = omni_batch(tmp_path, rows)
+    model = model_of("qwen2_5_omni", family.tokenizer)
+    inputs = model_inputs(batch, model, normalize=family.processor)
+    assert inputs["input_ids"].equal(omni_processed(family, rows)["input_ids"])
+    for row, has_sound in enumerate((True, False)):
+        files = rows[row : row + 1]
+        _, alone = omni_batch(tmp_path / str(row), files)
+        expected = omni_processed(family, files)
+        length = expected["input_ids"].shape[1]
+        positions = positions_of(model, expected, use_audio_in_video=has_sound)
+        assert inputs["position_ids"][:, row, :length].equal(positions[:, 0])
+        assert (
+            "position_ids" in model_inputs(alone, model, normalize=family.processor)
+        ) == has_sound
+
+
+def test_videos_with_sound_in_one_pack_train_a_model_as_they_do_alone(tmp_path: Path) -> None:
+    family, padded = omni_batch(tmp_path, [["imageio/realshort.mp4"], SILENT])
+    model = model_of("qwen2_5_omni", family.tokenizer).eval()
+    decode = omni_decode(family)
+    dataset = mm.open_dataset(str(tmp_path))
+    [packed] = mm.Loader(
+        mm.Pipeline(dataset, global_batch_size=2, decode=decode, batching=mm.Flat(), shuffle=False)
+    )
+    assert_parity(
+        model,
+        model_inputs(packed, model, normalize=family.processor),
+        model_inputs(padded, model, normalize=family.processor),
+    )

@@ -17,7 +17,7 @@ from mmstream.decoding.media_shapes import AudioShape
 from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError, DecodeError
 
-__all__ = ["AudioLength", "qwen3_omni_audio_length", "qwen_audio_length"]
+__all__ = ["AudioLength", "num_audio_tokens", "qwen3_omni_audio_length", "qwen_audio_length"]
 
 
 AudioLength: TypeAlias = Callable[[AudioShape], int | MediaText]
@@ -39,7 +39,7 @@ def qwen_audio_length() -> AudioLength:
         >>> length(AudioShape(num_samples=48_000, num_feature_frames=300, sample_rate=16_000))
         75
     """
-    return _halved_twice
+    return num_audio_tokens
 
 
 def qwen3_omni_audio_length() -> AudioLength:
@@ -59,7 +59,8 @@ def qwen3_omni_audio_length() -> AudioLength:
     return _by_second
 
 
-def _halved_twice(shape: AudioShape) -> int:
+def num_audio_tokens(shape: AudioShape) -> int:
+    """Count the tokens of an audio whose frames are halved twice; see `qwen_audio_length`."""
     halved = (_num_feature_frames(shape) - 1) // 2 + 1
     return _checked((halved - 2) // 2 + 1, shape)
 

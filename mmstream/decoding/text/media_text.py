@@ -28,3 +28,6 @@ class MediaText(NamedTuple):
     """The text, with the medium's own token once for each entry of `lengths`."""
     lengths: Sequence[int]
     """How many tokens each of these becomes, from 1 up."""
+    audio_lengths: Sequence[int] = ()
+    """Of a video whose sound stands between its frames: how many tokens each token of audio in the
+    text becomes. The text then has no other place for that sound."""

@@ -53,25 +53,30 @@ class Placeholder:
     length: Length
 
     def lengths(
-        self, num_placeholders: int, num_media: int, shapes: MediaShapes | None
+        self,
+        num_placeholders: int,
+        num_media: int,
+        media: Sequence[int],
+        shapes: MediaShapes | None,
     ) -> list[int | MediaText]:
         """Return what each medium takes in the text.
 
         Args:
             num_placeholders: How many tokens the text has.
             num_media: How many media of this kind the sample has.
+            media: The numbers of those that have a token of their own.
             shapes: The shapes of its media.
 
         Raises:
             DecodeError: The two numbers differ.
             ConfigError: A shape is missing, or the function returned no number of tokens.
         """
-        if num_placeholders != num_media:
+        if num_placeholders != len(media):
             raise DecodeError(
-                f"{num_placeholders} {self.token} in the text, {num_media} {self.kind}s"
+                f"{num_placeholders} {self.token} in the text, {len(media)} {self.kind}s"
             )
         if isinstance(self.length, int):
-            return [self.length] * num_media
+            return [self.length] * len(media)
         given = _shapes_of(self.kind, shapes)
         if len(given) != num_media:
             shape = "prepared_shape" if self.kind == "image" else "planned shape"
@@ -79,7 +84,19 @@ class Placeholder:
                 f"{self.kind}_length is a function: the text of {num_media} {self.kind}s needs the "
                 f"{shape} of each, not {len(given)}"
             )
-        return [self._checked(self.length(shape), shape) for shape in given]
+        return [self.length_of(given[number]) for number in media]
+
+    def length_of(self, shape: Any) -> int | MediaText:
+        """Return what a medium of this shape takes in the text.
+
+        Raises:
+            ConfigError: The function returned no number of tokens.
+        """
+        return (
+            self.length
+            if isinstance(self.length, int)
+            else self._checked(self.length(shape), shape)
+        )
 
     def _checked(self, length: Any, shape: Any) -> int | MediaText:
         """Return what the function returned, if it is a number of tokens or a text with them."""
@@ -100,6 +117,10 @@ class Placeholder:
         inner = function.func if isinstance(function, partial) else function
         name = getattr(inner, "__name__", type(inner).__name__)
         raise ConfigError(f"{self.kind}_length: {name} returned {length!r} for {shape}: {advice}")
+
+
+_Medium: TypeAlias = tuple[int, int | MediaText]
+"""The number of a medium among those of its kind, and what it takes in the text."""
 
 
 class MediaTokens(NamedTuple):
@@ -143,11 +164,47 @@ class Placeholders:
     ) -> str:
         """Put a placeholder per medium before plain text, unless the text has such placeholders."""
         missing = [
-            each.token * num_media(each.kind, sample, shapes)
+            each.token * len(self._standalone(each.kind, sample, shapes))
             for each in self.kinds
             if each.token not in text
         ]
         return "".join(missing) + text
+
+    def _standalone(
+        self, kind: str, sample: Mapping[str, Any], shapes: MediaShapes | None
+    ) -> list[int]:
+        """Return the numbers of the media of a kind that have a token of their own in the text.
+
+        The sound of a video may stand between the video's frames instead.
+        """
+        taken = self._tracks_in_videos(shapes) if kind == "audio" else ()
+        return [number for number in range(num_media(kind, sample, shapes)) if number not in taken]
+
+    def _tracks_in_videos(self, shapes: MediaShapes | None) -> list[int]:
+        """Return the numbers of the audios that stand between the frames of their videos.
+
+        Raises:
+            DecodeError: Another video of the sample has no sound.
+            ConfigError: The tokens of sound have no length.
+        """
+        videos = [each for each in self.kinds if each.kind == "video"]
+        if not videos or shapes is None or all(track is None for track in shapes.tracks):
+            return []
+        tracks = []
+        for track, shape in zip(shapes.tracks, shapes.videos, strict=True):
+            length = videos[0].length_of(shape)
+            if isinstance(length, MediaText) and length.audio_lengths and track is not None:
+                tracks.append(track)
+        if tracks and len(tracks) < len(shapes.videos):
+            raise DecodeError(
+                f"{len(shapes.videos) - len(tracks)} of {len(shapes.videos)} videos have no sound: "
+                "in one text, the frames of all videos have their sound between them, or of none"
+            )
+        if tracks and all(each.kind != "audio" for each in self.kinds):
+            raise ConfigError(
+                "video_length puts the sound of videos into the text: give audio_length too"
+            )
+        return tracks
 
     def write(
         self,
@@ -170,12 +227,20 @@ class Placeholders:
         """
         tokens: list[MediaTokens] = []
         texts: dict[str, list[str]] = {}
+        media_of: dict[str, list[_Medium]] = {}
         for each in self.kinds:
+            standalone = self._standalone(each.kind, sample, shapes)
             count = num_media(each.kind, sample, shapes)
-            lengths = each.lengths(text.count(each.token), count, shapes)
+            found = each.lengths(text.count(each.token), count, standalone, shapes)
+            media_of[each.kind] = list(zip(standalone, found, strict=True))
+        tracks = self._tracks_in_videos(shapes)
+        for each in self.kinds:
+            lengths = [length for _, length in media_of[each.kind]]
+            is_heard = each.kind == "audio" and tracks
+            in_order = self._heard(text, media_of, tracks) if is_heard else media_of[each.kind]
             rows = [
                 (medium, number)
-                for medium, length in enumerate(lengths)
+                for medium, length in in_order
                 for number in (length.lengths if isinstance(length, MediaText) else (length,))
             ]
             media, numbers = [row[0] for row in rows], [int(row[1]) for row in rows]
@@ -189,6 +254,36 @@ class Placeholders:
             return WrittenText(text, spans, tokens, [])
         text, spans, stamps = _replace_tokens(text, spans, texts)
         return WrittenText(text, spans, tokens, stamps)
+
+    def _heard(
+        self, text: str, media_of: Mapping[str, Sequence[_Medium]], tracks: Sequence[int]
+    ) -> list[_Medium]:
+        """Return the audios in the order in which a text has them, where videos have sound.
+
+        Args:
+            text: The text, with a token per medium.
+            media_of: By kind: its media that have a token, and what they take.
+            tracks: The number of the sound of each video.
+
+        Raises:
+            DecodeError: The files have another order.
+        """
+        tokens = {each.token: each.kind for each in self.kinds if each.kind in ("video", "audio")}
+        sounds = [
+            (track, MediaText("", length.audio_lengths))
+            for track, (_, length) in zip(tracks, media_of["video"], strict=True)
+            if isinstance(length, MediaText)
+        ]
+        queues = {"video": iter(sounds), "audio": iter(media_of["audio"])}
+        matches = re.finditer("|".join(map(re.escape, tokens)), text)
+        heard: list[_Medium] = [next(queues[tokens[match[0]]]) for match in matches]
+        order = [number for number, _ in heard]
+        if order != sorted(order):
+            raise DecodeError(
+                f"the text has the sounds in the order {order}, counted as files are: name videos "
+                "and recordings in the order of the text"
+            )
+        return heard
 
     def repeats(
         self, written: WrittenText, ids: Ids, *, keep: int

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeAlias
 
 from mmstream.decoding.media_shapes import VideoShape
+from mmstream.decoding.text.audio_lengths import num_audio_tokens
 from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
@@ -23,8 +24,16 @@ __all__ = [
     "VideoLength",
     "llava_onevision_video_length",
     "qwen3_vl_video_length",
+    "qwen_omni_video_length",
     "qwen_vl_video_length",
 ]
+
+OMNI_FPS = 2.0
+"""Frames per second that the processor of Qwen2.5-Omni takes for given, whatever was sampled."""
+OMNI_CHUNK_S = 2
+"""Seconds of a video whose frames stand together in its text, and then their sound."""
+OMNI_POSITIONS_PER_S = 25
+"""Positions of a second, and tokens of a second of sound."""
 
 
 VideoLength: TypeAlias = Callable[[VideoShape], int | MediaText]
@@ -116,6 +125,59 @@ def qwen3_vl_video_length(
     )
 
 
+def qwen_omni_video_length(
+    patch_size: int = 14,
+    merge_size: int = 2,
+    temporal_patch_size: int = 2,
+    *,
+    video_token: str = "<|video_pad|>",
+    audio_token: str = "<|AUDIO|>",
+    audio_start_token: str = "<|audio_bos|>",
+    audio_end_token: str = "<|audio_eos|>",
+) -> VideoLength:
+    """Write the tokens of a video for Qwen2.5-Omni, with its sound between them.
+
+    The tokens of two seconds of frames stand together, then those of two seconds of sound, and so
+    on. The rule is that of transformers' ``Qwen2_5OmniProcessor`` with ``load_audio_from_video``,
+    which was called ``use_audio_in_video``. A video without sound takes tokens as by
+    `qwen_vl_video_length`.
+
+    Args:
+        patch_size: Side of a patch in pixels.
+        merge_size: How many patches on each side are merged into one token.
+        temporal_patch_size: How many frames are merged.
+        video_token: The ``video_token`` of the text decoder.
+        audio_token: The ``audio_token`` of the text decoder.
+        audio_start_token: What stands before the tokens of a video with sound.
+        audio_end_token: What stands behind them.
+
+    Returns:
+        A function for ``TextDecoder(video_length=)``. Use it with ``audio_length=`` and
+        ``VideoDecoder.from_processor(processor, audio=mm.AudioDecoder.from_processor(processor))``.
+        It raises ConfigError for frames whose sides are not multiples of
+        ``patch_size * merge_size``.
+
+    Examples:
+        >>> length = qwen_omni_video_length()
+        >>> shape = VideoShape(
+        ...     num_frames=6, height=56, width=84, picture=(60, 90), fps=30.0, sampled_fps=2.0,
+        ...     times_s=(0.0, 0.5, 1.0, 1.5, 2.0, 2.5), sound=AudioShape(48_000, 300, 16_000),
+        ... )
+        >>> text = length(shape)  # three pairs of 2 x 3 squares, and 75 tokens of sound
+        >>> text.lengths, text.audio_lengths
+        ([12, 6], [50, 25])
+    """
+    refuse_bools(
+        patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
+    )
+    return partial(
+        _with_sound,
+        side=patch_size * merge_size,
+        num_merged=temporal_patch_size,
+        tokens=(audio_start_token, video_token, audio_token, audio_end_token),
+    )
+
+
 def llava_onevision_video_length(patch_size: int = 14) -> VideoLength:
     """Count the tokens of a video for LLaVA-OneVision.
 
@@ -145,6 +207,29 @@ def llava_onevision_video_length(patch_size: int = 14) -> VideoLength:
 
 def _merged_patches(shape: VideoShape, side: int, num_merged: int) -> int:
     return _num_groups(shape, num_merged) * _squares(shape, side)
+
+
+def _with_sound(
+    shape: VideoShape, side: int, num_merged: int, tokens: tuple[str, str, str, str]
+) -> int | MediaText:
+    num_groups, num_squares = _num_groups(shape, num_merged), _squares(shape, side)
+    if shape.sound is None:
+        return num_groups * num_squares
+    start, video, audio, end = tokens
+    groups = _chunks(num_groups, int(OMNI_CHUNK_S * OMNI_FPS) // num_merged)
+    sounds = _chunks(num_audio_tokens(shape.sound), OMNI_CHUNK_S * OMNI_POSITIONS_PER_S)
+    pieces = [
+        piece
+        for chunk in range(max(len(groups), len(sounds)))
+        for piece in (video * (chunk < len(groups)), audio * (chunk < len(sounds)))
+    ]
+    lengths = [number * num_squares for number in groups]
+    return MediaText("".join([start, *pieces, end]), lengths, sounds)
+
+
+def _chunks(number: int, size: int) -> list[int]:
+    """Divide a number: 5 in chunks of 2 is [2, 2, 1]."""
+    return [min(size, number - start) for start in range(0, number, size)]
 
 
 def _stamped(shape: VideoShape, side: int, num_merged: int, marked: str) -> MediaText:

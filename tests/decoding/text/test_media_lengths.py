@@ -19,6 +19,7 @@ from tests.helpers.media_families import (
     MediaFamily,
     llava_onevision,
     qwen2_5_omni,
+    qwen2_5_omni_with_sound,
     qwen2_audio,
     qwen2_vl,
     qwen3_vl,
@@ -129,6 +130,70 @@ def test_thousands_of_audio_lengths_take_as_many_tokens_as_the_omni_model_says()
     length = mm.qwen3_omni_audio_length()
     counted = [length(AudioShape(int(n) * 160, int(n), 16_000)) for n in frames]
     assert counted == expected.tolist()
+
+
+# -- Qwen2.5-Omni: the sound of videos between their frames ------------------------------------
+
+
+def heard_of(seconds: float) -> AudioShape:
+    num_samples = round(seconds * 16_000)
+    return AudioShape(num_samples, -(-num_samples // 160), 16_000)
+
+
+def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_it() -> None:
+    family = qwen2_5_omni_with_sound(do_sample_frames=False, do_resize=False)
+    counts = [1, 2, 5, 8, 9, 2]
+    seconds = [0.31, 6.2, 2.005, 3.99, 4.01, 29.99]  # longer than the frames, and shorter
+    videos = [video_of(count, 56, 84) for count in counts]
+    sample = conversation("video", len(counts), "mp4")
+    sounds = [heard_of(each) for each in seconds]
+    shapes = [
+        shape._replace(sound=sound) for (_, _, shape), sound in zip(videos, sounds, strict=True)
+    ]
+    tokens = family.text(sample, MediaShapes((), shapes, sounds, range(len(sounds))))
+    expected = expected_ids(
+        family,
+        sample,
+        videos=[frames for frames, _, _ in videos],
+        video_metadata=[[metadata for _, metadata, _ in videos]],
+        audio=[np.zeros(sound.num_samples, np.float32) for sound in sounds],
+        audio_from_video_indices=list(range(len(sounds))),
+        load_audio_from_video=True,
+        sampling_rate=16_000,
+    )
+    assert tokens["input_ids"].tolist() == expected
+    assert_labels_are_the_answers(family, tokens)
+
+
+def test_videos_with_sound_stand_beside_recordings_in_the_order_of_the_files() -> None:
+    family = qwen2_5_omni_with_sound()
+    video, sounds = video_of(2, 56, 56)[2], [heard_of(1.0), heard_of(0.5)]
+    token = family.tokenizer.convert_tokens_to_ids("<|AUDIO|>")
+
+    def tokens_of(kinds: list[str], shapes: MediaShapes) -> Any:
+        messages = [user([{"type": kind} for kind in kinds]), assistant("a cat")]
+        extensions = {"video": "mp4", "audio": "wav"}
+        files = {f"{i}.{extensions[kind]}": b"" for i, kind in enumerate(kinds)}
+        return family.text({"json": {"messages": messages}, **files}, shapes)["input_ids"]
+
+    first = MediaShapes((), [video._replace(sound=sounds[0])], sounds, [0])
+    last = MediaShapes((), [video._replace(sound=sounds[1])], sounds, [1])
+    for kinds, shapes in ((["video", "audio"], first), (["audio", "video"], last)):
+        assert (tokens_of(kinds, shapes) == token).sum() == 25 + 12
+    with pytest.raises(DecodeError, match=r"in the order \[1, 0\], counted as files are: name"):
+        tokens_of(["video", "audio"], last)
+    silent = MediaShapes((), [first.videos[0], video], sounds[:1], [0, None])
+    with pytest.raises(DecodeError, match="1 of 2 videos have no sound: in one text"):
+        tokens_of(["video", "video"], silent)
+    caption = family.text({"txt": b"a cat", "0.mp4": b""}, first._replace(audios=sounds[:1]))
+    assert (caption["input_ids"] == token).sum() == 25
+    deaf = TextDecoder(
+        family.tokenizer,
+        video_token="<|video_pad|>",
+        video_length=mm.qwen_omni_video_length(),
+    )
+    with pytest.raises(ConfigError, match="puts the sound of videos into the text: give audio_len"):
+        deaf({"txt": b"a cat", "0.mp4": b""}, first)
 
 
 # -- all kinds together ---------------------------------------------------------------------------
