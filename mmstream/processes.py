@@ -1,7 +1,7 @@
 """What the worker processes of the converter and of the loader have in common.
 
-It lies below both: how workers start, how they follow their main process, how they end, how many
-cores there are, and how much memory processes take.
+It lies below both: how workers start, how they follow their main process, how they end, and how
+much CPU time and memory they take.
 
 Workers end with their main process, however that ends:
 
@@ -35,19 +35,13 @@ from pathlib import Path
 from mmstream.errors import ConfigError
 
 __all__ = [
-    "cpu_limit",
     "cpu_seconds",
-    "default_threads",
     "follow_main_process",
     "follow_while_starting",
     "is_main_process_alive",
     "join_parent",
     "keep_freed_memory",
-    "machine_cpu_seconds",
     "marked_as_main_process",
-    "memory_bytes",
-    "num_cores",
-    "num_local_ranks",
     "process_state",
     "pss_bytes",
     "safe_environment",
@@ -290,73 +284,6 @@ def words_of_exit(exit_code: int) -> str:
     return f"was killed by {name} (exit code {exit_code})"
 
 
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def num_local_ranks() -> int:
-    """Return how many ranks run on this machine, as launchers such as torchrun say."""
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isdecimal() else 1
-
-
-def memory_bytes(root: Path = Path("/")) -> int:
-    """Return the memory of this machine, or what a control group leaves of it to this process.
-
-    Args:
-        root: Where ``proc`` and ``sys`` lie.
-    """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return memory
-    for line in lines:  # such as 0::/slurm/job_7 (version 2) or 9:memory:/slurm/job_7 (version 1)
-        _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        folder = top / group.lstrip("/")
-        # Every group above may have a limit of its own. In a container, only the top is there.
-        for above in (folder, *folder.parents):
-            with suppress(OSError, ValueError):
-                memory = min(memory, int((above / name).read_text()))
-    return memory
-
-
-def cpu_limit(root: Path = Path("/")) -> float:
-    """Return the cores that this process may use at most, in CPU seconds a second.
-
-    A container may have a share of its cores only: 1.5 of 8. `num_cores` does not know that.
-
-    Args:
-        root: Where ``proc`` and ``sys`` lie.
-    """
-    cores = float(num_cores())
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return cores
-    for line in lines:  # such as 0::/slurm/job_7 (version 2) or 4:cpu,cpuacct:/slurm (version 1)
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        folder = top / group.lstrip("/")
-        for above in (folder, *folder.parents):
-            with suppress(OSError, ValueError):
-                if controllers:
-                    quota = int((above / "cpu.cfs_quota_us").read_text())
-                    period = int((above / "cpu.cfs_period_us").read_text())
-                else:
-                    quota, period = map(int, (above / "cpu.max").read_text().split())
-                if quota > 0 and period > 0:
-                    cores = min(cores, quota / period)
-    return cores
-
-
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Return the CPU seconds that processes have used since they started, all together.
 
@@ -368,24 +295,6 @@ def cpu_seconds(pids: Iterable[int]) -> float:
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]
             ticks += sum(map(int, fields.split()[11:13]))  # of user and of system
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def machine_cpu_seconds() -> float:
-    """Return the CPU seconds that all programs of this machine have used since it started.
-
-    0.0 on a system without ``/proc``.
-    """
-    try:
-        line = Path("/proc/stat").read_text().partition("\n")[0]
-    except OSError:
-        return 0.0
-    user, nice, system, _idle, _waiting, *others = map(int, line.split()[1:9])
-    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
-
-
-def default_threads() -> int:
-    """Return the default number of threads that decode in the main process."""
-    return min(4, num_cores())
 
 
 def pss_bytes(pids: Iterable[int]) -> int:

@@ -23,6 +23,7 @@ FLOORS = [
         "agreement",
         "errors",
         "lazy_bytes",
+        "machine",
         "types",
         "process_pool",
         "processes",

@@ -23,17 +23,17 @@ __all__ = ["Mixture"]
 
 
 class Mixture:
-    """Datasets with weights; deterministic, exact, and of no more state than one dataset.
+    """Several datasets as one, in the proportions that weights give.
 
-    Each source comes round in epochs of its own, each sample once in each of them. After any number
-    of steps a source has given its part of all samples, to less than two samples in each lane.
+    Each source has epochs of its own, with each sample once. After any number of steps, a source
+    has given its share of all samples, to less than two samples in each lane.
 
     Args:
         sources: by name, (dataset, weight). Weights are proportions of samples, as whole numbers or
             decimals: 0.1 and 0.9 are exactly 1 and 9 of 10.
-        stop: when an epoch of the mixture ends: "first" or "all": when the first, or the last,
-            source has been seen once.
-        epoch_steps: or after how many steps.
+        stop: when an epoch of the mixture ends. "first": when the first source has been seen once.
+            "all": when all sources have. Give this or `epoch_steps`.
+        epoch_steps: steps of an epoch of the mixture.
         changes: weights of all sources that hold from a step of the run on; needs `epoch_steps`. A
             weight may be 0, so a source can come later or end early.
 

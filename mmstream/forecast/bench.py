@@ -39,8 +39,8 @@ from mmstream.forecast.speed import (
 )
 from mmstream.forecast.stages import measure_stages
 from mmstream.loader.loader import Loader
+from mmstream.machine import cpu_limit, machine_cpu_seconds, memory_bytes, num_local_ranks
 from mmstream.pipeline import Pipeline, needs_no_worker
-from mmstream.processes import cpu_limit, machine_cpu_seconds, memory_bytes, num_local_ranks
 from mmstream.reading.process import needs_reader_process
 from mmstream.reading.window_memory import MEMORY_SHARE, window_bytes
 from mmstream.state import make_state

@@ -11,9 +11,9 @@ from mmstream.display.markup import count_text
 from mmstream.loader.lane_advice import advise_on_kept_lanes
 from mmstream.loader.media_advice import advise_on_media
 from mmstream.loader.remote_advice import log_cost, warn_of_patience
+from mmstream.machine import num_cores
 from mmstream.order.shared_lanes import request_factor
 from mmstream.pipeline import Pipeline, large_files_of
-from mmstream.processes import num_cores
 from mmstream.reading.process import needs_reader_process
 from mmstream.world import RowsPerRank, World, rows_of_rank
 

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 
 from mmstream.batching.batching import Pack
+from mmstream.machine import num_local_ranks
 from mmstream.order.checks import reshuffle_of
 from mmstream.order.shared_lanes import kept_share
 from mmstream.pipeline import Pipeline
-from mmstream.processes import num_local_ranks
 
 __all__ = ["advise_on_kept_lanes"]
 

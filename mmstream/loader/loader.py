@@ -25,8 +25,9 @@ from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
+from mmstream.machine import default_threads
 from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of, needs_no_worker
-from mmstream.processes import cpu_seconds, default_threads, keep_freed_memory, pss_bytes
+from mmstream.processes import cpu_seconds, keep_freed_memory, pss_bytes
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
 from mmstream.reading.process import (

@@ -53,7 +53,7 @@ from mmstream.packing.measure_file import (
     write_measure,
 )
 from mmstream.process_pool import run_in_processes
-from mmstream.processes import num_cores
+from mmstream.machine import num_cores
 from mmstream.reading.step import Outcome
 from mmstream.storage import Store, open_store
 from mmstream.types import IntArray, SampleRef

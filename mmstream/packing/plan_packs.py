@@ -10,12 +10,12 @@ import numpy as np
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, escaped
+from mmstream.machine import num_cores
 from mmstream.packing.measure_file import Measure, is_same_shard, measure_folder, open_measure
 from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
 from mmstream.packing.plan_file import open_plan, plan_folder, write_plan
 from mmstream.packing.planner import make_plan, plan_digest
 from mmstream.packing.settings import Overlong, PackLimits
-from mmstream.processes import num_cores
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["default_plan_name", "measure_of", "plan_packs"]

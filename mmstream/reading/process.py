@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
+from mmstream.machine import num_local_ranks
 from mmstream.order import AnyOrder
-from mmstream.processes import num_local_ranks, safe_environment, words_of_exit
+from mmstream.processes import safe_environment, words_of_exit
 from mmstream.reading.messages import ReaderSetup, StepConnection
 from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_is_cached
 from mmstream.reading.window_memory import needs_single_samples

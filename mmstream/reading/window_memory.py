@@ -14,10 +14,10 @@ import numpy as np
 
 from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.errors import ConfigError
+from mmstream.machine import memory_bytes, num_local_ranks
 from mmstream.order import AnyOrder
 from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder
-from mmstream.processes import memory_bytes, num_local_ranks
 
 __all__ = ["needs_single_samples", "window_bytes"]
 

@@ -25,7 +25,7 @@ from itertools import count
 from typing import NamedTuple
 
 from mmstream.errors import ConfigError, StorageError
-from mmstream.processes import num_local_ranks
+from mmstream.machine import num_local_ranks
 from mmstream.storage.allowance import Allowance
 from mmstream.storage.in_flight import InFlight
 from mmstream.storage.patience import Failures, patience_of

@@ -14,7 +14,8 @@ import mmstream as mm
 from mmstream.dataset.index import encode_index
 from mmstream.decoding.batch_memory import MAX_FREE_BLOCKS, BatchMemory
 from mmstream.loader.batch_transport import BatchReceiver, SentBatch
-from mmstream.processes import num_cores, pss_bytes
+from mmstream.machine import num_cores
+from mmstream.processes import pss_bytes
 from mmstream.tar.writer import TarWriter
 from tests.helpers.pictures import encoded, photo
 
