@@ -4,6 +4,7 @@
     settings.py   what decides the lengths, in words
     probes.py     samples that prove that a pipeline still counts alike
     measure.py    all shards of a corpus -> a measure, in processes, restartable
+    pieces.py     what each shard gave, as files until all shards are measured
     automatic.py  the plan of a pipeline: one that fits, or a new one; automatic_mixture.py: those
                   of a mixture
 

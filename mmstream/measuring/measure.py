@@ -8,7 +8,6 @@ call that was killed goes on where it was. The result is the same for any number
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import pickle
@@ -16,17 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
-from crc32c import crc32c
 from tqdm import tqdm
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import Fact, facts_name, read_facts, sample_of
-from mmstream.dataset.manifest import ShardInfo
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.shard_samples import shard_samples
 from mmstream.decoding.decode import Decode
@@ -34,29 +29,26 @@ from mmstream.decoding.substitute import Transform
 from mmstream.display.markup import time_text
 from mmstream.errors import (
     ConfigError,
-    ManifestError,
-    MMStreamError,
     SampleError,
     ShardError,
     escaped,
     where,
 )
+from mmstream.machine import num_cores
 from mmstream.measuring.lengths import Counter, SampleLengths, batches
-from mmstream.measuring.probes import MAX_KINDS, encode_probes, kind_of, probes_of
+from mmstream.measuring.pieces import Piece, Pieces
+from mmstream.measuring.probes import encode_probes, kind_of, probes_of
 from mmstream.measuring.settings import library_versions, settings_of
 from mmstream.packing.measure_file import (
     COLUMNS,
-    UNUSABLE_NAME,
     Measure,
     measure_folder,
     open_measure,
     write_measure,
 )
 from mmstream.process_pool import run_in_processes
-from mmstream.machine import num_cores
 from mmstream.reading.step import Outcome
-from mmstream.storage import Store, open_store
-from mmstream.types import IntArray, SampleRef
+from mmstream.types import SampleRef
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["Estimate", "Work", "estimate", "measure", "measure_into"]
@@ -76,9 +68,6 @@ CHECKED_FACTS = 4
 """Samples of each shard that are measured by their files too, where there are facts."""
 
 TOKENS = COLUMNS.index("num_tokens")
-
-UNFINISHED = "unfinished"
-"""The folder of the shards that are done, within that of the measure."""
 
 
 class Estimate(NamedTuple):
@@ -209,7 +198,7 @@ def measure_into(
     """
     shards = work.dataset.manifest.shards
     settings = work.settings
-    pieces = _Pieces(folder, settings, shards)
+    pieces = Pieces(folder, settings, shards)
     left = pieces.missing()
     if left:
         expected = estimate(work, left)
@@ -257,7 +246,7 @@ def _num_workers(num_workers: int | None, expected: Estimate, num_shards: int) -
 
 
 def _measure_shards(
-    work: Work, pieces: _Pieces, shards: Sequence[int], num_workers: int, progress: bool
+    work: Work, pieces: Pieces, shards: Sequence[int], num_workers: int, progress: bool
 ) -> None:
     """Measure shards, and write what each gives."""
     infos = work.dataset.manifest.shards
@@ -273,7 +262,7 @@ def _measure_shards(
     with bar:
         if num_workers <= 1:
             for shard in shards:
-                pieces.write(shard, _Piece.of(_shard_lengths(work, shard, advance=bar.update)))
+                pieces.write(shard, Piece.of(_shard_lengths(work, shard, advance=bar.update)))
             return
         try:
             data = pickle.dumps((work, pieces))
@@ -299,7 +288,7 @@ class _Worker:
     """What a worker process keeps between its shards."""
 
     work: Work
-    pieces: _Pieces
+    pieces: Pieces
 
     @classmethod
     def begin(cls, data: bytes) -> None:
@@ -308,7 +297,7 @@ class _Worker:
 
 
 def _measure_shard(shard: int) -> None:
-    _Worker.pieces.write(shard, _Piece.of(_shard_lengths(_Worker.work, shard)))
+    _Worker.pieces.write(shard, Piece.of(_shard_lengths(_Worker.work, shard)))
 
 
 def _shard_lengths(
@@ -431,159 +420,3 @@ def _draws_error(
         "tokens; measure the draws of a run with seed=0, epochs=range(3), or give room=, the "
         "tokens that a sample may have more"
     )
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """The lengths of one shard, as a file."""
-
-    values: IntArray
-    """int64 [num_samples, len(COLUMNS)]."""
-    reasons: list[tuple[int, str]]
-    kinds: dict[str, int]
-    """The first sample of each kind."""
-
-    @classmethod
-    def of(cls, lengths: Iterator[tuple[SampleLengths, str]]) -> _Piece:
-        """Collect the lengths of a shard."""
-        rows, reasons = [], []
-        kinds: dict[str, int] = {}
-        for number, (entry, kind) in enumerate(lengths):
-            rows.append(entry.values)
-            if entry.reason:
-                reasons.append((number, entry.reason))
-            elif len(kinds) < MAX_KINDS:
-                kinds.setdefault(kind, number)
-        values = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
-        return cls(values, reasons, kinds)
-
-    def encode(self) -> bytes:
-        """Return the bytes of the file: JSON of the reasons in one line, then the numbers."""
-        numbers = np.ascontiguousarray(self.values, "<i8").tobytes()
-        head = _PieceHead(int(crc32c(numbers)), self.reasons, self.kinds)
-        return msgspec.json.encode(head) + b"\n" + numbers
-
-    @classmethod
-    def decode(cls, data: bytes, num_samples: int) -> _Piece | None:
-        """Return the lengths in a file. None: it is damaged."""
-        head, _, numbers = data.partition(b"\n")
-        try:
-            content = msgspec.json.decode(head, type=_PieceHead)
-        except msgspec.MsgspecError:
-            return None
-        if crc32c(numbers) != content.crc32c or len(numbers) != num_samples * len(COLUMNS) * 8:
-            return None
-        values = np.frombuffer(numbers, "<i8").reshape(num_samples, len(COLUMNS))
-        return cls(values.astype(np.int64), content.reasons, content.kinds)
-
-
-class _PieceHead(msgspec.Struct):
-    crc32c: int
-    reasons: list[tuple[int, str]]
-    kinds: dict[str, int]
-
-
-class _Joined(NamedTuple):
-    """The lengths of all shards."""
-
-    values: IntArray
-    """int64 [num_samples, len(COLUMNS)]."""
-    unusable: list[bytes]
-    """A line of JSON for each sample that cannot be used."""
-    kinds: list[int]
-    """Positions of samples, the first of each kind."""
-
-
-class _Pieces:
-    """What is measured so far: a file for each shard, in a folder within that of the measure.
-
-    The name of a file says what the settings and the shard were, so that no file is taken for
-    another.
-    """
-
-    def __init__(
-        self, folder: str, settings: dict[str, Any], shards: tuple[ShardInfo, ...]
-    ) -> None:
-        self._folder, self._shards, self._settings = folder, shards, settings
-        self._store: Store = open_store(f"{folder.rstrip('/')}/{UNFINISHED}")
-        words = msgspec.json.encode(settings, order="sorted")
-        self._names = [
-            hashlib.sha256(words + msgspec.json.encode(shard)).hexdigest()[:32] for shard in shards
-        ]
-        self._old, self._old_unusable = self._old_measure()
-
-    def missing(self) -> list[int]:
-        """Return the shards that are not measured yet."""
-        done = self._store.list()
-        num_old = 0 if self._old is None else len(self._old.shards)
-        return [
-            number
-            for number, name in enumerate(self._names)
-            if number >= num_old and name not in done
-        ]
-
-    def write(self, shard: int, piece: _Piece) -> None:
-        """Write what a shard gave."""
-        if len(piece.values) != self._shards[shard].num_samples:
-            raise ManifestError(
-                f"{self._shards[shard].name}: {len(piece.values)} samples, the manifest says "
-                f"{self._shards[shard].num_samples}; run `mmstream index --overwrite`"
-            )
-        self._store.write(self._names[shard], piece.encode())
-
-    def join(self) -> _Joined:
-        """Return what all shards gave.
-
-        Raises:
-            MMStreamError: A file is damaged. It is removed, so that the next call measures again.
-        """
-        num_old = 0 if self._old is None else len(self._old.shards)
-        pieces, lines = [], list(self._old_unusable)
-        kinds: dict[str, int] = {}
-        first = 0 if self._old is None else self._old.num_samples
-        if self._old is not None:
-            pieces = [np.column_stack([self._old.column(name) for name in COLUMNS])]
-        for number in range(num_old, len(self._shards)):
-            shard, name = self._shards[number], self._names[number]
-            piece = _Piece.decode(self._store.read(name), shard.num_samples)
-            if piece is None:
-                self._store.remove(name)
-                raise MMStreamError(
-                    f"{self._store.url_of(name)}: was damaged on the way; run the same command "
-                    "again"
-                )
-            pieces.append(piece.values)
-            for index, reason in piece.reasons:
-                line = {"shard": shard.name, "index": index, "reason": reason}
-                lines.append(msgspec.json.encode(line))
-            for kind, index in piece.kinds.items():
-                kinds.setdefault(kind, first + index)
-            first += shard.num_samples
-        values = np.concatenate([np.zeros((0, len(COLUMNS)), np.int64), *pieces])
-        return _Joined(values, lines, list(kinds.values()))
-
-    def remove(self) -> None:
-        """Remove the files. Those of other settings are of no use either."""
-        for name in self._store.list():
-            self._store.remove(name)
-        path = self._store.local_path("")
-        if path is not None and Path(path).is_dir():
-            for file in Path(path).iterdir():  # a call that was killed may leave half a file
-                file.unlink(missing_ok=True)
-            Path(path).rmdir()
-
-    def _old_measure(self) -> tuple[Measure | None, list[bytes]]:
-        """Return an earlier measure of the first shards by the same settings, and its lines."""
-        try:
-            old = open_measure(self._folder)
-        except (FileNotFoundError, ManifestError):
-            return None, []
-        if dict(old.settings) != self._settings or old.shards != self._shards[: len(old.shards)]:
-            return None, []
-        if self._settings["room"]:  # the tokens of a measure hold the room already
-            return None, []
-        try:
-            lines = open_store(self._folder).read(UNUSABLE_NAME).splitlines()
-        except FileNotFoundError:
-            lines = []
-        return old, lines
