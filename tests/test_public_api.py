@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -134,6 +136,16 @@ def test_every_name_is_documented_and_public_where_it_lives(name):
     assert value.__doc__
     home = next(module for module, names in mm._NAMES_OF.items() if name in names)
     assert name in importlib.import_module(f"mmstream.{home}").__all__
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in sorted(mm.__all__) if is_dataclass(getattr(mm, name))]
+)
+def test_help_explains_each_setting(name):
+    kind = getattr(mm, name)
+    text = "\n".join(base.__doc__ or "" for base in kind.__mro__)
+    settings = [field.name for field in fields(kind) if field.init]
+    assert [word for word in settings if not re.search(rf"^ +{word}: \S", text, re.M)] == []
 
 
 def test_the_modules_do_not_hide_the_functions_of_nearly_the_same_name():

@@ -32,6 +32,7 @@ class BakeReport:
         num_samples: Samples of the new dataset, as many as the source has.
         num_bad: Samples that the pipeline refused. They are bad samples of the new dataset too.
         num_left_out: Those of `num_bad` that a filter left out: no fault.
+        num_shards: Shards of the new dataset.
         num_bytes: Size of all tars.
         num_new_bytes: Size of the tars that this call wrote. An earlier, interrupted call wrote the
             others.

@@ -103,28 +103,32 @@ class Pack(Flat):
     A plan is made of the lengths of all samples, so the rows of every step are known before
     training. ``global_batch_size`` counts rows.
 
+    Attributes:
+        max_tokens: The most tokens of a row.
+        plan: The plan: its name, its folder or URL, or an open one. None: the one that fits. With a
+            mixture, each source has a plan: their common name, or a dict of them by source.
+        weights_of: With a mixture: what its weights are proportions of. They are kept in the mean,
+            because packs hold samples of one source each, and different numbers of them.
+        limits: `PackLimits`: what a row may hold beside tokens. None: tokens alone.
+        cost: What a row costs the model, by which rows are dealt to ranks. None: they are not
+            dealt.
+        deal: Which ranks share out their rows by cost. "all": all of them. "auto": all of them
+            where the shards are local. On object storage only ranks that share lanes do, because
+            others would read each other's ranges, and each of the others sorts its own rows. "off":
+            none.
+
     Examples:
         >>> mm.Pack(8192, layout="rows").max_tokens
         8192
     """
 
     max_tokens: int
-    """The most tokens of a row."""
     _: KW_ONLY
     plan: Any = None
-    """The plan: its name, its folder or URL, or an open one. None: the one that fits. With a
-    mixture, each source has a plan: their common name, or a dict of them by source."""
     weights_of: Literal["samples", "tokens"] | None = None
-    """With a mixture: what its weights are proportions of. They are kept in the mean, because packs
-    hold samples of one source each, and different numbers of them."""
     limits: Any = None
-    """`PackLimits`: what a row may hold beside tokens. None: tokens alone."""
     cost: Cost | None = None
-    """What a row costs the model, by which rows are dealt to ranks. None: they are not dealt."""
     deal: Literal["auto", "all", "off"] = "auto"
-    """Which ranks share out their rows by cost. "all": all of them. "auto": all of them where the
-    shards are local. On object storage only ranks that share lanes do, because others would read
-    each other's ranges, and each of the others sorts its own rows. "off": none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
