@@ -290,7 +290,7 @@ class PipelineRunner:
         dataset, order, zero_copy = pipeline.dataset, pipeline.order, pipeline.zero_copy
         # Decoders leave the interpreter free; code that only parses would wait for it.
         in_background = num_threads > 1 and pipeline.decode is not None
-        is_viewed = _fields_viewed_by(pipeline)
+        is_viewed = _fields_viewed_by(pipeline, is_sent=memory.shared)
         self._reader: Reader | StepReader = (
             Reader(
                 dataset,
@@ -393,8 +393,7 @@ def needs_no_worker(pipeline: Pipeline) -> bool:
 
     That holds for raw samples behind a network, if no function of the user makes anything of them.
     """
-    is_raw = pipeline.decode is None and not pipeline.before and not pipeline.transforms
-    is_raw &= pipeline.collate is collate and not pipeline.zero_copy
+    is_raw = _is_raw(pipeline) and not pipeline.zero_copy
     return is_raw and needs_reader_process(pipeline.dataset)
 
 
@@ -415,14 +414,30 @@ def large_files_of(pipeline: Pipeline) -> LargeFiles | None:
     return LargeFiles(decode.min_lazy_bytes, decode.reads_by_ranges)
 
 
-def _fields_viewed_by(pipeline: Pipeline) -> Callable[[str], bool] | None:
+def _fields_viewed_by(pipeline: Pipeline, *, is_sent: bool) -> Callable[[str], bool] | None:
     """Return which fields of raw samples may be views of what was read. None: none.
 
     Functions of the user get bytes, which stay what they are as long as they are held.
+
+    Args:
+        pipeline: what runs.
+        is_sent: a batch is copied to another process as soon as it is made.
     """
+    if _is_raw(pipeline):
+        return _is_no_json if is_sent else None
     if pipeline.decode is None or pipeline.before:
         return None
     return pipeline.decode.takes_view
+
+
+def _is_raw(pipeline: Pipeline) -> bool:
+    """Tell whether nothing is made of raw samples, neither here nor by a function of the user."""
+    is_raw = pipeline.decode is None and not pipeline.before and not pipeline.transforms
+    return is_raw and pipeline.collate is collate
+
+
+def _is_no_json(field: str) -> bool:
+    return field != "json"  # it is parsed
 
 
 def _is_never_ranged(_field: str) -> bool:

@@ -105,7 +105,7 @@ class SentBatch:
 
     Args:
         batch: what a pipeline made. Tensors of it cross in shared memory, and so do long bytes.
-            Bytes arrive as bytes.
+            Bytes arrive as bytes, and so do views of bytes.
         memory: the shared memory of the worker. All its batches go to one receiver.
         receiver: number of the `BatchReceiver`.
     """
@@ -155,7 +155,7 @@ class SentBatch:
         )
 
     def _copy(
-        self, values: Sequence[torch.Tensor | bytes], memory: BatchMemory
+        self, values: Sequence[torch.Tensor | bytes | memoryview], memory: BatchMemory
     ) -> list[_TensorLocation | _BytesLocation]:
         """Copy tensors and bytes behind the images, or into a block of their own."""
         ends = [0]
@@ -176,7 +176,7 @@ class SentBatch:
         locations: list[_TensorLocation | _BytesLocation] = []
         for value, end in zip(values, ends, strict=False):
             start = begin + end
-            if isinstance(value, bytes):
+            if not isinstance(value, torch.Tensor):
                 stop = start + len(value)
                 view[start:stop] = value
                 locations.append((number, start, stop))
@@ -200,7 +200,7 @@ class _Pickler(ForkingPickler):
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.shared: list[torch.Tensor | bytes] = []
+        self.shared: list[torch.Tensor | bytes | memoryview] = []
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
@@ -208,6 +208,9 @@ class _Pickler(ForkingPickler):
         kind = type(value)
         if kind is bytes:
             if len(value) < MIN_BYTES:
+                return None
+        elif kind is memoryview:
+            if value.ndim != 1 or value.format != "B":
                 return None
         elif kind is not torch.Tensor or not _is_plain(value):
             return None
@@ -247,8 +250,8 @@ def _open(
     return _Unpickler(pickled, [value(location) for location in locations]).load()
 
 
-def _num_bytes(value: torch.Tensor | bytes) -> int:
-    return len(value) if isinstance(value, bytes) else value.numel() * value.element_size()
+def _num_bytes(value: torch.Tensor | bytes | memoryview) -> int:
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else len(value)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import mmstream as mm
+from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.step import BatchLineage, Job
@@ -205,3 +206,30 @@ class OwnDecoder(mm.ImageDecoder):
 def test_only_the_decoders_of_pictures_get_views(decode: mm.Decode, viewed: set[str]) -> None:
     names = [*PICTURE_NAMES, "txt", "json", "cls", "mp4", "other"]
     assert {name for name in names if decode.takes_view(name)} == viewed
+
+
+def own_collate(samples: list[Any]) -> Any:
+    return mm.collate(samples)
+
+
+def test_raw_files_are_views_only_where_the_batch_is_sent_at_once(tmp_path: Path) -> None:
+    corpus = write_corpus(
+        tmp_path / "corpus",
+        [20],
+        lambda number: {"bin": bytes([number]) * 3000, "json": b'{"a": %d}' % number},
+    )
+    batches = {}
+    for name, memory, settings in (
+        ("sent", BatchMemory(shared=True), {}),
+        ("kept", BatchMemory(), {}),
+        ("of the user", BatchMemory(shared=True), {"collate": own_collate}),
+    ):
+        pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=20, **settings)
+        with closing(PipelineRunner(pipeline, memory=memory)) as runner:
+            batches[name] = runner.batch(Job(0, 0, 0, 20))
+    kinds = {name: {type(value) for value in batch["bin"]} for name, batch in batches.items()}
+    assert kinds == {"sent": {memoryview}, "kept": {bytes}, "of the user": {bytes}}
+    for batch in batches.values():
+        assert batch["bin"] == batches["kept"]["bin"]
+        assert batch["json"] == batches["kept"]["json"]
+    assert sorted(row["a"] for row in batches["sent"]["json"]) == list(range(20))

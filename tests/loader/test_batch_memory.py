@@ -170,6 +170,16 @@ def test_long_bytes_cross_in_the_shared_memory_and_arrive_as_bytes():
     assert torch.equal(arrived["ids"], torch.arange(7))
 
 
+def test_views_of_bytes_cross_without_a_copy_of_their_own_and_arrive_as_bytes(crossed):
+    data = bytes(range(256)) * 20
+    views = [memoryview(data)[start:stop] for start, stop in ((0, 5000), (7, 9), (3, 3))]
+    arrived = crossed({"views": views}, BatchMemory(shared=True))["views"]
+    assert arrived == [data[:5000], data[7:9], b""]
+    assert {type(value) for value in arrived} == {bytes}
+    with pytest.raises(TypeError, match="memoryview"):  # no bytes, so it is refused as ever
+        crossed(memoryview(np.zeros(3)), BatchMemory(shared=True))
+
+
 def test_a_batch_of_bytes_gives_its_memory_back_at_once(crossed):
     memory = BatchMemory(shared=True)
     kept = [crossed({"jpg": [os.urandom(MIB)]}, memory) for _ in range(20)]
