@@ -233,7 +233,6 @@ class RankReader:
             else:
                 data.append(arrived.data[start - arrived.first : stop - arrived.first])
         shards, indexes, sizes = np.array(rows, dtype=np.int64).T
-        self._counts += TransferCounts(num_cache_hit_bytes=-int(sizes.sum()))
         sizes[list(errors)] = 0
         return StepSamples(shards, indexes, np.zeros(0, np.bool_), sizes, data, errors, {})
 
@@ -375,7 +374,9 @@ class RankReader:
         if not arrived.cached:
             await self._fetch_from_storage(arrived)
             return
-        missing = samples.select(~np.isin(samples.position, list(arrived.cached)))
+        is_cached = np.isin(samples.position, list(arrived.cached))
+        self._count_hits(samples.select(is_cached))
+        missing = samples.select(~is_cached)
         if missing.position.size:
             arrived.data = memoryview(new_buffer(samples.num_bytes))
             await self._fetch_missing(arrived, missing)
@@ -396,6 +397,7 @@ class RankReader:
         samples = arrived.planned.samples
         again = samples.select(np.isin(samples.position, [*wrong, *arrived.cached]))
         arrived.cached = {}
+        self._count_hits(again, -1)  # the cache counts those that it reads
         if not arrived.data:
             arrived.data = memoryview(new_buffer(samples.num_bytes))
         cached = await self._cache.read(again)
@@ -405,6 +407,11 @@ class RankReader:
             again = again.select(~cached.is_there)
         if again.position.size:
             await self._fetch_missing(arrived, again)
+
+    def _count_hits(self, samples: SampleRange, sign: int = 1) -> None:
+        """Count what the node cache has; with -1, take that back."""
+        num_bytes = int((samples.stop - samples.start).sum())
+        self._counts += TransferCounts(num_cache_hit_bytes=sign * num_bytes)
 
     async def _fetch_missing(self, arrived: Arrived, missing: SampleRange) -> None:
         """Read samples of a range from storage, beside those that are there."""
@@ -544,9 +551,6 @@ class RankReader:
                     del self._arrived[planned]
         assert num_taken == size, "each seat is filled once"
         sizes[list(errors)] = 0
-        if cached:
-            num_hit_bytes = int(sizes[list(cached)].sum())
-            self._counts += TransferCounts(num_cache_hit_bytes=num_hit_bytes)
         return StepSamples(
             shard, index, step_plan.valid, sizes, data, errors, large, cached, packed
         )
