@@ -2,13 +2,19 @@
 
 A resume starts at `step`. Nothing is replayed, whatever the ranks and workers are now. A state says
 nothing about where shards lie or who reads them.
+
+A state ends with a checksum of its own, ``crc32c``. Settings that nobody gave are taken from it, so
+a damaged one could begin another order in mid-epoch. States of 0.1 have none, and are accepted.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
+
+import crc32c
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
@@ -21,7 +27,16 @@ from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import PackPlan
 
-__all__ = ["STATE_VERSION", "OnChange", "load_state", "make_state", "order_of_state", "resume"]
+__all__ = [
+    "STATE_VERSION",
+    "OnChange",
+    "load_state",
+    "make_state",
+    "order_of_state",
+    "position_after",
+    "resume",
+    "state_at",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +44,9 @@ STATE_VERSION = 1
 
 MAX_EPOCH = 1 << 40
 """Largest epoch of a state."""
+
+_SEAL = "crc32c"
+"""The key of a state's checksum."""
 
 _IF_ABSENT = {"reshuffle": "global"}
 """Values of keys that an identity has only where they are others."""
@@ -42,9 +60,20 @@ def make_state(order: AnyOrder, epoch: int, step: int) -> dict[str, Any]:
 
     It has plain JSON types only. The step after the last one of an epoch is step 0 of the next.
     """
-    if step >= order.steps_per_epoch:
-        epoch, step = epoch + 1, 0
-    return {"version": STATE_VERSION, "epoch": epoch, "step": step, "order": order.identity()}
+    epoch, step = position_after(order, epoch, step)
+    state = {"version": STATE_VERSION, "epoch": epoch, "step": step, "order": order.identity()}
+    return {**state, _SEAL: _checksum(state)}
+
+
+def state_at(state: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
+    """Return a state of the same run at another position."""
+    moved = {**state, "epoch": epoch, "step": step}
+    return {**moved, _SEAL: _checksum(moved)}
+
+
+def position_after(order: AnyOrder, epoch: int, step: int) -> tuple[int, int]:
+    """Return where a run stands before (epoch, step); behind the last step begins an epoch."""
+    return (epoch + 1, 0) if step >= order.steps_per_epoch else (epoch, step)
 
 
 def resume(
@@ -71,6 +100,7 @@ def resume(
         is_state = isinstance(state, Mapping)
         if on_change == "refuse" or not source.can_finish_epoch or not is_state:
             raise
+    _check_seal(state)
     plan = order.plan if isinstance(order, PackOrder) else None
     old_order, epoch, step = order_of_state(_without_unused_bad_list(state), source, plan)
     if step == 0:
@@ -120,6 +150,7 @@ def order_of_state(
     identity = state.get("order") if isinstance(state, Mapping) else None
     if not isinstance(identity, Mapping):
         raise StateError("not a state of a Loader: it holds no order")
+    _check_seal(state)
     order: AnyOrder
     if "plan" not in identity:
         order = source.order_from_identity(identity)
@@ -152,8 +183,8 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     a warning says so.
 
     Raises:
-        StateError: malformed, of another version, or of another order. Names what differs, with the
-            saved and the present value.
+        StateError: malformed, damaged, of another version, or of another order. Names what differs,
+            with the saved and the present value.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"not a state of a Loader: got {type(state).__name__}")
@@ -171,6 +202,7 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
         raise StateError(f"epoch {_shown(epoch)}, step {_shown(step)}: must be integers, 0 or more")
     if epoch > MAX_EPOCH:
         raise StateError(f"epoch {_shown(epoch)}: at most {MAX_EPOCH:,}")
+    _check_seal(state)
     present = order.identity()
     _refuse_other_kind(saved, present, epoch, step)
     try:
@@ -200,6 +232,35 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
         raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
     _warn_of_unknown_content(saved, saved_binding)
     return epoch, step
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+    """Return the checksum of a state's values. Spaces and the order of keys play no part.
+
+    Raises:
+        KeyError: it lacks one of its keys.
+        TypeError, ValueError, RecursionError: it holds what is no JSON.
+    """
+    content = [state[name] for name in ("version", "epoch", "step", "order")]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return f"{crc32c.crc32c(text.encode(), 0, 0):08x}"
+
+
+def _check_seal(state: Mapping[str, Any]) -> None:
+    """Raise StateError where a state is not the one that was saved. Without a checksum, it is."""
+    if _SEAL not in state:
+        return
+    try:
+        is_intact = state[_SEAL] == _checksum(state)
+    except KeyError:  # whoever needs the key says so
+        return
+    except (TypeError, ValueError, RecursionError):
+        is_intact = False
+    if not is_intact:
+        raise StateError(
+            "the state was edited or damaged after it was saved (crc32c differs): take another "
+            'copy, or remove its "crc32c" to accept it as it is'
+        )
 
 
 def _refuse_other_kind(
@@ -250,12 +311,17 @@ def _shown(value: Any) -> str:
 
 
 def _without_unused_bad_list(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a state without its bad list at the start of an epoch, where the list may change."""
+    """Return a state without its bad list at the start of an epoch, where the list may change.
+
+    It has no checksum any more.
+    """
     identity = state.get("order")
     if state.get("step") != 0 or not isinstance(identity, Mapping):
         return state
     key = f"{DATASET} bad" if "plan" in identity else "bad"
-    return {**state, "order": {**identity, key: None}}
+    changed = {**state, "order": {**identity, key: None}}
+    changed.pop(_SEAL, None)
+    return changed
 
 
 _OTHER_VERSION = "Resume with the mmstream that saved it: another version plans another order."

@@ -29,6 +29,7 @@ from mmstream.loader.settings import described, rank_settings
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 from tests.helpers.gloo_ranks import join_group, run_ranks
+from tests.helpers.states import edited
 from tests.test_other_corpus import one_byte_changed, write
 
 WORLD_SIZE = 4
@@ -82,7 +83,7 @@ def differing(changes: Callable[[], dict[str, Any]], folder: Path, rank: int) ->
 def further_state(folder: Path, rank: int) -> mm.Loader:
     loader = same(folder, rank)
     state = loader.state_dict()
-    loader.load_state_dict({**state, "step": 3 if rank == 2 else 2})
+    loader.load_state_dict(edited(state, step=3 if rank == 2 else 2))
     return loader
 
 

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe
-from mmstream.state import load_state, make_state, order_of_state, resume
+from mmstream.state import load_state, order_of_state, resume
+from mmstream.state import make_state as make_sealed_state
 from tests.helpers.memory import allocations_below
 from tests.helpers.orders import COUNTS, mixture_order, recipe
+from tests.helpers.states import edited
+
+
+def make_state(*position):
+    """A state that tests may edit."""
+    return edited(make_sealed_state(*position))
 
 
 def order(counts=(40, 60), **settings):
@@ -183,12 +190,13 @@ def test_something_else_is_not_a_state(other, message):
         load_state(order(), other)
 
 
-def test_a_state_is_four_plain_values():
-    assert make_state(order(), 2, 3) == {
+def test_a_state_is_four_plain_values_and_their_checksum():
+    assert make_sealed_state(order(), 2, 3) == {
         "version": 1,
         "epoch": 2,
         "step": 3,
         "order": order().identity(),
+        "crc32c": "e2d53234",
     }
 
 

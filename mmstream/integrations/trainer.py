@@ -25,6 +25,7 @@ from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.integrations.inputs import model_inputs
 from mmstream.loader.loader import Loader
+from mmstream.state import state_at
 from mmstream.types import IGNORED_LABEL, Batch
 
 import_torchvision()  # before transformers does, where it does not load by itself
@@ -261,7 +262,7 @@ class _Batches(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[dict[str, Any] | None]:
         if self._restarts:
-            self.loader.load_state_dict({**self.loader.state_dict(), "epoch": 0, "step": 0})
+            self.loader.load_state_dict(state_at(self.loader.state_dict(), 0, 0))
         num_skipped, self._num_skipped = self._num_skipped, 0
         yield from [None] * num_skipped
         for batch in self.loader:

@@ -36,7 +36,7 @@ from mmstream.reading.process import (
     node_cache_settings,
 )
 from mmstream.reading.step import BatchLineage, Job, later_job
-from mmstream.state import OnChange, make_state, resume
+from mmstream.state import OnChange, make_state, position_after, resume
 from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
 from mmstream.wrong_arguments import advise, refuse_bools
@@ -286,10 +286,9 @@ class Loader(IterableDataset[Batch]):
         )
         self._delivered.count(batch, self.pipeline.batching)
         self._count_imbalance(lineage)
-        next_state = make_state(self._current.order, lineage.epoch, lineage.step + 1)
-        self._position = next_state["epoch"], next_state["step"]
+        self._position = position_after(self._current.order, lineage.epoch, lineage.step + 1)
         self.stats.num_steps += 1
-        if lineage.epoch != next_state["epoch"]:
+        if lineage.epoch != self._position[0]:
             self._delivered.end_epoch(lineage.epoch)
             if self.pipeline.dataset.can_finish_epoch:  # a mixture keeps the settings of its state
                 self._current = self.pipeline

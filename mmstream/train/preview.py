@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from mmstream.state import state_at
 from mmstream.train.config import TrainConfig
 from mmstream.train.data import open_loader
 from mmstream.train.models import build_model, decode_for, needs_model, open_model_tokenizer
@@ -49,5 +50,5 @@ def step_batch(
     with closing(open_loader(config, config.url, decode, world=world)) as loader:
         if state is not None:
             loader.load_state_dict(dict(state))
-        loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "step": step})
+        loader.load_state_dict(state_at(loader.state_dict(), epoch, step))
         return next(iter(loader)), tokenizer

@@ -25,6 +25,7 @@ from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import make_pipeline, offsets, patch, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard
+from tests.helpers.states import edited
 from tests.helpers.stores import watched
 from tests.helpers.topology import Step, described, joined
 
@@ -237,7 +238,7 @@ def test_on_s3_too_where_the_state_may_lie_as_well(mmstream, s3, corpus, tmp_pat
     ).state_dict()  # of a local run: where shards lie is not told
     open_store(prefix).write("state.json", json.dumps(state).encode())
     for step in (1, 2):
-        content = {"loader": json.dumps({**state, "step": step})}
+        content = {"loader": json.dumps(edited(state, step=step))}
         save_checkpoint(open_store(f"{prefix}/run/checkpoints"), Checkpoint(step, content), keep=3)
     for source in ("run", "run/", "run/checkpoints", "run/checkpoints/step-00000002.pt"):
         assert read_state(f"{prefix}/{source}")["step"] == 2
@@ -415,9 +416,9 @@ def test_a_state_that_does_not_fit_is_refused(mmstream, corpus, tmp_path, change
         "no state": "{}",
         "no json": "{",
         "a list": "[1]",
-        "newer": json.dumps({**state, "version": 99}),
-        "newer order": json.dumps({**state, "order": {**state["order"], "version": 99}}),
-        "bad step": json.dumps({**state, "step": 8}),
+        "newer": json.dumps(edited(state, version=99)),
+        "newer order": json.dumps(edited(state, order={**state["order"], "version": 99})),
+        "bad step": json.dumps(edited(state, step=8)),
     }
     if change in texts:
         path.write_text(texts[change])
@@ -432,7 +433,7 @@ def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
     state = mm.Loader(pipeline).state_dict()
     store = open_store(tmp_path / "run/checkpoints")
     for step in (3, 4):
-        content = {"loader": json.dumps({**state, "step": step})}
+        content = {"loader": json.dumps(edited(state, step=step))}
         save_checkpoint(store, Checkpoint(step, content), keep=3)
     assert mmstream(corpus, "--state", tmp_path / "run")[1].startswith("0 4 0 shard-")
     store.write("step-00000004.pt", b"damaged")

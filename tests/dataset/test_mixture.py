@@ -9,6 +9,7 @@ import mmstream as mm
 from tests.helpers.bad_corpus import policy, write_tiny
 from tests.helpers.mixtures import make_pipeline, mixed
 from tests.helpers.orders import rows_of_run
+from tests.helpers.states import edited
 from tests.helpers.topology import assert_resumes_exactly, described, run
 
 
@@ -28,7 +29,7 @@ def test_a_resume_on_other_workers_is_exact(datasets):
     loader = mm.Loader(pipe)
     whole = [described(batch) for _ in range(3) for batch in loader]
     other = mm.Loader(pipe, num_workers=2)
-    state = json.loads(json.dumps({**loader.state_dict(), "epoch": 1, "step": 4}))
+    state = json.loads(json.dumps(edited(loader.state_dict(), epoch=1, step=4)))
     other.load_state_dict(state)
     assert [described(batch) for _ in range(2) for batch in other] == whole[13:]
     other.close()
@@ -90,13 +91,13 @@ def test_a_source_that_was_never_drawn_from_may_be_added(datasets):
 )
 @pytest.mark.parametrize("step", [0, 3])
 def test_what_has_begun_binds_at_an_epochs_begin_too(datasets, change, named, step):
-    state = mm.Loader(make_pipeline(mixed(datasets))).state_dict() | {"epoch": 2, "step": step}
+    state = edited(mm.Loader(make_pipeline(mixed(datasets))).state_dict(), epoch=2, step=step)
     with pytest.raises(mm.StateError, match=named):
         mm.Loader(make_pipeline(mixed(datasets), **change)).load_state_dict(state)
 
 
 def test_an_epoch_of_a_mixture_is_not_finished_by_old_settings(datasets):
-    state = mm.Loader(make_pipeline(mixed(datasets))).state_dict() | {"step": 3}
+    state = edited(mm.Loader(make_pipeline(mixed(datasets))).state_dict(), step=3)
     loader = mm.Loader(make_pipeline(mixed(datasets, 1, 1, 1)), on_change="finish_epoch")
     with pytest.raises(mm.StateError, match=r"weights from step 0 was .*only weights that begin"):
         loader.load_state_dict(state)
@@ -110,7 +111,7 @@ def test_a_state_is_of_the_datasets_that_it_was_saved_with(datasets):
     with pytest.raises(mm.StateError, match="source 'a' of the state"):
         order_of_state(state, mixed(other))
     with pytest.raises(mm.StateError, match="mixture version 9"):
-        order_of_state({**state, "order": {**state["order"], "version": 9}}, mixed(datasets))
+        order_of_state(edited(state, order={**state["order"], "version": 9}), mixed(datasets))
 
 
 def test_a_shard_that_is_gone_is_named_with_its_source(tmp_path, datasets):
@@ -128,7 +129,7 @@ def test_a_shard_that_is_gone_is_named_with_its_source(tmp_path, datasets):
 
 
 def test_sources_in_another_order_are_refused(datasets):
-    state = mm.Loader(make_pipeline(mixed(datasets))).state_dict() | {"step": 3}
+    state = edited(mm.Loader(make_pipeline(mixed(datasets))).state_dict(), step=3)
     turned = dict(reversed(datasets.items()))
     with pytest.raises(mm.StateError, match=r"sources was \['a', 'b', 'c'\] and is \['c'"):
         mm.Loader(make_pipeline(mixed(turned))).load_state_dict(state)

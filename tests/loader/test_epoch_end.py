@@ -12,6 +12,7 @@ import pytest
 import mmstream as mm
 from mmstream.loader.workers import Workers
 from tests.helpers.bad_corpus import write_tiny
+from tests.helpers.states import edited
 
 STEPS, PREFETCH_FACTOR = 6, 2
 
@@ -90,7 +91,7 @@ def test_what_was_made_is_dropped_where_a_state_leads_elsewhere(pipeline, positi
     loader = loader_of(pipeline)
     state = loader.state_dict()
     assert len(list(loader)) == STEPS
-    loader.load_state_dict(state | {"epoch": position[0], "step": position[1]})
+    loader.load_state_dict(edited(state, epoch=position[0], step=position[1]))
     assert [batch["__key__"] for batch in loader] == expected[position[0]][position[1] :]
     loader.close()
 

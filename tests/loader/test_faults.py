@@ -37,6 +37,7 @@ from tests.helpers.bad_corpus import (
     write_tiny,
 )
 from tests.helpers.corpora import write_corpus
+from tests.helpers.states import edited
 from tests.helpers.stores import watched_pipeline
 from tests.helpers.topology import assert_resumes_exactly, described, run
 
@@ -100,7 +101,7 @@ def test_a_limit_passed_in_the_main_process_leaves_the_workers_usable(tmp_path):
         list(loader)
     state = loader.state_dict()
     assert state["step"] == 1
-    loader.load_state_dict(state | {"step": 2})
+    loader.load_state_dict(edited(state, step=2))
     assert [b["__lineage__"].step for b in loader] == [2, 3]
     loader.close()
 

@@ -18,6 +18,7 @@ import mmstream as mm
 from mmstream.errors import ConfigError, ShardError, StateError
 from tests.helpers import topology
 from tests.helpers.corpora import captioned, write_corpus
+from tests.helpers.states import edited
 
 
 def make_pipeline(corpus, **settings):
@@ -131,7 +132,7 @@ def test_persistent_workers_survive_a_break_an_epoch_and_a_load(corpus):
         break
     assert keys_of(loader) == planned_keys(pipeline, 0)[1:]
     assert keys_of(loader) == planned_keys(pipeline, 1)
-    loader.load_state_dict(loader.state_dict() | {"epoch": 0, "step": 4})
+    loader.load_state_dict(edited(loader.state_dict(), epoch=0, step=4))
     assert keys_of(loader) == planned_keys(pipeline, 0)[4:]
     loader.close()
 
@@ -154,7 +155,7 @@ def test_an_older_loop_over_the_same_loader_is_told_so(corpus):
 
 
 def test_a_state_of_another_run_is_refused(corpus):
-    state = mm.Loader(make_pipeline(corpus)).state_dict() | {"step": 2}
+    state = edited(mm.Loader(make_pipeline(corpus)).state_dict(), step=2)
     with pytest.raises(StateError, match="global_batch_size was 12 and is 6"):
         mm.Loader(make_pipeline(corpus, global_batch_size=6)).load_state_dict(state)
 

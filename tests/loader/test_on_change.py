@@ -10,6 +10,7 @@ import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.loader.lane_advice import advise_on_kept_lanes
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
+from tests.helpers.states import edited
 from tests.helpers.topology import described, run
 
 
@@ -149,7 +150,7 @@ def test_another_bad_list_in_mid_epoch_is_refused_with_the_way_out(corpus):
 def test_a_state_that_no_order_can_be_made_of_is_a_state_error(corpus, change):
     pipeline = make_pipeline(corpus)
     state = stopped_at(pipeline, 2)
-    state["order"] |= change
+    state = edited(state, order=state["order"] | change)
     loader = mm.Loader(pipeline, on_change="finish_epoch")
     with pytest.raises(mm.StateError, match="not an order's identity"):
         loader.load_state_dict(state)
@@ -158,7 +159,7 @@ def test_a_state_that_no_order_can_be_made_of_is_a_state_error(corpus, change):
 def test_a_state_of_another_order_version_asks_for_the_mmstream_that_saved_it(corpus):
     pipeline = make_pipeline(corpus)
     state = stopped_at(pipeline, 2)
-    state["order"]["version"] = 99
+    state = edited(state, order=state["order"] | {"version": 99})
     with pytest.raises(mm.StateError, match=r"version was 99.*Resume with the mmstream that saved"):
         mm.Loader(pipeline).load_state_dict(state)
 

@@ -24,6 +24,7 @@ from mmstream.processes import process_state
 from mmstream.reading import process
 from tests.helpers.corpora import write_corpus
 from tests.helpers.paths import ROOT
+from tests.helpers.states import edited
 from tests.helpers.stores import far
 from tests.helpers.topology import collate_in_workers, described
 
@@ -73,7 +74,7 @@ def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus,
     delivered += [described(batch) for _ in range(2) for batch in remote]
     assert delivered == expected
     pid = pid_of(remote)
-    remote.load_state_dict(local.state_dict() | {"epoch": 0, "step": 5})
+    remote.load_state_dict(edited(local.state_dict(), epoch=0, step=5))
     assert [described(batch) for batch in remote] == expected[5 : len(local)]
     assert pid_of(remote) == pid
     assert remote.stats.transfers.num_requests > 0

@@ -19,6 +19,7 @@ import mmstream as mm
 from tests.helpers import soak
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.soak import assert_no_growth, growth
+from tests.helpers.states import edited
 from tools.prove import soak as prove_soak
 
 pytestmark = [
@@ -96,7 +97,7 @@ def test_workers_that_go_through_many_epochs_hold_no_more_than_after_the_first(p
 def two_epochs(loader: mm.Loader) -> None:
     """Go through an epoch, and through the last steps of the next one."""
     assert sum(1 for _ in loader) == 5
-    loader.load_state_dict(loader.state_dict() | {"step": 3})
+    loader.load_state_dict(edited(loader.state_dict(), step=3))
     assert sum(1 for _ in loader) == 2
 
 

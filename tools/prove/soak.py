@@ -34,6 +34,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.processes import pss_bytes
+from mmstream.state import state_at
 from mmstream.types import Sample
 from tests.helpers.soak import SETTLE_S, growth, num_entries, num_shared_maps
 from tools.bench.process_tree import tree
@@ -135,7 +136,7 @@ def _epochs_and_jumps(corpus: str, rng: random.Random) -> None:
             for _batch in islice(loader, rng.randrange(1, len(loader))):
                 pass
             state = loader.state_dict()
-            loader.load_state_dict(state | {"step": rng.randrange(len(loader))})
+            loader.load_state_dict(state_at(state, state["epoch"], rng.randrange(len(loader))))
             for _batch in mm.to_device(loader, "cpu"):
                 pass
 
