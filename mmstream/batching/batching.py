@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from mmstream.errors import ConfigError
 from mmstream.packing.cost import Cost
+from mmstream.packing.settings import PackLimits
 from mmstream.types import IntArray
 from mmstream.wrong_arguments import refuse_bools
 
@@ -126,7 +127,7 @@ class Pack(Flat):
     _: KW_ONLY
     plan: Any = None
     weights_of: Literal["samples", "tokens"] | None = None
-    limits: Any = None
+    limits: PackLimits | None = None
     cost: Cost | None = None
     deal: Literal["auto", "all", "off"] = "auto"
 
@@ -139,6 +140,13 @@ class Pack(Flat):
             )
         if self.deal not in ("auto", "all", "off"):
             raise ConfigError(f'deal={self.deal!r}: "auto", "all" or "off"')
+        if self.limits is not None and not isinstance(self.limits, PackLimits):
+            raise ConfigError(f"limits={self.limits!r}: give an mm.PackLimits, or leave it out")
+        if self.limits is not None and self.limits.max_tokens != self.max_tokens:
+            raise ConfigError(
+                f"mm.Pack({self.max_tokens}, limits=mm.PackLimits({self.limits.max_tokens})): rows "
+                "have one length: give the same number to both"
+            )
         if self.weights_of not in (None, "samples", "tokens"):
             raise ConfigError(f'weights_of={self.weights_of!r}: "samples" or "tokens"')
         if self.layout == "rows" and self.max_tokens % self.pad_to_multiple_of:

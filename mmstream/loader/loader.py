@@ -21,6 +21,7 @@ from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
 from mmstream.loader.delivered import DeliveredCounts
 from mmstream.loader.settings import rank_settings
+from mmstream.loader.unused_settings import log_unused_settings
 from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
@@ -44,6 +45,10 @@ from mmstream.wrong_arguments import advise, refuse_bools
 __all__ = ["Loader"]
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_PREFETCH_FACTOR = 2
+"""Batches that each worker makes ahead."""
+
 
 _ADVICE = {
     "batch_size": "write mm.Pipeline(dataset, global_batch_size=...)",
@@ -119,7 +124,7 @@ class Loader(IterableDataset[Batch]):
         rows_per_rank: RowsPerRank = None,
         world: World | None = None,
         num_threads: int | None = None,
-        prefetch_factor: int = 2,
+        prefetch_factor: int = DEFAULT_PREFETCH_FACTOR,
         multiprocessing_context: MultiprocessingContext = "forkserver",
         on_change: OnChange = "refuse",
         stall_warning_s: float = 60,
@@ -229,6 +234,8 @@ class Loader(IterableDataset[Batch]):
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
         if not self._has_advised:
             self._has_advised = True
+            if world.rank == 0:
+                log_unused_settings(self.pipeline, self._rows_per_rank, self._unused_by_workers())
             log_advice(self._current, world, shares, self._num_processes, self._num_threads)
         self._iteration += 1
         iteration = self._iteration
@@ -415,6 +422,14 @@ class Loader(IterableDataset[Batch]):
             advice="every rank must iterate its Loader; for one rank alone pass "
             "world=mm.World(0, 1)",
         )
+
+    def _unused_by_workers(self) -> tuple[str, ...]:
+        """Return the names of settings of workers that were given, where there are none."""
+        is_given = {
+            "prefetch_factor": self._prefetch_factor != DEFAULT_PREFETCH_FACTOR,
+            "multiprocessing_context": self._multiprocessing_context != "forkserver",
+        }
+        return () if self.num_workers else tuple(name for name in is_given if is_given[name])
 
     def _batches(self, pipeline: Pipeline, first: Job, stop: int, label: str) -> Iterator[Batch]:
         """Yield the batches from the first job to the step before `stop`.

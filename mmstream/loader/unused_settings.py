@@ -1,0 +1,55 @@
+"""What the log says of settings that have no effect in this run.
+
+    Loader.iter_undelivered, once -> `log_unused_settings`
+
+They are no errors: a script may set them for another dataset, or for more workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from mmstream.batching.batching import Pack
+from mmstream.dataset.mixture import Mixture
+from mmstream.pipeline import Pipeline
+from mmstream.reading.process import needs_reader_process
+from mmstream.world import RowsPerRank
+
+__all__ = ["log_unused_settings"]
+
+logger = logging.getLogger(__name__)
+
+
+def log_unused_settings(
+    pipeline: Pipeline, rows_per_rank: RowsPerRank, worker_settings: tuple[str, ...]
+) -> None:
+    """Log each setting that was given and does nothing, and why.
+
+    Args:
+        pipeline: what the loader runs, with the settings of the user.
+        rows_per_rank: as the loader has it.
+        worker_settings: names of settings of workers that were given, where there are none.
+    """
+    for reason, names in _unused(pipeline, rows_per_rank, worker_settings):
+        logger.info("without effect: %s, because %s", ", ".join(names), reason)
+
+
+def _unused(
+    pipeline: Pipeline, rows_per_rank: RowsPerRank, worker_settings: tuple[str, ...]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield (why, names) of settings that do nothing."""
+    if not pipeline.shuffle:
+        names = ("grid", "window", "window_bytes")
+        given = [name for name in names if getattr(pipeline, name) is not None]
+        if given:
+            yield "shuffle=False keeps the order of the shards", given
+    if pipeline.cache_dir is not None and not needs_reader_process(pipeline.dataset):
+        yield "all shards are on this machine", ["cache_dir"]
+    if isinstance(pipeline.dataset, Mixture) and not pipeline.drop_last:
+        yield "no step of a mixture is partial", ["drop_last=False"]
+    if worker_settings:
+        yield "num_workers=0", list(worker_settings)
+    batching = pipeline.batching
+    if isinstance(batching, Pack) and batching.cost is not None and rows_per_rank is not None:
+        yield "rows are dealt in equal shares only, with rows_per_rank=None", ["mm.Pack(cost=)"]
