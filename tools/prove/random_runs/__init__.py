@@ -1,0 +1,1 @@
+"""Random runs of random pipelines over random corpora, and what the documentation says of them."""

@@ -1,0 +1,219 @@
+"""Random datasets that remember what was written into them, so that no judge needs to ask mmstream.
+
+Samples have a text, a number, and sometimes a recording. Some are bad, each in a way of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+import uuid
+import wave
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import mmstream as mm
+from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.checksums import checksums_name, encode_checksums
+from mmstream.dataset.index import encode_index, index_name
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from mmstream.storage import open_store
+from mmstream.tar.writer import TarWriter
+
+__all__ = ["FAULTS", "WAV_RATE", "Corpus", "Known", "Ref", "append_shards", "write_corpus"]
+
+Ref: TypeAlias = tuple[int, int]
+"""(shard, index) of a sample."""
+
+FAULTS = {
+    "json": {"DecodeError"},
+    "utf8": {"DecodeError"},
+    "wav": {"DecodeError"},
+    "twice": {"SampleError"},
+    "reserved": {"SampleError"},
+    "header": {"SampleError", "ChecksumError"},
+    "flipped": {"ChecksumError"},
+    "no shard": {"ShardError"},
+    "refused": {"DecodeError", "SampleError"},
+    "filtered": {"SkipSample"},
+}
+"""Ways to be bad, and the kinds under which mmstream may record each."""
+
+WAV_RATE = 8000
+WAV_SAMPLES = 400
+
+
+@dataclass(frozen=True)
+class Known:
+    """A sample as it was written."""
+
+    key: str
+    text: str
+    number: int
+    fault: str
+    """One of `FAULTS`; "" for a good sample."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the byte tokenizer: one for each byte, one to begin and one to end."""
+        return len(self.text.encode()) + 2
+
+
+@dataclass
+class Corpus:
+    """A dataset as it was written."""
+
+    folder: Path
+    names: list[str] = field(default_factory=list)
+    samples: dict[Ref, Known] = field(default_factory=dict)
+    listed: set[Ref] = field(default_factory=set)
+    has_wavs: bool = False
+    has_checksums: bool = False
+    shards: list[ShardInfo] = field(default_factory=list)
+    s3_url: str = ""
+    """Where "s3" opens it, without the last change. "": not copied yet."""
+
+    @property
+    def planned(self) -> list[Ref]:
+        """Samples that are not on the bad list, in the order of the shards."""
+        return sorted(self.samples.keys() - self.listed)
+
+    def show(self, num_shards: int) -> None:
+        """Write a manifest of so many shards, as it was before others were appended."""
+        shards = tuple(self.shards[:num_shards])
+        manifest = Manifest(shards, checksums="written" if self.has_checksums else None)
+        (self.folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+        self.s3_url = ""
+
+    def open(self, storage: str = "local") -> mm.Dataset:
+        """Open the dataset: "local", "shared", or the URL of a folder on S3 for a copy."""
+        if storage.startswith("s3://"):
+            return mm.open_dataset(self._copied(storage))
+        storage_kind = storage
+        return mm.open_dataset(self.folder, storage_kind=storage_kind)  # type: ignore[arg-type]
+
+    def _copied(self, prefix: str) -> str:
+        """Copy the dataset to an object store, unless it is there; return its URL."""
+        if not self.s3_url:
+            self.s3_url = f"{prefix}/{uuid.uuid4().hex}"
+            store = open_store(self.s3_url)
+            for path in self.folder.iterdir():
+                store.write(path.name, path.read_bytes())
+        return self.s3_url
+
+
+def write_corpus(
+    folder: Path,
+    draw: random.Random,
+    *,
+    prefix: str,
+    has_wavs: bool,
+    bad_fraction: float,
+    max_shards: int = 6,
+    max_samples: int = 24,
+) -> Corpus:
+    """Write a random dataset, sometimes with a bad list."""
+    folder.mkdir(parents=True)
+    corpus = Corpus(folder, has_wavs=has_wavs, has_checksums=draw.random() < 0.6)
+    append_shards(corpus, draw, draw.randint(1, max_shards), prefix, bad_fraction, max_samples)
+    if draw.random() < 0.3:
+        refs = sorted(corpus.samples)
+        corpus.listed = set(draw.sample(refs, draw.randint(0, len(refs) // 4)))
+        write_bad(corpus.open(), corpus.listed)
+    return corpus
+
+
+def append_shards(
+    corpus: Corpus,
+    draw: random.Random,
+    num_shards: int,
+    prefix: str,
+    bad_fraction: float,
+    max_samples: int = 24,
+) -> None:
+    """Write more shards at the end of a dataset, and its manifest."""
+    faults = [name for name in FAULTS if _can_have(corpus, name)]
+    number = len(corpus.samples)
+    for shard in range(len(corpus.names), len(corpus.names) + num_shards):
+        count = draw.choice([0, 1, 2, draw.randint(0, max_samples), draw.randint(0, max_samples)])
+        if shard == 0:
+            count = max(count, 6)
+        is_lost = shard > 0 and count and bad_fraction > 0 and draw.random() < 0.06
+        samples: list[Known] = []
+        for _ in range(count):
+            fault = draw.choice(faults) if draw.random() < bad_fraction else ""
+            key = f"{number:05d}" if draw.random() < 0.9 else f"same{shard % 2}{len(samples)}"
+            text = f"{prefix}{number}:".ljust(draw.choice([8, 12, 20, draw.randint(8, 60)]), "x")
+            samples.append(Known(key, text, number, "no shard" if is_lost else fault))
+            number += 1
+        _write_shard(corpus, shard, samples, draw)
+        if is_lost:
+            (corpus.folder / corpus.names[shard]).unlink()
+    corpus.show(len(corpus.shards))
+
+
+def _can_have(corpus: Corpus, fault: str) -> bool:
+    if fault == "no shard":
+        return False  # that is decided for whole shards
+    if fault == "wav":
+        return corpus.has_wavs
+    return fault != "flipped" or (corpus.has_checksums and not corpus.has_wavs)
+
+
+def _write_shard(corpus: Corpus, shard: int, samples: list[Known], draw: random.Random) -> None:
+    name = f"shard-{shard:06d}.tar"
+    file = io.BytesIO()
+    writer = TarWriter(file)
+    for index, known in enumerate(samples):
+        corpus.samples[shard, index] = known
+        writer.add(known.key, _fields(known, corpus.has_wavs))
+    writer.close()
+    data = bytearray(file.getvalue())
+    for known, start in zip(samples, writer.offsets, strict=False):
+        if known.fault == "header":
+            data[start : start + 300] = bytes(300)
+        if known.fault == "flipped":  # in the text, which is the first member
+            data[start + 512 + draw.randrange(len(known.text))] ^= 1 << draw.randrange(7)
+    (corpus.folder / name).write_bytes(data)
+    offsets = encode_index(writer.offsets)
+    (corpus.folder / index_name(name)).write_bytes(offsets)
+    if corpus.has_checksums:
+        sums = encode_checksums(writer.checksums, offsets)
+        (corpus.folder / checksums_name(name)).write_bytes(sums)
+    corpus.names.append(name)
+    corpus.shards.append(ShardInfo(name, len(samples), len(data)))
+
+
+def _fields(known: Known, has_wavs: bool) -> dict[str, bytes]:
+    fields = {
+        "txt": known.text.encode(),
+        "json": json.dumps({"number": known.number, "fault": known.fault}).encode(),
+    }
+    if has_wavs:
+        fields["wav"] = _wav(known.number)
+    if known.fault == "json":
+        fields["json"] = b'{"number": '
+    elif known.fault == "utf8":
+        fields["txt"] = b"\xff\xfe" + fields["txt"]
+    elif known.fault == "wav":
+        fields["wav"] = fields["wav"][:20]
+    elif known.fault == "twice":
+        fields["TXT"] = b"again"
+    elif known.fault == "reserved":
+        fields["__source__"] = b"a stranger's"
+    return fields
+
+
+def _wav(number: int) -> bytes:
+    """Return a recording whose sample i is ``(number * 7 + i) % 30000``."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(WAV_RATE)
+        values = [(number * 7 + i) % 30000 for i in range(WAV_SAMPLES)]
+        writer.writeframes(struct.pack(f"<{WAV_SAMPLES}h", *values))
+    return file.getvalue()

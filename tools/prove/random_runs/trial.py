@@ -1,0 +1,684 @@
+"""One random trial: a pipeline over random corpora, read once in peace and once on random machines.
+
+The first read is judged by the documentation (`oracle`). Every later part of it has other ranks,
+workers, threads and storage, ends in another way, and must show the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mmstream as mm
+from mmstream.audit.replay import replay
+from mmstream.packing.measure_file import Measure
+from mmstream.packing.plan import PackPlan
+from mmstream.packing.planner import make_plan
+from mmstream.packing.settings import PackLimits
+from mmstream.state import order_of_state, state_at
+from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.types import Batch
+from tools.prove.random_runs.corpus import (
+    FAULTS,
+    WAV_RATE,
+    Corpus,
+    Known,
+    Ref,
+    append_shards,
+    write_corpus,
+)
+from tools.prove.random_runs.oracle import Facts, judge
+from tools.prove.random_runs.rows import Row, marked, rows_of
+
+__all__ = ["Trial", "run_trial"]
+
+Steps = dict[tuple[int, int], dict[int, Row]]
+
+ENDS = ("close", "leave", "jump", "kill", "take none", "look ahead")
+"""How a part of a run ends. "take none": it is loaded and asked for a batch that never counts."""
+
+
+@dataclass
+class Trial:
+    """What is drawn for a trial, and what it has counted."""
+
+    seed: int
+    num_epochs: int = 2
+    s3_prefix: str = ""
+    words: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def say(self, *words: object) -> None:
+        """Remember what was drawn, for the message of a failure."""
+        self.words.append(" ".join(map(str, words)))
+
+
+@dataclass(frozen=True)
+class Data:
+    """Corpora, and how they are decoded."""
+
+    corpora: dict[str, Corpus]
+    """By source; one named "" without a mixture."""
+    mixture: dict[str, Any] | None
+    decode: mm.Decode | None
+    batching: mm.Flat | None
+    is_before: bool
+    """Whether the function that refuses samples runs before decoding."""
+    span: tuple[int, int]
+    action: str
+    understated: frozenset[Ref]
+    """Samples of packs that are longer than measured."""
+    max_tokens: int
+
+    def open(self, storage_kind: str) -> mm.Dataset | mm.Mixture:
+        """Open the dataset or the mixture."""
+        datasets = {name: corpus.open(storage_kind) for name, corpus in self.corpora.items()}
+        if self.mixture is None:
+            return datasets[""]
+        weights = self.mixture["weights"][0]
+        settings = {name: self.mixture[name] for name in ("stop", "epoch_steps", "changes")}
+        return mm.Mixture({name: (datasets[name], weights[name]) for name in datasets}, **settings)
+
+    def pipeline(
+        self, settings: Mapping[str, Any], storage_kind: str = "local", **cache: Any
+    ) -> mm.Pipeline:
+        """Return the pipeline with these settings of the order."""
+        functions = {"before" if self.is_before else "transforms": (marked,)}
+        return mm.Pipeline(
+            self.open(storage_kind),
+            decode=self.decode,
+            batching=self.batching_of_plans(),
+            bad_samples=mm.BadSamplePolicy(
+                action=self.action,  # type: ignore[arg-type]
+                max_fraction=1,
+                max_length_error_fraction=1,
+                max_consecutive=0,
+                shards=True,
+                quarantine=None,
+            ),
+            **functions,  # type: ignore[arg-type]
+            **settings,
+            **cache,
+        )
+
+    def batching_of_plans(self) -> mm.Flat | None:
+        """Return the batching, with plans of the corpora as they are now."""
+        if not isinstance(self.batching, mm.Pack):
+            return self.batching
+        plans = {name: self._plan(name) for name in self.corpora}
+        return replace(self.batching, plan=plans[""] if self.mixture is None else plans)
+
+    def _plan(self, name: str) -> PackPlan:
+        corpus, first = self.corpora[name], self.first_shard(name)
+        lengths = [self.measured((first + s, i)) for s, i in sorted(corpus.samples)]
+        tokens = np.array(lengths, dtype=np.int64)
+        columns = {"num_tokens": tokens, "num_label_tokens": tokens - 1}
+        bad = np.array(sorted(corpus.listed), dtype=np.int64).reshape(-1, 2)
+        limits = PackLimits(self.max_tokens)
+        return make_plan(Measure(tuple(corpus.shards), columns), limits, bad=bad)
+
+    def first_shard(self, name: str) -> int:
+        """Return the number of a source's first shard among those of all sources."""
+        names = list(self.corpora)
+        return sum(len(self.corpora[other].names) for other in names[: names.index(name)])
+
+    def samples(self) -> dict[Ref, Known]:
+        """Return all samples, numbered over all sources."""
+        return {
+            (self.first_shard(name) + shard, index): known
+            for name, corpus in self.corpora.items()
+            for (shard, index), known in corpus.samples.items()
+        }
+
+    def measured(self, ref: Ref) -> int:
+        """Return the tokens of a sample as the plan believes them to be."""
+        return self.samples()[ref].num_tokens - 3 * (ref in self.understated)
+
+    def shard_names(self) -> list[str]:
+        """Return the names of all shards, as records show them."""
+        return [
+            f"{name}/{shard}" if name else shard
+            for name, corpus in self.corpora.items()
+            for shard in corpus.names
+        ]
+
+    def facts(self, trial: Trial, pipeline: mm.Pipeline) -> Facts:
+        """Return what the judge may know."""
+        samples, names = self.samples(), self.shard_names()
+        text = None if self.decode is None else self.decode.text
+        audio = None if self.decode is None else self.decode.audio
+        blind = {"utf8"} if text is None else set()
+        blind |= {"wav"} if audio is None else set()
+        listed = {
+            (self.first_shard(name) + shard, index)
+            for name, corpus in self.corpora.items()
+            for shard, index in corpus.listed
+        }
+        measured = {ref: known.num_tokens for ref, known in samples.items()}
+        measured |= {ref: measured[ref] - 3 for ref in self.understated}
+        is_packed = isinstance(self.batching, mm.Pack)
+        order = pipeline.order
+        return Facts(
+            samples=samples,
+            listed=frozenset(listed),
+            source_of={n: name.rpartition("/")[0] for n, name in enumerate(names)},
+            name_of={n: name.rpartition("/")[2] for n, name in enumerate(names)},
+            faults=frozenset(FAULTS.keys() - blind),
+            rows=pipeline.global_batch_size,
+            lanes=order.grid,
+            action=self.action,
+            drop_last=pipeline.drop_last or self.mixture is not None,
+            shuffle=pipeline.shuffle,
+            keeps_lanes=pipeline.reshuffle == "lanes" and self.mixture is None,
+            num_epochs=trial.num_epochs,
+            span=self.span,
+            weights={} if self.mixture is None else self.mixture["weights"],
+            epoch_steps="" if self.mixture is None else self.mixture["epoch_steps"] or "stop",
+            max_tokens=self.max_tokens if is_packed else 0,
+            num_packs=getattr(order, "num_units", 0) if self.mixture is None else 0,
+            measured=measured,
+        )
+
+
+def run_trial(
+    folder: Path,
+    seed: int,
+    *,
+    remote: float = 0.1,
+    workers: float = 0.2,
+    s3_prefix: str = "",
+) -> Trial:
+    """Run a trial.
+
+    Args:
+        folder: an empty one.
+        seed: of all draws.
+        remote: share of the parts of runs that read as from a network, by a reader process.
+        workers: share of the parts that have worker processes.
+        s3_prefix: URL of a folder of an object store. Then half of those parts read from there.
+
+    Raises:
+        AssertionError: a promise is broken. The message has all that was drawn.
+    """
+    trial = Trial(seed, s3_prefix=s3_prefix)
+    try:
+        _run(trial, folder, random.Random(seed), remote, workers)
+    except Exception as error:
+        text = "; ".join(trial.words)
+        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}\n  {text}") from error
+    return trial
+
+
+def _run(trial: Trial, folder: Path, draw: random.Random, remote: float, workers: float) -> None:
+    data = _draw_data(trial, folder, draw)
+    settings = _draw_settings(trial, draw, data)
+    present = data.pipeline(settings)
+    if present.order.steps_per_epoch == 0:
+        return
+    shard_of = {name: number for number, name in enumerate(data.shard_names())}
+    expected = _read(trial, present, shard_of)
+    if expected is None:
+        return
+    judge(data.facts(trial, present), expected)
+    trial.counts["judged steps"] += len(expected)
+    _check_replay(draw, data, present, expected)
+    later = None
+    num_shards = [len(corpus.shards) for corpus in data.corpora.values()]
+    if data.mixture is None and draw.random() < 0.3:
+        later = _change(trial, draw, data, settings)
+    if later is not None:
+        pipeline = data.pipeline(later)
+        shard_of |= {name: number for number, name in enumerate(data.shard_names())}
+        after = _read(trial, pipeline, shard_of)
+        if after is None:
+            return
+        judge(data.facts(trial, pipeline), after)
+        changed = {key: rows for key, rows in expected.items() if key[0] == 0}
+        expected = changed | {key: rows for key, rows in after.items() if key[0] > 0}
+        data.corpora[""].show(num_shards[0])
+    _read_in_parts(
+        trial, folder, draw, data, (settings, later), expected, shard_of, remote, workers
+    )
+
+
+# -- what is drawn -------------------------------------------------------------------------------
+
+
+def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
+    is_mixture = draw.random() < 0.3
+    kind = draw.choice(["raw", "rows", "flat", "pack", "pack"])
+    names = ["a", "b", "c"][: draw.randint(2, 3)] if is_mixture else [""]
+    has_wavs = kind != "pack" and draw.random() < 0.25
+    bad_fraction = draw.choice([0.0, 0.05, 0.2])
+    corpora = {
+        name: write_corpus(
+            folder / (name or "data"),
+            draw,
+            prefix=name,
+            has_wavs=has_wavs,
+            bad_fraction=bad_fraction,
+        )
+        for name in names
+    }
+    max_tokens = draw.choice([64, 70, 100, 200])
+    layout: Any = draw.choice(["flat", "rows"])
+    batching: mm.Flat | None = None
+    if kind == "flat":
+        batching = mm.Flat(layout=layout)
+    if kind == "pack":
+        batching = mm.Pack(
+            max_tokens,
+            layout=layout,
+            weights_of=draw.choice(["samples", "tokens"]) if is_mixture else None,
+            cost=mm.Cost(tokens=1, squared_tokens=1) if draw.random() < 0.5 else None,
+            deal=draw.choice(["auto", "all", "off"]),
+        )
+    decode, span = None, (0, 400)
+    if kind != "raw":
+        audio = None
+        if has_wavs:
+            span = draw.choice([(0, 400), (40, 200), (160, 161)])
+            seconds = (span[0] / WAV_RATE, span[1] / WAV_RATE)
+            audio = mm.AudioDecoder(sample_rate=None, span=None if span == (0, 400) else seconds)
+        decode = mm.Decode(
+            text=mm.TextDecoder(byte_tokenizer(), max_length=1000),
+            audio=audio,
+            min_lazy_bytes=draw.choice([1, 300, None, 8 << 20]) if has_wavs else 8 << 20,
+        )
+    mixture = None
+    if is_mixture:
+        epoch_steps = draw.choice([None, draw.randint(1, 9)])
+        weights = {0: {name: draw.randint(1, 9) for name in names}}
+        if epoch_steps and draw.random() < 0.4:
+            first = draw.randint(1, 2 * epoch_steps)
+            weights[first] = {name: draw.randint(0, 5) for name in names}
+            weights[first][names[0]] += 1
+        stop = None if epoch_steps else draw.choice(["first", "all"])
+        changes = {step: shares for step, shares in weights.items() if step} or None
+        mixture = {"weights": weights, "stop": stop, "epoch_steps": epoch_steps, "changes": changes}
+    data = Data(
+        corpora,
+        mixture,
+        decode,
+        batching,
+        draw.random() < 0.5,
+        span,
+        draw.choice(["substitute", "mask"]),
+        frozenset(),
+        max_tokens,
+    )
+    if kind == "pack" and draw.random() < 0.3:
+        refs = sorted(ref for ref, known in data.samples().items() if known.num_tokens <= 50)
+        data = replace(data, understated=frozenset(draw.sample(refs, len(refs) // 10)))
+    trial.say(kind, {name: [s.num_samples for s in c.shards] for name, c in corpora.items()})
+    trial.say(
+        "bad", bad_fraction, "wavs", has_wavs, span, mixture, batching, "before", data.is_before
+    )
+    trial.say(data.action, "understated", sorted(data.understated))
+    trial.counts[kind + " of a mixture" * is_mixture] += 1
+    return data
+
+
+def _draw_settings(trial: Trial, draw: random.Random, data: Data) -> dict[str, Any]:
+    rows = draw.randint(1, 12)
+    shuffle = draw.random() < 0.85
+    settings: dict[str, Any] = {
+        "global_batch_size": rows,
+        "seed": draw.choice([0, -5, draw.randint(0, 1 << 70)]),
+        "shuffle": shuffle,
+        "drop_last": draw.random() < 0.5,
+        "reshuffle": draw.choice(["global", "lanes"]) if shuffle else "global",
+    }
+    if draw.random() < 0.7:
+        lanes = draw.choice([n for n in range(1, rows + 1) if rows % n == 0])
+        settings["grid"] = (draw.randint(1, 3), lanes)
+    if draw.random() < 0.4:
+        settings["window"] = draw.randint(1, 30)
+    elif draw.random() < 0.5:
+        settings["window_bytes"] = draw.choice([1, 5_000, 100_000, 1 << 30])
+    try:
+        data.pipeline(settings)
+    except mm.ConfigError as error:  # too few samples or packs for a step
+        trial.say("refused:", error)
+        settings |= {"global_batch_size": 1, "grid": None}
+    trial.say(settings)
+    return settings
+
+
+def _change(
+    trial: Trial, draw: random.Random, data: Data, settings: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Draw the settings of epoch 1; sometimes shards are appended, too."""
+    if draw.random() < 0.4 and not isinstance(data.batching, mm.Pack):
+        append_shards(data.corpora[""], draw, 2, "more", 0.1)
+        trial.say("shards appended")
+    later = {
+        **settings,
+        "seed": settings["seed"] + draw.randint(0, 1),
+        "global_batch_size": draw.choice([settings["global_batch_size"], 1, 2, 3]),
+        "grid": None,
+        "drop_last": draw.random() < 0.5,
+    }
+    try:
+        data.pipeline(later)
+    except mm.ConfigError:  # too few samples or packs for a step
+        later["global_batch_size"] = 1
+    trial.say("later", later)
+    trial.counts["changes in mid-epoch"] += 1
+    return later
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def _read(trial: Trial, pipeline: mm.Pipeline, shard_of: Mapping[str, int]) -> Steps | None:
+    """Read whole epochs, in this process. None: there is a step without a good sample."""
+    steps: Steps = {}
+    with closing(mm.Loader(pipeline, world=mm.World(0, 1), num_threads=1)) as loader:
+        try:
+            while loader.state_dict()["epoch"] < trial.num_epochs:
+                for batch in loader:
+                    lineage = batch["__lineage__"]
+                    steps[lineage.epoch, lineage.step] = rows_of(batch, shard_of.__getitem__)
+        except mm.BadSampleLimitError:
+            trial.counts["no good sample in a step"] += 1
+            return None
+    return steps
+
+
+def _check_replay(draw: random.Random, data: Data, pipeline: mm.Pipeline, steps: Steps) -> None:
+    """Compare some steps with those that `replay` plans from a state."""
+    loader = mm.Loader(pipeline, world=mm.World(0, 1))
+    state = json.loads(json.dumps(loader.state_dict()))
+    plan = getattr(pipeline.order, "plan", None)
+    order, *_ = order_of_state(state, pipeline.dataset, plan)
+    samples, names = data.samples(), data.shard_names()
+    for epoch, step in draw.sample(sorted(steps), min(3, len(steps))):
+        planned: dict[int, list[Ref]] = {}
+        for row in replay(pipeline.dataset, order, epoch, [step], keys=draw.random() < 0.3):
+            ref = names.index(row.shard), row.index
+            planned.setdefault(row.row, []).append(ref)
+            fault = samples[ref].fault
+            assert row.key in (None, samples[ref].key) or fault, f"replay: key {row.key} of {ref}"
+        expected = {n: list(row.planned) for n, row in steps[epoch, step].items() if row.planned}
+        assert planned == expected, f"replay differs in epoch {epoch} step {step}"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a run: who reads, for how many steps, and how it ends."""
+
+    size: int
+    rows_per_rank: Any
+    num_workers: int
+    num_threads: int
+    storage: str
+    cache: dict[str, Any]
+    num_steps: int
+    end: str
+    is_on_device: bool
+    on_change: Any
+
+
+def _read_in_parts(
+    trial: Trial,
+    folder: Path,
+    draw: random.Random,
+    data: Data,
+    settings: tuple[dict[str, Any], dict[str, Any] | None],
+    expected: Steps,
+    shard_of: Mapping[str, int],
+    remote: float,
+    workers: float,
+) -> None:
+    state: dict[str, Any] | None = None
+    keys = sorted(expected)
+    position = 0
+    has_changed = settings[1] is None
+    present, later = settings
+    while position < len(keys):
+        epoch = keys[position][0]
+        if not has_changed and position and (epoch > 0 or draw.random() < 0.4):
+            has_changed = True
+            assert later is not None
+            present = later
+            data.corpora[""].show(len(data.corpora[""].shards))
+        last = len(keys) if has_changed else sum(key[0] == 0 for key in keys)
+        ahead = [expected[key] for key in keys[position:]]
+        part = _draw_part(
+            trial, folder, draw, present, (position, keys, last, ahead), remote, workers
+        )
+        try:
+            steps, state = _read_part(trial, draw, data, present, part, state, shard_of)
+        except mm.BadSampleLimitError:
+            # A rank stops where nothing fills any of its rows, and others may have good ones.
+            all_rows = [row for step in expected.values() for row in step.values()]
+            is_poor = any(row.records and not row.valid for row in all_rows)
+            assert is_poor, "a rank had a good row"
+            trial.counts["no good sample on a rank"] += 1
+            return
+        for key, rows in steps.items():
+            assert key == keys[position], f"step {key} came, {keys[position]} is next"
+            assert rows == expected[key], _difference(key, rows, expected[key])
+            position += 1
+        wanted = keys[position] if position < len(keys) else (trial.num_epochs, 0)
+        assert (state["epoch"], state["step"]) == wanted, f"the state is not before {wanted}"
+        trial.counts["parts"] += 1
+        trial.counts[f"end: {part.end}"] += 1
+        trial.counts[f"storage: {part.storage.partition(':')[0]}"] += 1
+        trial.counts["steps"] += len(steps)
+
+
+def _difference(key: tuple[int, int], rows: Mapping[int, Row], expected: Mapping[int, Row]) -> str:
+    for number in sorted(rows.keys() | expected.keys()):
+        if rows.get(number) != expected.get(number):
+            one, other = rows.get(number), expected.get(number)
+            return f"step {key} row {number} differs:\n  {one}\n  {other}"
+    return "no difference"
+
+
+def _draw_part(
+    trial: Trial,
+    folder: Path,
+    draw: random.Random,
+    settings: Mapping[str, Any],
+    where: tuple[int, list[tuple[int, int]], int, list[dict[int, Row]]],
+    remote: float,
+    workers: float,
+) -> _Part:
+    position, keys, last, _ = where
+    rows = settings["global_batch_size"]
+    present = [key for key in keys if key[0] == keys[position][0]]
+    to_end = len(present) - present.index(keys[position])
+    end = draw.choice(ENDS)
+    num_steps = draw.choice([1, to_end - 1, to_end, to_end + 1, draw.randint(0, len(keys))])
+    most = last - position - (end == "kill")  # one step more may come after a kill
+    num_steps = 0 if end == "take none" else max(0, min(num_steps, most))
+    is_remote = draw.random() < remote
+    num_workers = draw.randint(1, 3) if draw.random() < workers else 0
+    rows_now = min(rows, *(len(expected) for expected in where[3]))
+    size = draw.randint(1, min(rows_now, 2 if is_remote or num_workers else 5))
+    rows_per_rank: Any = "balanced"
+    if rows % size == 0 and draw.random() < 0.7:
+        rows_per_rank = None
+    elif draw.random() < 0.3:
+        cuts = sorted(draw.sample(range(1, rows), size - 1))
+        rows_per_rank = [b - a for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
+    cache: dict[str, Any] = {}
+    if is_remote and draw.random() < 0.5:
+        cache = {
+            "cache_dir": str(folder / "cache"),
+            "max_cache_bytes": draw.choice([1, 4096, 20_000, 1 << 30]),
+        }
+    storage = "shared" if is_remote else "local"
+    if is_remote and trial.s3_prefix and draw.random() < 0.5:
+        storage = trial.s3_prefix
+    part = _Part(
+        size,
+        rows_per_rank,
+        num_workers,
+        draw.randint(1, 3),
+        storage,
+        cache,
+        num_steps,
+        end,
+        draw.random() < 0.2,
+        "finish_epoch" if settings.get("grid", 0) is None or draw.random() < 0.3 else "refuse",
+    )
+    trial.say(part)
+    return part
+
+
+def _read_part(
+    trial: Trial,
+    draw: random.Random,
+    data: Data,
+    settings: Mapping[str, Any],
+    part: _Part,
+    state: dict[str, Any] | None,
+    shard_of: Mapping[str, int],
+) -> tuple[Steps, dict[str, Any]]:
+    """Read some steps on all ranks; return them, and the state behind them."""
+    pipeline = data.pipeline(settings, part.storage, **part.cache)
+    loaders = [
+        mm.Loader(
+            pipeline,
+            world=mm.World(rank, part.size),
+            rows_per_rank=part.rows_per_rank,
+            num_workers=part.num_workers,
+            num_threads=part.num_threads,
+            multiprocessing_context="fork",
+            on_change=part.on_change,
+        )
+        for rank in range(part.size)
+    ]
+    states, steps = [], []
+    try:
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            steps.append(_steps_of_rank(trial, draw, loader, part, shard_of))
+            states.append(loader.state_dict())
+            if not any(word in part.end for word in ("kill", "none")):
+                _check_stats(loader, steps[-1])
+    finally:
+        for loader in loaders:
+            loader.close()
+    merged: Steps = {}
+    shortest = min(map(len, steps))
+    if part.end != "kill":
+        assert all(one == states[0] for one in states), "ranks have other states"
+        assert {len(one) for one in steps} == {shortest}, "ranks did other numbers of steps"
+    state = min(states, key=lambda one: (one["epoch"], one["step"]))
+    for key in sorted(steps[0])[:shortest]:
+        merged[key] = {}
+        for of_rank in steps:
+            assert not merged[key].keys() & of_rank[key].keys(), f"two ranks have rows of {key}"
+            merged[key] |= of_rank[key]
+    return merged, json.loads(json.dumps(state))
+
+
+def _steps_of_rank(
+    trial: Trial,
+    draw: random.Random,
+    loader: mm.Loader,
+    part: _Part,
+    shard_of: Mapping[str, int],
+) -> Steps:
+    steps: Steps = {}
+    stream: Iterator[Batch]
+    if part.end == "take none":
+        if loader.state_dict()["epoch"] < trial.num_epochs and draw.random() < 0.7:
+            before = loader.state_dict()
+            next(loader.iter_undelivered(), None)
+            assert loader.state_dict() == before, "a batch counts that was never marked"
+        return steps
+    if part.end == "jump":
+        here = loader.state_dict()
+        next(loader.iter_undelivered(), None)
+        loader.load_state_dict(state_at(here, here["epoch"] + 1, 0))
+        next(loader.iter_undelivered(), None)
+        loader.load_state_dict(here)
+    stream = _batches(trial, loader, part)
+    for batch in stream if part.num_steps else ():
+        _note(draw, batch, steps, shard_of, loader)
+        if len(steps) == part.num_steps:
+            break
+    if part.end == "kill" and part.num_workers and loader._workers is not None:
+        for pid in loader._workers.pids:
+            os.kill(pid, signal.SIGKILL)
+        trial.counts["killed workers"] += part.num_workers
+        try:
+            # Batches that were finished before may still come; they count then.
+            for batch in stream:
+                _note(draw, batch, steps, shard_of, loader)
+                break
+        except mm.MMStreamError:
+            pass
+        steps_now = loader.state_dict()
+        assert (steps_now["epoch"], steps_now["step"]) >= max(steps, default=(0, 0))
+    return steps
+
+
+def _batches(trial: Trial, loader: mm.Loader, part: _Part) -> Iterator[Batch]:
+    """Yield batches that count as delivered when they are handed over, in one of three ways."""
+    while loader.state_dict()["epoch"] < trial.num_epochs:
+        if part.end == "look ahead":
+            held: list[Batch] = []
+            for batch in loader.iter_undelivered():
+                held.append(batch)
+                if len(held) > 2:
+                    loader.mark_delivered(held[0])
+                    yield held.pop(0)
+            for batch in held:
+                loader.mark_delivered(batch)
+                yield batch
+        elif part.is_on_device:
+            yield from mm.to_device(loader, "cpu")
+        else:
+            yield from loader
+
+
+def _note(
+    draw: random.Random,
+    batch: Batch,
+    steps: Steps,
+    shard_of: Mapping[str, int],
+    loader: mm.Loader,
+) -> None:
+    lineage = batch["__lineage__"]
+    rows = rows_of(batch, shard_of.__getitem__)
+    steps[lineage.epoch, lineage.step] = rows
+    state = loader.state_dict()
+    at = (state["epoch"], state["step"])
+    following = (lineage.epoch, lineage.step + 1)
+    assert at == following or (at == (lineage.epoch + 1, 0)), f"state {at} after {following}"
+    if draw.random() < 0.1:
+        num_parts = draw.randint(1, 4)
+        joined: dict[int, Row] = {}
+        for micro_batch in mm.split_rows(batch, num_parts):
+            part = rows_of(micro_batch, shard_of.__getitem__)
+            assert not joined.keys() & part.keys(), "a row is in two micro-batches"
+            joined |= part
+        assert joined == rows, f"split_rows: {joined} of {rows}"
+
+
+def _check_stats(loader: mm.Loader, steps: Steps) -> None:
+    """Compare a loader's counters with what it has delivered."""
+    rows = [row for step in steps.values() for row in step.values()]
+    kinds = Counter(record.kind for row in rows for record in row.records)
+    num_skipped = kinds.pop("SkipSample", 0)
+    stats = loader.stats
+    assert stats.num_steps == len(steps), f"num_steps {stats.num_steps}, not {len(steps)}"
+    assert stats.num_bad == kinds.total(), f"num_bad {stats.num_bad}, not {kinds}"
+    assert stats.num_skipped == num_skipped, f"num_skipped {stats.num_skipped}"
