@@ -121,12 +121,12 @@ def _resize(image: Pixels, shape: tuple[int, int], interpolation: str) -> Pixels
 
 def _tensor(image: Pixels) -> torch.Tensor:
     """Return [1, 3, H, W], a channels_last view."""
-    # [None] comes before permute: then the stride of the batch is H*W*3, and torch keeps
-    # channels_last.
-    return torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    # Views are numpy's, which cost less than torch's.
+    # [None] would give the first dimension the stride 0, and torch would not keep channels_last.
+    return torch.from_numpy(image.reshape(1, *image.shape).transpose(0, 3, 1, 2))
 
 
 def _pixels(tensor: torch.Tensor) -> Pixels:
     """Return the [H, W, 3] array of what `_tensor` made."""
-    pixels: Pixels = tensor[0].permute(1, 2, 0).numpy()
+    pixels: Pixels = tensor.numpy()[0].transpose(1, 2, 0)
     return pixels
