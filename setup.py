@@ -11,9 +11,11 @@ setup(
             "mmstream.decoding.image._reduced",
             sources=["mmstream/csrc/reduced.c"],
             depends=[
-                f"mmstream/csrc/{name}.h" for name in ("decode", "entropy", "headers", "pixels")
+                f"mmstream/csrc/{name}.h"
+                for name in ("decode", "entropy", "filter", "headers", "pixels", "planes")
             ],
-            extra_compile_args=["-std=c11", "-O3"],
+            # No contraction: the weights of a filter must be the same on every machine.
+            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off"],
             optional=True,
         )
     ]

@@ -87,7 +87,7 @@ static int sum_dc(Picture *picture, int mcus)
     int16_t *block = picture->blocks;
     for (int n = 0; n < mcus; n++)
         for (Component *c = picture->components; c < picture->components + picture->count; c++)
-            for (int i = c->across * c->down; i; i--, block += BLOCK) {
+            for (int i = c->across * c->down; i; i--, block += SLOTS) {
                 c->dc += block[0];
                 block[0] = (int16_t)c->dc;
                 range |= (unsigned)c->dc + 2048;
@@ -106,12 +106,14 @@ static int transform_batch(const Picture *picture, const Component *c, int colum
     unsigned range = 0;
     const size_t side = (size_t)c->side, across = side * (size_t)c->across;
     uint8_t *out = c->rows + (size_t)column * across;
-    const int16_t *block = picture->blocks + c->first_block * BLOCK;
-    for (int n = 0; n < count; n++, out += across, block += picture->mcu_blocks * BLOCK)
+    const int16_t *block = picture->blocks + c->first_block * SLOTS;
+    for (int n = 0; n < count; n++, out += across, block += picture->mcu_blocks * SLOTS)
         for (int i = 0; i < c->across * c->down; i++) {
-            const int16_t *b = block + i * BLOCK;
+            const int16_t *b = block + i * SLOTS;
             uint8_t *o = out + (size_t)(i & 1) * side + (size_t)(i >> 1) * side * c->stride;
-            if (side == 4)
+            if (side == 8)
+                out_of_range |= transform_8(b, &c->dequantizer, o, c->stride);
+            else if (side == 4)
                 out_of_range |= transform_4(b, &c->dequantizer, o, c->stride);
             else if (side == 2)
                 out_of_range |= transform_2(b, &c->dequantizer, o, c->stride);
@@ -127,7 +129,7 @@ static int transform_batch(const Picture *picture, const Component *c, int colum
 static int read_batch(Picture *picture, Bits *bits, int column, int count)
 {
     const int blocks = count * picture->mcu_blocks;
-    memset(picture->blocks, 0, (size_t)(blocks * BLOCK) * sizeof(int16_t));
+    memset(picture->blocks, 0, (size_t)(blocks * SLOTS) * sizeof(int16_t));
     if (!read_blocks(bits, picture->readers, picture->readers + blocks, picture->blocks)
         || sum_dc(picture, count))
         return 0;
@@ -158,34 +160,81 @@ static void write_row(const Picture *picture, size_t y, int width, uint8_t *wide
     to_rgb(luma, blue, red, rgb, width);
 }
 
+static int rows_of_mcu(const Component *c) { return c->down * c->side; }
+
+static int mcu_columns(const Picture *picture)
+{
+    return divide_up(picture->width, 8 * picture->components->across);
+}
+
+/* Reads one row of MCUs into the rows of the components. Returns 0 for a file that is left to
+   libjpeg. */
+static int read_band(Picture *picture, Scan *scan)
+{
+    const int columns = mcu_columns(picture);
+    for (int column = 0, count; column < columns; column += count) {
+        count = columns - column < BATCH ? columns - column : BATCH;
+        if (picture->restart_interval) {
+            if (!scan->mcus_left && !restart(picture, scan))
+                return 0;
+            count = scan->mcus_left < count ? scan->mcus_left : count;
+            scan->mcus_left -= count;
+        }
+        if (!read_batch(picture, &scan->bits, column, count))
+            return 0;
+    }
+    return 1;
+}
+
+/* Begins the scan. Returns 0 for a file that is left to libjpeg. */
+static int begin_scan(const Picture *picture, Scan *scan)
+{
+    scan->mcus_left = picture->restart_interval;
+    return unstuff(scan);
+}
+
+/* Whether the scan ends as it should after its last row. Bytes after the end marker do not
+   matter. */
+static int is_end(const Scan *scan) { return segment_is_used(scan) && scan->data[1] == EOI; }
+
 /* Reads the scan and writes the picture, a row of MCUs at a time. Returns 0 for a file that is left
-   to libjpeg. Bytes after the end marker do not matter. */
+   to libjpeg. */
 static int read_scan(Picture *picture, Scan *scan, uint8_t *wide, uint8_t *rgb)
 {
-    const Component *first = picture->components;
-    const int columns = divide_up(picture->width, 8 * first->across);
     const int width = divide_up(picture->width, picture->factor);
     const int height = divide_up(picture->height, picture->factor);
-    const int band = first->down * first->side;
-    if (!unstuff(scan))
+    const int band = rows_of_mcu(picture->components);
+    if (!begin_scan(picture, scan))
         return 0;
-    scan->mcus_left = picture->restart_interval;
     for (int top = 0; top < height; top += band) {
-        for (int column = 0, count; column < columns; column += count) {
-            count = columns - column < BATCH ? columns - column : BATCH;
-            if (picture->restart_interval) {
-                if (!scan->mcus_left && !restart(picture, scan))
-                    return 0;
-                count = scan->mcus_left < count ? scan->mcus_left : count;
-                scan->mcus_left -= count;
-            }
-            if (!read_batch(picture, &scan->bits, column, count))
-                return 0;
-        }
+        if (!read_band(picture, scan))
+            return 0;
         for (int y = 0; y < band && top + y < height; y++, rgb += 3 * (size_t)width)
             write_row(picture, (size_t)y, width, wide, rgb);
     }
-    return segment_is_used(scan) && scan->data[1] == EOI;
+    return is_end(scan);
+}
+
+/* Sets the stride of each component and who reads which block. Returns the bytes of one row of MCUs
+   of all components. */
+static size_t arrange_mcus(Picture *picture)
+{
+    size_t bytes = 0;
+    int blocks = 0;
+    for (int i = 0; i < picture->count; i++) {
+        Component *c = &picture->components[i];
+        c->first_block = blocks;
+        for (int j = c->across * c->down; j--; blocks++)
+            picture->readers[blocks] = (BlockReader){&picture->dc[c->dc_table],
+                &picture->ac[c->ac_table], picture->dc_entries[c->dc_table],
+                picture->ac_entries[c->side > 1][c->ac_table], c->slots};
+        c->stride = (size_t)(mcu_columns(picture) * c->across * c->side);
+        bytes += c->stride * (size_t)rows_of_mcu(c);
+    }
+    picture->mcu_blocks = blocks;
+    for (int i = blocks; i <= BATCH * blocks; i++)
+        picture->readers[i] = picture->readers[i - blocks];
+    return bytes;
 }
 
 /* Decodes the entropy-coded `data` into `rgb`, after read_headers(). `rgb` has 3 bytes for each
@@ -197,24 +246,8 @@ static int read_scan(Picture *picture, Scan *scan, uint8_t *wide, uint8_t *rgb)
    of them, because to_rgb() reads rows in pieces of this size. */
 static int decode(Picture *picture, const uint8_t *data, size_t size, uint8_t *rgb)
 {
-    const Component *first = picture->components;
-    const size_t columns = (size_t)divide_up(picture->width, 8 * first->across);
     const size_t wide = 2 * ((size_t)divide_up(picture->width, picture->factor) + 1) + STRIP;
-    size_t rows = 0;
-    int blocks = 0;
-    for (int i = 0; i < picture->count; i++) {
-        Component *c = &picture->components[i];
-        c->first_block = blocks;
-        for (int j = c->across * c->down; j--; blocks++)
-            picture->readers[blocks] = (BlockReader){&picture->dc[c->dc_table],
-                &picture->ac[c->ac_table], picture->dc_entries[c->dc_table],
-                picture->ac_entries[c->side > 1][c->ac_table], c->slots};
-        c->stride = columns * (size_t)(c->across * c->side);
-        rows += c->stride * (size_t)(c->down * c->side);
-    }
-    picture->mcu_blocks = blocks;
-    for (int i = blocks; i <= BATCH * blocks; i++)
-        picture->readers[i] = picture->readers[i - blocks];
+    const size_t rows = arrange_mcus(picture);
     uint8_t *memory = malloc(wide + rows + STRIP + size + PADDING);
     if (!memory)
         return 0;
@@ -222,7 +255,7 @@ static int decode(Picture *picture, const uint8_t *data, size_t size, uint8_t *r
     for (int i = 0; i < picture->count; i++) {
         Component *c = &picture->components[i];
         c->rows = next_rows;
-        next_rows += c->stride * (size_t)(c->down * c->side);
+        next_rows += c->stride * (size_t)rows_of_mcu(c);
     }
     Scan scan = {.data = data, .size = size, .clean = next_rows + STRIP};
     int accepted = read_scan(picture, &scan, memory, rgb);

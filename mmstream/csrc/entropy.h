@@ -20,7 +20,8 @@
 #define ENDS_BLOCK 128    /* added to the advance of an entry that ends the block */
 #define NO_ENTRY 192      /* the advance of an entry whose first code is too long or invalid */
 #define NO_COEFFICIENT 64 /* a zigzag position after the block's end; its slot is UNUSED_SLOT */
-#define UNUSED_SLOT 63    /* a slot of the block that no transform reads */
+#define UNUSED_SLOT 64    /* a slot of the block that no transform reads */
+#define SLOTS 72          /* of a block in memory: its coefficients, UNUSED_SLOT, and alignment */
 
 /* ---- Huffman tables */
 
@@ -302,7 +303,7 @@ static int read_blocks(
         entries = (const uint64_t *)(ac ^ ((ac ^ dc) & (uintptr_t)mask));
         position &= ~(unsigned)mask;
         reader += ended;
-        block += BLOCK * ended;
+        block += SLOTS * ended;
     }
     bits->next = b.next, bits->buffer = b.buffer, bits->left = b.left;
     return b.next < b.stop;

@@ -37,7 +37,7 @@ enum { /* the second bytes of markers */
 typedef struct {
     int id, quantizer, dc_table, ac_table;
     int across, down; /* blocks of an MCU */
-    int side;         /* samples that a block becomes, each way: 1, 2 or 4 */
+    int side;         /* samples that a block becomes, each way: 1, 2, 4 or 8 */
     int dc;           /* of the last block */
     /* By zigzag position: where in a block a coefficient is stored. The second half is all
        UNUSED_SLOT, for positions after the block's end. */
@@ -49,7 +49,9 @@ typedef struct {
 } Component;
 
 typedef struct {
-    int factor; /* how many times smaller the result is: 4 or 8 */
+    int factor;    /* how many times smaller the result is: 4 or 8; of planes 1 or 2, too */
+    int is_planes; /* whether the result is one plane for each component, and not RGB */
+    int chroma_factor; /* of planes: how many times smaller chroma of full size becomes */
     int width, height, count, restart_interval, num_tables, has_jfif, has_adobe, has_profile;
     Component components[3];
     int quantizer_defined[4];
@@ -59,7 +61,7 @@ typedef struct {
     uint64_t ac_entries[2][4][1 << INDEX_BITS]; /* without values, and with values */
     int mcu_blocks;
     BlockReader readers[BATCH * MCU_BLOCKS + 1];
-    int16_t blocks[BATCH * MCU_BLOCKS * BLOCK];
+    int16_t blocks[BATCH * MCU_BLOCKS * SLOTS];
 } Picture;
 
 static int divide_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
@@ -129,10 +131,12 @@ static int read_frame(Picture *picture, const uint8_t *p, size_t size)
         c->across = c->down = 1;
     else if (c[0].id == c[1].id || c[0].id == c[2].id || c[1].id == c[2].id)
         return 0;
-    else if (c->down == 2) { /* as libjpeg: chroma is not enlarged later, but reduced less here */
+    else if (c->down == 2 && !picture->is_planes) {
+        /* as libjpeg: chroma is not enlarged later, but reduced less here */
         c[1].side *= 2;
         c[2].side *= 2;
-    }
+    } else if (c->across == 1 && picture->is_planes) /* chroma of full size */
+        c[1].side = c[2].side = 8 / picture->chroma_factor;
     return 1;
 }
 
@@ -158,7 +162,8 @@ static int read_application(Picture *picture, int marker, const uint8_t *p, size
 /* Sets where a component's coefficients are stored, and what they are multiplied by.
 
    A transform to 2x2 samples reads rows and columns 0 1 3 5 7 of a block. One to 4x4 samples reads
-   0 1 2 3 5 6 7. Only these coefficients have slots. LANES is the order of columns in a row. */
+   0 1 2 3 5 6 7. Only these coefficients have slots. LANES is the order of columns in a row. A
+   transform to 8x8 samples reads all, in their usual order. */
 static void arrange(Component *c, const uint8_t *quantizer)
 {
     static const uint8_t ZIGZAG[BLOCK] = {
@@ -172,9 +177,12 @@ static void arrange(Component *c, const uint8_t *quantizer)
     memset(c->slots, UNUSED_SLOT, sizeof c->slots);
     for (int i = 0; i < BLOCK; i++) {
         int row = rows[ZIGZAG[i] >> 3], column = ZIGZAG[i] & 7;
-        if (row < 0 || rows[column] < 0)
+        if (c->side == 8)
+            c->slots[i] = ZIGZAG[i];
+        else if (row >= 0 && rows[column] >= 0)
+            c->slots[i] = (uint8_t)(8 * row + LANES[column]);
+        else
             continue;
-        c->slots[i] = (uint8_t)(8 * row + LANES[column]);
         c->dequantizer.factors[c->slots[i]] = quantizer[i];
         c->dequantizer.limits[c->slots[i]] = (int16_t)(LARGEST / quantizer[i]);
     }
@@ -199,6 +207,8 @@ static int read_scan_header(Picture *picture, const uint8_t *p, size_t size)
             || !picture->quantizer_defined[c->quantizer])
             return 0;
         arrange(c, picture->quantizers[c->quantizer]);
+        if (i == 2 && c->dc_table == c[-1].dc_table && c->ac_table == c[-1].ac_table)
+            continue; /* as nearly always: both chromas have the same tables */
         build_dc_entries(&picture->dc[c->dc_table], picture->dc_entries[c->dc_table]);
         build_ac_entries(&picture->ac[c->ac_table], c->side > 1,
             picture->ac_entries[c->side > 1][c->ac_table]);

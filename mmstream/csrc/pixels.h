@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "entropy.h"
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -41,18 +43,20 @@ static inline uint8_t to_sample(int32_t value, unsigned *range)
 
 /* What coefficients are multiplied by, and how large they may be before that. Both are by slot. A
    slot is 8 x the index of the row among those that the transform reads + the index of the column
-   in the order 0 4 2 6 1 3 5 7. So columns that are calculated together are neighbors.
+   in the order 0 4 2 6 1 3 5 7. So columns that are calculated together are neighbors. A transform
+   to 8x8 samples has all rows and columns, in their usual order.
 
    Example: a transform to 2x2 samples reads rows 0 1 3 5 7. Row 3, column 1 has slot 8 x 2 + 4. */
 typedef struct {
-    int16_t factors[56], limits[56];
+    int16_t factors[BLOCK], limits[BLOCK];
 } Dequantizer;
 
 /* ---- transforms
 
-   transform_2() and transform_4() write 2x2 and 4x4 samples of one block. They do it in two passes,
-   over the columns and then over the rows. They return 0, or 1 for a block that is left to libjpeg:
-   a coefficient above its limit, or a value outside SAMPLES. */
+   transform_2(), transform_4() and transform_8() write 2x2, 4x4 and 8x8 samples of one block. They
+   do it in two passes, over the columns and then over the rows. They return 0, or 1 for a block that
+   is left to libjpeg: a coefficient above its limit, or a value outside SAMPLES. transform_8() also
+   leaves values beyond 8192 after the first pass, which no encoder of 8-bit pictures causes. */
 #ifdef __SSE2__
 
 typedef __m128i Vector; /* 8 integers of 16 bits, or 4 of 32 */
@@ -182,6 +186,89 @@ static inline int transform_4(
     return !is_zero(over);
 }
 
+/* One pass of transform_8() over 4 columns. It takes its rows in pairs. */
+static inline void even_odd_8(
+    Vector z04, Vector z26, Vector z13, Vector z57, int shift, Vector out[8])
+{
+    static const int16_t ODD[4][4] = {{11363, 9633, 6437, 2260}, {9633, -2259, -11362, -6436},
+        {6437, -11362, 2261, 9633}, {2260, -6436, 9633, -11363}};
+    const Vector half = _mm_set1_epi32(1 << (shift - 1));
+    Vector sum = _mm_add_epi32(_mm_madd_epi16(z04, pair(8192, 8192)), half);
+    Vector difference = _mm_add_epi32(_mm_madd_epi16(z04, pair(8192, -8192)), half);
+    Vector outer = _mm_madd_epi16(z26, pair(10703, 4433));
+    Vector inner = _mm_madd_epi16(z26, pair(4433, -10704));
+    const Vector even[4] = {_mm_add_epi32(sum, outer), _mm_add_epi32(difference, inner),
+        _mm_sub_epi32(difference, inner), _mm_sub_epi32(sum, outer)};
+    for (int i = 0; i < 4; i++) {
+        Vector odd = _mm_add_epi32(_mm_madd_epi16(z13, pair(ODD[i][0], ODD[i][1])),
+            _mm_madd_epi16(z57, pair(ODD[i][2], ODD[i][3])));
+        out[i] = _mm_srai_epi32(_mm_add_epi32(even[i], odd), shift);
+        out[7 - i] = _mm_srai_epi32(_mm_sub_epi32(even[i], odd), shift);
+    }
+}
+
+/* Replaces 8 rows by what one pass makes of them, saturated to 16 bits. */
+static inline void pass_8(Vector rows[8], int shift)
+{
+    Vector left[8], right[8];
+    even_odd_8(_mm_unpacklo_epi16(rows[0], rows[4]), _mm_unpacklo_epi16(rows[2], rows[6]),
+        _mm_unpacklo_epi16(rows[1], rows[3]), _mm_unpacklo_epi16(rows[5], rows[7]), shift, left);
+    even_odd_8(_mm_unpackhi_epi16(rows[0], rows[4]), _mm_unpackhi_epi16(rows[2], rows[6]),
+        _mm_unpackhi_epi16(rows[1], rows[3]), _mm_unpackhi_epi16(rows[5], rows[7]), shift, right);
+    for (int y = 0; y < 8; y++)
+        rows[y] = _mm_packs_epi32(left[y], right[y]);
+}
+
+static inline void transpose_8(Vector rows[8])
+{
+    Vector a[8], b[8];
+    for (int i = 0; i < 4; i++) {
+        a[2 * i] = _mm_unpacklo_epi16(rows[i], rows[i + 4]);
+        a[2 * i + 1] = _mm_unpackhi_epi16(rows[i], rows[i + 4]);
+    }
+    for (int i = 0; i < 4; i++) {
+        b[2 * i] = _mm_unpacklo_epi16(a[i], a[i + 4]);
+        b[2 * i + 1] = _mm_unpackhi_epi16(a[i], a[i + 4]);
+    }
+    for (int i = 0; i < 4; i++) {
+        rows[2 * i] = _mm_unpacklo_epi16(b[i], b[i + 4]);
+        rows[2 * i + 1] = _mm_unpackhi_epi16(b[i], b[i + 4]);
+    }
+}
+
+/* Non-zero if a value of 8 rows is not within -limit to limit - 1. */
+static inline Vector beyond(const Vector rows[8], int16_t limit)
+{
+    Vector low = rows[0], high = rows[0];
+    for (int y = 1; y < 8; y++) {
+        low = _mm_min_epi16(low, rows[y]);
+        high = _mm_max_epi16(high, rows[y]);
+    }
+    return _mm_or_si128(_mm_cmplt_epi16(low, _mm_set1_epi16((int16_t)-limit)),
+        _mm_cmpgt_epi16(high, _mm_set1_epi16((int16_t)(limit - 1))));
+}
+
+static inline int transform_8(
+    const int16_t *block, const Dequantizer *dequantizer, uint8_t *out, size_t stride)
+{
+    Vector over = _mm_setzero_si128(), rows[8];
+    for (int y = 0; y < 8; y++)
+        rows[y] = dequantize(block, dequantizer, y, &over);
+    pass_8(rows, 11);
+    over = _mm_or_si128(over, beyond(rows, 8192));
+    transpose_8(rows);
+    pass_8(rows, 18);
+    over = _mm_or_si128(over, beyond(rows, 512));
+    transpose_8(rows);
+    for (int y = 0; y < 8; y += 2, out += 2 * stride) {
+        Vector samples = _mm_packus_epi16(_mm_add_epi16(rows[y], _mm_set1_epi16(128)),
+            _mm_add_epi16(rows[y + 1], _mm_set1_epi16(128)));
+        _mm_storel_epi64((Vector *)out, samples);
+        _mm_storel_epi64((Vector *)(out + stride), _mm_srli_si128(samples, 8));
+    }
+    return !is_zero(over);
+}
+
 #else
 
 /* Multiplies coefficients into `z`. Returns whether one is above its limit. */
@@ -246,6 +333,48 @@ static inline int transform_4(
         out[2] = to_sample((first - even - inner) >> 19, &range);
         out[3] = to_sample((first + even - outer) >> 19, &range);
     }
+    return range >> 10 != 0;
+}
+
+/* One pass over 8 values, a distance of 8 apart, into `out`, as far apart. */
+static inline void pass_8(const int16_t *z, int shift, int32_t *out)
+{
+    int32_t half = 1 << (shift - 1), sum = (z[0] + z[32]) * 8192 + half;
+    int32_t difference = (z[0] - z[32]) * 8192 + half;
+    int32_t outer = z[16] * 10703 + z[48] * 4433, inner = z[16] * 4433 - z[48] * 10704;
+    const int32_t even[4] = {sum + outer, difference + inner, difference - inner, sum - outer};
+    const int32_t odd[4] = {z[8] * 11363 + z[24] * 9633 + z[40] * 6437 + z[56] * 2260,
+        z[8] * 9633 - z[24] * 2259 - z[40] * 11362 - z[56] * 6436,
+        z[8] * 6437 - z[24] * 11362 + z[40] * 2261 + z[56] * 9633,
+        z[8] * 2260 - z[24] * 6436 + z[40] * 9633 - z[56] * 11363};
+    for (int i = 0; i < 4; i++) {
+        out[8 * i] = (even[i] + odd[i]) >> shift;
+        out[56 - 8 * i] = (even[i] - odd[i]) >> shift;
+    }
+}
+
+static inline int transform_8(
+    const int16_t *block, const Dequantizer *dequantizer, uint8_t *out, size_t stride)
+{
+    int16_t z[64], turned[64];
+    int32_t values[64];
+    unsigned range = 0;
+    if (dequantize(block, dequantizer, 64, z))
+        return 1;
+    for (int x = 0; x < 8; x++)
+        pass_8(z + x, 11, values + x);
+    for (int i = 0; i < 64; i++) {
+        if (values[i] < -8192 || values[i] >= 8192)
+            return 1;
+        turned[(i & 7) * 8 + (i >> 3)] = (int16_t)values[i];
+    }
+    for (int y = 0; y < 8; y++)
+        pass_8(turned + y, 18, values + y);
+    for (int y = 0; y < 8; y++, out += stride)
+        for (int x = 0; x < 8; x++) {
+            int32_t value = values[8 * x + y];
+            out[x] = to_sample(value, &range);
+        }
     return range >> 10 != 0;
 }
 

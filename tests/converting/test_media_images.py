@@ -10,6 +10,8 @@ from PIL import Image, ImageCms, ImageOps
 
 import mmstream as mm
 from mmstream.converting.draft import MediaRef, RowError
+from mmstream.converting.media import images
+from mmstream.decoding.image.planes import is_built
 from mmstream.errors import ConfigError
 from tests.helpers.media import load_media
 
@@ -139,6 +141,9 @@ def test_a_colour_profile_is_kept_unless_it_says_nothing_new():
     for format in ("JPEG", "PNG", "WEBP"):
         medium = store(encoded(picture(), format, icc_profile=wide), max_image_side=100)
         assert opened(medium).info["icc_profile"][:4000] == wide[:4000]
+    small = SRGB.replace(b"s\0R\0G\0B", b"w\0i\0d\0e").replace(b"sRGB", b"wide")
+    medium = store(encoded(picture(), "JPEG", icc_profile=small), max_image_side=100)
+    assert opened(medium).info["icc_profile"] == small
     iec = SRGB + b"sRGB IEC61966-2.1"
     medium = store(encoded(picture(), "JPEG", icc_profile=iec), max_image_side=100)
     assert "icc_profile" not in opened(medium).info
@@ -181,6 +186,43 @@ def test_heic_without_its_library_is_a_clear_line(monkeypatch):
     data = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
     with pytest.raises(RowError, match=r"pip install 'mmstream\[heif\]'"):
         store(data, image_format="jpg")
+
+
+def as_rgb(data, monkeypatch, **options):
+    """What is stored where planes are never used."""
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "decode_planes", lambda *_: None)
+        return store(data, **options).data
+
+
+@pytest.mark.skipif(not is_built(), reason="mmstream.decoding.image._reduced is not built")
+def test_plain_jpegs_become_smaller_as_planes_and_others_as_rgb(monkeypatch):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for subsampling in (0, 1, 2):
+        data = encoded(picture(), "JPEG", subsampling=subsampling, quality=90)
+        medium = store(data, max_image_side=201)
+        assert medium.data != as_rgb(data, monkeypatch, max_image_side=201)
+        assert opened(medium).layer[0][1:3] == (2, 2)
+        assert mean_error(opened(medium), picture(201, 151)) < 2
+    grey = store(encoded(picture(mode="L"), "JPEG"), max_image_side=201)
+    assert (opened(grey).mode, opened(grey).size) == ("L", (201, 151))
+    for data in (
+        encoded(picture(), "JPEG", progressive=True),
+        encoded(picture(), "JPEG", exif=exif),
+        encoded(picture(mode="CMYK"), "JPEG"),
+    ):
+        stored = store(data, max_image_side=201).data
+        assert stored == as_rgb(data, monkeypatch, max_image_side=201)
+
+
+def test_a_resized_jpeg_does_not_depend_on_memory_around_it():
+    data = encoded(picture(399, 301), "JPEG")
+    stored = set()
+    for number in range(5):
+        _held = [bytes([number]) * 40_000 for _ in range(20)]
+        stored.add(store(data, max_image_side=201).data)
+    assert len(stored) == 1
 
 
 def test_quality_changes_the_size_and_lossless_stays_lossless():

@@ -12,7 +12,10 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.cli import cli
+from mmstream.converting.engines.ray import _require_same_libraries
 from mmstream.dataset.manifest import MANIFEST_NAME
+from mmstream.decoding.image import planes
+from mmstream.decoding.image.planes import is_built
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store
 from mmstream.tar.writer import TarWriter
@@ -41,10 +44,24 @@ def test_a_conversion_goes_on_with_the_same_options_only(corpus, tmp_path):
     plan = json.loads((tmp_path / "out" / MANIFEST_NAME).read_bytes())["source"]
     assert plan["media"]["max_image_side"] == 16
     assert set(plan["media"]["libraries"]) == {"pillow", "simplejpeg", "torch"}
+    assert plan["media"]["compiled"] == is_built()
     assert run(corpus, tmp_path / "out", media=SMALL).was_finished
     for media in (None, mm.MediaOptions(max_image_side=17)):
         with pytest.raises(ConfigError, match="media was"):
             run(corpus, tmp_path / "out", media=media)
+
+
+def test_resized_images_need_the_compiled_module_on_all_machines_or_on_none(
+    corpus, tmp_path, monkeypatch
+):
+    run(corpus, tmp_path / "out", media=SMALL)
+    plan = SMALL.plan()
+    monkeypatch.setattr(planes, "is_built", lambda: not plan["compiled"])
+    with pytest.raises(ConfigError, match="media was .*'compiled': .* and is now "):
+        run(corpus, tmp_path / "out", media=SMALL)
+    with pytest.raises(ConfigError, match="a node of Ray would write other images"):
+        _require_same_libraries(SMALL, plan)
+    _require_same_libraries(SMALL, SMALL.plan())
 
 
 def test_default_options_copy_media_and_name_no_libraries(corpus, tmp_path):
@@ -63,7 +80,7 @@ def test_the_flags_are_the_options(corpus, tmp_path):
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, result.output
     plan = json.loads((tmp_path / "out" / MANIFEST_NAME).read_bytes())["source"]
-    del plan["media"]["libraries"]
+    del plan["media"]["libraries"], plan["media"]["compiled"]
     assert plan["media"] == {
         "check": "full",
         "max_image_side": 16,

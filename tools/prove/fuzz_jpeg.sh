@@ -28,7 +28,7 @@ build() { # NAME FLAG...
     local newer
     newer=$(find "$root"/mmstream/csrc "$root"/tools/prove/fuzz_jpeg* -newer "$out/$1" 2>&1) || true
     [ -n "$newer" ] || return 0
-    "$compiler" -std=c11 -O2 -g -Wall -Wextra -fno-omit-frame-pointer \
+    "$compiler" -std=c11 -ffp-contract=off -O2 -g -Wall -Wextra -fno-omit-frame-pointer \
         -fsanitize=address,undefined -fno-sanitize-recover=all "${@:2}" \
         "$root"/tools/prove/fuzz_jpeg{,_target}.c -o "$out/$1"
 }

@@ -14,7 +14,7 @@
 
 #include "fuzz_jpeg_target.h"
 
-#include "../../mmstream/csrc/decode.h"
+#include "../../mmstream/csrc/planes.h"
 
 /* Larger pictures are not decoded, as in the product, which checks the size first. */
 #define MAX_PIXELS (1 << 22)
@@ -66,6 +66,36 @@ static void decode_at(const uint8_t *data, size_t size, int factor)
     free(picture);
 }
 
+/* Decodes to planes of about 5/8 of the decoded height, and of its whole width. */
+static void decode_planes_at(const uint8_t *data, size_t size, int factor, int chroma_factor)
+{
+    Picture *picture = calloc(1, sizeof *picture);
+    if (!picture)
+        return;
+    picture->factor = factor;
+    picture->chroma_factor = chroma_factor;
+    picture->is_planes = 1;
+    const size_t start = read_headers(picture, data, size);
+    if (start && (size_t)picture->width * (size_t)picture->height <= MAX_PIXELS) {
+        const int height = (divide_up(picture->height, factor) * 5 + 7) / 8;
+        const int width = divide_up(picture->width, factor);
+        Plane planes[3] = {0};
+        size_planes(picture, height, width, planes);
+        for (int i = 0; i < picture->count; i++)
+            planes[i].samples = malloc(plane_size(&planes[i]));
+        const int accepted
+            = decode_planes(picture, data + start, size - start, height, width, planes);
+        add_to_checksum((uint64_t)accepted);
+        outcomes.pictures += accepted;
+        for (int i = 0; i < picture->count; i++) {
+            for (size_t n = 0; accepted && n < plane_size(&planes[i]); n++)
+                add_to_checksum(planes[i].samples[n]);
+            free(planes[i].samples);
+        }
+    }
+    free(picture);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (!SAMPLES[1023])
@@ -79,6 +109,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(copy, data, copied);
     decode_at(copy, size, 4);
     decode_at(copy, size, 8);
+    decode_planes_at(copy, size, 1, 2);
+    decode_planes_at(copy, size, 2, 2);
     if (!has_planted_bug("leak"))
         free(copy);
     return 0;

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 typedef struct {
-    unsigned long pictures; /* that the decoder accepted, at 1/4 and at 1/8 */
+    unsigned long pictures; /* that the decoder accepted, at 1/4 and 1/8 and as planes */
     uint64_t checksum;      /* of all their pixels, and of which files were accepted */
 } Outcomes;
 

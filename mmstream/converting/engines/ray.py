@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mmstream.converting.media.access import MediaAccess, folder_stamp
+from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write_shard
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.storage import is_remote, open_store
@@ -83,7 +84,7 @@ def _drain(
         while True:
             limit = num_workers or _default_limit(ray)
             for job in islice(jobs, max(0, limit - len(running))):
-                running[task.remote(_portable(job))] = job
+                running[task.remote(_portable(job), job.media.plan())] = job
             if not running:
                 return
             for reference in ray.wait(list(running), num_returns=1)[0]:
@@ -112,12 +113,23 @@ def _portable(job: ShardJob) -> ShardJob:
     return replace(job, store=store, lock=lock, rows=job.rows.detached(), progress_folder=None)
 
 
-def _write_shard(job: ShardJob) -> ShardReport | Exception:
+def _write_shard(job: ShardJob, media_plan: dict[str, Any]) -> ShardReport | Exception:
     """Write a shard. An error is returned: Ray would wrap it in a traceback."""
     try:
+        _require_same_libraries(job.media, media_plan)
         return write_shard(replace(job, access=_on_this_node(job.access)))
     except Exception as error:
         return error
+
+
+def _require_same_libraries(media: MediaOptions, media_plan: dict[str, Any]) -> None:
+    """Refuse to change images with other libraries than the machine that made the plan."""
+    own = media.plan()
+    if own != media_plan:
+        raise ConfigError(
+            f"a node of Ray would write other images: it has {own}, and this machine has "
+            f"{media_plan}; install the same versions on all nodes"
+        )
 
 
 def _on_this_node(access: MediaAccess) -> MediaAccess:

@@ -4,7 +4,8 @@
 
 An image that needs no change keeps its bytes. Others are decoded by the strict decoder of training,
 turned upright, resized with training's filter, and encoded. JPEGs are decoded at a half, a quarter
-or an eighth where that is still twice the result.
+or an eighth where that is still twice the result. Plain upright JPEGs never become RGB: their luma
+and chroma are resized as they are stored (`planes.py`).
 
 Never silently wrong: what cannot be kept is a reject (animations, 16 bits a channel) or written
 down here. Transparency is kept in PNG and WebP, and laid on white in JPEG. Colour profiles are kept
@@ -33,6 +34,7 @@ from mmstream.decoding.image.jpeg import read_header
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import upright
 from mmstream.decoding.image.pillow import decode_with_pillow, pillow_shape, to_rgb
+from mmstream.decoding.image.planes import decode_planes
 from mmstream.errors import DecodeError
 
 __all__ = ["Encoded", "encode", "foreign_shape", "target_of"]
@@ -117,8 +119,15 @@ def encode(
         RowError: It is damaged, exceeds a limit, or cannot be kept as it is shown.
     """
     try:
+        if extension == target == "jpg" and shape is not None:
+            size = _fitting(shape, options.max_image_side)
+            # Chroma is stored at half the size, so it may be decoded smaller than luma.
+            factors = (_factor(shape, options), _factor(shape, options, 2))
+            planes = decode_planes(data, shape, factors, size, limits)
+            if planes is not None:
+                return Encoded("jpg", _encode_planes(planes, data, options), size, shape)
         if extension == "jpg":
-            decoded = _decode_jpeg(data, shape, limits, options.max_image_side)
+            decoded = _decode_jpeg(data, shape, limits, options)
         else:
             decoded = _decode_others(data, extension, limits)
     except DecodeError as error:
@@ -150,11 +159,21 @@ def _fitting(shape: Shape, side: int | None) -> Shape:
     return height, width
 
 
-def _decode_jpeg(data: bytes, shape: Shape | None, limits: Limits, side: int | None) -> _Decoded:
-    factor = 1
-    if side is not None and shape is not None:
-        factor = next((f for f in (8, 4, 2) if max(shape) >= 2 * side * f), 1)
-    pixels, _ = decode_bytes(data, limits, factor)
+def _factor(shape: Shape | None, options: MediaOptions, divisor: int = 1) -> int:
+    """Return how many times smaller a JPEG may be decoded, so that it is still twice the result.
+
+    The result is that of `options`, made smaller by `divisor`.
+    """
+    side = options.max_image_side
+    if side is None or shape is None:
+        return 1
+    return next((f for f in (8, 4, 2) if max(shape) * divisor >= 2 * side * f), 1)
+
+
+def _decode_jpeg(
+    data: bytes, shape: Shape | None, limits: Limits, options: MediaOptions
+) -> _Decoded:
+    pixels, _ = decode_bytes(data, limits, _factor(shape, options))
     profile, is_grey = _jpeg_profile(data)
     if is_grey:
         pixels = np.ascontiguousarray(pixels[:, :, :1])
@@ -273,6 +292,13 @@ def _encode_jpeg(pixels: Pixels, decoded: _Decoded, options: MediaOptions) -> by
         np.ascontiguousarray(pixels), options.quality, colorspace, subsampling
     )
     return data if decoded.profile is None else _with_profile(data, decoded.profile)
+
+
+def _encode_planes(planes: list[Pixels], data: bytes, options: MediaOptions) -> bytes:
+    luma, blue, red = planes if len(planes) == 3 else (planes[0], None, None)
+    encoded: bytes = simplejpeg.encode_jpeg_yuv_planes(luma, blue, red, options.quality)
+    profile, _ = _jpeg_profile(data)
+    return encoded if profile is None else _with_profile(encoded, profile)
 
 
 def _with_profile(jpeg: bytes, profile: bytes) -> bytes:

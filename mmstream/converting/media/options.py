@@ -143,11 +143,15 @@ class MediaOptions:
     def plan(self) -> dict[str, Any]:
         """Return what the plan saves: `settings`, and the libraries that encode images anew.
 
-        Other versions of them may give other bytes. So a conversion goes on with the same ones.
+        Other versions of them may give other bytes. So a conversion goes on with the same ones. And
+        JPEGs that are resized with and without the compiled module differ.
         """
         if not self.changes_images:
             return self.settings()
-        return {**self.settings(), "libraries": {name: version(name) for name in _LIBRARIES}}
+        from mmstream.decoding.image.planes import is_built
+
+        libraries = {name: version(name) for name in _LIBRARIES}
+        return {**self.settings(), "libraries": libraries, "compiled": is_built()}
 
 
 def _require_at_least(least: int, **values: float | None) -> None:
