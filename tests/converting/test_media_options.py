@@ -57,7 +57,7 @@ def test_resized_images_need_the_compiled_module_on_all_machines_or_on_none(
     run(corpus, tmp_path / "out", media=SMALL)
     plan = SMALL.plan()
     monkeypatch.setattr(planes, "is_built", lambda: not plan["compiled"])
-    with pytest.raises(ConfigError, match="media was .*'compiled': .* and is now "):
+    with pytest.raises(ConfigError, match=r"media was .*'compiled': .* and is now "):
         run(corpus, tmp_path / "out", media=SMALL)
     with pytest.raises(ConfigError, match="a node of Ray would write other images"):
         _require_same_libraries(SMALL, plan)

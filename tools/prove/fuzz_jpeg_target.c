@@ -66,7 +66,7 @@ static void decode_at(const uint8_t *data, size_t size, int factor)
     free(picture);
 }
 
-/* Decodes to planes of about 5/8 of the decoded height, and of its whole width. */
+/* Decodes to planes of about 5/8 of the decoded height and 3/8 of the width. */
 static void decode_planes_at(const uint8_t *data, size_t size, int factor, int chroma_factor)
 {
     Picture *picture = calloc(1, sizeof *picture);
@@ -78,7 +78,7 @@ static void decode_planes_at(const uint8_t *data, size_t size, int factor, int c
     const size_t start = read_headers(picture, data, size);
     if (start && (size_t)picture->width * (size_t)picture->height <= MAX_PIXELS) {
         const int height = (divide_up(picture->height, factor) * 5 + 7) / 8;
-        const int width = divide_up(picture->width, factor);
+        const int width = (divide_up(picture->width, factor) * 3 + 7) / 8;
         Plane planes[3] = {0};
         size_planes(picture, height, width, planes);
         for (int i = 0; i < picture->count; i++)
