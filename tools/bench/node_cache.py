@@ -5,10 +5,10 @@
     python -m tools.bench.node_cache --rows both --gb 3  # is each byte fetched once?
 
 The same shards lie on a SeaweedFS server behind a proxy, and on the local disk. Each run is a
-process with two workers. "first" fills an empty cache, "second" is the next epoch, and "local"
-reads the local disk. "s3" is an epoch without a cache. "both" reads two epochs in one process, with
-an empty cache. Runs are interleaved, and the table has medians. Files of the cache and of the local
-corpus are in the page cache, or not, alike.
+loader with two workers; raw samples of object storage start none. "first" fills an empty cache,
+"second" is the next epoch, and "local" reads the local disk. "s3" is an epoch without a cache.
+"both" reads two epochs in one process, with an empty cache. Runs are interleaved, and the table has
+medians. Files of the cache and of the local corpus are in the page cache, or not, alike.
 
 Columns: samples/s after the first fifth of the last epoch; CPU seconds of all processes per 10^9
 bytes of samples in that time; share of the bytes that came from the cache; bytes that arrived
