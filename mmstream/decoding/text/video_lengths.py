@@ -111,8 +111,9 @@ def qwen3_vl_video_length(
         ...     num_frames=2, height=64, width=96, picture=(60, 90), times_s=(0.0, 0.5), fps=30.0,
         ...     sampled_fps=2.0, indices=(0, 15),
         ... )
-        >>> length(shape)  # one pair of 2 x 3 squares of 32 pixels
-        MediaText(text='<0.2 seconds><|vision_start|><|video_pad|><|vision_end|>', lengths=(6,))
+        >>> text = length(shape)  # one pair of 2 x 3 squares of 32 pixels
+        >>> text.text, text.lengths
+        ('<0.2 seconds><|vision_start|><|video_pad|><|vision_end|>', (6,))
     """
     refuse_bools(
         patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
@@ -158,6 +159,7 @@ def qwen_omni_video_length(
         ``patch_size * merge_size``.
 
     Examples:
+        >>> from mmstream import AudioShape
         >>> length = qwen_omni_video_length()
         >>> shape = VideoShape(
         ...     num_frames=6, height=56, width=84, picture=(60, 90), fps=30.0, sampled_fps=2.0,
