@@ -32,7 +32,7 @@ def equal_samples(num_samples: int, mean_bytes: int, url: str = "s3://planned/co
 
     Examples:
         >>> equal_samples(10_000_000, 110_000)
-        <Dataset s3://planned/corpus: 10,000,000 samples, 2202 shards, 1,100,800.0 MB>
+        <Dataset s3://planned/corpus: 10,000,000 samples, 2,202 shards, 1,100,800.0 MB>
     """
     if mean_bytes < 2 * BLOCK:
         raise ConfigError(
