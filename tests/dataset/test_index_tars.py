@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from mmstream import Decode, ImageDecoder
-from mmstream.dataset import verify as verify_module
 from mmstream.dataset.index import decode_index, encode_index
 from mmstream.dataset.index_tars import IndexReport, index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
@@ -580,16 +579,9 @@ def test_one_wrong_read_is_no_problem(converted, monkeypatch):
         return bytes(data)
 
     folder = converted
-    monkeypatch.setattr(
-        verify_module, "build_index", lambda store, name: stored_index(folder, name)
-    )
     monkeypatch.setattr(LocalStore, "read_range", once_wrong)
     assert problems(folder) == []
     assert len(seen) == 5
-
-
-def stored_index(folder, name):
-    return decode_index((folder / f"{name}.idx").read_bytes(), name)
 
 
 def test_quick_compares_sizes_and_reads_no_sample(converted, monkeypatch):
