@@ -75,9 +75,9 @@ def test_a_container_may_have_a_part_of_a_core(
 
 def test_cpu_time_of_processes_grows_and_that_of_ended_ones_is_zero() -> None:
     before, machine_before = cpu_seconds([os.getpid()]), machine_cpu_seconds()
-    while cpu_seconds([os.getpid()]) == before:
+    # The kernel may count a tick for a process before it counts it for the machine.
+    while cpu_seconds([os.getpid()]) <= before or machine_cpu_seconds() <= machine_before:
         sum(range(10_000))
-    assert machine_cpu_seconds() > machine_before
     assert cpu_seconds([1 << 30]) == 0.0
 
 
