@@ -78,7 +78,12 @@ def test_other_failures_of_torchvision_are_passed_on(tmp_path: Path, error: str)
     assert error.split("'")[1] in done.stderr
 
 
-LOAD_NO_TORCHVISION = {"AutoTokenizer", "PreTrainedTokenizerFast", "logging", "render_jinja_template"}
+LOAD_NO_TORCHVISION = {
+    "AutoTokenizer",
+    "PreTrainedTokenizerFast",
+    "logging",
+    "render_jinja_template",
+}
 
 
 def test_whoever_imports_models_or_processors_of_transformers_imports_torchvision_first() -> None:
