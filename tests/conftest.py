@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 import mmstream as mm
@@ -59,6 +60,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def exact_vector_math() -> None:
     """Tests compute with torch in two threads. What they compute first shall be exact, too."""
     resolve_vector_math()
+
+
+@pytest.fixture(autouse=True)
+def same_number_of_threads() -> Iterator[None]:
+    """A training loop in this process sets torch's threads. The next test shall not know."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", autouse=True)

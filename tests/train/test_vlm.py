@@ -247,7 +247,7 @@ def test_it_looks_at_the_images() -> None:
     samples = [sample(0, 1, answer) for answer in answers]
     for row, colour in zip(samples, torch.eye(4, 3), strict=True):
         row["image"] = (colour * 255).to(torch.uint8)[:, None, None].expand(3, SIZE, SIZE)
-    train(model, [batch_of(samples)], num_steps=120, lr=3e-3)
+    train(model, [batch_of(samples)], num_steps=120, lr=1e-3)
     with torch.no_grad():
         right = model(batch_of(samples))[0]
         batch = batch_of(samples)
