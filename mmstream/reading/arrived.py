@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import SampleError, ShardError
+from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.packed_rows import PackedRows
 from mmstream.reading.plan import PlannedRange
-from mmstream.reading.range_cache import CachedPlace
 from mmstream.types import IntArray
 
 __all__ = ["Arrived", "CachedSample", "StepSamples"]
@@ -34,7 +34,7 @@ class Arrived:
     """Its first byte in the shard."""
     num_left: int = 0
     """Samples that were not taken yet."""
-    cached: dict[int, CachedPlace] = field(default_factory=dict)
+    cached: dict[int, CacheLocation] = field(default_factory=dict)
     """By position: samples that were not taken yet and lie in the node cache, not in `data`."""
 
     @property
@@ -66,7 +66,7 @@ class Arrived:
 class CachedSample(NamedTuple):
     """A sample that whoever takes it reads from the node cache."""
 
-    place: CachedPlace
+    location: CacheLocation
     arrived: Arrived
     position: int
     """In its window."""

@@ -8,19 +8,18 @@ or damaged, the worker asks for again: the reader process reads it from storage 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mmstream.storage.node_cache import read_sample
 from mmstream.types import IntArray
 
-__all__ = ["CachedSeat", "read_cached"]
+__all__ = ["CacheLocation", "read_cached"]
 
 
-class CachedSeat(NamedTuple):
-    """Where a sample of a step lies in the node cache."""
+class CacheLocation(NamedTuple):
+    """Where any process of the machine finds a sample in the node cache."""
 
-    seat: int
     path: str
     start: int
     """The byte of the file where the sample begins."""
@@ -28,11 +27,11 @@ class CachedSeat(NamedTuple):
     """CRC-32C of its bytes."""
 
 
-def read_cached(cached: Iterable[CachedSeat], data: memoryview, ends: IntArray) -> list[int]:
+def read_cached(cached: Mapping[int, CacheLocation], data: memoryview, ends: IntArray) -> list[int]:
     """Read samples of the node cache to their places in a step.
 
     Args:
-        cached: The samples.
+        cached: The samples, by seat.
         data: The bytes of the step.
         ends: Sample i of the step is bytes [ends[i - 1], ends[i]) of it.
 
@@ -42,6 +41,6 @@ def read_cached(cached: Iterable[CachedSeat], data: memoryview, ends: IntArray) 
     bounds = [0, *ends.tolist()]
     return [
         seat
-        for seat, path, start, checksum in cached
+        for seat, (path, start, checksum) in cached.items()
         if not read_sample(path, start, data[bounds[seat] : bounds[seat + 1]], checksum)
     ]

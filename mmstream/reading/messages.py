@@ -15,8 +15,8 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
-from mmstream.reading.cached_seats import CachedSeat
+from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.packed_rows import PackedRows
 from mmstream.reading.range_cache import NodeCacheSettings
@@ -149,8 +149,9 @@ class StepHeader:
     num_wrong_reads: int
     packed: PackedRows | None = None
     """How samples make rows, where rows are packs. None: seats are rows."""
-    cached: Sequence[CachedSeat] = ()
-    """The samples that are not in the block: whoever asked reads them from the node cache."""
+    cached: Mapping[int, CacheLocation] = field(default_factory=dict)
+    """By seat: the samples that are not in the block. Whoever asked reads them from the node
+    cache."""
 
 
 class StepBlock:

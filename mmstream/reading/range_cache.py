@@ -27,6 +27,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.errors import escaped
 from mmstream.order import AnyOrder, MixtureOrder
+from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM
 from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache
@@ -34,7 +35,6 @@ from mmstream.storage.transfers import new_buffer
 from mmstream.types import IntArray
 
 __all__ = [
-    "CachedPlace",
     "CachedRange",
     "NodeCacheSettings",
     "RangeCache",
@@ -76,16 +76,6 @@ class CachedRange(NamedTuple):
     """Which of its samples are in `data`. There is one at least."""
 
 
-class CachedPlace(NamedTuple):
-    """Where a process finds a sample in the cache."""
-
-    path: str
-    start: int
-    """The byte of the file where it begins."""
-    checksum: int
-    """CRC-32C of its bytes."""
-
-
 class RangeCache:
     """Reads and writes ranges. It lives in the event loop of a reader process.
 
@@ -104,7 +94,7 @@ class RangeCache:
         self._has_warned = False
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="mmstream-cache-read")
 
-    async def find(self, samples: SampleRange) -> dict[int, CachedPlace]:
+    async def find(self, samples: SampleRange) -> dict[int, CacheLocation]:
         """Return where the cache has samples of a range, by position. None is compared yet."""
         files = list(self._files(samples))
         if not files:
@@ -142,15 +132,15 @@ class RangeCache:
 
     def _find(
         self, samples: SampleRange, files: Sequence[tuple[CacheFile, CachedSamples, IntArray]]
-    ) -> dict[int, CachedPlace]:
-        places: dict[int, CachedPlace] = {}
+    ) -> dict[int, CacheLocation]:
+        locations: dict[int, CacheLocation] = {}
         for file, cached, numbers in files:
             is_there = self._cache.find(file, cached)
             positions = samples.position[numbers[is_there]].tolist()
             starts = (file.data_start + cached.start[is_there]).tolist()
             columns = repeat(self._cache.path(file)), starts, cached.checksum[is_there].tolist()
-            places.update(zip(positions, map(CachedPlace, *columns), strict=False))
-        return places
+            locations.update(zip(positions, map(CacheLocation, *columns), strict=False))
+        return locations
 
     def _read(
         self, samples: SampleRange, files: Sequence[tuple[CacheFile, CachedSamples, IntArray]]

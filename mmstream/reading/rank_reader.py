@@ -536,10 +536,10 @@ class RankReader:
                     continue
                 planned = window.ranges[number]
                 arrived = self._arrived[planned]
-                place = arrived.cached.pop(position, None)
+                location = arrived.cached.pop(position, None)
                 error = arrived.errors.get(position)
-                if place is not None:
-                    cached[seat] = CachedSample(place, arrived, position)
+                if location is not None:
+                    cached[seat] = CachedSample(location, arrived, position)
                 elif error is not None:
                     errors[seat] = error
                 else:

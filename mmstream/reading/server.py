@@ -26,7 +26,6 @@ import numpy as np
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import datasets_of
 from mmstream.reading.arrived import CachedSample, StepSamples
-from mmstream.reading.cached_seats import CachedSeat
 from mmstream.reading.messages import (
     MAX_MESSAGE_BYTES,
     Answer,
@@ -166,7 +165,7 @@ class Server:
     def _put_step(self, block: StepBlock, samples: StepSamples) -> tuple[Answer, int | None]:
         """Copy the samples of a step into a block, with room for those in the node cache."""
         ends = np.cumsum(samples.sizes, dtype=np.int64)
-        cached = [CachedSeat(seat, *one.place) for seat, one in samples.cached.items()]
+        cached = {seat: sample.location for seat, sample in samples.cached.items()}
         counts, num_wrong = self._reader.pop_counts()
         header = pickle.dumps(
             StepHeader(

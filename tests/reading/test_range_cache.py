@@ -19,7 +19,7 @@ import mmstream as mm
 from mmstream.errors import ConfigError, StorageError
 from mmstream.reading import range_cache
 from mmstream.reading.arrived import Arrived, StepSamples
-from mmstream.reading.cached_seats import CachedSeat, read_cached
+from mmstream.reading.cached_seats import read_cached
 from mmstream.reading.held import SampleRange
 from mmstream.reading.plan import PlannedRange
 from mmstream.reading.process import node_cache_settings
@@ -65,7 +65,7 @@ async def bytes_of(reader: RankReader, taken: StepSamples) -> list[bytes]:
     """The bytes of each sample of a step, as a worker gets them."""
     data = bytearray(taken.num_bytes)
     ends = np.cumsum(taken.sizes)
-    cached = [CachedSeat(seat, *one.place) for seat, one in taken.cached.items()]
+    cached = {seat: sample.location for seat, sample in taken.cached.items()}
     wrong = read_cached(cached, memoryview(data), ends)
     starts = ends - taken.sizes
     samples = [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
