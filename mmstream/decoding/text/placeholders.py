@@ -163,22 +163,13 @@ class Placeholders:
         self, text: str, sample: Mapping[str, Any], shapes: MediaShapes | None = None
     ) -> str:
         """Put a placeholder per medium before plain text, unless the text has such placeholders."""
+        tracks = self._tracks_in_videos(shapes)
         missing = [
-            each.token * len(self._standalone(each.kind, sample, shapes))
+            each.token * len(_standalone(each.kind, sample, shapes, tracks))
             for each in self.kinds
             if each.token not in text
         ]
         return "".join(missing) + text
-
-    def _standalone(
-        self, kind: str, sample: Mapping[str, Any], shapes: MediaShapes | None
-    ) -> list[int]:
-        """Return the numbers of the media of a kind that have a token of their own in the text.
-
-        The sound of a video may stand between the video's frames instead.
-        """
-        taken = self._tracks_in_videos(shapes) if kind == "audio" else ()
-        return [number for number in range(num_media(kind, sample, shapes)) if number not in taken]
 
     def _tracks_in_videos(self, shapes: MediaShapes | None) -> list[int]:
         """Return the numbers of the audios that stand between the frames of their videos.
@@ -228,12 +219,12 @@ class Placeholders:
         tokens: list[MediaTokens] = []
         texts: dict[str, list[str]] = {}
         media_of: dict[str, list[_Medium]] = {}
-        for each in self.kinds:
-            standalone = self._standalone(each.kind, sample, shapes)
-            count = num_media(each.kind, sample, shapes)
-            found = each.lengths(text.count(each.token), count, standalone, shapes)
-            media_of[each.kind] = list(zip(standalone, found, strict=True))
         tracks = self._tracks_in_videos(shapes)
+        for each in self.kinds:
+            standalone = _standalone(each.kind, sample, shapes, tracks)
+            count = num_media(each.kind, sample, shapes)
+            lengths = each.lengths(text.count(each.token), count, standalone, shapes)
+            media_of[each.kind] = list(zip(standalone, lengths, strict=True))
         for each in self.kinds:
             lengths = [length for _, length in media_of[each.kind]]
             is_heard = each.kind == "audio" and tracks
@@ -390,6 +381,17 @@ def num_media(kind: str, sample: Mapping[str, Any], shapes: MediaShapes | None) 
     """
     num_fields = len(FIELDS_OF[kind](sample))
     return max(num_fields, len(shapes.audios)) if kind == "audio" and shapes else num_fields
+
+
+def _standalone(
+    kind: str, sample: Mapping[str, Any], shapes: MediaShapes | None, tracks: Sequence[int]
+) -> list[int]:
+    """Return the numbers of the media of a kind that have a token of their own in the text.
+
+    Those of `tracks` are the sounds that stand between the frames of their videos instead.
+    """
+    taken = tracks if kind == "audio" else ()
+    return [number for number in range(num_media(kind, sample, shapes)) if number not in taken]
 
 
 def check_fields(
