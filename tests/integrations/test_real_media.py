@@ -146,6 +146,31 @@ def processed(name: str, family: MediaFamily) -> dict[str, Any]:
     return dict(family.processor(text=texts, return_tensors="pt", **media, **settings))
 
 
+def cut_padding(inputs: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Leave out what Qwen2.5-Omni's processor adds to audio: up to 5 minutes, which models cut."""
+    length = inputs["input_features"].shape[-1]
+    for key in ("input_features", "feature_attention_mask"):
+        expected[key] = expected[key][..., :length]
+    where = inputs["feature_attention_mask"].bool()[:, None]
+    for values in (inputs, expected):
+        values["input_features"] = values["input_features"].where(where, 0)
+
+
+def assert_equal_inputs(inputs: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare what a model gets with what its processor makes, value by value."""
+    assert inputs.keys() == expected.keys()
+    for key, value in inputs.items():
+        exact = not value.is_floating_point() or "second" in key
+        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
+        torch.testing.assert_close(
+            value,
+            expected[key].to(value.dtype),
+            rtol=0,
+            atol=atol,
+            msg=lambda m, k=key: f"{k}: {m}",
+        )
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_real_files_reach_the_model_as_its_processor_makes_them(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]()
@@ -159,24 +184,9 @@ def test_real_files_reach_the_model_as_its_processor_makes_them(name: str, tmp_p
     inputs = model_inputs(batch, model, normalize=family.processor)
     labels = inputs.pop("labels")
     expected = processed(name, family)
-    if name == "qwen2_5_omni":  # its processor pads audio to 5 minutes, and the model cuts it again
-        length = inputs["input_features"].shape[-1]
-        for key in ("input_features", "feature_attention_mask"):
-            expected[key] = expected[key][..., :length]
-        where = inputs["feature_attention_mask"].bool()[:, None]
-        for values in (inputs, expected):
-            values["input_features"] = values["input_features"].where(where, 0)
-    assert inputs.keys() == expected.keys()
-    for key, value in inputs.items():
-        exact = not value.is_floating_point() or "second" in key
-        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
-        torch.testing.assert_close(
-            value,
-            expected[key].to(value.dtype),
-            rtol=0,
-            atol=atol,
-            msg=lambda m, k=key: f"{k}: {m}",
-        )
+    if name == "qwen2_5_omni":
+        cut_padding(inputs, expected)
+    assert_equal_inputs(inputs, expected)
     positions = positions_of(model, inputs)
     if positions is not None:
         assert positions.equal(positions_of(model, expected))
@@ -347,17 +357,8 @@ def test_the_sound_of_a_video_stands_between_its_frames_as_its_processor_puts_it
     inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False)
     labels, positions = inputs.pop("labels"), inputs.pop("position_ids")
     expected = omni_processed(family, WITH_SOUND)
-    length = inputs["input_features"].shape[-1]
-    for key in ("input_features", "feature_attention_mask"):
-        expected[key] = expected[key][..., :length]
-    where = inputs["feature_attention_mask"].bool()[:, None]
-    for values in (inputs, expected):
-        values["input_features"] = values["input_features"].where(where, 0)
-    assert inputs.keys() == expected.keys()
-    for key, value in inputs.items():
-        exact = not value.is_floating_point() or "second" in key
-        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
-        torch.testing.assert_close(value, expected[key].to(value.dtype), rtol=0, atol=atol)
+    cut_padding(inputs, expected)
+    assert_equal_inputs(inputs, expected)
     assert positions.equal(positions_of(model, expected, use_audio_in_video=True))
     learned = family.tokenizer.decode(labels[0][labels[0] != -100])
     assert learned == "2 cats<|im_end|>"
