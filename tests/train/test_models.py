@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,9 @@ from tests.helpers.corpora import write_corpus
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_thread(monkeypatch: pytest.MonkeyPatch, same_number_of_threads: None) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so the run leaves the number as it is
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
