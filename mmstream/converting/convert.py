@@ -42,15 +42,10 @@ from mmstream.converting.progress import Progress
 from mmstream.converting.quality.after import mark_duplicates
 from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
 from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
-from mmstream.converting.rows.open import (
-    RowKind,
-    RowOptions,
-    Rows,
-    file_names,
-    input_urls,
-    media_folder,
-    open_rows,
-)
+from mmstream.converting.rows.detect import RowKind
+from mmstream.converting.rows.inputs import Rows, file_names, input_urls, media_folder
+from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.options import RowOptions
 from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardReport

@@ -14,7 +14,8 @@ from PIL import Image
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.rows.open import RowOptions, open_rows
+from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.options import RowOptions
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify

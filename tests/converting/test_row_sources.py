@@ -20,7 +20,8 @@ import pytest
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.rows import detect, json_values, records
-from mmstream.converting.rows.open import RowOptions, open_rows
+from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.options import RowOptions
 from mmstream.errors import ConfigError
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import rejects, run, shards

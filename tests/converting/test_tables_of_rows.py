@@ -18,7 +18,8 @@ import pytest
 from PIL import Image
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.rows.open import RowOptions, open_rows
+from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.options import RowOptions
 from mmstream.converting.rows.parquet import ParquetSource
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, MMStreamError

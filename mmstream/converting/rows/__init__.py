@@ -1,6 +1,9 @@
 """Step 1 of a conversion: rows, whatever holds them.
 
 open.py         what the caller named -> a `RowSource`
+inputs.py       what the caller named -> files of rows, folders of media
+options.py      how rows are read
+plain_files.py  files of rows -> plain local files, as records
 source.py       what every source gives: `RowSource`, `RowRange`, `Row`
 fetch.py        patterns, URLs, standard input -> files
 detect.py       what a file is, by its content

@@ -28,6 +28,7 @@ __all__ = [
     "RowKind",
     "is_tar",
     "refuse_wrong_kind",
+    "require_kind",
     "require_text_kind",
     "text_kind",
 ]
@@ -86,6 +87,16 @@ def _is_old_tar(head: bytes) -> bool:
     if not digits or digits.strip(b"01234567"):
         return False
     return int(digits, 8) == sum(head[:148]) + 8 * ord(" ") + sum(head[156:512])
+
+
+def require_kind(rows_as: RowKind | None, kind: RowKind, url: str) -> None:
+    """Refuse `rows_as` where the content is clearly something else.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if rows_as not in (None, kind):
+        raise ConfigError(f"{url}: is {NAMES_OF_KINDS[kind]}, not rows_as={rows_as!r}")
 
 
 def refuse_wrong_kind(head: bytes, rows: str) -> None:

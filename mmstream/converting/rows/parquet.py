@@ -5,7 +5,7 @@
 Each job reads the row groups that hold its rows, some rows at a time. So a row group of any size
 takes little memory. But rows cannot be skipped: a shard that begins in the middle of a row group
 decodes what lies before. Where row groups are much longer than shards, or rows are shuffled, the
-rows are copied once to a spool instead (see `mmstream.converting.rows.open`).
+rows are copied once to a spool instead (see `mmstream.converting.rows.plain_files`).
 
 Null says that a row lacks the key. The checksum of a file is that of its size and its footer, which
 lists the sizes of all pages and the smallest and largest values: the content itself is not read
