@@ -133,9 +133,13 @@ def samples_of(
         yield key, fields
         return
     for i, caption in enumerate(draft.texts):
-        encoded = msgspec.json.encode({**content, "captions": [caption]})
-        text = {"txt": caption.encode()}
-        yield f"{key}-{i}", {**fields, **text, **draft.fields, "json": encoded}
+        own = {**content, "captions": [caption]}
+        if not media:
+            del own["captions"]  # `txt` says it
+        one = {**fields, "txt": caption.encode(), **draft.fields}
+        if _says_more(own):
+            one["json"] = msgspec.json.encode(own)
+        yield f"{key}-{i}", one
 
 
 def _field_names(draft: Draft, media: Sequence[Media]) -> list[str]:

@@ -84,6 +84,23 @@ def test_a_text_row_without_other_keys_is_its_text_alone():
     assert fields == {"txt": "Zürich".encode()}
 
 
+@pytest.mark.parametrize("row", [{"captions": ["a", "b"]}, {"image": "x.jpg", "caption": "a"}])
+def test_captions_become_texts_without_their_media_where_that_is_asked_for(row):
+    draft = draft_of(row, "text")
+    [(_, fields)] = samples_of("k", draft, [], each=False)
+    others = {"id": None, **row}
+    others.pop("caption", None)  # the text itself
+    assert fields == {"txt": b"a", "json": json.dumps(others, separators=(",", ":")).encode()}
+
+
+def test_each_caption_without_media_is_its_text_alone():
+    draft = draft_of({"captions": ["a", "b"]}, "text")
+    assert list(samples_of("k", draft, [], each=True)) == [
+        ("k-0", {"txt": b"a"}),
+        ("k-1", {"txt": b"b"}),
+    ]
+
+
 def test_rows_of_plain_text_are_recognised_as_by_looking_at_all_formats(monkeypatch):
     others = sorted(formats.TEXT_ROW_KEYS - {"text"})
     names = [subset for size in range(5) for subset in combinations(others, size)]
@@ -314,7 +331,11 @@ def turn(content, role="user"):
         ({"text": 5}, "text: expected a string, found a number"),
         ({"image": "a.jpg", "alt": "cat"}, "if alt is the text, say --map text=alt"),
         ({"image": "a.jpg", "words": "a cat"}, "if words is the text, .*else --format labels"),
-        ({"caption": "c"}, "no media: expected a path in image"),
+        (
+            {"caption": "c"},
+            "no media: expected a path in image.*; for captions alone, say --format",
+        ),
+        ({"text": ["a"]}, "text: expected a string, found a list"),
         ({"image": 5, "text": "t"}, "image: expected a path or a list of paths, found a number"),
         ({"images": ["a", None], "text": "t"}, r"images\[1\]: expected a string, found null"),
         ({"image": "a", "captions": []}, "captions is empty"),

@@ -3,7 +3,7 @@
 captions  {"image": "a.jpg", "text": "..."}
 laion     {"URL": "https://host/a.jpg", "TEXT": "...", "WIDTH": 640, "sha256": "..."}
 labels    {"image": "a.jpg", "label": 3, "label_name": "cat"}, {"image": "a.jpg"}
-text      {"text": "..."}
+text      {"text": "..."}; with --format text also {"captions": ["...", "..."]}
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def captions(row: dict[str, Any], kept: tuple[str, ...] = MEDIA_FACTS) -> Draft:
     """
     media, used = media_of(row)
     if not media:
-        raise RowError("no media: expected a path in image, image_path, file_name or images")
+        raise RowError(
+            "no media: expected a path in image, image_path, file_name or images; for captions "
+            "alone, say --format text"
+        )
     key = next((k for k in CAPTION_KEYS if row.get(k) is not None), None)
     if key is None:
         raise RowError("no text: expected text, caption or captions")
@@ -142,12 +145,16 @@ def labels(row: dict[str, Any]) -> Draft:
 
 
 def text(row: dict[str, Any]) -> Draft:
-    """Return the draft of plain text: ``{"text": "..."}``.
+    """Return the draft of plain text: ``{"text": "..."}``, or captions without their media.
 
-    The text goes to ``KEY.txt`` only, the other keys to ``KEY.json``.
+    The text goes to ``KEY.txt`` only, the other keys to ``KEY.json``. Where the captions are a
+    list, the ``json`` has all of them.
     """
-    value = text_of(expect(row.get("text"), str, "text"), "text")
-    return make_draft(row, {}, (), {"text"}, kept=("url", "timestamp", "meta"), texts=(value,))
+    key = "text" if row.get("text") is not None else first_key(row, CAPTION_KEYS) or "text"
+    value = expect(row.get(key), str, "text") if key == "text" else row[key]
+    texts = texts_of(value, key)
+    content = {"captions": list(texts)} if isinstance(value, list) else {}
+    return make_draft(row, content, (), {key}, kept=("url", "timestamp", "meta"), texts=texts)
 
 
 def all_refs(media: dict[Any, list[MediaRef]]) -> list[MediaRef]:
