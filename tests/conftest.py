@@ -25,7 +25,10 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 TESTS = Path(__file__).parent
-COVERING = ("order", "test_state.py", "reading", "bad_samples", "loader", "dataset")
+COVERING = (
+    *("order", "reading", "bad_samples", "loader", "dataset"),
+    *("test_state.py", "test_damaged_states.py", "packing/test_order.py"),
+)
 """The tests whose branch coverage counts: those of the parts that `tools/test.sh` looks at, and of
 what uses them most."""
 
