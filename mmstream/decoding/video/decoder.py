@@ -127,7 +127,7 @@ class VideoDecoder:
         clip_s: Seconds of a random clip within the span, drawn anew in each epoch. A shorter video
             is taken whole.
         min_frames: Fewest frames. A video that has fewer gives all that it has.
-        max_frames: Most frames, unless `num_frames` or `indices` says how many.
+        max_frames: Most frames. Neither counts where `num_frames` or `indices` says how many.
         frame_multiple_of: The number of frames is a multiple of it, the model's temporal patch. It
             is rounded down, and otherwise the last frame is repeated.
         size: As `ImageDecoder.size`.

@@ -85,17 +85,19 @@ def settings_of(processor: Any, chosen: dict[str, Any]) -> dict[str, Any]:
 
 def _frames(processor: Any, family: str, chosen: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that say how many frames are taken."""
-    settings: dict[str, Any] = {}
-    if family != "llava_onevision":
-        settings = {"min_frames": processor.min_frames, "max_frames": processor.max_frames}
-    if chosen.keys() & {"fps", "num_frames", "indices"}:
-        return settings
     num_frames, fps = getattr(processor, "num_frames", None), getattr(processor, "fps", None)
-    if num_frames is not None:
-        return {**settings, "num_frames": num_frames}
+    if chosen.keys() & {"num_frames", "indices"}:
+        return {}
+    if num_frames is not None and "fps" not in chosen:
+        return {"num_frames": num_frames}
+    bounds: dict[str, Any] = {}
+    if family != "llava_onevision":
+        bounds = {"min_frames": processor.min_frames, "max_frames": processor.max_frames}
+    if "fps" in chosen:
+        return bounds
     if fps is None and family == "llava_onevision":
         raise ConfigError(
             f"{type(processor).__name__} does not say which frames it takes: "
             "VideoDecoder.from_processor(processor, num_frames=8)"
         )
-    return {**settings, "fps": float(DEFAULT_FPS if fps is None else fps)}
+    return {**bounds, "fps": float(DEFAULT_FPS if fps is None else fps)}

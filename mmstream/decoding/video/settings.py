@@ -52,6 +52,7 @@ def check_settings(decoder: Any) -> None:
         )
     _check_device(decoder)
     _check_indices(decoder)
+    _check_number(decoder)
     _check_span(decoder)
     _check_budget(decoder)
 
@@ -71,6 +72,19 @@ def _check_indices(decoder: Any) -> None:
         raise ConfigError(f"indices={indices!r}: give a tuple of frame numbers, such as (0, 8)")
     if not all(isinstance(index, int) and index >= 0 for index in indices):
         raise ConfigError(f"indices={indices!r}: give numbers of frames, from 0 up")
+
+
+def _check_number(decoder: Any) -> None:
+    """Refuse a number of frames beside bounds that it is beyond: they would not count."""
+    number = decoder.num_frames if decoder.indices is None else len(decoder.indices)
+    if number is None:
+        return
+    low, high = decoder.min_frames, decoder.max_frames
+    if number < low or (number > high and high != type(decoder).max_frames):
+        raise ConfigError(
+            f"{number} frames by num_frames= or indices=, and min_frames={low}, "
+            f"max_frames={high}: these are for other numbers of frames, so leave them out"
+        )
 
 
 def _check_span(decoder: Any) -> None:

@@ -37,7 +37,10 @@ def test_what_the_user_says_of_frames_takes_the_place_of_the_processors_word() -
     processor = transformers.Qwen3VLVideoProcessor()
     eight = mm.VideoDecoder.from_processor(processor, num_frames=8, max_pixels=1 << 20)
     assert (eight.num_frames, eight.fps, eight.max_pixels) == (8, None, 1 << 20)
-    assert mm.VideoDecoder.from_processor(processor, fps=1).fps == 1
+    one_a_second = mm.VideoDecoder.from_processor(processor, fps=1)
+    assert (one_a_second.fps, one_a_second.min_frames) == (1, processor.min_frames)
+    two = mm.VideoDecoder.from_processor(processor, num_frames=2)  # fewer than its min_frames
+    assert (two.num_frames, two.min_frames) == (2, 1)
 
 
 @pytest.mark.parametrize(
