@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.batching.batching import Pack
 from mmstream.dataset.mixture import Mixture
 from mmstream.pipeline import Pipeline
@@ -19,6 +20,11 @@ from mmstream.world import RowsPerRank
 __all__ = ["log_unused_settings"]
 
 logger = logging.getLogger(__name__)
+
+_LIMITS = (
+    *("max_fraction", "min_samples", "max_consecutive"),
+    *("max_length_error_fraction", "max_samples"),
+)
 
 
 def log_unused_settings(
@@ -50,6 +56,13 @@ def _unused(
         yield "no step of a mixture is partial", ["drop_last=False"]
     if worker_settings:
         yield "num_workers=0", list(worker_settings)
+    policy = pipeline.bad_samples
+    limits = [name for name in _LIMITS if getattr(policy, name) != getattr(BadSamplePolicy, name)]
+    if policy.action == "raise" and limits:
+        yield 'action="raise" stops at the first bad sample', limits
     batching = pipeline.batching
+    text = None if pipeline.decode is None else pipeline.decode.text
+    if batching is not None and text is not None and text.padding == "max_length":
+        yield "batching= pads no text", ['TextDecoder(padding="max_length")']
     if isinstance(batching, Pack) and batching.cost is not None and rows_per_rank is not None:
         yield "rows are dealt in equal shares only, with rows_per_rank=None", ["mm.Pack(cost=)"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mmstream as mm
+from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
 from tests.helpers.packed_texts import pack_pipeline, write_texts
 
@@ -46,6 +48,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
             "window_bytes, because shuffle=False keeps the order of the shards",
         ),
         ({"cache_dir": "cache"}, "cache_dir, because all shards are on this machine"),
+        (
+            {"bad_samples": mm.BadSamplePolicy(action="raise", max_samples=3, max_fraction=0.5)},
+            'max_fraction, max_samples, because action="raise" stops at the first bad sample',
+        ),
+        ({"bad_samples": mm.BadSamplePolicy(action="raise", quarantine=None)}, None),
         ({"shuffle": False, "window": None}, None),
         ({}, None),
     ],
@@ -71,6 +78,19 @@ def test_a_mixture_has_no_last_partial_step(caplog: pytest.LogCaptureFixture, ti
     pipeline = mm.Pipeline(mixture, global_batch_size=4, drop_last=False)
     assert lines_of(caplog, pipeline) == [
         "without effect: drop_last=False, because no step of a mixture is partial"
+    ]
+
+
+def test_the_padding_of_texts_does_nothing_without_padding(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    dataset = mm.open_dataset(write_texts(tmp_path, [8]))
+    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), padding="max_length"))
+    padded = mm.Pipeline(dataset, global_batch_size=2, decode=decode)
+    flat = mm.Pipeline(dataset, global_batch_size=2, decode=decode, batching=mm.Flat())
+    assert lines_of(caplog, padded) == []
+    assert lines_of(caplog, flat) == [
+        'without effect: TextDecoder(padding="max_length"), because batching= pads no text'
     ]
 
 
