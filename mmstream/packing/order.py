@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Refs, Unit, Window
-from mmstream.order.checks import integer, keep
+from mmstream.order.checks import integer, keep, require
 from mmstream.order.corpus import DATASET, content_of, dataset_identity, differing_keys
 from mmstream.order.defaults import RowShape
 from mmstream.packing.mixture_plan import MixturePlan
@@ -105,12 +105,14 @@ class PackOrder:
             ConfigError: impossible settings, or fewer packs than one step needs.
         """
         corpus = corpus.first_shards(len(plan.shards))
+        bad = bad_units(plan, corpus.bad)
+        _require_a_step(plan.num_units - len(bad), plan.settings.max_tokens, settings)
         inner = Order.from_counts(
             plan.counts,
             names=plan.group_names,
             sizes=plan.group_bytes,
             checksums=plan.group_digests,
-            bad=bad_units(plan, corpus.bad),
+            bad=bad,
             row_shape=RowShape(plan.mean_samples, plan.spread),
             **settings,
         )
@@ -414,6 +416,17 @@ def _first_of(units: Units, counts: IntArray) -> Units:
         return units
     is_kept = np.repeat(counts > 0, units.counts)
     return Units(counts, *(column[is_kept] for column in units[1:]))
+
+
+def _require_a_step(num_packs: int, max_tokens: int, settings: Mapping[str, Any]) -> None:
+    """Raise a ConfigError where there are fewer packs than a step has rows."""
+    rows = integer("global_batch_size", settings["global_batch_size"])
+    require(
+        num_packs >= rows or not settings.get("drop_last", True),
+        f"{num_packs:,} packs of {max_tokens:,} tokens do not fill one step of global_batch_size "
+        f"{rows}, which counts packs: lower it, plan shorter packs, or in Python pass "
+        "drop_last=False",
+    )
 
 
 def _codes(shards: IntArray, indexes: IntArray) -> IntArray:

@@ -197,8 +197,10 @@ def test_a_small_corpus_has_chunks_of_about_64_samples() -> None:
 
 
 def test_fewer_packs_than_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="do not fill one step"):
+    words = r"packs of 16 tokens do not fill one step of global_batch_size 64, which counts packs"
+    with pytest.raises(ConfigError, match=words):
         order_of([10], rows=64)
+    assert order_of([10], rows=64, drop_last=False).steps_per_epoch == 1
 
 
 # -- states -----------------------------------------------------------------------------------
