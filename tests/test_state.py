@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe
+from mmstream.packing.order import PackOrder
+from mmstream.packing.planner import plan_of_lengths
+from mmstream.packing.settings import PackLimits
 from mmstream.state import load_state, order_of_state, resume
 from mmstream.state import make_state as make_sealed_state
 from tests.helpers.memory import allocations_below
@@ -477,6 +480,24 @@ def test_a_state_without_an_order_is_refused(state):
         order_of_state(state, Source())
     with pytest.raises(StateError):
         resume(Source(), order(), state, "finish_epoch")
+
+
+def pack_order():
+    counts = (40, 60)
+    lengths = np.arange(100) % 16 + 1
+    plan = plan_of_lengths(counts, lengths, PackLimits(16))
+    corpus = Corpus(np.array(counts), [shard.name for shard in plan.shards])
+    return PackOrder.from_plan(plan, corpus, global_batch_size=4)
+
+
+def test_a_state_of_packs_comes_back_with_its_plan_alone():
+    saved = pack_order()
+    state = make_state(saved, 1, 2)
+    with pytest.raises(StateError, match=r"has no plan of them: bring the plan's folder back"):
+        order_of_state(state, Source())
+    state["order"]["sources"] = []
+    with pytest.raises(StateError, match="is of packs of a mixture, this run of one dataset"):
+        order_of_state(state, Source(), saved.plan)
 
 
 HUGE = [
