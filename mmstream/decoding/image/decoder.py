@@ -43,7 +43,7 @@ from mmstream.decoding.image.geometry import (
 )
 from mmstream.decoding.image.gpu_eligible import plain_jpeg
 from mmstream.decoding.image.image_shape import ImageShape
-from mmstream.decoding.image.jpeg import jpeg_shape
+from mmstream.decoding.image.jpeg import JpegHeader, JpegPlan, jpeg_header, plan_jpeg
 from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
 from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.image.processors import settings_of
@@ -57,7 +57,7 @@ from mmstream.decoding.image.tiles import (
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["Decoded", "ImageDecoder"]
+__all__ = ["Decoded", "ImageDecoder", "PicturePlan"]
 
 IGNORED_CLASS = 255
 """The class number around a mask that is smaller than its result."""
@@ -86,6 +86,21 @@ class Decoded(NamedTuple):
     """(height, width) of the upright picture in its file."""
     view: View
     """How the result is made of the picture; with tiles, the first of them."""
+
+
+class PicturePlan(NamedTuple):
+    """How one file is decoded, worked out from its header before any pixel is decoded."""
+
+    picture: Shape
+    """(height, width) of the upright picture."""
+    views: list[View]
+    """How the results are made of the picture, with crop and flip drawn."""
+    factor: int
+    """How many times smaller the file is decoded."""
+    jpeg: JpegPlan | None
+    """How libjpeg decodes it. None: the header was not read, and limits are checked later."""
+    scaled: list[View]
+    """`views` of the smaller picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,51 +307,137 @@ class ImageDecoder:
                 picture has another size than that of `plan`.
             ConfigError: As in a call.
         """
+        limits = limits or self.start_limits()
         try:
-            return self._decode(data, out, rng, plan, limits or self.start_limits())
+            if out is not None:
+                self._check_out(out, plan)
+            return self._decode(data, self._plan(data, rng, plan, limits), out, rng, limits)
         except MemoryError as error:
-            raise DecodeError(f"out of memory: {str(error) or 'the image needs more'}") from None
+            raise _out_of_memory(error) from None
+
+    def plan_picture(
+        self, data: bytes | memoryview, rng: np.random.Generator | None = None
+    ) -> PicturePlan | None:
+        """Work out from the header of an image how it is decoded. `decode_planned` does it then.
+
+        Args:
+            data: The encoded file.
+            rng: As in a call.
+
+        Returns:
+            The plan of a JPEG, with crop and flip drawn. None: the picture is planned after it is
+            decoded, as that of other formats.
+
+        Raises:
+            DecodeError: The image exceeds a limit.
+            ConfigError: ``rng`` is missing.
+        """
+        try:
+            return self._plan(data, rng, None, self.start_limits())
+        except MemoryError as error:
+            raise _out_of_memory(error) from None
+
+    def decode_planned(
+        self,
+        data: bytes | memoryview,
+        plan: PicturePlan | None,
+        out: NDArray[np.uint8] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> Decoded:
+        """Decode one image as `decode` does, after `plan_picture`. Its time starts now.
+
+        Args:
+            data: The encoded file.
+            plan: What `plan_picture` returned for this file.
+            out: As in a call. It fits the result.
+            rng: What `plan_picture` was given.
+
+        Raises:
+            DecodeError: As in `decode`.
+        """
+        try:
+            return self._decode(data, plan, out, rng, self.start_limits())
+        except MemoryError as error:
+            raise _out_of_memory(error) from None
+
+    def _plan(
+        self,
+        data: bytes | memoryview,
+        rng: np.random.Generator | None,
+        geometry: Plan | None,
+        limits: Limits,
+    ) -> PicturePlan | None:
+        """Plan what the header of a file tells, all limits checked. None: only decoding tells.
+
+        With the geometry of another picture, only the file's own size may be left to decoding.
+        """
+        if len(data) > self.max_bytes:
+            raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
+        if geometry is None:
+            self._check_rng(rng)
+        header = _jpeg_header(data)
+        if geometry is not None:
+            if header is not None:
+                _check_same_size(header.picture, geometry.picture)
+            picture, views = geometry.picture, [geometry.view]
+        elif header is not None:
+            picture = header.picture
+            limits.check_picture(*picture)
+            views = self.views(picture, rng, limits)
+        else:
+            return None
+        factor = 1
+        if self.scaled_decoding and self._filter != "nearest":
+            factor = shrink_factor(views, picture)
+        if header is None or self.mask:
+            return PicturePlan(picture, views, factor, None, views)
+        jpeg = plan_jpeg(data, header, factor, limits)
+        scaled = self._scaled(views, picture, jpeg.factor, limits)
+        return PicturePlan(picture, views, jpeg.factor, jpeg, scaled)
+
+    def _scaled(self, views: list[View], picture: Shape, factor: int, limits: Limits) -> list[View]:
+        """Return the views of a picture that is decoded smaller, and check what they need."""
+        small = picture
+        if factor > 1:
+            small = (-(-picture[0] // factor), -(-picture[1] // factor))
+            views = [scaled_view(view, picture, factor) for view in views]
+        for view in views:
+            limits.check_memory(render_bytes(view, small), *picture)
+        return views
 
     def _decode(
         self,
         data: bytes | memoryview,
+        plan: PicturePlan | None,
         out: NDArray[np.uint8] | None,
         rng: np.random.Generator | None,
-        plan: Plan | None,
         limits: Limits,
     ) -> Decoded:
-        if out is not None:
-            self._check_out(out, plan)
-        if len(data) > self.max_bytes:
-            raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
-        planned = self._planned(data, rng, plan, limits)
-        factor = 1
-        if planned is not None and self.scaled_decoding and self._filter != "nearest":
-            factor = shrink_factor(planned[1], planned[0])
-        check_shape = partial(self._check_result, limits) if planned is None else None
+        """Decode a file by its plan. Without one, plan the result after decoding."""
+        check_shape = partial(self._check_result, limits) if plan is None else None
         if self.mask:
-            pixels = decode_mask(data, limits, check_shape)
+            pixels, factor = decode_mask(data, limits, check_shape), 1
+        elif plan is None:
+            pixels, factor = decode_bytes(data, limits, 1, check_shape)
         else:
-            pixels, factor = decode_bytes(data, limits, factor, check_shape)
+            pixels, factor = decode_bytes(data, limits, plan.factor, None, plan.jpeg)
         limits.check_time()
-        if planned is None:
+        if plan is None:
             picture = (pixels.shape[0], pixels.shape[1])
-            planned = picture, self.views(picture, rng, limits)
-        elif plan is not None and factor == 1:
-            _check_same_size((pixels.shape[0], pixels.shape[1]), plan)
-        picture, views = planned
-        first_view = views[0]
-        if factor > 1:
-            views = [scaled_view(view, picture, factor) for view in views]
-        for view in views:
-            limits.check_memory(render_bytes(view, pixels.shape[:2]), *picture)
+            views = self.views(picture, rng, limits)
+            plan = PicturePlan(picture, views, factor, None, views)
+        elif plan.jpeg is None and factor == 1:
+            _check_same_size((pixels.shape[0], pixels.shape[1]), plan.picture)
+        scaled = plan.scaled
+        if plan.jpeg is None or factor != plan.factor:
+            scaled = self._scaled(plan.views, plan.picture, factor, limits)
         out = out[:, :, None] if self.mask and out is not None else out
-        results = [render(pixels, view, self._filter, self.fill, out) for view in views]
+        results = [render(pixels, view, self._filter, self.fill, out) for view in scaled]
         if self.tiles is None:
             pixels = results[0][:, :, 0] if self.mask else results[0]
-            return Decoded(pixels, picture, first_view)
+            return Decoded(pixels, plan.picture, plan.views[0])
         tiles = [result if result.ndim == 4 else result[None] for result in results]
-        return Decoded(np.concatenate(tiles), picture, first_view)
+        return Decoded(np.concatenate(tiles), plan.picture, plan.views[0])
 
     def plan(self, data: bytes, rng: np.random.Generator | None = None) -> Plan | None:
         """Plan the result of an image that is left to the GPU.
@@ -391,21 +492,6 @@ class ImageDecoder:
         """Return the limits of decoding the images of one sample. Their time starts now."""
         return Limits.start(self.max_pixels, self.max_memory, self.timeout_s)
 
-    def _planned(
-        self,
-        data: bytes | memoryview,
-        rng: np.random.Generator | None,
-        plan: Plan | None,
-        limits: Limits,
-    ) -> tuple[Shape, list[View]] | None:
-        """Return a picture's size and the views of it. None: they are planned after decoding."""
-        if plan is None:
-            self._check_rng(rng)
-            return self._plan_from_header(data, rng, limits)
-        if data[:2] == JPEG_START:
-            _check_same_size(jpeg_shape(data), plan)
-        return plan.picture, [plan.view]
-
     @property
     def _filter(self) -> str:
         """The interpolation: class numbers are never mixed."""
@@ -421,18 +507,6 @@ class ImageDecoder:
     def _check_rng(self, rng: np.random.Generator | None) -> None:
         if self.is_random and rng is None:
             raise ConfigError('rng: a random crop or flip needs mm.sample_rng(sample, "image")')
-
-    def _plan_from_header(
-        self, data: bytes | memoryview, rng: np.random.Generator | None, limits: Limits
-    ) -> tuple[Shape, list[View]] | None:
-        """Plan the results of a JPEG, which may be decoded smaller. None: plan after decoding."""
-        if self.resize == "native" or data[:2] != JPEG_START:
-            return None
-        picture = jpeg_shape(data)
-        if picture is None:
-            return None
-        limits.check_picture(*picture)
-        return picture, self.views(picture, rng, limits)
 
     def _check_result(self, limits: Limits, height: int, width: int) -> None:
         """Refuse a picture whose result exceeds a limit, whichever way it is turned upright.
@@ -483,10 +557,24 @@ class ImageDecoder:
         return whole_view(picture, resized, size, self.crop_rounding)
 
 
-def _check_same_size(picture: Shape | None, plan: Plan) -> None:
-    """Refuse a picture of another size than its plan is for. `picture` is None where unknown."""
-    if picture is not None and picture != plan.picture:
-        (height, width), (planned_height, planned_width) = picture, plan.picture
+def _jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
+    """Return the header of a JPEG. None: it is none, or one that libjpeg takes after repairs."""
+    if data[:2] != JPEG_START:
+        return None
+    try:
+        return jpeg_header(data)
+    except ValueError:
+        return None
+
+
+def _out_of_memory(error: MemoryError) -> DecodeError:
+    return DecodeError(f"out of memory: {str(error) or 'the image needs more'}")
+
+
+def _check_same_size(picture: Shape, planned: Shape) -> None:
+    """Refuse a picture of another size than that whose geometry it shares."""
+    if picture != planned:
+        (height, width), (planned_height, planned_width) = picture, planned
         raise DecodeError(
             f"it has {width}x{height} pixels, and the picture whose geometry it shares has "
             f"{planned_width}x{planned_height}"

@@ -43,6 +43,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin
 
+from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import (
     SIDEWAYS,
@@ -84,7 +85,65 @@ _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
-def jpeg_shape(data: bytes | memoryview) -> tuple[int, int] | None:
+class Segment(NamedTuple):
+    """One segment of a header."""
+
+    marker: int
+    """The second byte of its marker; the first is FF."""
+    payload: bytes
+    """Its content, without marker and length."""
+
+
+Header: TypeAlias = tuple[list[Segment], int]
+"""What `read_header` returns."""
+
+
+class JpegHeader(NamedTuple):
+    """What stands before the picture data of a JPEG."""
+
+    segments: list[Segment]
+    """Those of `read_header`."""
+    start: int
+    """Where the picture data starts."""
+    stored: Shape
+    """(height, width) as the file stores the picture."""
+    is_cmyk: bool
+
+    @property
+    def picture(self) -> Shape:
+        """(height, width) of the picture when it is upright."""
+        is_turned = orientation_of(self.segments) in SIDEWAYS
+        return self.stored[::-1] if is_turned else self.stored
+
+
+class JpegPlan(NamedTuple):
+    """How libjpeg decodes a file. Its header was checked against all limits."""
+
+    stored: Shape
+    """(height, width) as the file stores the picture."""
+    factor: int
+    """How many times smaller it is decoded: 1, 2, 4 or 8."""
+    is_cmyk: bool
+    orientation: int | None
+    """1 to 8 as the EXIF standard counts them. None: upright."""
+
+
+def jpeg_header(data: bytes | memoryview) -> JpegHeader:
+    """Read the header of a JPEG, without judging the file.
+
+    Raises:
+        DecodeError: The header exceeds a limit.
+        ValueError: libjpeg refuses the header. The file may still decode after `tidy`.
+    """
+    return _header_of(data, *read_header(data))  # `read_header` comes first: it has limits
+
+
+def _header_of(data: bytes | memoryview, segments: list[Segment], start: int) -> JpegHeader:
+    height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+    return JpegHeader(segments, start, (height, width), colorspace in ("CMYK", "YCCK"))
+
+
+def jpeg_shape(data: bytes | memoryview) -> Shape | None:
     """Read the (height, width) of the upright JPEG from its header, without judging the file.
 
     Returns:
@@ -93,18 +152,41 @@ def jpeg_shape(data: bytes | memoryview) -> tuple[int, int] | None:
     Raises:
         DecodeError: The header exceeds a limit.
     """
-    segments, _ = read_header(data)  # first: it has limits
     try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        header = jpeg_header(data)
     except ValueError:
         return None
-    if height < 1 or width < 1:
-        return None
-    return (width, height) if orientation_of(segments) in SIDEWAYS else (height, width)
+    return header.picture if min(header.stored) > 0 else None
+
+
+def plan_jpeg(
+    data: bytes | memoryview, header: JpegHeader, factor: int, limits: Limits
+) -> JpegPlan:
+    """Plan how a JPEG is decoded. No pixel of it is decoded yet.
+
+    Args:
+        data: The file.
+        header: What `jpeg_header` returns for it.
+        factor: How many times smaller to decode it: 1, 2, 4 or 8. CMYK is decoded at full size.
+        limits: Limits on pixels, scans and memory.
+
+    Raises:
+        DecodeError: The picture exceeds a limit.
+    """
+    check_scans(data, (header.segments, header.start), limits.max_pixels)
+    return _plan_of(header, factor, limits)
+
+
+def _plan_of(header: JpegHeader, factor: int, limits: Limits) -> JpegPlan:
+    limits.check_picture(*header.stored)
+    factor = 1 if header.is_cmyk else factor
+    orientation = orientation_of(header.segments)
+    _check_memory(header, factor, orientation, limits)
+    return JpegPlan(header.stored, factor, header.is_cmyk, orientation)
 
 
 def decode_jpeg(
-    data: bytes | memoryview, limits: Limits, factor: int = 1
+    data: bytes | memoryview, limits: Limits, factor: int = 1, plan: JpegPlan | None = None
 ) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG strictly, by the module's list, and turn it upright.
 
@@ -113,6 +195,7 @@ def decode_jpeg(
         limits: Limits on pixels and memory, checked from the header, and on time.
         factor: How many times smaller to decode it: 1, 2, 4 or 8. All picture data is read at every
             factor, so damage is noticed as at full size.
+        plan: What `plan_jpeg` returned for this file and factor. None: it is planned now.
 
     Returns:
         The pixels: uint8 [H, W, 3], RGB, C-contiguous, sides divided by the factor and rounded up.
@@ -123,38 +206,42 @@ def decode_jpeg(
     Raises:
         DecodeError: The bytes are not a whole, undamaged JPEG, or the picture is too large.
     """
-    header = read_header(data)
-    check_scans(data, header, limits.max_pixels)
     try:
-        image, factor = _decode_strictly(data, header[0], limits, factor)
-    except ValueError as first:
+        if plan is None:
+            plan = plan_jpeg(data, jpeg_header(data), factor, limits)
+        image, used = _decode_strictly(data, plan)
+    except ValueError as error:
         limits.check_time()
-        data = bytes(data)
-        tidied = tidy(data, header)
-        try:
-            image, factor = _decode_strictly(tidied, header[0], limits, factor)
-        except ValueError as second:
-            if "nsufficient memory" in str(second):
-                raise MemoryError(str(second)) from None
-            if "subsampling" not in str(second) or tidied is data:
-                raise DecodeError(f"JPEG: {one_line(first)}") from None
-            # Without the metadata, of which Pillow would parse more than is needed.
-            plugin = JpegImagePlugin.JpegImageFile
-            image, factor = decode_with_pillow(plugin, tidied, limits).pixels, 1
-    return upright(image, orientation_of(header[0])), factor
+        return _decode_tidied(bytes(data), limits, factor, error)
+    return upright(image, plan.orientation), used
 
 
-def _decode_strictly(
-    data: bytes | memoryview, segments: list[Segment], limits: Limits, factor: int
+def _decode_tidied(
+    data: bytes, limits: Limits, factor: int, first: ValueError
 ) -> tuple[NDArray[np.uint8], int]:
+    """Decode what libjpeg has refused for the error `first`, without what cannot change pixels."""
+    segments, start = read_header(data)
+    check_scans(data, (segments, start), limits.max_pixels)
+    tidied = tidy(data, (segments, start))
+    try:
+        plan = _plan_of(_header_of(tidied, segments, start), factor, limits)
+        image, factor = _decode_strictly(tidied, plan)
+    except ValueError as second:
+        if "nsufficient memory" in str(second):
+            raise MemoryError(str(second)) from None
+        if "subsampling" not in str(second) or tidied is data:
+            raise DecodeError(f"JPEG: {one_line(first)}") from None
+        # Without the metadata, of which Pillow would parse more than is needed.
+        plugin = JpegImagePlugin.JpegImageFile
+        image, factor = decode_with_pillow(plugin, tidied, limits).pixels, 1
+    return upright(image, orientation_of(segments)), factor
+
+
+def _decode_strictly(data: bytes | memoryview, plan: JpegPlan) -> tuple[NDArray[np.uint8], int]:
     """Decode a JPEG as it is stored. Raises ValueError at libjpeg's first warning."""
-    height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    limits.check_picture(height, width)
-    is_cmyk = colorspace in ("CMYK", "YCCK")
-    if is_cmyk:
-        factor = 1
-    _check_memory(segments, height, width, factor, is_cmyk, limits)
-    if is_cmyk:
+    height, width = plan.stored
+    factor = plan.factor
+    if plan.is_cmyk:
         image = simplejpeg.decode_jpeg(data, "CMYK")
         cmyk = Image.frombuffer("CMYK", (width, height), image, "raw", "CMYK;I", 0, 1)
         return to_rgb(cmyk), 1
@@ -170,19 +257,6 @@ def _decode_strictly(
     if image.shape[:2] != small:  # a tiny picture, where several scales round to one size
         return simplejpeg.decode_jpeg(data, "RGB"), 1
     return image, factor
-
-
-class Segment(NamedTuple):
-    """One segment of a header."""
-
-    marker: int
-    """The second byte of its marker; the first is FF."""
-    payload: bytes
-    """Its content, without marker and length."""
-
-
-Header: TypeAlias = tuple[list[Segment], int]
-"""What `read_header` returns."""
 
 
 def read_header(data: bytes | memoryview) -> Header:
@@ -302,25 +376,23 @@ def _frame_of(segments: list[Segment]) -> Segment | None:
     return next((segment for segment in segments if segment.marker in _FRAMES), None)
 
 
-def _check_memory(
-    segments: list[Segment], height: int, width: int, factor: int, is_cmyk: bool, limits: Limits
-) -> None:
+def _check_memory(header: JpegHeader, factor: int, orientation: int | None, limits: Limits) -> None:
     """Refuse a picture that needs too much memory to be decoded or to be turned upright.
 
     libjpeg keeps all coefficients of a file with several scans, 2 bytes each. Example: 4:2:0 has
     half a coefficient of each colour per pixel's one of brightness. So it needs 3 bytes per pixel,
     and 3 more for the result.
     """
+    height, width = header.stored
     num_pixels = height * width
-    result = num_pixels * (11 if is_cmyk else 3) / factor**2
+    result = num_pixels * (11 if header.is_cmyk else 3) / factor**2
     coefficients = 0.0
-    if _has_many_scans(segments):
-        frame = _frame_of(segments)
+    if _has_many_scans(header.segments):
+        frame = _frame_of(header.segments)
         sampling = [(s >> 4, s & 15) for s in frame.payload[7::3]] if frame else []
         full = max((h for h, _ in sampling), default=0) * max((v for _, v in sampling), default=0)
         blocks = sum(h * v for h, v in sampling) / full if full else 4
         coefficients = 2 * blocks * num_pixels
-    orientation = orientation_of(segments)
     turned = upright_bytes(height, width, orientation) / factor**2
     limits.check_memory(max(result + coefficients, turned), height, width)
 

@@ -293,7 +293,7 @@ def test_a_decoding_is_ended_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_jpeg_is_not_decoded_again_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = []
 
-    def decode(data, segments, limits, factor):
+    def decode(data, plan):
         attempts.append(data)
         raise ValueError("damaged")
 
